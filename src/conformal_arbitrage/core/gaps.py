@@ -1,0 +1,159 @@
+"""Score gaps: the one place where Primary scores are compared.
+
+A gap is how far an action's score lies below the best one of its row. Equal decimals have unequal floats
+(0.9 - 0.8 is not 0.8 - 0.7), so gaps are rounded, per row, to a number of decimals that suits the row's largest
+score. Calibration and deployment both call this module, so they agree to the bit.
+
+Blocks are actions x rows throughout: a row is short, so its actions lie in separate long columns of memory.
+
+Knows nothing of Guardians, losses, files or whole logs.
+"""
+
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformal_arbitrage.errors import ScoreLogError
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+LARGEST_SCORE: Final = 1e300
+"""Scores beyond this size are refused: their differences could overflow."""
+
+_LAST_EXACT_POWER: Final = 22  # 10^22 is the largest power of ten that a float64 holds exactly
+_LONGEST_NETWORK: Final = 6
+_LOWEST_EXPONENT: Final = -16  # below it every row uses the last exact power anyway
+_CEILINGS: Final = np.array([float(f"1e{e}") for e in range(_LOWEST_EXPONENT, 309)])
+_POWERS: Final = np.array([float(f"1e{d}") for d in range(309)])
+
+
+def digits_of(dtype: np.dtype[np.generic]) -> int:
+    """How many significant decimals of a score count: 12, or 6 for single precision."""
+    return 6 if dtype in (np.dtype(np.float32), np.dtype(np.float16)) else 12
+
+
+def _decimals(scores: Floats, top: Floats, digits: int) -> Integers:
+    """Decimals kept in each row: d = min(digits - e, 22), e the smallest integer with max|score| <= 10^e.
+
+    One number where all rows agree, else one per row.
+    """
+    largest = np.maximum(top, -scores.min(axis=0))
+    extremes = np.searchsorted(_CEILINGS, np.array([largest.min(), largest.max()]))
+    exponents = extremes[:1] if extremes[0] == extremes[1] else np.searchsorted(_CEILINGS, largest)
+    return np.minimum(digits - (exponents + _LOWEST_EXPONENT), _LAST_EXACT_POWER)
+
+
+def _shift(values: Floats, decimals: Integers) -> None:
+    """Multiply in place by 10^decimals, always through an exact power."""
+    if decimals.min() >= 0:
+        values *= _POWERS[decimals]
+    elif decimals.max() <= 0:
+        values /= _POWERS[-decimals]
+    else:
+        values *= _POWERS[np.maximum(decimals, 0)]
+        values /= _POWERS[np.maximum(-decimals, 0)]
+
+
+def _ticks(scores: Floats, digits: int) -> tuple[Floats, Integers]:
+    """Gaps of a block as whole numbers of 10^-decimals, and the decimals."""
+    top = scores.max(axis=0)
+    decimals = _decimals(scores, top, digits)
+    ticks = top - scores
+    _shift(ticks, decimals)
+    np.rint(ticks, out=ticks)
+    return ticks, decimals
+
+
+def gaps(scores: Floats, *, digits: int) -> Floats:
+    """Gap of every action of a block of rows: rint((top - s) 10^d) / 10^d.
+
+    Args:
+        scores: actions x rows, finite.
+        digits: 12, or 6 where the scores were single precision.
+    """
+    ticks, decimals = _ticks(scores, digits)
+    _shift(ticks, -decimals)
+    return ticks
+
+
+def sorted_gaps(scores: Floats, *, digits: int) -> tuple[Floats, Integers]:
+    """Each row's gaps in ascending order, and the actions in that order (lowest index first among equals).
+
+    Tick and action share one 64-bit key (a tick is below 2^41), so that one plain sort orders both.
+    """
+    ticks, decimals = _ticks(scores, digits)
+    size = len(scores)
+    bits = size.bit_length()
+    keys = ticks.astype(np.int64)
+    keys <<= bits
+    keys |= np.arange(size)[:, None]
+    keys = _sort_rows(keys)
+    order = keys & ((1 << bits) - 1)
+    keys >>= bits
+    ascending = keys.astype(np.float64)
+    _shift(ascending, -decimals)
+    return ascending, order
+
+
+def _sort_rows(keys: Integers) -> Integers:
+    """Sort the actions of each row. On short rows a bubble network over whole columns beats np.sort threefold."""
+    size = len(keys)
+    if size > _LONGEST_NETWORK:
+        return np.ascontiguousarray(np.sort(np.ascontiguousarray(keys.T), axis=1).T)
+    for last in range(size - 1, 0, -1):
+        for lower, upper in pairwise(keys[: last + 1]):
+            smaller = np.minimum(lower, upper)
+            np.maximum(lower, upper, out=upper)
+            lower[:] = smaller
+    return keys
+
+
+def margins(ascending: Floats) -> Floats:
+    """How far the top action leads: the second smallest gap, infinite where there is one action only."""
+    return ascending[1] if len(ascending) > 1 else np.full(ascending.shape[1], np.inf)
+
+
+def is_candidate(
+    gap: Floats, relaxation: float | None, *, u: Floats | float = 0.0, boundary_u: float | None = None
+) -> Bools:
+    """Which actions stay in sight at a relaxation.
+
+    Args:
+        gap: the gaps.
+        relaxation: None keeps every action (always_defer).
+        u: the rows' draws, broadcast against `gap`; used with `boundary_u` only.
+        boundary_u: with it, an action at gap > 0 is kept iff (gap, u) <= (relaxation, boundary_u) in
+            lexicographic order; an action at gap 0 always is.
+    """
+    if relaxation is None:
+        return np.ones(gap.shape, dtype=np.bool_)
+    if boundary_u is None:
+        return gap <= relaxation
+    return (gap < relaxation) | (gap == 0) | ((gap == relaxation) & (u <= boundary_u))
+
+
+def as_row(scores: object) -> Floats:
+    """One query's scores as a checked block of one row; a NaN or None anywhere means no opinion: all equal."""
+    raw = np.asarray(scores)
+    if raw.dtype.kind not in "iuf" and not _only_numbers(raw):
+        raise ScoreLogError(f"Primary scores must be numbers, one per action; got {scores!r}")
+    if raw.ndim != 1 or raw.size == 0:
+        raise ScoreLogError(f"Primary scores must be a flat, non-empty list; got shape {raw.shape}")
+    row = raw.astype(np.float64)
+    if np.isnan(row).any():
+        return np.zeros((row.size, 1))
+    if (np.abs(row) > LARGEST_SCORE).any():
+        raise ScoreLogError(f"Primary scores must be finite, at most {LARGEST_SCORE:g} in size; got {scores!r}")
+    return row[:, None]
+
+
+def _only_numbers(raw: NDArray[np.generic]) -> bool:
+    """Whether an object array holds numbers and None only."""
+    numbers = (int, float, np.integer, np.floating, type(None))
+    return raw.dtype.kind == "O" and all(
+        isinstance(value, numbers) and not isinstance(value, bool) for value in raw.ravel().tolist()
+    )

@@ -1,0 +1,230 @@
+"""Guardrail losses as exact stairs: what each row loses as its candidate set grows, in whole ticks.
+
+A loss is a function of the actions in sight. Sorted by gap, a row's actions come into sight one after the other;
+level j is the loss once the first j + 1 of them are candidates. Losses are whole multiples of a tick (10^-12
+unless the sum would not fit 64 bits), so totals are exact and do not depend on the order of the rows.
+
+Knows nothing of budgets, thresholds or files.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformal_arbitrage.core.gaps import Bools, Floats, Integers, sorted_gaps
+from conformal_arbitrage.core.rows import Block, ScoreArrays, T, blocks
+from conformal_arbitrage.errors import OptionError, ScoreLogError
+
+GuardianSees = Literal["candidates", "all", "all-restricted-loss"]
+Loss = Callable[[Any, NDArray[np.int64]], float]
+"""A user's loss: (row, indices of the actions in sight) -> a number in [0, bound]."""
+
+Number = float | int | str | Decimal | Fraction
+
+FINEST_TICK_DIGITS = 12
+LARGEST_GUARDIAN_SCORE = 4.5e6
+"""Beyond this size a score difference may not fit 64 bits at the finest tick."""
+_LARGEST_SUM = Fraction(9_000_000)  # times 10^12 ticks, just below 2^63
+
+
+def exact(value: Number, *, name: str) -> Fraction:
+    """The decimal the user wrote: a float stands for what its repr shows."""
+    try:
+        text = str(value) if not isinstance(value, float) else repr(float(value))
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise OptionError(f"{name} must be a finite decimal number; got {value!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Stairs:
+    """The loss of a block of rows at every size of its candidate set.
+
+    `gaps`, `order` and `levels` are actions x rows, ascending by gap; `levels[j]` is the loss in ticks once actions
+    0 to j of that order are candidates. Among equal gaps only the last level is ever taken.
+    """
+
+    block: Block
+    gaps: Floats
+    order: Integers
+    levels: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class LossStairs:
+    """All rows' stairs, made block by block while they are walked."""
+
+    blocks: Iterator[Stairs]
+    tick_digits: int
+    envelope_excess: float
+
+
+def loss_stairs(
+    log: ScoreArrays,
+    *,
+    guardian_sees: GuardianSees,
+    loss: Loss | None = None,
+    missing_loss: Number | None = None,
+) -> LossStairs:
+    """The loss of every row of a log as its candidate set grows.
+
+    Args:
+        log: the scores.
+        guardian_sees: "candidates" and "all-restricted-loss" measure the loss of the candidates; "all" measures
+            that of the top action while it stands alone and of all actions from then on.
+        loss: a user's loss, raised to its monotone envelope; None for the Guardian regret.
+        missing_loss: what a row costs whose Guardian did not answer, unless everything is in sight.
+
+    Raises:
+        ScoreLogError: a Guardian score is missing and `missing_loss` is None, or a loss is negative.
+    """
+    worst = _missing_loss(log, missing_loss)
+    if loss is None:
+        return _regret_stairs(log, alone_only=guardian_sees == "all", worst=worst)
+    return _user_stairs(log, loss, alone_only=guardian_sees == "all", worst=worst)
+
+
+def _missing_loss(log: ScoreArrays, missing_loss: Number | None) -> Fraction:
+    missing = np.flatnonzero(log.missing)
+    if missing.size == 0:
+        return Fraction(0)
+    if missing_loss is None:
+        raise ScoreLogError(
+            f"row {missing[0] + 1}: no Guardian score ({missing.size} of {len(log.missing)} rows); ask the Guardian "
+            'again, or pass missing_guardian="worst_case" (--missing-guardian worst_case): leaving such rows out '
+            "breaks the guarantee"
+        )
+    return exact(missing_loss, name="loss_bound")
+
+
+def _tick_digits(n: int, largest: Fraction) -> int:
+    """The finest tick at which n losses of this size still sum within 64 bits."""
+    digits = FINEST_TICK_DIGITS
+    while n * largest > _LARGEST_SUM * 10 ** (FINEST_TICK_DIGITS - digits):
+        digits -= 1
+    return digits
+
+
+def _coarsen(levels: Integers, tick_digits: int) -> Integers:
+    """Levels in finest ticks to levels in ticks, rounded up: never less than the loss."""
+    return levels if tick_digits == FINEST_TICK_DIGITS else -(-levels // 10 ** (FINEST_TICK_DIGITS - tick_digits))
+
+
+def score_range(scores: Floats) -> tuple[float, float]:
+    """Smallest and largest score, rows without an answer left aside."""
+    low, high = float(scores.min()), float(scores.max())
+    if np.isnan(low):
+        low, high = float(np.fmin.reduce(scores)), float(np.fmax.reduce(scores))
+    return (0.0, 0.0) if np.isnan(low) else (low, high)
+
+
+def within_unit(scores: Floats) -> bool:
+    """Whether all scores lie in [0, 1], so that no regret can pass 1."""
+    low, high = score_range(scores)
+    return low >= 0 and high <= 1
+
+
+def _regret_stairs(log: ScoreArrays, *, alone_only: bool, worst: Fraction) -> LossStairs:
+    low, high = score_range(log.loss_scores)
+    if max(abs(low), abs(high)) > LARGEST_GUARDIAN_SCORE:
+        raise ScoreLogError(
+            f"Guardian scores from {low:g} to {high:g} are too large (limit {LARGEST_GUARDIAN_SCORE:g}); divide them, "
+            "the bound and alpha by one power of ten: the rule stays the same"
+        )
+    digits = _tick_digits(len(log.offsets) - 1, max(exact(high, name="score") - exact(low, name="score"), worst))
+
+    def walk() -> Iterator[Stairs]:
+        for block in blocks(log.offsets):
+            gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
+            levels = _regret_levels(block.of(log.loss_scores), order, alone_only=alone_only)
+            levels = _coarsen(levels, digits)
+            _fill_missing(levels, block.per_row(log.missing), worst, digits, alone_only=alone_only)
+            yield Stairs(block, gap, order, levels)
+
+    return LossStairs(walk(), digits, 0.0)
+
+
+def guardian_ticks(scores: Floats) -> Integers:
+    """Scores rounded to the nearest finest tick; a missing score counts as 0."""
+    ticks = scores * 1e12
+    np.rint(ticks, out=ticks)
+    if np.isnan(ticks).any():
+        ticks = np.nan_to_num(ticks, nan=0.0)
+    return ticks.astype(np.int64)
+
+
+def _regret_levels(scores: Floats, order: Integers, *, alone_only: bool) -> Integers:
+    """Guardian regret, max over all actions minus max over those in sight, in finest ticks."""
+    best = in_order(guardian_ticks(scores), order)
+    if alone_only:
+        levels = np.zeros_like(best)
+        np.subtract(best.max(axis=0), best[0], out=levels[0])
+        return levels
+    for j in range(1, len(best)):
+        np.maximum(best[j], best[j - 1], out=best[j])
+    return best[-1] - best
+
+
+def in_order(values: NDArray[T], order: Integers) -> NDArray[T]:
+    """A block's values (actions x rows) with each row's actions in the given order."""
+    rows = order.shape[1]
+    return values.take(order * rows + np.arange(rows))
+
+
+def _fill_missing(levels: Integers, missing: Bools, worst: Fraction, tick_digits: int, *, alone_only: bool) -> None:
+    """Rows without a Guardian score cost the worst, in place, until everything is in sight."""
+    if missing.any():
+        hidden = min(1, len(levels) - 1) if alone_only else len(levels) - 1
+        levels[:, missing] = 0
+        levels[:hidden, missing] = _rounded_up(worst, tick_digits)
+
+
+def _rounded_up(loss: Fraction, tick_digits: int) -> int:
+    return -int(-loss * 10**tick_digits // 1)
+
+
+def _user_stairs(log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fraction) -> LossStairs:
+    """A user's loss on its monotone envelope: the largest loss at this or any larger relaxation."""
+    raw = [(block, *_user_levels(log, block, loss, alone_only=alone_only)) for block in blocks(log.offsets)]
+    n = len(log.offsets) - 1
+    largest = max(float(levels.max()) for *_, levels in raw)
+    digits = _tick_digits(n, max(exact(largest, name="loss"), worst))
+    lifted = 0.0
+    made: list[Stairs] = []
+    for block, gap, order, levels in raw:
+        envelope = np.maximum.accumulate(levels[::-1])[::-1]
+        lifted += float((envelope - levels).max(axis=0).sum())
+        ticks = _coarsen(guardian_ticks(envelope), digits)
+        ticks[:, block.per_row(log.missing)] = _rounded_up(worst, digits)
+        made.append(Stairs(block, gap, order, ticks))
+    return LossStairs(iter(made), digits, lifted / n)
+
+
+def _user_levels(log: ScoreArrays, block: Block, loss: Loss, *, alone_only: bool) -> tuple[Floats, Integers, Floats]:
+    gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
+    levels = np.zeros(gap.shape)
+    for k, index in enumerate(block.row_numbers(np.arange(gap.shape[1])).tolist()):
+        if not log.missing[index]:
+            levels[:, k] = _user_row(log.row(index), index, gap[:, k], order[:, k], loss, alone_only=alone_only)
+    return gap, order, levels
+
+
+def _user_row(row: object, index: int, gap: Floats, order: Integers, loss: Loss, *, alone_only: bool) -> list[float]:
+    """The user's loss at each distinct gap of one row; equal gaps share the value of the last of them."""
+    size = len(gap)
+    values: list[float] = [0.0] * size
+    for j in range(size - 1, -1, -1):
+        tied = j + 1 < size and gap[j] == gap[j + 1]
+        if tied or (alone_only and 0 < j < size - 1):
+            values[j] = values[j + 1]
+            continue
+        sight = order if alone_only and j > 0 else order[: j + 1]
+        values[j] = float(loss(row, np.sort(sight)))
+        if not 0 <= values[j] < np.inf:
+            raise ScoreLogError(f"row {index + 1}: the loss is {values[j]!r}; it must lie in [0, loss_bound]")
+    return values

@@ -1,0 +1,250 @@
+"""RiskCurve: the empirical risk of a score log at every relaxation at once, exactly.
+
+The total loss is a step function of the relaxation that only falls, and falls only at gaps that occur in the log.
+All drops, merged by gap, give it everywhere; the smallest relaxation that keeps a budget is one search.
+
+Knows nothing of files, certificates or models.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformal_arbitrage.core.gaps import Floats, Integers
+from conformal_arbitrage.core.losses import (
+    GuardianSees,
+    Loss,
+    Number,
+    Stairs,
+    exact,
+    loss_stairs,
+    within_unit,
+)
+from conformal_arbitrage.core.rows import ScoreArrays
+from conformal_arbitrage.errors import OptionError, ScoreLogError
+
+_LARGEST_INT = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RiskCurve:
+    """The total loss of n rows as an exact step function of the relaxation.
+
+    Attributes:
+        n: rows.
+        breakpoints: relaxations at which the total changes, ascending; the first is 0.
+        boundary_u: for boundary="random", the draw that goes with each breakpoint; else None.
+        totals: the total loss from that breakpoint on, in ticks.
+        tick_digits: one tick is 10^-tick_digits.
+        largest_loss: the largest loss of any row, and that row's index.
+        unit_scores: whether all scores behind the loss lie in [0, 1], so that a bound of 1 needs no statement.
+        envelope_excess: mean over rows of how far a user's loss was raised to make it monotone.
+    """
+
+    n: int
+    breakpoints: Floats
+    boundary_u: Floats | None
+    totals: Integers
+    tick_digits: int
+    largest_loss: tuple[Fraction, int]
+    unit_scores: bool
+    envelope_excess: float = 0.0
+
+    @classmethod
+    def from_log(
+        cls,
+        log: ScoreArrays,
+        *,
+        guardian_sees: GuardianSees = "candidates",
+        loss: Loss | None = None,
+        missing_loss: Number | None = None,
+        u: Floats | None = None,
+    ) -> "RiskCurve":
+        """Build the curve of a log.
+
+        Args:
+            log: anything with the flat arrays of a ScoreLog.
+            guardian_sees: what the loss is measured on, see `loss_stairs`.
+            loss: a user's loss; None for the Guardian regret.
+            missing_loss: the loss of a row whose Guardian did not answer.
+            u: one draw per row for boundary="random".
+        """
+        stairs = loss_stairs(log, guardian_sees=guardian_sees, loss=loss, missing_loss=missing_loss)
+        drops = _collect(stairs.blocks, u=u)
+        breakpoints, boundary_u, totals = _accumulate(drops)
+        return cls(
+            n=len(log.offsets) - 1,
+            breakpoints=breakpoints,
+            boundary_u=boundary_u,
+            totals=totals,
+            tick_digits=stairs.tick_digits,
+            largest_loss=(Fraction(drops.largest, 10**stairs.tick_digits), drops.largest_row),
+            unit_scores=loss is not None or within_unit(log.loss_scores),
+            envelope_excess=stairs.envelope_excess,
+        )
+
+    def on_grid(self, step: Number) -> "RiskCurve":
+        """The same risk, but relaxations restricted to 0, step, 2 step, ..., 1: the paper's grids."""
+        if self.boundary_u is not None:
+            raise OptionError('grid goes with boundary="include" only; drop one of the two')
+        points = grid_points(step)
+        totals = self.totals[np.searchsorted(self.breakpoints, points, side="right") - 1]
+        return RiskCurve(
+            n=self.n,
+            breakpoints=points,
+            boundary_u=None,
+            totals=totals,
+            tick_digits=self.tick_digits,
+            largest_loss=self.largest_loss,
+            unit_scores=self.unit_scores,
+            envelope_excess=self.envelope_excess,
+        )
+
+    def bound(self, loss_bound: Number | None) -> Fraction:
+        """The loss bound as the user wrote it, checked against the losses of this log."""
+        return check_bound(loss_bound, unit_scores=self.unit_scores, largest_loss=self.largest_loss)
+
+    def search(self, alphas: Sequence[Number], loss_bound: Number | None = None) -> list[int | None]:
+        """Index of the first breakpoint that keeps each budget; None where none does.
+
+        The rule is total + B <= alpha (n + 1), in exact arithmetic, accepted at equality.
+        """
+        bound = self.bound(loss_bound)
+        limits = [spendable(alpha, bound, self.n, self.tick_digits) for alpha in alphas]
+        return [None if j >= len(self.totals) else j for j in first_within(self.totals, limits)]
+
+    def relaxation(self, alpha: Number | Sequence[Number] | Floats, loss_bound: Number | None = None) -> Floats:
+        """The smallest relaxation that keeps the budget; NaN where none does.
+
+        Args:
+            alpha: one risk budget (the result is then one number) or many.
+            loss_bound: the largest possible loss; may be left out if the scores lie in [0, 1].
+        """
+        several = isinstance(alpha, Sequence | np.ndarray) and not isinstance(alpha, str)
+        alphas: list[Number] = list(alpha) if several else [alpha]  # pyright: ignore[reportArgumentType, reportUnknownVariableType, reportAssignmentType]
+        found = [np.nan if j is None else self.breakpoints[j] for j in self.search(alphas, loss_bound)]
+        return np.array(found) if several else np.float64(found[0])  # pyright: ignore[reportReturnType]
+
+    def exact_total(self, index: int) -> Fraction:
+        """The total loss from a breakpoint on, as a rational number."""
+        return Fraction(int(self.totals[index]), 10**self.tick_digits)
+
+    def total(self, relaxation: float | Floats) -> Floats:
+        """The total loss at one relaxation or many (all actions at the gap itself included)."""
+        where = np.searchsorted(self.breakpoints, relaxation, side="right") - 1
+        if np.any(where < 0):
+            raise OptionError(f"a relaxation is 0 or more; got {relaxation!r}")
+        return self.totals[where] / 10.0**self.tick_digits
+
+    def mean(self, relaxation: float | Floats) -> Floats:
+        """The empirical risk, total / n."""
+        return self.total(relaxation) / self.n
+
+
+def grid_points(step: Number) -> Floats:
+    """The decimals 0, step, 2 step, ..., up to 1."""
+    size = exact(step, name="grid")
+    if not Fraction(1, 10**6) <= size <= 1:
+        raise OptionError(f"grid must be a step from 0.000001 to 1; got {step!r}")
+    return np.array([float(i * size) for i in range(int(1 / size) + 1)])
+
+
+def check_bound(loss_bound: Number | None, *, unit_scores: bool, largest_loss: tuple[Fraction, int]) -> Fraction:
+    """The loss bound as the user wrote it. It may be left out, and is then 1, only if all scores lie in [0, 1]."""
+    if loss_bound is None and not unit_scores:
+        raise OptionError(
+            "Guardian scores leave [0, 1], so the largest possible loss is not 1; "
+            "state it from what the scores mean: loss_bound= (--loss-bound)"
+        )
+    bound = exact(1 if loss_bound is None else loss_bound, name="loss_bound")
+    if bound <= 0:
+        raise OptionError(f"loss_bound must be above 0; got {loss_bound!r}")
+    largest, row = largest_loss
+    if largest > bound:
+        raise ScoreLogError(
+            f"row {row + 1}: the loss is {float(largest):.12g}, above the bound {float(bound):.12g}; "
+            "give the bound that the scores' meaning implies: loss_bound= (--loss-bound)"
+        )
+    return bound
+
+
+def check_alpha(alpha: Number, bound: Fraction) -> Fraction:
+    """A risk budget as the user wrote it: above 0 and below the bound."""
+    value = exact(alpha, name="alpha")
+    if not 0 < value < bound:
+        raise OptionError(f"alpha must lie above 0 and below the loss bound {float(bound):g}; got {alpha!r}")
+    return value
+
+
+def spendable(alpha: Number, bound: Fraction, n: int, tick_digits: int) -> int:
+    """The largest total loss, in ticks, that n rows may show: floor((alpha (n + 1) - B) / tick)."""
+    limit = (check_alpha(alpha, bound) * (n + 1) - bound) * 10**tick_digits // 1
+    return int(max(min(limit, _LARGEST_INT), -1))
+
+
+def first_within(totals: Integers, limits: Sequence[int]) -> NDArray[np.intp]:
+    """First index at which falling totals are within each limit; their number where none is."""
+    return len(totals) - np.searchsorted(totals[::-1], np.array(limits, dtype=np.int64), side="right")
+
+
+@dataclass(frozen=True, slots=True)
+class _Drops:
+    """Every fall of every row's loss, unsorted: where, by how much, and (for a random boundary) at which draw."""
+
+    start: int
+    gap: Floats
+    drop: Integers
+    u: Floats | None
+    largest: int
+    largest_row: int
+
+
+def _collect(stairs: Iterator[Stairs], *, u: Floats | None) -> _Drops:
+    start, largest, largest_row = 0, -1, 0
+    gap: list[Floats] = []
+    drop: list[Integers] = []
+    draw: list[Floats] = []
+    for stair in stairs:
+        first = stair.levels[0]
+        start += int(first.sum())
+        peak = first.argmax()
+        if first[peak] > largest:
+            largest, largest_row = int(first[peak]), int(stair.block.row_numbers(peak))
+        fall = stair.levels[:-1] - stair.levels[1:]
+        hit = np.flatnonzero(fall)
+        gap.append(stair.gaps[1:].ravel()[hit])
+        drop.append(fall.ravel()[hit])
+        if u is not None:
+            draw.append(u[stair.block.row_numbers(hit % len(first))])
+    draws = None if u is None else np.concatenate(draw)
+    return _Drops(start, np.concatenate(gap), np.concatenate(drop), draws, largest, largest_row)
+
+
+def _accumulate(drops: _Drops) -> tuple[Floats, Floats | None, Integers]:
+    """Breakpoints with what is left of the total from each one on; the first is relaxation 0."""
+    order, draw = gap_order(drops.gap, drops.u)
+    gap = np.concatenate([[0.0], drops.gap[order]])
+    totals = np.concatenate([[drops.start], drops.drop[order]])
+    np.negative(totals[1:], out=totals[1:])
+    np.cumsum(totals, out=totals)
+    last = np.append(gap[1:] != gap[:-1], True)
+    if draw is None:
+        return gap[last], None, totals[last]
+    draw = np.concatenate([[0.0], draw])
+    last[:-1] |= draw[1:] != draw[:-1]
+    return gap[last], draw[last], totals[last]
+
+
+def gap_order(gap: Floats, u: Floats | None) -> tuple[NDArray[np.intp], Floats | None]:
+    """The order in which actions come into sight, by gap and then by draw, and the draws in that order.
+
+    At gap 0 actions are in sight whatever the draw, so all draws there count as 0.
+    """
+    if u is None:
+        return np.argsort(gap), None
+    draw = np.where(gap > 0, u, 0.0)
+    order = np.lexsort((draw, gap))
+    return order, draw[order]

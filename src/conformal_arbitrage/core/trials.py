@@ -1,0 +1,315 @@
+"""Held-out evaluation: calibrate on one part of a log and look at the other, over many splits at once.
+
+All quantities of a row (its loss, whether it defers, what its chosen action is worth, what the Guardian costs) are
+step functions of the relaxation. Their steps are sorted by gap once; each split then only adds up those of its rows.
+
+Knows nothing of tables, files or what an outcome means.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformal_arbitrage.core.gaps import Bools, Floats, Integers
+from conformal_arbitrage.core.losses import GuardianSees, Stairs, in_order
+from conformal_arbitrage.core.risk import Number, first_within, gap_order, spendable
+from conformal_arbitrage.core.rows import ScoreArrays
+from conformal_arbitrage.errors import OptionError
+
+Split = tuple[NDArray[np.intp], NDArray[np.intp]]
+"""Calibration rows and test rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegCost:
+    """What asking the Guardian about m of a row's K actions costs: base + rate floor(tokens (0.5 + 0.5 m / K))."""
+
+    base: Floats
+    rate: float = 0.0
+    tokens: Floats | None = None
+
+    def full(self) -> Floats:
+        """The cost of showing everything."""
+        return self.base if self.tokens is None else self.base + self.rate * self.tokens
+
+    def of(self, rows: NDArray[np.intp], shown: int, size: int) -> Floats:
+        """The cost of showing `shown` of `size` actions of some rows."""
+        if self.tokens is None:
+            return self.base[rows]
+        return self.base[rows] + self.rate * np.floor(self.tokens[rows] * (0.5 + 0.5 * shown / size))
+
+
+def draw_splits(
+    n: int,
+    *,
+    calibration_size: int,
+    test_size: int | None,
+    trials: int,
+    rng: np.random.Generator,
+    groups: Integers | None = None,
+    sample_size: int | None = None,
+) -> Iterator[Split]:
+    """Fresh random splits; with groups, each from a fresh sample balanced over them.
+
+    Balancing takes floor(sample_size / groups) rows of every group (all of a smaller one) and fills the rest at
+    random from the rows left over.
+    """
+    pool = n if sample_size is None else sample_size
+    used = pool if test_size is None else calibration_size + test_size
+    if not 0 < calibration_size < used <= pool <= n:
+        raise OptionError(
+            f"a calibration size of {calibration_size} with {'the rest' if test_size is None else test_size} for the "
+            f"test does not fit {pool} of {n} rows; give a calibration size below the number of rows"
+        )
+    for _ in range(trials):
+        rows = rng.permutation(n) if groups is None else rng.permutation(_balanced(groups, pool, rng))
+        yield rows[:calibration_size], rows[calibration_size:used]
+
+
+def _balanced(groups: Integers, size: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    shuffled = rng.permutation(len(groups))
+    by_group = shuffled[np.argsort(groups[shuffled], kind="stable")]
+    counts = np.bincount(groups)
+    starts = np.cumsum(counts) - counts
+    place = np.arange(len(groups)) - np.repeat(starts, counts)
+    chosen = place < size // np.count_nonzero(counts)
+    rest = rng.permutation(by_group[~chosen])
+    taken = by_group[chosen]
+    return np.concatenate([taken, rest[: size - len(taken)]])
+
+
+def guardian_choices(guardian: Floats, order: Integers, *, sees_all: bool) -> Integers:
+    """Which action the Guardian takes once actions 0 to j of the order are candidates: actions x rows.
+
+    Raw scores, lowest index among equals. Entry 0 is the top action itself: alone, it is not asked about.
+    """
+    score = in_order(guardian, order)
+    chosen = order.copy()
+    for j in range(1, len(order)):
+        better = (score[j] > score[j - 1]) | ((score[j] == score[j - 1]) & (order[j] < chosen[j - 1]))
+        chosen[j] = np.where(better, order[j], chosen[j - 1])
+        np.maximum(score[j], score[j - 1], out=score[j])
+    if sees_all:
+        chosen[1:] = chosen[-1]
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Every row's quantities as steps, in the order in which actions come into sight.
+
+    `start` (quantities x rows) is before any step, when the top action stands alone; step k adds `change[:, k]` to row
+    `row[k]`. `start_loss` and `drop` are the loss alone, in exact ticks.
+    """
+
+    names: tuple[str, ...]
+    start: Floats
+    start_loss: Integers
+    row: NDArray[np.intp]
+    gap: Floats
+    u: Floats | None
+    change: Floats
+    drop: Integers
+    tick_digits: int
+
+    @property
+    def always(self) -> int:
+        """How many steps are taken at every relaxation: those at gap 0."""
+        return int(np.searchsorted(self.gap, 0.0, side="right"))
+
+
+def build_steps(
+    log: ScoreArrays,
+    stairs: Iterator[Stairs],
+    *,
+    tick_digits: int,
+    guardian_sees: GuardianSees,
+    outcomes: Mapping[str, Floats],
+    leg: LegCost | None,
+    u: Floats | None,
+) -> Steps:
+    """Lay out all quantities of a log as steps, sorted once."""
+    names = ("loss", "deferred", "candidates", "undecided", *(["guardian_leg"] if leg else []), *outcomes)
+    n = len(log.offsets) - 1
+    start, start_loss = np.empty((len(names), n)), np.empty(n, dtype=np.int64)
+    parts: list[tuple[Floats, NDArray[np.intp], Floats, Integers]] = []
+    for stair in stairs:
+        rows = stair.block.row_numbers(np.arange(stair.gaps.shape[1]))
+        values = _values(log, stair, rows, tick_digits, guardian_sees, outcomes, leg)
+        start[:, rows], start_loss[rows] = values[:, 0], stair.levels[0]
+        change = np.diff(values, axis=1).reshape(len(names), -1)
+        drop = (stair.levels[:-1] - stair.levels[1:]).ravel()
+        parts.append((stair.gaps[1:].ravel(), np.tile(rows, len(stair.gaps) - 1), change, drop))
+    gap, row, change, drop = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
+    order, draw = gap_order(gap, None if u is None else u[row])
+    change = change.take(order, axis=1)
+    return Steps(names, start, start_loss, row[order], gap[order], draw, change, drop[order], tick_digits)
+
+
+def _values(
+    log: ScoreArrays,
+    stair: Stairs,
+    rows: NDArray[np.intp],
+    tick_digits: int,
+    guardian_sees: GuardianSees,
+    outcomes: Mapping[str, Floats],
+    leg: LegCost | None,
+) -> Floats:
+    """Quantities x actions x rows: every quantity once actions 0 to j are candidates."""
+    sees_all = guardian_sees != "candidates"
+    size, count = stair.gaps.shape
+    asked = np.broadcast_to(np.arange(size)[:, None] > 0, (size, count))
+    missing = stair.block.per_row(log.missing)
+    values = [
+        stair.levels / 10.0**tick_digits,
+        asked.astype(np.float64),
+        np.broadcast_to(np.arange(1.0, size + 1)[:, None], (size, count)),
+        (asked & missing).astype(np.float64),
+    ]
+    if leg is not None:
+        shown = [0, *(size if sees_all else m for m in range(2, size + 1))]
+        values.append(np.array([leg.of(rows, m, size) if m else np.zeros(count) for m in shown]))
+    choice = guardian_choices(stair.block.of(log.guardian), stair.order, sees_all=sees_all)
+    for outcome in outcomes.values():
+        worth = in_order(stair.block.of(outcome), choice)
+        values.append(np.where(asked & missing, 0.0, worth))
+    return np.array(values)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResults:
+    """What happened on the test rows: means per trial.
+
+    `conformal[name]` is trials x alphas; `primary[name]` and `guardian[name]` have one entry per trial: the top
+    action alone, and everything in sight. `relaxation` is NaN where no relaxation kept the budget.
+    """
+
+    relaxation: Floats
+    boundary_u: Floats
+    conformal: dict[str, Floats]
+    primary: dict[str, Floats]
+    guardian: dict[str, Floats]
+    fixed: dict[str, Floats]
+
+
+def run_trials(
+    steps: Steps,
+    splits: Sequence[Split],
+    alphas: Sequence[Number],
+    *,
+    bound: Fraction,
+    grid: Floats | None = None,
+    fixed: Mapping[str, Floats] | None = None,
+) -> TrialResults:
+    """Calibrate each split's first part for every alpha, and average all quantities over its second.
+
+    Args:
+        steps: the log's quantities.
+        splits: calibration and test rows.
+        alphas: the risk budgets.
+        bound: the loss bound.
+        grid: restrict relaxations to these points.
+        fixed: further per-row columns to average over the test rows, such as the cost of the Primary.
+    """
+    stations = _stations(steps, grid)
+    shape = (len(splits), len(alphas))
+    relaxation, boundary_u = np.full(shape, np.nan), np.full(shape, np.nan)
+    means = np.empty((len(steps.names), len(splits), len(alphas) + 2))
+    columns = dict(fixed or {})
+    averages = {name: np.empty(len(splits)) for name in columns}
+    for t, (calibration, test) in enumerate(splits):
+        found = _calibrate(steps, stations, calibration, alphas, bound)
+        kept = found < len(stations.stop)
+        relaxation[t, kept] = stations.relaxation[found[kept]]
+        if stations.u is not None:
+            boundary_u[t, kept] = stations.u[found[kept]]
+        stops = np.append(stations.stop, len(steps.row))[found]
+        means[:, t] = _test_means(steps, test, np.concatenate([[0], stops, [len(steps.row)]])).T
+        for name, column in columns.items():
+            averages[name][t] = column[test].mean()
+    named = dict(zip(steps.names, means, strict=True))
+    return TrialResults(
+        relaxation,
+        boundary_u,
+        conformal={name: mean[:, 1:-1] for name, mean in named.items()},
+        primary={name: mean[:, 0] for name, mean in named.items()},
+        guardian={name: mean[:, -1] for name, mean in named.items()},
+        fixed=averages,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stations:
+    """Where a relaxation may stop, and the drops of the loss on the way there.
+
+    `stop` counts the steps taken at each station, `drops_taken` those of them that lower the loss; `drop` and `row`
+    are these drops, in order.
+    """
+
+    relaxation: Floats
+    u: Floats | None
+    stop: NDArray[np.intp]
+    drops_taken: NDArray[np.intp]
+    drop: Integers
+    row: NDArray[np.intp]
+
+
+def _stations(steps: Steps, grid: Floats | None) -> _Stations:
+    """The points of a grid, or relaxation 0 and every gap at which some row's loss falls."""
+    drops = np.concatenate([[0], np.cumsum(steps.drop != 0)])
+    if grid is None:
+        stop = _ends(steps)
+        stop = stop[np.diff(drops[stop], prepend=drops[steps.always]) > 0]
+        relaxation = np.concatenate([[0.0], steps.gap[stop - 1]])
+        u = None if steps.u is None else np.concatenate([[0.0], steps.u[stop - 1]])
+        stop = np.concatenate([[steps.always], stop])
+    else:
+        relaxation, u, stop = grid, None, np.searchsorted(steps.gap, grid, side="right")
+    dropping = np.flatnonzero(steps.drop)
+    return _Stations(relaxation, u, stop, drops[stop], steps.drop[dropping], steps.row[dropping])
+
+
+def _ends(steps: Steps) -> NDArray[np.intp]:
+    """How many steps are taken at each distinct gap above 0 (and draw, for a random boundary)."""
+    changed = steps.gap[1:] != steps.gap[:-1]
+    if steps.u is not None:
+        changed |= steps.u[1:] != steps.u[:-1]
+    ends = np.flatnonzero(np.append(changed, True)[: len(steps.gap)]) + 1
+    return ends[ends > steps.always]
+
+
+def _calibrate(
+    steps: Steps,
+    stations: _Stations,
+    rows: NDArray[np.intp],
+    alphas: Sequence[Number],
+    bound: Fraction,
+) -> NDArray[np.intp]:
+    """First station within each budget on these rows; the number of stations where none is."""
+    member = _membership(steps, rows)
+    fallen = np.concatenate([[0], np.cumsum(stations.drop * member.take(stations.row))])
+    totals = steps.start_loss[rows].sum() - fallen[stations.drops_taken]
+    limits = [spendable(alpha, bound, len(rows), steps.tick_digits) for alpha in alphas]
+    return first_within(totals, limits)
+
+
+def _test_means(steps: Steps, rows: NDArray[np.intp], stops: NDArray[np.intp]) -> Floats:
+    """Mean of every quantity over some rows after each number of steps: stops x quantities."""
+    member = _membership(steps, rows).astype(np.float64)
+    weight = member.take(steps.row)
+    sums = np.empty((len(stops), len(steps.names)))
+    running, last = steps.start @ member, 0
+    for k in np.argsort(stops, kind="stable").tolist():
+        stop = int(stops[k])
+        running = running + steps.change[:, last:stop] @ weight[last:stop]
+        sums[k], last = running, stop
+    return sums / len(rows)
+
+
+def _membership(steps: Steps, rows: NDArray[np.intp]) -> Bools:
+    member = np.zeros(len(steps.start_loss), dtype=np.bool_)
+    member[rows] = True
+    return member

@@ -1,0 +1,95 @@
+"""The certificate's promise in words: what holds, under which assumptions, and what is not promised.
+
+One place for every sentence; `verify` rebuilds the text and compares.
+"""
+
+from math import sqrt
+
+
+def guarantee_text(
+    *,
+    status: str,
+    alpha: float,
+    loss_bound: float,
+    n: int,
+    loss: str,
+    binarized: bool,
+    guardian_sees: str,
+    boundary: str,
+    missing_guardian: str | None,
+) -> str:
+    """The promise of one certificate, as one paragraph."""
+    own_loss = loss != "guardian_regret"
+    parts = [
+        _promise(alpha, n) if status == "ok" else _always_defer(alpha, own_loss=own_loss),
+        _loss(loss, loss_bound, binarized=binarized),
+    ]
+    if status == "ok":
+        parts.append(_SIGHT[guardian_sees])
+        parts += [_RANDOM] if boundary == "random" else []
+        parts += [_MISSING.format(bound=f"{loss_bound:g}")] if missing_guardian else []
+        spread = sqrt(alpha * (loss_bound - alpha) / n)
+        parts.append(
+            f"The long-run loss of this one certificate may lie above {alpha:g} (in about half of all calibrations it "
+            f"does, typically by less than {spread:.2g})."
+        )
+    return " ".join([*parts, _NOT_PROMISED])
+
+
+def _promise(alpha: float, n: int) -> str:
+    return (
+        f"If these {n} logged queries and the next one are exchangeable (same traffic, models, prompts and settings; no "
+        "row dropped because of its outcome), and alpha, options, loss, bound and scores were fixed before this log was "
+        "looked at, then the expected loss of the next decision, averaged over calibration logs of this size as well as "
+        f"over queries, is at most {alpha:g}."
+    )
+
+
+def _always_defer(alpha: float, *, own_loss: bool) -> str:
+    why = (
+        "it was 0 on every row of this log, and is assumed to be 0 always"
+        if own_loss
+        else "it is 0 by definition, whatever the queries"
+    )
+    return (
+        f"No relaxation keeps the budget {alpha:g} on this log, so every query with more than one action goes to the "
+        f"Guardian with every action in sight. The loss is then 0: {why}."
+    )
+
+
+def _loss(loss: str, bound: float, *, binarized: bool) -> str:
+    if loss != "guardian_regret":
+        what = f"the user's own '{loss}', on its monotone envelope"
+    elif binarized:
+        what = "1 if the Guardian's top answer is right and not in sight, else 0"
+    else:
+        what = "the Guardian regret: its best score over all actions minus its best score over those in sight"
+    return f"The loss is {what}; it is assumed to lie in [0, {bound:g}]."
+
+
+_SIGHT = {
+    "candidates": (
+        "A deferral shows the Guardian the candidates only: the bound is on the best candidate by its scores for the whole "
+        "menu, and reaches the chosen action only if the Guardian, shown fewer options, still ranks them alike."
+    ),
+    "all": (
+        "A deferral shows the Guardian every action, and the loss is counted so: that of the Primary's top action where it "
+        "stands alone, else that of everything in sight."
+    ),
+    "all-restricted-loss": (
+        "The threshold comes from the loss of the candidates alone; a deferral shows the Guardian every action, which does "
+        "not raise the loss."
+    ),
+}
+_RANDOM = (
+    "Actions exactly at the threshold gap are kept or not by a keyed hash of the query's id: the key was drawn before the "
+    "log was looked at and is secret, and an id is fixed before its scores are known."
+)
+_MISSING = (
+    "Rows without a Guardian score were counted as a loss of {bound} unless everything was in sight; a live query whose "
+    "Guardian fails is counted in the same way."
+)
+_NOT_PROMISED = (
+    "Nothing is promised for a subgroup, for changed or adversarial traffic, or for an alpha chosen after looking; whoever "
+    "writes the context can raise the Primary's margin."
+)
