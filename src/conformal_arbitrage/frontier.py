@@ -62,9 +62,13 @@ class FrontierPoint:
     figures: Mapping[str, Floats | None]
     outcomes: Mapping[str, Floats]
 
+    def summary(self, name: str) -> dict[str, float | None]:
+        """Mean and standard deviation over trials of a figure or an outcome; empty where it has no meaning."""
+        return _summary(self.values(name))
+
     def mean(self, name: str) -> float | None:
         """Mean over trials of a figure or an outcome, or None."""
-        return _summary(self.values(name)).get("mean")
+        return self.summary(name).get("mean")
 
     def values(self, name: str) -> Floats | None:
         """A figure or an outcome, trial by trial."""

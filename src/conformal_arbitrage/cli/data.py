@@ -1,0 +1,69 @@
+"""router-log and demo."""
+
+import click
+
+from conformal_arbitrage.cli import options
+
+
+@click.command(name="router-log")
+@click.argument("outcomes")
+@click.option(
+    "--confidence", required=True, metavar="COL", help="The router's score, 0 or more; higher trusts the Primary."
+)
+@click.option("--primary-grade", required=True, metavar="COL", help="Grade of the Primary's answer, in [0, 1].")
+@click.option("--guardian-grade", required=True, metavar="COL", help="Grade of the Guardian's answer, in [0, 1].")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The score log to write.")
+@options.as_json
+def router_log(
+    outcomes: str, *, confidence: str, primary_grade: str, guardian_grade: str, output: str, as_json: bool
+) -> None:
+    """Turn any table of router scores and outcomes into a score log.
+
+    Columns id, group, context, primary_cost and guardian_cost are taken along.
+
+    \b
+    arbitrage router-log runs.csv --confidence score --primary-grade small_ok --guardian-grade big_ok -o log.parquet
+    """
+    from conformal_arbitrage.routers import read_router_table
+
+    log = read_router_table(outcomes, confidence=confidence, primary_grade=primary_grade, guardian_grade=guardian_grade)
+    log.write(output)
+    summary = {
+        "rows": len(log),
+        "no_confidence_rows": int(log.no_opinion.sum()),
+        "ungraded_rows": int(log.missing.sum()),
+        "output": output,
+    }
+    if as_json:
+        options.print_json(summary)
+    else:
+        click.echo(f"Written: {output}, {len(log)} rows ({summary['ungraded_rows']} not graded on both answers)")
+
+
+@click.command()
+@click.option("--out", default="demo", show_default=True, metavar="DIR", help="Where the files go.")
+@options.as_json
+def demo(*, out: str, as_json: bool) -> None:
+    """A tour on bundled real data: inspect, calibrate, evaluate, and a pair that is not worth routing.
+
+    \b
+    arbitrage demo --out demo
+    """
+    from conformal_arbitrage import demo as tour
+    from conformal_arbitrage.cli.evaluation import show_frontier, show_inspection
+
+    shown = tour.run_demo(out)
+    if as_json:
+        options.print_json(shown.to_dict())
+        return
+    click.echo(tour.STORY)
+    click.echo("\n1. Is the pair worth routing?   arbitrage inspect\n")
+    show_inspection(shown.good)
+    click.echo(f"\n2. A certificate at alpha {tour.ALPHA:g}   arbitrage calibrate\n")
+    click.echo(shown.calibration.guarantee)
+    click.echo(f"\nOn this log the expert is asked about {100 * shown.deferred:.0f} % of the questions.")
+    click.echo("\n3. What each budget buys, on held-out questions   arbitrage evaluate\n")
+    show_frontier(shown.frontier)
+    click.echo("4. A pair that is not worth it: SmolLM2-135M answers, Qwen2.5-Coder-1.5B is the Guardian\n")
+    click.echo(shown.poor.verdict)
+    click.echo("\nWritten: " + ", ".join(shown.files))

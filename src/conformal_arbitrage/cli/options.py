@@ -1,0 +1,124 @@
+"""What several commands share: options, reading a log, printing."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conformal_arbitrage.logs import ScoreLog
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Command], Command]
+
+
+def _chain(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    return lambda command: reduce(lambda made, decorate: decorate(made), reversed(decorators), command)
+
+
+columns = _chain(
+    click.option("--primary-column", metavar="NAME", help="Column that plays the Primary.  [default: primary]"),
+    click.option("--guardian-column", metavar="NAME", help="Column that plays the Guardian.  [default: guardian]"),
+    click.option("--outcome", "outcomes", multiple=True, metavar="NAME", help="A list column to report as an outcome."),
+)
+binarize = click.option("--binarize", is_flag=True, help="Measure the loss on the paper's 0/1 Guardian (needs labels).")
+rule = _chain(
+    click.option(
+        "--guardian-sees",
+        type=click.Choice(["candidates", "all", "all-restricted-loss"]),
+        default="candidates",
+        show_default=True,
+        help="What a deferral shows the Guardian.",
+    ),
+    click.option(
+        "--boundary",
+        type=click.Choice(["include", "random"]),
+        default="include",
+        show_default=True,
+        help="Keep all actions exactly at the threshold gap, or a share of them and so spend the whole budget.",
+    ),
+    click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."),
+    binarize,
+    click.option(
+        "--missing-guardian",
+        type=click.Choice(["worst_case"]),
+        help="Count rows without a Guardian score as the largest loss.",
+    ),
+)
+costs = _chain(
+    click.option("--primary-cost", type=float, metavar="$", help="Dollars for asking the Primary once."),
+    click.option("--guardian-cost", type=float, metavar="$", help="Dollars for asking the Guardian once."),
+    click.option(
+        "--primary-price",
+        type=(float, float),
+        metavar="IN OUT",
+        help="Dollars per million input and output tokens of the Primary, for recorded tokens.",
+    ),
+    click.option("--guardian-price", type=(float, float), metavar="IN OUT", help="The same for the Guardian."),
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+key_file = click.option("--key-file", metavar="FILE", help='The key saved beside a boundary="random" certificate.')
+
+
+def read_log(
+    path: str,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: Sequence[str] = (),
+    *,
+    binarized: bool = False,
+) -> "ScoreLog":
+    """The log an argument names, by the columns the options name."""
+    from conformal_arbitrage.logs import ScoreLog
+
+    log = ScoreLog.read(
+        path, primary=primary_column or "primary", guardian=guardian_column or "guardian", outcomes=outcomes
+    )
+    return log.binarized() if binarized else log
+
+
+def print_json(document: object) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def warn(message: str) -> None:
+    """One line on stderr that does not end the command."""
+    click.echo(f"arbitrage: warning: {message}", err=True)
+
+
+def console() -> "Console":
+    """The terminal; wide where the output goes elsewhere, so that tables are not folded."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 150, highlight=False, soft_wrap=False)
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Name and value pairs, lined up."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, value in facts:
+        table.add_row(name, value)
+    console().print(table)
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
+    """A table whose first column is text and whose others are figures."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", pad_edge=False)
+    for k, name in enumerate(header):
+        table.add_column(name, justify="left" if k == 0 else "right", no_wrap=k == 0)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)

@@ -1,0 +1,249 @@
+"""inspect: what a score log holds, and whether its pair of models is worth routing at all.
+
+A description of the log as it is, on the rule in which a deferral shows the Guardian everything; no promise about new
+queries. Knows nothing of how it is shown.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from conformal_arbitrage.certificate import rows_needed
+from conformal_arbitrage.core.gaps import Floats, Integers, margins
+from conformal_arbitrage.core.losses import Number, exact, loss_stairs, within_unit
+from conformal_arbitrage.core.rows import row_argmax
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.frontier import Costs
+from conformal_arbitrage.logs import ScoreLog
+
+ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.2)
+LEAST_SAVING = 0.05
+"""A pair that saves fewer Guardian calls than this, against a coin with the same loss, is not worth routing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetUse:
+    """What one budget buys on this log.
+
+    Attributes:
+        alpha: the risk budget.
+        deferred: share of queries that go to the Guardian with boundary="include"; None if it always defers.
+        deferred_random: the same with boundary="random".
+        wasted: share of the budget that boundary="include" leaves unspent.
+    """
+
+    alpha: float
+    deferred: float | None
+    deferred_random: float | None
+    wasted: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What a log holds.
+
+    Attributes:
+        source: the file.
+        rows: queries.
+        fewest_actions: of any query.
+        most_actions: of any query.
+        router_form: two answers and a confidence rather than a menu.
+        outcomes: mean of every outcome over the choices of each model alone.
+        no_opinion_rows: the Primary gave no usable scores: they defer.
+        missing_guardian_rows: the Guardian gave no usable scores.
+        tied_rows: the Primary's top choice is tied: they defer.
+        distinct_margins: different values of the Primary's lead.
+        primary_loss: mean loss of the Primary alone.
+        auc: how well a small margin predicts regret; 0.5 is not at all, 1 perfectly.
+        auc_interval: about 95 %.
+        calls_saved: share of Guardian calls saved against a coin with the same loss, mean over all budgets.
+        worth_routing: whether that is enough.
+        verdict: why.
+        budgets: what some budgets buy.
+        cost_per_1000: of each model alone, if costs are known.
+        problems: what to mend, in words.
+    """
+
+    source: str
+    rows: int
+    fewest_actions: int
+    most_actions: int
+    router_form: bool
+    outcomes: dict[str, dict[str, float]]
+    no_opinion_rows: int
+    missing_guardian_rows: int
+    tied_rows: int
+    distinct_margins: int
+    primary_loss: float
+    auc: float | None
+    auc_interval: tuple[float, float] | None
+    calls_saved: float | None
+    worth_routing: bool
+    verdict: str
+    budgets: tuple[BudgetUse, ...]
+    cost_per_1000: dict[str, float] | None
+    problems: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The inspection as a JSON document."""
+        return asdict(self)
+
+
+def inspect(log: ScoreLog, *, loss_bound: Number | None = None, costs: Costs | None = None) -> Inspection:
+    """Describe a log and judge its pair of models.
+
+    Args:
+        log: the recorded scores.
+        loss_bound: the largest possible loss; without it, 1 if all Guardian scores lie in [0, 1].
+        costs: what asking each model costs, from `costs_of`.
+    """
+    answered = log.select(~log.missing)
+    if len(answered) == 0:
+        raise OptionError(f"{log.source}: no row has a Guardian score; there is nothing to inspect")
+    top, margin, regret = _primary_alone(answered)
+    stated = loss_bound is not None or within_unit(answered.loss_scores)
+    bound = float(exact(1 if loss_bound is None else loss_bound, name="loss_bound")) if stated else None
+    shares = _Shares.of(margin, regret)
+    auc, interval = _auc(margin, regret, float(regret.max() if bound is None else bound))
+    worth, verdict = _verdict(shares, auc, costs)
+    return Inspection(
+        source=log.source,
+        rows=len(log),
+        fewest_actions=int(log.sizes.min()),
+        most_actions=int(log.sizes.max()),
+        router_form=log.is_router,
+        outcomes=_outcomes(answered, top),
+        no_opinion_rows=int(log.no_opinion.sum()),
+        missing_guardian_rows=int(log.missing.sum()),
+        tied_rows=int((margin == 0).sum()),
+        distinct_margins=len(np.unique(margin)),
+        primary_loss=float(regret.mean()),
+        auc=auc,
+        auc_interval=interval,
+        calls_saved=None if shares.loss[0] == 0 else shares.saved(),
+        worth_routing=worth,
+        verdict=verdict,
+        budgets=() if bound is None else tuple(_use(shares, len(answered), a, bound) for a in ALPHAS if a < bound),
+        cost_per_1000=None if costs is None else _cost_per_1000(costs),
+        problems=tuple(_problems(log, bound)),
+    )
+
+
+def _primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
+    """Each row's top action, how far it leads, and what is lost if it stands alone."""
+    stairs = loss_stairs(log, guardian_sees="all")
+    top, margin, regret = np.empty(len(log), dtype=np.int64), np.empty(len(log)), np.empty(len(log))
+    for stair in stairs.blocks:
+        rows = stair.block.rows
+        top[rows], margin[rows] = stair.order[0], margins(stair.gaps)
+        regret[rows] = stair.levels[0] / 10.0**stairs.tick_digits
+    return top, margin, regret
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """The margin rule at every threshold: share of rows deferred, and mean loss left."""
+
+    deferred: Floats
+    loss: Floats
+
+    @classmethod
+    def of(cls, margin: Floats, regret: Floats) -> "_Shares":
+        _, where = np.unique(margin, return_inverse=True)
+        rows = np.concatenate([[0.0], np.cumsum(np.bincount(where))]) / len(margin)
+        gone = np.concatenate([[0.0], np.cumsum(np.bincount(where, regret))]) / len(margin)
+        return cls(rows, np.maximum(regret.mean() - gone, 0.0))
+
+    def saved(self) -> float:
+        """Guardian calls saved against a coin with the same loss, averaged over all budgets up to the Primary's loss."""
+        coin = 1 - self.loss / self.loss[0]
+        return float(np.trapezoid(coin - self.deferred, coin))
+
+
+def _use(shares: _Shares, n: int, alpha: float, bound: float) -> BudgetUse:
+    limit = (alpha * (n + 1) - bound) / n
+    if limit < 0:
+        return BudgetUse(alpha=alpha, deferred=None, deferred_random=None, wasted=None)
+    first = int(np.argmax(shares.loss <= limit * (1 + 1e-12)))
+    between = float(np.interp(-limit, -shares.loss, shares.deferred)) if first else 0.0
+    return BudgetUse(
+        alpha=alpha,
+        deferred=float(shares.deferred[first]),
+        deferred_random=between,
+        wasted=float((limit - shares.loss[first]) / alpha) if first else 0.0,
+    )
+
+
+def _auc(margin: Floats, regret: Floats, bound: float) -> tuple[float | None, tuple[float, float] | None]:
+    """Area under the ROC curve of "small margin" for regret, each row a part r/B hit and 1 - r/B miss.
+
+    The interval is Hanley and McNeil's.
+    """
+    part = regret / bound if bound > 0 else regret
+    hits, misses = float(part.sum()), float((1 - part).sum())
+    if hits == 0 or misses == 0:
+        return None, None
+    _, where = np.unique(margin, return_inverse=True)
+    hit, miss = np.bincount(where, part), np.bincount(where, 1 - part)
+    above = misses - np.cumsum(miss)
+    area = float((hit * (above + miss / 2)).sum() / (hits * misses))
+    q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
+    variance = area * (1 - area) + max(hits - 1, 0) * (q1 - area**2) + max(misses - 1, 0) * (q2 - area**2)
+    half = 1.96 * float(np.sqrt(max(variance, 0.0) / (hits * misses)))
+    return area, (max(0.0, area - half), min(1.0, area + half))
+
+
+def _verdict(shares: _Shares, auc: float | None, costs: Costs | None) -> tuple[bool, str]:
+    if shares.loss[0] == 0:
+        return False, "Not worth routing: the Primary alone loses nothing here, so use it for every query."
+    saved = shares.saved()
+    price = None if costs is None else float(costs.primary.mean() / costs.guardian.full().mean())
+    needed = max(LEAST_SAVING, 0.0 if price is None else price / 2)
+    says = "" if auc is None else f" (AUC of the margin for regret {auc:.2f}; 0.50 would be a coin)"
+    if saved < LEAST_SAVING:
+        return False, (
+            f"Not worth routing: at the same loss the margin saves only {100 * saved:.0f} points of Guardian calls over a "
+            f"coin{says}. Look for a Primary whose confidence tells right from wrong."
+        )
+    if saved < needed:
+        return False, (
+            f"Not worth routing: the margin saves {100 * saved:.0f} points of Guardian calls over a coin, but a deferral "
+            f"also pays the Primary, and that costs more ({100 * needed:.0f} points). Look for a cheaper Primary."
+        )
+    return True, (
+        f"Worth routing: at the same loss the margin saves {100 * saved:.0f} points of Guardian calls over a coin, on "
+        f"average over all budgets{says}."
+    )
+
+
+def _outcomes(log: ScoreLog, primary: Integers) -> dict[str, dict[str, float]]:
+    """What each model's own choice is worth; rows with an unknown outcome are left aside."""
+    choices = {"primary": primary, "guardian": row_argmax(log.guardian, log.offsets)}
+    return {
+        name: {who: float(np.nanmean(log.outcome(name)[log.offsets[:-1] + action])) for who, action in choices.items()}
+        for name in log.outcome_names
+    }
+
+
+def _cost_per_1000(costs: Costs) -> dict[str, float]:
+    return {"primary": 1000 * float(costs.primary.mean()), "guardian": 1000 * float(costs.guardian.full().mean())}
+
+
+def _problems(log: ScoreLog, bound: float | None) -> list[str]:
+    found: list[str] = []
+    if log.id is None:
+        found.append('no `id` column: boundary="random", joins and resuming need one')
+    if log.missing.any():
+        found.append(
+            f"{log.missing.sum()} rows have no Guardian score: ask again, or calibrate with --missing-guardian worst_case"
+        )
+    if bound is None:
+        found.append("Guardian scores leave [0, 1]: state the largest possible loss with --loss-bound")
+    elif bound > 0.05 and len(log) < rows_needed(0.05, bound):
+        found.append(f"{len(log)} rows are few: alpha 0.05 needs at least {rows_needed(0.05, bound)}")
+    if not log.outcome_names and not log.is_router:
+        found.append("no `label` or `correct` column: accuracies cannot be shown")
+    if log.identities is None:
+        found.append("no scorer identities: certificates from this log will be unbound")
+    return found

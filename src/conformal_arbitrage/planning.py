@@ -1,0 +1,69 @@
+"""plan: how many rows a budget needs, and what more rows buy."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import sqrt
+
+from conformal_arbitrage.certificate import rows_needed
+from conformal_arbitrage.core.losses import Number, exact
+
+COMFORT = 10
+"""With this many times the fewest rows, being finite costs a tenth of the budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """What n calibration rows mean for a budget.
+
+    Attributes:
+        n: rows.
+        spendable: the largest mean loss the log may show, alpha - (B - alpha) / n; what is missing to alpha is the
+            price of finitely many rows.
+        spread: how far the long-run loss of one certificate typically lies from alpha: sqrt(alpha (B - alpha) / n).
+    """
+
+    n: int
+    spendable: float
+    spread: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How many rows a budget needs.
+
+    Attributes:
+        alpha: the risk budget.
+        loss_bound: the largest possible loss.
+        fewest_rows: below this every query is deferred.
+        suggested_rows: enough for the price of finitely many rows to be a tenth of alpha.
+        rows: what several sizes mean.
+    """
+
+    alpha: float
+    loss_bound: float
+    fewest_rows: int
+    suggested_rows: int
+    rows: tuple[PlanRow, ...]
+
+
+def plan(alpha: Number, *, loss_bound: Number = 1) -> Plan:
+    """How many calibration rows a budget needs, and how slack and spread shrink with more."""
+    fewest = rows_needed(alpha, loss_bound)
+    budget, bound = exact(alpha, name="alpha"), exact(loss_bound, name="loss_bound")
+    suggested = COMFORT * (fewest + 1) - 1
+    sizes = dict.fromkeys([fewest, 2 * fewest, 5 * fewest, suggested, 2 * suggested, 5 * suggested, 10 * suggested])
+    return Plan(
+        alpha=float(budget),
+        loss_bound=float(bound),
+        fewest_rows=fewest,
+        suggested_rows=suggested,
+        rows=tuple(_row(n, budget, bound) for n in sizes),
+    )
+
+
+def _row(n: int, alpha: Fraction, bound: Fraction) -> PlanRow:
+    return PlanRow(
+        n=n,
+        spendable=float((alpha * (n + 1) - bound) / n),
+        spread=sqrt(alpha * (bound - alpha) / n),
+    )
