@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -118,16 +118,17 @@ class Calibration:
     @classmethod
     def from_dict(cls, document: Any, *, key: bytes | None = None, source: str = "certificate") -> "Calibration":
         """A certificate from its JSON document, checked."""
-        schema = document.get("schema") if isinstance(document, dict) else None
+        content = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
+        schema = content.get("schema")
         if schema != SCHEMA:
             raise CertificateError(
                 f"{source}: schema version {schema!r} is not {SCHEMA}, the one this release reads; calibrate again"
             )
-        unknown = set(document) - {f.name for f in fields(cls)} | ({"key"} & set(document))
+        unknown = set(content) - ({f.name for f in fields(cls)} - {"key"})
         if unknown:
             raise CertificateError(f"{source}: unknown field {min(unknown)!r}; calibrate again")
         try:
-            made = msgspec.convert(document, cls)
+            made = msgspec.convert(content, cls)
         except msgspec.ValidationError as error:
             raise CertificateError(f"{source}: {error}; calibrate again") from error
         made._check(source)
@@ -196,7 +197,8 @@ class Calibration:
         """The key, or an error that says how to give it."""
         if self.key is None:
             raise CertificateError(
-                'boundary="random" needs the certificate\'s key: Calibration.load(path, key=...) or --key-file certificate.key'
+                'boundary="random" needs the certificate\'s key: Calibration.load(path, key=...) or '
+                "--key-file certificate.key"
             )
         return self.key
 
@@ -206,9 +208,9 @@ class Calibration:
         return draw(self.secret(), id)
 
 
-def key_path(certificate: Path) -> Path:
+def key_path(certificate: str | Path) -> Path:
     """Where a certificate's key is kept."""
-    return certificate.with_suffix(".key")
+    return Path(certificate).with_suffix(".key")
 
 
 def read_key(path: str | Path) -> bytes:
@@ -270,8 +272,8 @@ def _calibrate(log: ScoreLog, alpha: Number, terms: Terms) -> Calibration:
     found = curve.search([alpha], terms.loss_bound)[0]
     if found is None and terms.loss is not None and curve.totals[-1] > 0:
         raise InfeasibleError(
-            f"no relaxation keeps alpha {float(budget):g} on {curve.n} rows, and the loss is not 0 with every action in sight "
-            f"(mean {float(curve.exact_total(-1) / curve.n):.4g}); give a larger alpha or more rows"
+            f"no relaxation keeps alpha {float(budget):g} on {curve.n} rows, and the loss is not 0 with every action in "
+            f"sight (mean {float(curve.exact_total(-1) / curve.n):.4g}); give a larger alpha or more rows"
         )
     total = Fraction(0) if found is None else curve.exact_total(found)
     promised: dict[str, Any] = {

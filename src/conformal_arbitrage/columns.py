@@ -109,10 +109,10 @@ def _read_rest(table: Table, names: Sequence[str], sizes: Integers) -> tuple[dic
 
 def flatten(rows: ArrayLike | Sequence[Any], name: str) -> tuple[Floats, Integers, bool]:
     """A 2-D array or a sequence of rows, flat: values, lengths (-1 for None), single precision or not."""
-    if isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind in "iuf":
-        values = np.ascontiguousarray(rows).reshape(-1)
-        sizes = np.full(rows.shape[0], rows.shape[1], dtype=np.int64)
-        return _as_floats(values), sizes, digits_of(rows.dtype) == 6
+    table = cast("NDArray[Any]", rows) if isinstance(rows, np.ndarray) else None
+    if table is not None and table.ndim == 2 and table.dtype.kind in "iuf":
+        sizes = np.full(table.shape[0], table.shape[1], dtype=np.int64)
+        return _as_floats(np.ascontiguousarray(table).reshape(-1)), sizes, digits_of(table.dtype) == 6
     listed = [None if row is None else _numbers(row, name, i) for i, row in enumerate(cast("Sequence[Any]", rows))]
     sizes = np.array([-1 if row is None else len(row) for row in listed], dtype=np.int64)
     present = [row for row in listed if row is not None]

@@ -3,11 +3,15 @@
 Shapes and shades carry the meaning as well as colours, so that the figure survives print and colour blindness.
 """
 
+# pyright: reportUnknownMemberType=false
+# matplotlib's own annotations are incomplete.
+
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from conformal_arbitrage.core.gaps import Floats
 from conformal_arbitrage.errors import OptionError, OutputError
 from conformal_arbitrage.files import replacing
 from conformal_arbitrage.frontier import Frontier, FrontierPoint
@@ -58,7 +62,7 @@ def _draw(axes: "Axes", frontier: Frontier, x: str, y: str) -> None:
     ends = [_place(primary, x, y), _place(guardian, x, y)]
     axes.plot(*np.transpose(ends), "--", color=_GREY, lw=1.2, zorder=1, label="a coin between the two")
     for point in conformal:
-        axes.scatter(point.values(x), point.values(y), s=7, color=_BLUE, alpha=0.22, lw=0, zorder=2)
+        axes.scatter(_runs(point, x), _runs(point, y), s=7, color=_BLUE, alpha=0.22, lw=0, zorder=2)
     means = np.array([_place(point, x, y) for point in conformal])
     spread = np.array([[point.summary(k).get("std") or 0.0 for k in (x, y)] for point in conformal])
     axes.errorbar(
@@ -80,6 +84,11 @@ def _draw(axes: "Axes", frontier: Frontier, x: str, y: str) -> None:
         )
     for end, name, colour in zip(ends, ("Primary alone", "Guardian alone"), (_ORANGE, _BLACK), strict=True):
         axes.scatter(*end, marker="*", s=190, color=colour, edgecolor=_BLACK, lw=0.7, label=name, zorder=4)
+
+
+def _runs(point: FrontierPoint, name: str) -> Floats:
+    values = point.values(name)
+    return np.zeros(0) if values is None else values
 
 
 def _place(point: FrontierPoint, x: str, y: str) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -69,7 +69,10 @@ class Table:
         form = file_format(self.path)
         if not self.path.is_file():
             raise ScoreLogError(f"{self.path}: there is no such file")
-        config = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+        }
         self._connection: duckdb.DuckDBPyConnection = duckdb.connect(config=config)
         self._error = duckdb.Error
         self._open(form)
@@ -169,7 +172,7 @@ class Table:
         """Numbers and truth values keep their type; all else, and any mixture, is read as text."""
         seen = self._query(f"select distinct json_type(json, {_literal(_pointer(key))}) as t from raw")["t"].tolist()
         kinds = frozenset("BIGINT" if t == "UBIGINT" else t for t in seen if t not in (None, "NULL"))
-        return "double" if kinds == {"BIGINT", "DOUBLE"} else _JSON_CASTS.get(kinds, "varchar")
+        return "double" if kinds == frozenset({"BIGINT", "DOUBLE"}) else _JSON_CASTS.get(kinds, "varchar")
 
     def _check_texts(self, name: str) -> None:
         column = _quoted(name)
@@ -210,7 +213,7 @@ class Table:
 
     def _query(self, sql: str) -> dict[str, NDArray[Any]]:
         try:
-            return self._connection.execute(sql).fetchnumpy()
+            return cast("dict[str, NDArray[Any]]", self._connection.execute(sql).fetchnumpy())  # pyright: ignore[reportUnknownMemberType]
         except self._error as error:
             raise self._translated(error) from error
 
@@ -251,7 +254,8 @@ def write_table(
     show = "to_json({})" if form == ".csv" else "{}"
     columns = [f"s{k} as {_quoted(name)}" for k, name in enumerate(scalars)]
     columns += [f"{show.format(f'l{k}')} as {_quoted(name)}" for k, name in enumerate(lists)]
-    query = f"select {', '.join(columns)} from per_row join (select row, {gathered} from flat group by row) using (row) order by row"
+    listed = f"(select row, {gathered} from flat group by row)"
+    query = f"select {', '.join(columns)} from per_row join {listed} using (row) order by row"
     connection = duckdb.connect()
     with replacing(target) as draft:
         try:
@@ -280,7 +284,7 @@ def write_bytes(path: str | Path, data: bytes, *, private: bool = False) -> None
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def replacing(target: Path) -> Generator[Path]:
     """A draft beside the target that takes its place if the block ends well, and is gone otherwise."""
     draft = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
     try:

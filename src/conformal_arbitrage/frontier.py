@@ -234,8 +234,12 @@ def evaluate(
         guardian_price=guardian_price,
     )  # fmt: skip
     groups = None if balance_by is None else _groups(log, balance_by)
-    sizes = {"calibration_size": calibration_size, "test_size": test_size, "sample_size": sample_size}
-    splits = list(draw_splits(len(log), **sizes, trials=trials, rng=rng, groups=groups))
+    splits = list(
+        draw_splits(
+            len(log), calibration_size=calibration_size, test_size=test_size, sample_size=sample_size, trials=trials,
+            rng=rng, groups=groups,
+        )
+    )  # fmt: skip
     points, bound = _points(log, alphas, terms, costs, splits, probabilities, (delta_x, delta_of))
     return Frontier(
         n=len(log), trials=trials, calibration_size=calibration_size, test_size=len(splits[0][1]), seed=seed,

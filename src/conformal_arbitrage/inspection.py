@@ -156,7 +156,7 @@ class _Shares:
         return cls(rows, np.maximum(regret.mean() - gone, 0.0))
 
     def saved(self) -> float:
-        """Guardian calls saved against a coin with the same loss, averaged over all budgets up to the Primary's loss."""
+        """Guardian calls saved against a coin with the same loss, mean over all budgets up to the Primary's loss."""
         coin = 1 - self.loss / self.loss[0]
         return float(np.trapezoid(coin - self.deferred, coin))
 
@@ -171,7 +171,7 @@ def _use(shares: _Shares, n: int, alpha: float, bound: float) -> BudgetUse:
         alpha=alpha,
         deferred=float(shares.deferred[first]),
         deferred_random=between,
-        wasted=float((limit - shares.loss[first]) / alpha) if first else 0.0,
+        wasted=max(0.0, float((limit - shares.loss[first]) / alpha)) if first else 0.0,
     )
 
 

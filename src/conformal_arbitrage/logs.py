@@ -71,8 +71,8 @@ class ScoreLog:
     lists: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
     outcomes: tuple[str, ...] = ()
     binary: Floats | None = None
-    primary_usage: Usage = Usage()
-    guardian_usage: Usage = Usage()
+    primary_usage: Usage = field(default_factory=Usage)
+    guardian_usage: Usage = field(default_factory=Usage)
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     columns: tuple[str, str] = ("primary", "guardian")
     identities: Mapping[str, Any] | None = None

@@ -82,6 +82,7 @@ def draws(key: bytes, log: ScoreLog) -> Floats:
     """The draws of all rows of a log."""
     if log.id is None:
         raise OptionError(
-            f'{log.source}: boundary="random" needs an `id` column, unique and fixed before the scores; row numbers will not do'
+            f'{log.source}: boundary="random" needs an `id` column, unique and fixed before the scores are known; '
+            "row numbers will not do"
         )
     return np.array([draw(key, id) for id in log.id.tolist()])

@@ -34,7 +34,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="conformal-arbitrage", prog_name="arbitrage")
 def cli() -> None:
-    """Route between a cheap Primary and a careful Guardian, with a guarantee on the loss.
+    r"""Route between a cheap Primary and a careful Guardian, with a guarantee on the loss.
 
     \b
     arbitrage demo                            a tour on bundled real data

@@ -17,7 +17,7 @@ from conformal_arbitrage.cli import options
 def router_log(
     outcomes: str, *, confidence: str, primary_grade: str, guardian_grade: str, output: str, as_json: bool
 ) -> None:
-    """Turn any table of router scores and outcomes into a score log.
+    r"""Turn any table of router scores and outcomes into a score log.
 
     Columns id, group, context, primary_cost and guardian_cost are taken along.
 
@@ -44,7 +44,7 @@ def router_log(
 @click.option("--out", default="demo", show_default=True, metavar="DIR", help="Where the files go.")
 @options.as_json
 def demo(*, out: str, as_json: bool) -> None:
-    """A tour on bundled real data: inspect, calibrate, evaluate, and a pair that is not worth routing.
+    r"""A tour on bundled real data: inspect, calibrate, evaluate, and a pair that is not worth routing.
 
     \b
     arbitrage demo --out demo

@@ -34,7 +34,7 @@ def inspect(
     guardian_price: "Price | None",
     as_json: bool,
 ) -> None:
-    """What a log holds, and whether its pair of models is worth routing.
+    r"""What a log holds, and whether its pair of models is worth routing.
 
     \b
     arbitrage inspect log.parquet --primary-column qwen15b --guardian-column expert
@@ -133,10 +133,10 @@ def evaluate(
     delta_of: str,
     **sweep: Any,
 ) -> None:
-    """Held-out trials: what each budget buys, beside the single models and coins.
+    r"""Held-out trials: what each budget buys, beside the single models and coins.
 
     \b
-    arbitrage evaluate log.parquet --alpha 0.05 --alpha 0.1 --calibration-size 400 \\
+    arbitrage evaluate log.parquet --alpha 0.05 --alpha 0.1 --calibration-size 400 \
         --primary-cost 1 --guardian-cost 20 --plot frontier.png
     """
     from conformal_arbitrage.figures import plot

@@ -34,7 +34,7 @@ def calibrate(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Find the threshold that keeps a risk budget, and certify it.
+    r"""Find the threshold that keeps a risk budget, and certify it.
 
     \b
     arbitrage calibrate log.parquet --alpha 0.05 --guardian-sees all -o certificate.json
@@ -96,7 +96,7 @@ def verify(
     outcomes: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Recompute a certificate from its log, to the bit; exit 1 if anything differs.
+    r"""Recompute a certificate from its log, to the bit; exit 1 if anything differs.
 
     \b
     arbitrage verify certificate.json log.parquet
@@ -143,7 +143,7 @@ def apply(
     outcomes: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Run the certified rule on every row of a log.
+    r"""Run the certified rule on every row of a log.
 
     \b
     arbitrage apply certificate.json log.parquet -o decisions.jsonl
@@ -180,7 +180,7 @@ def apply(
 @click.option("--loss-bound", default="1", show_default=True, metavar="B", help="Largest possible loss.")
 @options.as_json
 def plan(*, alpha: str, loss_bound: str, as_json: bool) -> None:
-    """How many rows a budget needs, and what more of them buy.
+    r"""How many rows a budget needs, and what more of them buy.
 
     \b
     arbitrage plan --alpha 0.02 --loss-bound 3

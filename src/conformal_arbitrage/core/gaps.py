@@ -114,7 +114,11 @@ def _sort_rows(keys: Integers) -> Integers:
 
 def margins(ascending: Floats) -> Floats:
     """How far the top action leads: the second smallest gap, infinite where there is one action only."""
-    return ascending[1] if len(ascending) > 1 else np.full(ascending.shape[1], np.inf)
+    if len(ascending) > 1:
+        return ascending[1]
+    alone = np.empty(ascending.shape[1], dtype=np.float64)
+    alone.fill(np.inf)
+    return alone
 
 
 def is_candidate(

@@ -172,7 +172,7 @@ def _regret_levels(scores: Floats, order: Integers, *, alone_only: bool) -> Inte
 
 def in_order(values: NDArray[T], order: Integers) -> NDArray[T]:
     """A block's values (actions x rows) with each row's actions in the given order."""
-    rows = order.shape[1]
+    rows = int(order.shape[1])
     return values.take(order * rows + np.arange(rows))
 
 
@@ -208,7 +208,7 @@ def _user_stairs(log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fract
 def _user_levels(log: ScoreArrays, block: Block, loss: Loss, *, alone_only: bool) -> tuple[Floats, Integers, Floats]:
     gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
     levels = np.zeros(gap.shape)
-    for k, index in enumerate(block.row_numbers(np.arange(gap.shape[1])).tolist()):
+    for k, index in enumerate(block.all_rows().tolist()):
         if not log.missing[index]:
             levels[:, k] = _user_row(log.row(index), index, gap[:, k], order[:, k], loss, alone_only=alone_only)
     return gap, order, levels

@@ -72,6 +72,10 @@ class Block:
         """These rows of an array with one entry per row."""
         return values[self.rows]
 
+    def all_rows(self) -> NDArray[np.intp]:
+        """The log's row numbers of this block."""
+        return np.arange(int(self.rows.start), int(self.rows.stop)) if isinstance(self.rows, slice) else self.rows
+
     def row_numbers(self, positions: NDArray[np.intp]) -> NDArray[np.intp]:
         """The log's row numbers of some positions within this block."""
         return self.rows.start + positions if isinstance(self.rows, slice) else self.rows[positions]

@@ -137,7 +137,7 @@ def build_steps(
     start, start_loss = np.empty((len(names), n)), np.empty(n, dtype=np.int64)
     parts: list[tuple[Floats, NDArray[np.intp], Floats, Integers]] = []
     for stair in stairs:
-        rows = stair.block.row_numbers(np.arange(stair.gaps.shape[1]))
+        rows = stair.block.all_rows()
         values = _values(log, stair, rows, tick_digits, guardian_sees, outcomes, leg)
         start[:, rows], start_loss[rows] = values[:, 0], stair.levels[0]
         change = np.diff(values, axis=1).reshape(len(names), -1)
@@ -160,7 +160,7 @@ def _values(
 ) -> Floats:
     """Quantities x actions x rows: every quantity once actions 0 to j are candidates."""
     sees_all = guardian_sees != "candidates"
-    size, count = stair.gaps.shape
+    size, count = len(stair.gaps), len(rows)
     asked = np.broadcast_to(np.arange(size)[:, None] > 0, (size, count))
     missing = stair.block.per_row(log.missing)
     values = [

@@ -1,0 +1,40 @@
+# make demo and make test are all a newcomer needs: each installs what it uses into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/.installed
+	$(BIN)/arbitrage demo --out demo
+
+test: .venv/.installed-dev
+	$(BIN)/pytest --numprocesses=auto
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+bench: .venv/.installed .venv-mapie/.installed
+	$(BIN)/python benchmarks/calibration.py --mapie .venv-mapie/bin/python $(BENCH)
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/pip
+	$(INSTALL) --editable '.[plot]'
+	touch $@
+
+.venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/pip
+	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+.venv-mapie/.installed: benchmarks/mapie.txt
+	$(PYTHON) -m venv .venv-mapie
+	.venv-mapie/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/mapie.txt
+	touch $@
+
+clean:
+	rm -rf .venv .venv-mapie demo

@@ -1,0 +1,30 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from conformal_arbitrage import ScoreLog
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+BUNDLED = Path(__file__).resolve().parents[1] / "src" / "conformal_arbitrage" / "data" / "science.parquet"
+
+settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=150)
+settings.load_profile("fixed")
+
+
+def shared_json(name):
+    path = SHARED / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+@pytest.fixture
+def shared():
+    if not SHARED.exists():
+        pytest.skip("the real score logs are not beside this checkout (../shared/data)")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def science():
+    return ScoreLog.read(BUNDLED, primary="qwen15b", guardian="expert")

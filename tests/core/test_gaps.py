@@ -1,0 +1,91 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformal_arbitrage import ScoreLogError
+from conformal_arbitrage.core.gaps import as_row, gaps, is_candidate, margins, sorted_gaps
+
+
+def row_gaps(scores, digits=12):
+    return gaps(as_row(scores), digits=digits)[:, 0].tolist()
+
+
+def test_equal_decimals_have_equal_gaps():
+    found = {row_gaps([top / 100, (top - 10) / 100])[1] for top in range(10, 101)}
+    assert found == {0.1}
+    assert len({top / 100 - (top - 10) / 100 for top in range(10, 101)}) > 1  # what plain floats would give
+
+
+def test_all_gaps_of_two_decimal_scores_are_the_101_decimals():
+    found = {gap for a in range(101) for b in range(101) for gap in row_gaps([a / 100, b / 100])}
+    assert found == {k / 100 for k in range(101)}
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=8), st.integers(-6, 13))
+def test_a_gap_is_the_decimal_difference_at_any_scale(values, exponent):
+    unit = Fraction(10) ** -(9 + exponent)
+    found = row_gaps([float(v * unit) for v in values])
+    assert found == [float((max(values) - v) * unit) for v in values]
+
+
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=8), st.sampled_from([6, 12]))
+def test_a_gap_is_within_half_a_tick_of_the_difference(values, digits):
+    found = row_gaps(values, digits)
+    largest = max(abs(v) for v in values)
+    for gap, value in zip(found, values, strict=True):
+        assert gap >= 0
+        assert abs(gap - (max(values) - value)) <= max(10.0 ** (1 - digits) * largest, 1e-22)
+    assert 0.0 in found
+
+
+@given(
+    st.lists(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3), min_size=1, max_size=40),
+    st.sampled_from([6, 12]),
+)
+def test_one_row_alone_and_the_same_row_in_a_block_agree_to_the_bit(rows, digits):
+    block = np.array(rows).T
+    together = gaps(np.ascontiguousarray(block), digits=digits)
+    for k, row in enumerate(rows):
+        assert row_gaps(row, digits) == together[:, k].tolist()
+
+
+@given(st.integers(1, 12), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_sorting_keeps_gaps_and_puts_the_lowest_index_first_among_equals(size, digits, random):
+    block = np.array([[random.randint(0, 10**digits) / 10**digits for _ in range(50)] for _ in range(size)])
+    ascending, order = sorted_gaps(block, digits=12)
+    expected = np.argsort(gaps(block, digits=12), axis=0, kind="stable")
+    assert np.array_equal(order, expected)
+    assert np.array_equal(ascending, np.take_along_axis(gaps(block, digits=12), expected, axis=0))
+
+
+def test_zeros_and_scores_too_small_to_tell_apart_are_ties():
+    assert row_gaps([0.0, 0.0, 0.0]) == [0.0, 0.0, 0.0]
+    assert row_gaps([1e-30, 3e-30]) == [0.0, 0.0]
+
+
+def test_the_margin_is_the_second_smallest_gap_and_infinite_for_one_action():
+    assert margins(sorted_gaps(as_row([0.2, 0.9, 0.6]), digits=12)[0]).tolist() == [0.3]
+    assert margins(sorted_gaps(as_row([0.2]), digits=12)[0]).tolist() == [np.inf]
+
+
+def test_a_row_with_an_unknown_score_has_no_opinion():
+    assert row_gaps([0.1, None, 0.9]) == [0.0, 0.0, 0.0]
+    assert row_gaps([0.1, float("nan")]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("scores", [[], [[0.1]], ["0.5"], [True, False], [0.1, float("inf")], [1e301], "ab", None, {}])
+def test_what_is_not_a_list_of_finite_numbers_is_refused(scores):
+    with pytest.raises(ScoreLogError, match="Primary scores"):
+        as_row(scores)
+
+
+def test_at_the_boundary_the_draw_decides_except_at_gap_zero():
+    gap = np.array([0.0, 0.1, 0.2, 0.3])
+    assert is_candidate(gap, 0.2).tolist() == [True, True, True, False]
+    assert is_candidate(gap, 0.2, u=0.4, boundary_u=0.5).tolist() == [True, True, True, False]
+    assert is_candidate(gap, 0.2, u=0.6, boundary_u=0.5).tolist() == [True, True, False, False]
+    assert is_candidate(gap, 0.0, u=0.9, boundary_u=0.0).tolist() == [True, False, False, False]
+    assert is_candidate(gap, None).all()

@@ -1,0 +1,106 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage import InfeasibleError, OptionError, RiskCurve, ScoreLog, ScoreLogError, calibrate
+from conformal_arbitrage.core.losses import exact
+
+LOG = ScoreLog.from_arrays(
+    [[0.9, 0.6, 0.3], [0.5, 0.5, 0.1], [0.7]], [[0.2, 0.5, 1.0], [0.1, 0.3, 0.9], [0.4]], label=[2, 2, 0]
+)
+
+
+def regret(row, sight):
+    return max(row.guardian) - max(row.guardian[sight])
+
+
+@pytest.mark.parametrize("sees", ["candidates", "all", "all-restricted-loss"])
+def test_the_guardian_regret_written_by_a_user_gives_the_same_curve(sees, science):
+    rows = science.select(range(200))
+    own = RiskCurve.from_log(rows, guardian_sees=sees, loss=regret)
+    built_in = RiskCurve.from_log(rows, guardian_sees=sees)
+    assert np.array_equal(own.breakpoints, built_in.breakpoints)
+    assert np.array_equal(own.totals, built_in.totals)
+    assert own.envelope_excess == 0
+
+
+def test_a_user_loss_sees_the_row_and_the_actions_in_sight():
+    seen = []
+
+    def loss(row, sight):
+        seen.append((row.index, row.label, sight.tolist()))
+        return 0.0
+
+    RiskCurve.from_log(LOG, loss=loss)
+    assert sorted(seen) == [
+        (0, 2, [0]), (0, 2, [0, 1]), (0, 2, [0, 1, 2]), (1, 2, [0, 1]), (1, 2, [0, 1, 2]), (2, 0, [0]),
+    ]  # fmt: skip
+
+
+def test_with_everything_shown_a_user_loss_sees_one_action_or_all():
+    seen = []
+    RiskCurve.from_log(LOG, guardian_sees="all", loss=lambda row, sight: seen.append((row.index, len(sight))) or 0.0)
+    assert sorted(seen) == [(0, 1), (0, 3), (1, 3), (2, 1)]
+
+
+def test_a_loss_that_rises_is_raised_to_its_envelope_and_the_lift_reported():
+    log = ScoreLog.from_arrays([[0.9, 0.6, 0.3]], [[0, 0, 0]])
+    curve = RiskCurve.from_log(log, loss=lambda row, sight: {1: 0.2, 2: 0.7, 3: 0.1}[len(sight)])
+    assert [float(curve.exact_total(k)) for k in range(len(curve.totals))] == [0.7, 0.1]
+    assert curve.breakpoints.tolist() == [0.0, 0.6]
+    assert curve.envelope_excess == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_a_loss_outside_its_range_names_the_row(value):
+    with pytest.raises(ScoreLogError, match=r"row 2: the loss is .* \[0, loss_bound\]"):
+        RiskCurve.from_log(LOG, loss=lambda row, sight: value if row.index == 1 else 0.0)
+
+
+def test_a_loss_above_the_bound_is_refused_with_its_row():
+    with pytest.raises(ScoreLogError, match="row 3: the loss is 1.5, above the bound 1"):
+        calibrate(LOG, 0.5, loss=lambda row, sight: 1.5 if row.index == 2 else 0.0)
+
+
+def test_a_user_loss_that_never_reaches_zero_gets_no_always_defer_certificate():
+    with pytest.raises(InfeasibleError, match="not 0 with every action in sight"):
+        calibrate(LOG, 0.1, loss=lambda row, sight: 0.05)
+
+
+def test_a_user_loss_that_is_zero_with_everything_in_sight_may_always_defer():
+    made = calibrate(LOG, 0.1, loss=regret)
+    assert made.status == "always_defer"
+    assert made.loss == "regret"
+    assert "assumed to be 0 always" in made.guarantee
+
+
+@pytest.mark.parametrize("sees", ["candidates", "all"])
+def test_missing_guardian_rows_cost_the_bound_until_everything_is_in_sight(sees):
+    log = ScoreLog.from_arrays([[0.9, 0.6, 0.3], [0.5, 0.1, 0.1], [0.7]], [[np.nan] * 3, None, [None]])
+    with pytest.raises(ScoreLogError, match="worst_case"):
+        RiskCurve.from_log(log, guardian_sees=sees)
+    curve = RiskCurve.from_log(log, guardian_sees=sees, missing_loss="0.7")
+    assert curve.exact_total(0) == Fraction(14, 10)
+    assert curve.breakpoints.tolist() == ([0.0, 0.4, 0.6] if sees == "candidates" else [0.0, 0.3, 0.4])
+    assert curve.totals[-1] == 0
+
+
+def test_missing_guardian_rows_cost_a_user_loss_the_bound_throughout():
+    log = ScoreLog.from_arrays([[0.9, 0.6]], [[np.nan] * 2])
+    curve = RiskCurve.from_log(log, loss=regret, missing_loss=1)
+    assert curve.totals.tolist() == [10**12]
+
+
+@pytest.mark.parametrize(
+    ("value", "decimal"),
+    [(0.1, "1/10"), (np.float64(0.1), "1/10"), (np.float32(0.1), "1/10"), ("0.30", "3/10"), (1, "1"), (1e-7, "1/10000000")],
+)
+def test_a_number_stands_for_the_decimal_its_user_wrote(value, decimal):
+    assert exact(value, name="alpha") == Fraction(decimal)
+
+
+@pytest.mark.parametrize("value", ["", "a", "1/0", float("nan"), None, [0.1]])
+def test_what_is_not_a_number_is_refused_by_name(value):
+    with pytest.raises(OptionError, match="alpha"):
+        exact(value, name="alpha")

@@ -1,0 +1,356 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformal_arbitrage import OptionError, OutputError, ScoreLog, ScoreLogError, Usage
+
+ENDINGS = [".parquet", ".jsonl", ".jsonl.gz", ".csv"]
+ROWS = [
+    {"id": "a", "primary": [0.9, 0.1], "guardian": [1, 0], "label": 0, "group": "x", "context": "q, \"1\"", "tag": "t1"},
+    {"id": "b", "primary": [0.2, 0.3, 0.5], "guardian": [0, 0.25, 1], "label": 2, "group": "y", "context": "é\nü", "tag": "t2"},
+]  # fmt: skip
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def sample():
+    return ScoreLog.from_arrays(
+        [[0.1 + 0.2, 0.1], [0.2, None, 0.5], [1 / 3]],
+        [[1.0, 0.0], [0.0, 0.25, 1.0], None],
+        id=["a", "b", 3],
+        label=[0, 2, 0],
+        group=["x", "y", "x"],
+        context=['with "quotes", and commas', "é\nü", ""],
+        actions=[["yes", "no"], ["1", "2", "it's"], ["only"]],
+        outcomes={"severity": [[0, 3], [1, 2, 0], [0.5]]},
+        primary_usage=Usage(cost=[0.1, 0.2, 0.3], input_tokens=[1, 2, 3], output_tokens=[4, 5, 6]),
+        identities={"primary": {"kind": "function", "name": "p"}, "guardian": {"kind": "label"}},
+    )
+
+
+def assert_same(log, other):
+    assert log.sha256() == other.sha256()
+    for name in ("primary", "guardian", "offsets", "no_opinion", "missing", "label", "id", "group", "context", "actions"):
+        left, right = getattr(log, name), getattr(other, name)
+        assert np.array_equal(left, right, equal_nan=getattr(left, "dtype", None) == np.float64), name
+    assert log.score_digits == other.score_digits
+    assert set(log.lists) == set(other.lists)
+    for name in log.lists:
+        assert np.array_equal(log.lists[name], other.lists[name], equal_nan=True)
+    assert np.array_equal(log.primary_usage.cost, other.primary_usage.cost)
+    assert np.array_equal(log.primary_usage.input_tokens, other.primary_usage.input_tokens)
+    assert log.identities == other.identities
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_log_survives_writing_and_reading_to_the_bit(tmp_path, ending):
+    log = sample()
+    log.write(tmp_path / f"log{ending}")
+    assert_same(log, ScoreLog.read(tmp_path / f"log{ending}", outcomes=["severity"]))
+    assert {p.name for p in tmp_path.iterdir()} <= {f"log{ending}", f"log{ending}.meta.json"}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_single_precision_survives_writing_and_reading(tmp_path, ending):
+    log = ScoreLog.from_arrays(np.array([[0.1, 0.2]], dtype=np.float32), [[1.0, 0.0]])
+    log.write(tmp_path / f"log{ending}")
+    assert ScoreLog.read(tmp_path / f"log{ending}").score_digits == 6
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=4), min_size=1, max_size=8
+    ),
+    st.sampled_from([".jsonl", ".csv", ".parquet"]),
+)
+def test_any_float_survives_any_format(tmp_path_factory, rows, ending):
+    log = ScoreLog.from_arrays([[p for p, _ in r] for r in rows], [[g for _, g in r] for r in rows])
+    path = tmp_path_factory.mktemp("logs") / f"log{ending}"
+    log.write(path)
+    assert ScoreLog.read(path).sha256() == log.sha256()
+
+
+def test_json_lines_csv_and_parquet_read_the_same(tmp_path):
+    lines = write_lines(tmp_path / "log.jsonl", ROWS)
+    (tmp_path / "log.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
+    header = "id,primary,guardian,label,group,context,tag\n"
+    body = ['a,"[0.9, 0.1]","[1,0]",0,x,"q, ""1""",t1', 'b,"[0.2,0.3,0.5]","[0,0.25,1]",2,y,"é\nü",t2']
+    (tmp_path / "log.csv").write_text(header + "\n".join(body) + "\n")
+    logs = [ScoreLog.read(tmp_path / f"log{ending}") for ending in (".jsonl", ".jsonl.gz", ".csv")]
+    logs[0].write(tmp_path / "log.parquet")
+    logs.append(ScoreLog.read(tmp_path / "log.parquet"))
+    for log in logs:
+        assert log.sha256() == logs[0].sha256()
+        assert log.label.tolist() == [0, 2]
+        assert log.context.tolist() == ['q, "1"', "é\nü"]
+        assert log.extra["tag"].tolist() == ["t1", "t2"]
+        assert log.outcome("correct").tolist() == [1, 0, 0, 0, 1]
+
+
+def test_columns_may_have_any_name_and_their_costs_follow(tmp_path):
+    rows = [{"small": [0.1, 0.9], "big": [1, 0], "small_cost": 0.5, "big_input_tokens": 7, "other": [3, 4], "x": 1.5}]
+    log = ScoreLog.read(write_lines(tmp_path / "log.jsonl", rows), primary="small", guardian="big")
+    assert log.columns == ("small", "big")
+    assert log.primary_usage.cost.tolist() == [0.5]
+    assert log.guardian_usage.input_tokens.tolist() == [7]
+    assert log.lists["other"].tolist() == [3, 4]
+    assert log.extra["x"].tolist() == [1.5]
+    assert log.outcome_names == ()
+    log.write(tmp_path / "again.parquet")
+    again = ScoreLog.read(tmp_path / "again.parquet", primary="small", guardian="big", outcomes=["other"])
+    assert again.outcome("other").tolist() == [3, 4]
+    assert again.extra["x"].tolist() == [1.5]
+
+
+def test_columns_nobody_asked_for_are_kept_whatever_they_hold(tmp_path):
+    rows = [row | {"odd": [1, 2, 3, 4], "deep": {"a": [1]}, "flag": True} for row in ROWS]
+    log = ScoreLog.read(write_lines(tmp_path / "log.jsonl", rows))
+    assert log.extra["odd"].tolist() == ["[1,2,3,4]"] * 2
+    assert json.loads(log.extra["deep"][0]) == {"a": [1]}
+    log.write(tmp_path / "again.parquet")
+    assert ScoreLog.read(tmp_path / "again.parquet").extra["flag"].tolist() == ["true", "true"]
+
+
+def test_a_row_of_order_survives_a_large_file(tmp_path):
+    n = 300_000
+    primary = np.column_stack([np.arange(n) / n, np.zeros(n)])
+    ScoreLog.from_arrays(primary, 1 - primary, id=range(n)).write(tmp_path / "log.parquet")
+    log = ScoreLog.read(tmp_path / "log.parquet")
+    assert np.array_equal(log.primary, primary.ravel())
+    assert log.id[123_456] == "123456"
+
+
+def test_a_null_or_nan_primary_score_means_no_opinion():
+    log = ScoreLog.from_arrays([[0.1, None], [0.2, 0.3], None, [float("nan"), 1]], [[1, 0]] * 4)
+    assert log.no_opinion.tolist() == [True, False, True, True]
+    assert log.primary.tolist() == [0, 0, 0.2, 0.3, 0, 0, 0, 0]
+
+
+def test_a_null_or_nan_guardian_score_makes_the_row_missing():
+    log = ScoreLog.from_arrays([[0.1, 0.2]] * 3, [[1, None], None, [0, 1]])
+    assert log.missing.tolist() == [True, True, False]
+    assert np.isnan(log.guardian[:4]).all()
+
+
+def test_two_dimensional_arrays_are_not_copied():
+    scores = np.random.default_rng(0).random((100, 4))
+    log = ScoreLog.from_arrays(scores, scores)
+    assert np.shares_memory(log.primary, scores)
+
+
+def test_negative_zero_and_zero_are_the_same_content():
+    assert ScoreLog.from_arrays([[0.0, 1]], [[0, 1]]).sha256() == ScoreLog.from_arrays([[-0.0, 1]], [[0, 1]]).sha256()
+
+
+def test_the_digest_follows_scores_ids_and_sizes():
+    base = {"primary": [[0.1, 0.2], [0.3]], "guardian": [[0, 1], [1]]}
+    variants = [
+        ScoreLog.from_arrays(**base),
+        ScoreLog.from_arrays(**base, id=["a", "b"]),
+        ScoreLog.from_arrays(**base, id=["a", "c"]),
+        ScoreLog.from_arrays([[0.1], [0.2, 0.3]], [[0], [1, 1]]),
+        ScoreLog.from_arrays([[0.1, 0.2], [0.4]], [[0, 1], [1]]),
+    ]
+    assert len({log.sha256() for log in variants}) == len(variants)
+
+
+def test_selecting_rows_selects_everything_about_them():
+    log = sample()
+    some = log.select([2, 0])
+    assert some.id.tolist() == ["3", "a"]
+    assert some.primary.tolist() == [1 / 3, 0.1 + 0.2, 0.1]
+    assert some.actions.tolist() == ["only", "yes", "no"]
+    assert some.primary_usage.cost.tolist() == [0.3, 0.1]
+    assert some.lists["severity"].tolist() == [0.5, 0, 3]
+    assert some.missing.tolist() == [True, False]
+    assert log.select(log.label == 0).id.tolist() == ["a", "3"]
+
+
+def test_a_row_shows_everything_the_log_knows():
+    row = sample().row(1)
+    assert (row.index, row.id, row.label, row.group, row.actions) == (1, "b", 2, "y", ["1", "2", "it's"])
+    assert row.lists["severity"].tolist() == [1, 2, 0]
+
+
+def test_binarising_keeps_choices_and_changes_the_loss_column():
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 3, [[0.5, 0.5], [0.2, 0.8], [0.7, 0.3]], label=[0, 0, 0]).binarized()
+    assert log.loss_scores.tolist() == [1, 0, 0, 0, 1, 0]
+    assert log.guardian.tolist() == [0.5, 0.5, 0.2, 0.8, 0.7, 0.3]
+
+
+def test_binarising_needs_the_right_answers_and_a_menu():
+    with pytest.raises(OptionError, match="label"):
+        ScoreLog.from_arrays([[0.9, 0.1]], [[0.5, 0.5]]).binarized()
+    router = ScoreLog.from_router(confidence=[0.4], primary_grade=[0], guardian_grade=[1])
+    with pytest.raises(OptionError, match="already are regret"):
+        router.binarized()
+
+
+def test_a_binarised_log_is_not_written(tmp_path):
+    log = ScoreLog.from_arrays([[0.9, 0.1]], [[0.5, 0.5]], label=[0]).binarized()
+    with pytest.raises(OutputError, match="binarise it after reading"):
+        log.write(tmp_path / "log.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_router_form_lets_the_primary_stand_when_its_confidence_passes_the_threshold():
+    log = ScoreLog.from_router(
+        confidence=[0.3, None, 0.9, 2.0], primary_grade=[0.25, 1, 1, np.nan], guardian_grade=[1, 1, 0.5, 1], id="abcd"
+    )
+    assert log.is_router
+    assert log.primary.reshape(-1, 2).tolist() == [[0, 0.3], [0, 0], [0, 0.9], [0, 2.0]]
+    assert log.guardian[:6].reshape(-1, 2).tolist() == [[1, 0.25], [1, 1], [1, 1]]
+    assert log.missing.tolist() == [False, False, False, True]
+    assert log.no_opinion.tolist() == [False, True, False, False]
+    assert log.outcome("correct")[:6].tolist() == [1, 0.25, 1, 1, 0.5, 1]
+    assert log.actions.tolist()[:2] == ["guardian answer", "primary answer"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"confidence": [-0.1], "primary_grade": [1], "guardian_grade": [1]}, "confidence"),
+        ({"confidence": [float("inf")], "primary_grade": [1], "guardian_grade": [1]}, "confidence"),
+        ({"confidence": [1], "primary_grade": [1.1], "guardian_grade": [1]}, "primary_grade"),
+        ({"confidence": [1], "primary_grade": [1], "guardian_grade": ["a"]}, "guardian_grade"),
+        ({"confidence": [1, 2], "primary_grade": [1], "guardian_grade": [1]}, "2, 1 and 1"),
+    ],
+)
+def test_router_columns_outside_their_range_are_refused(options, problem):
+    with pytest.raises(ScoreLogError, match=problem):
+        ScoreLog.from_router(**options)
+
+
+GOOD = {"id": "a", "primary": [0.1, 0.2], "guardian": [0, 1], "label": 1}
+BAD_ROWS = [
+    ({"primary": "x"}, "row 2, column 'primary': 'x' is not a list of numbers"),
+    ({"primary": [0.1, "0.2"]}, "row 2, column 'primary'.*is not a list of numbers"),
+    ({"primary": [True, False]}, "row 2, column 'primary'"),
+    ({"primary": [[0.1], [0.2]]}, "row 2, column 'primary'"),
+    ({"primary": []}, "row 2, column 'primary': an empty list"),
+    ({"guardian": [0, 1, 1]}, "row 2, column 'guardian': 3 scores for 2 actions"),
+    ({"primary": [0.1, float("inf")]}, "row 2, column 'primary': inf is infinite"),
+    ({"guardian": [0, float("-inf")]}, "row 2, column 'guardian': -inf is infinite"),
+    ({"primary": None, "guardian": None}, "row 2, column 'primary': neither model has scores"),
+    ({"id": "a"}, "row 2, column 'id': 'a' is also the id of row 1"),
+    ({"id": None}, "row 2, column 'id': the id is empty"),
+    ({"label": 2}, "row 2, column 'label': 2 is not the index of one of 2 actions"),
+    ({"label": 0.5}, "row 2, column 'label': 0.5"),
+    ({"label": None}, "row 2, column 'label': nan"),
+    ({"primary_cost": -1}, "row 1, column 'primary_cost': nan must be"),
+    ({"correct": [1, 0, 0]}, "row 1, column 'correct': no list for 2 actions"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_ROWS)
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_what_breaks_the_format_is_refused_with_file_row_and_column(tmp_path, change, message, ending):
+    rows = [GOOD, GOOD | {"id": "b"} | change]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    if ending == ".parquet":
+        path = to_parquet(path)
+    with pytest.raises(ScoreLogError, match=message) as error:
+        ScoreLog.read(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def to_parquet(path):
+    """The same rows as text columns of a Parquet file."""
+    import duckdb
+
+    target = path.with_suffix(".parquet")
+    kinds = {"id": "varchar", "primary": "varchar", "guardian": "varchar", "label": "double"}
+    kinds |= {"primary_cost": "double", "correct": "varchar"}
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in kinds.items())
+    picked = ", ".join(f'"{name}"' for name in kinds if f'"{name}"' in path.read_text())
+    with duckdb.connect() as connection:
+        source = f"read_json('{path}', format='newline_delimited', columns={{{columns}}})"
+        connection.execute(f"copy (select {picked} from {source}) to '{target}' (format parquet)")
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("log.txt", b"", "unknown kind of file"),
+        ("log.jsonl", b"", "no rows"),
+        ("log.csv", b"primary,guardian\n", "no rows"),
+        ("log.parquet", b"PAR1 this is not it", "cannot be read"),
+        ("log.jsonl", b'{"primary": [0.1}\n', "cannot be read"),
+        ("log.jsonl", b"[1, 2]\n", "row 1 is not a JSON object"),
+        ("log.jsonl", b'{"primary": [0.1]}\n', "no column 'guardian'; it has primary"),
+        ("log.jsonl.gz", b"not gzip", "cannot be read"),
+        ("log.csv", b"primary,guardian\n0.5;0.5,\"[1]\"\n", "not a list of numbers"),
+    ],
+)
+def test_a_damaged_file_is_one_clear_error(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ScoreLogError, match=message) as error:
+        ScoreLog.read(tmp_path / name)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_truncated_parquet_file_is_refused(tmp_path):
+    sample().write(tmp_path / "log.parquet")
+    whole = (tmp_path / "log.parquet").read_bytes()
+    (tmp_path / "log.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ScoreLogError, match="is the file complete"):
+        ScoreLog.read(tmp_path / "log.parquet")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ScoreLogError, match="no such file"):
+        ScoreLog.read(tmp_path / "log.parquet")
+
+
+def test_a_name_with_wildcards_means_just_that_file(tmp_path):
+    for name in ("log[1].parquet", "it's*.parquet"):
+        sample().write(tmp_path / name)
+        assert len(ScoreLog.read(tmp_path / name)) == 3
+
+
+def test_a_column_that_is_not_a_list_is_refused(tmp_path):
+    import duckdb
+
+    path = tmp_path / "log.parquet"
+    with duckdb.connect() as connection:
+        connection.execute(f"copy (select 1.5 as primary, [true] as guardian) to '{path}' (format parquet)")
+    with pytest.raises(ScoreLogError, match="column 'primary' is DECIMAL"):
+        ScoreLog.read(path)
+
+
+@pytest.mark.parametrize(
+    ("primary", "guardian", "options", "message"),
+    [
+        ([], [], {}, "no rows"),
+        ([[0.1]], [[0.1], [0.2]], {}, "1 rows of Primary scores, 2 of Guardian"),
+        ([["a"]], [[0.1]], {}, "row 1, column 'primary'"),
+        ([[True]], [[0.1]], {}, "row 1, column 'primary'"),
+        ([0.1], [[0.1]], {}, "row 1, column 'primary'"),
+        ([[0.1]], [[0.1]], {"id": ["a", "b"]}, "column 'id' has 2 rows"),
+        ([[0.1]], [[0.1]], {"outcomes": {"s": [[1, 2]]}}, "column 's': 2 entries for 1 actions"),
+        ([[0.1]], [[0.1]], {"outcomes": {"s": [[1], [2]]}}, "column 's' has 2 rows"),
+        ([[0.1]], [[0.1]], {"actions": [["a", "b"]]}, "column 'actions'"),
+    ],
+)
+def test_arrays_that_do_not_line_up_are_refused(primary, guardian, options, message):
+    with pytest.raises(ScoreLogError, match=message):
+        ScoreLog.from_arrays(primary, guardian, **options)
+
+
+def test_nothing_is_left_behind_where_writing_fails(tmp_path):
+    with pytest.raises(OutputError, match="cannot be written"):
+        sample().write(tmp_path / "nowhere" / "log.parquet")
+    (tmp_path / "log.jsonl").mkdir()
+    with pytest.raises(OutputError, match="cannot be written"):
+        sample().write(tmp_path / "log.jsonl")
+    assert [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
