@@ -25,9 +25,7 @@ def total(primary: Rows, guardian: Rows, relaxation: Fraction, guardian_sees: st
     )
 
 
-def relaxation(
-    primary: Rows, guardian: Rows, alpha: Fraction, bound: Fraction, guardian_sees: str
-) -> Fraction | None:
+def relaxation(primary: Rows, guardian: Rows, alpha: Fraction, bound: Fraction, guardian_sees: str) -> Fraction | None:
     """inf { lambda >= 0 : n/(n+1) R(lambda) + B/(n+1) <= alpha }; only 0 and the gaps can be it."""
     for point in sorted({Fraction(0), *(gap for row in primary for gap in gaps(row))}):
         if total(primary, guardian, point, guardian_sees) + bound <= alpha * (len(primary) + 1):

@@ -190,7 +190,11 @@ def test_the_key_is_kept_beside_the_certificate_and_out_of_it(tmp_path, science)
 def test_without_its_key_a_random_boundary_cannot_be_used(tmp_path, science):
     calibrate(science, 0.05, boundary="random").save(tmp_path / "c.json")
     loaded = Calibration.load(tmp_path / "c.json")
-    for use in (lambda: loaded.candidates([0.1, 0.2], id="a"), lambda: loaded.apply(science), lambda: verify(loaded, science)):
+    for use in (
+        lambda: loaded.candidates([0.1, 0.2], id="a"),
+        lambda: loaded.apply(science),
+        lambda: verify(loaded, science),
+    ):
         with pytest.raises(CertificateError, match="--key-file"):
             use()
     with pytest.raises(CertificateError, match="not the one"):

@@ -28,12 +28,14 @@ def slow(log, alphas, sizes, trials, seed, *, prices, sees, **options):
     """The same trials, one row at a time, with a certificate each."""
     rng = np.random.default_rng(seed)
     key = {"key": rng.bytes(32), "boundary": "random"} if options.pop("boundary", "include") == "random" else {}
-    found = {alpha: {name: [] for name in ("loss", "deferred", "candidates", "cost", "correct", "harm", "relaxation")} for alpha in alphas}  # fmt: skip
-    for calibration, test in draw_splits(len(log), calibration_size=sizes[0], test_size=sizes[1], trials=trials, rng=rng):
+    figures = ("loss", "deferred", "candidates", "cost", "correct", "harm")
+    found = {alpha: {name: [] for name in (*figures, "relaxation")} for alpha in alphas}
+    splits = draw_splits(len(log), calibration_size=sizes[0], test_size=sizes[1], trials=trials, rng=rng)
+    for calibration, test in splits:
         for alpha in alphas:
             made = calibrate(log.select(calibration), alpha, guardian_sees=sees, **key, **options)
             per_row = [slow_row(log.row(int(k)), log, int(k), made, prices) for k in test]
-            for name, values in zip(("loss", "deferred", "candidates", "cost", "correct", "harm"), zip(*per_row, strict=True), strict=True):  # fmt: skip
+            for name, values in zip(figures, zip(*per_row, strict=True), strict=True):
                 found[alpha][name].append(np.mean(values))
             found[alpha]["relaxation"].append(np.nan if made.relaxation is None else made.relaxation)
     return found
@@ -97,8 +99,12 @@ def test_baselines_are_the_single_models_and_their_mixtures():
         rows = [log.row(int(k)) for k in test]
         tops = [int(np.argmax(r.primary)) for r in rows]
         best = [int(np.argmax(r.guardian)) for r in rows]
-        assert primary.values("correct")[t] == pytest.approx(np.mean([a == r.label for a, r in zip(tops, rows, strict=True)]))
-        assert guardian.values("correct")[t] == pytest.approx(np.mean([a == r.label for a, r in zip(best, rows, strict=True)]))
+        assert primary.values("correct")[t] == pytest.approx(
+            np.mean([a == r.label for a, r in zip(tops, rows, strict=True)])
+        )
+        assert guardian.values("correct")[t] == pytest.approx(
+            np.mean([a == r.label for a, r in zip(best, rows, strict=True)])
+        )
         regret = [r.guardian.max() - r.guardian[a] for a, r in zip(tops, rows, strict=True)]
         assert primary.values("loss")[t] == pytest.approx(np.mean(regret))
         assert coin.values("loss")[t] == pytest.approx(0.75 * np.mean(regret))
@@ -232,7 +238,7 @@ def test_a_cost_matched_coin_agrees_with_one_that_is_really_tossed():
     log = made_up(ragged=False)
     made = evaluate(log, [0.1], calibration_size=100, trials=1, primary_cost=1, guardian_cost=20)
     (coin,) = made.of("cost_matched")
-    (_, test), = draw_splits(240, calibration_size=100, test_size=None, trials=1, rng=np.random.default_rng(0))
+    ((_, test),) = draw_splits(240, calibration_size=100, test_size=None, trials=1, rng=np.random.default_rng(0))
     rng = np.random.default_rng(1)
     top = log.primary.reshape(240, 4)[test].argmax(axis=1) == log.label[test]
     best = log.guardian.reshape(240, 4)[test].argmax(axis=1) == log.label[test]

@@ -10,9 +10,9 @@ from conformal_arbitrage import OptionError, OutputError, ScoreLog, ScoreLogErro
 
 ENDINGS = [".parquet", ".jsonl", ".jsonl.gz", ".csv"]
 ROWS = [
-    {"id": "a", "primary": [0.9, 0.1], "guardian": [1, 0], "label": 0, "group": "x", "context": "q, \"1\"", "tag": "t1"},
-    {"id": "b", "primary": [0.2, 0.3, 0.5], "guardian": [0, 0.25, 1], "label": 2, "group": "y", "context": "é\nü", "tag": "t2"},
-]  # fmt: skip
+    {"id": "a", "primary": [0.9, 0.1], "guardian": [1, 0], "label": 0, "context": 'q, "1"', "tag": "t1"},
+    {"id": "b", "primary": [0.2, 0.3, 0.5], "guardian": [0, 0.25, 1], "label": 2, "context": "é\nü", "tag": "t2"},
+]
 
 
 def write_lines(path, rows):
@@ -37,7 +37,18 @@ def sample():
 
 def assert_same(log, other):
     assert log.sha256() == other.sha256()
-    for name in ("primary", "guardian", "offsets", "no_opinion", "missing", "label", "id", "group", "context", "actions"):
+    for name in (
+        "primary",
+        "guardian",
+        "offsets",
+        "no_opinion",
+        "missing",
+        "label",
+        "id",
+        "group",
+        "context",
+        "actions",
+    ):
         left, right = getattr(log, name), getattr(other, name)
         assert np.array_equal(left, right, equal_nan=getattr(left, "dtype", None) == np.float64), name
     assert log.score_digits == other.score_digits
@@ -80,8 +91,8 @@ def test_any_float_survives_any_format(tmp_path_factory, rows, ending):
 def test_json_lines_csv_and_parquet_read_the_same(tmp_path):
     lines = write_lines(tmp_path / "log.jsonl", ROWS)
     (tmp_path / "log.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
-    header = "id,primary,guardian,label,group,context,tag\n"
-    body = ['a,"[0.9, 0.1]","[1,0]",0,x,"q, ""1""",t1', 'b,"[0.2,0.3,0.5]","[0,0.25,1]",2,y,"é\nü",t2']
+    header = "id,primary,guardian,label,context,tag\n"
+    body = ['a,"[0.9, 0.1]","[1,0]",0,"q, ""1""",t1', 'b,"[0.2,0.3,0.5]","[0,0.25,1]",2,"é\nü",t2']
     (tmp_path / "log.csv").write_text(header + "\n".join(body) + "\n")
     logs = [ScoreLog.read(tmp_path / f"log{ending}") for ending in (".jsonl", ".jsonl.gz", ".csv")]
     logs[0].write(tmp_path / "log.parquet")
@@ -288,7 +299,7 @@ def to_parquet(path):
         ("log.jsonl", b"[1, 2]\n", "row 1 is not a JSON object"),
         ("log.jsonl", b'{"primary": [0.1]}\n', "no column 'guardian'; it has primary"),
         ("log.jsonl.gz", b"not gzip", "cannot be read"),
-        ("log.csv", b"primary,guardian\n0.5;0.5,\"[1]\"\n", "not a list of numbers"),
+        ("log.csv", b'primary,guardian\n0.5;0.5,"[1]"\n', "not a list of numbers"),
     ],
 )
 def test_a_damaged_file_is_one_clear_error(tmp_path, name, content, message):

@@ -224,21 +224,17 @@ def evaluate(
     """
     _check_sweep(trials, probabilities, balance_by, sample_size, delta_x)
     rng = np.random.default_rng(seed)
-    key = rng.bytes(32) if boundary == "random" else None
     terms = Terms(
         guardian_sees=guardian_sees, boundary=boundary, loss_bound=loss_bound, loss=loss, grid=grid,
-        missing_guardian=missing_guardian, key=key,
+        missing_guardian=missing_guardian, key=rng.bytes(32) if boundary == "random" else None,
     )  # fmt: skip
     costs = costs_of(
         log, primary_cost=primary_cost, guardian_cost=guardian_cost, primary_price=primary_price,
         guardian_price=guardian_price,
     )  # fmt: skip
-    groups = None if balance_by is None else _groups(log, balance_by)
-    splits = list(
-        draw_splits(
-            len(log), calibration_size=calibration_size, test_size=test_size, sample_size=sample_size, trials=trials,
-            rng=rng, groups=groups,
-        )
+    splits = draw_splits(
+        len(log), calibration_size=calibration_size, test_size=test_size, sample_size=sample_size, trials=trials,
+        rng=rng, groups=None if balance_by is None else _groups(log, balance_by),
     )  # fmt: skip
     points, bound = _points(log, alphas, terms, costs, splits, probabilities, (delta_x, delta_of))
     return Frontier(
@@ -296,7 +292,7 @@ def _bound(log: ScoreLog, steps: Steps, terms: Terms) -> Fraction:
     row = int(steps.start_loss.argmax())
     largest = Fraction(int(steps.start_loss[row]), 10**steps.tick_digits)
     unit = terms.loss is not None or within_unit(log.loss_scores)
-    return check_bound(terms.loss_bound, unit_scores=unit, largest_loss=(largest, row))
+    return check_bound(terms.loss_bound, unit_scores=unit, largest_loss=(largest, row), source=log.source)
 
 
 def _groups(log: ScoreLog, name: str) -> Integers:

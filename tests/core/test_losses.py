@@ -59,7 +59,7 @@ def test_a_loss_outside_its_range_names_the_row(value):
 
 
 def test_a_loss_above_the_bound_is_refused_with_its_row():
-    with pytest.raises(ScoreLogError, match="row 3: the loss is 1.5, above the bound 1"):
+    with pytest.raises(ScoreLogError, match=r"row 3: the loss is 1\.5, above the bound 1"):
         calibrate(LOG, 0.5, loss=lambda row, sight: 1.5 if row.index == 2 else 0.0)
 
 
@@ -94,7 +94,14 @@ def test_missing_guardian_rows_cost_a_user_loss_the_bound_throughout():
 
 @pytest.mark.parametrize(
     ("value", "decimal"),
-    [(0.1, "1/10"), (np.float64(0.1), "1/10"), (np.float32(0.1), "1/10"), ("0.30", "3/10"), (1, "1"), (1e-7, "1/10000000")],
+    [
+        (0.1, "1/10"),
+        (np.float64(0.1), "1/10"),
+        (np.float32(0.1), "1/10"),
+        ("0.30", "3/10"),
+        (1, "1"),
+        (1e-7, "1/10000000"),
+    ],
 )
 def test_a_number_stands_for_the_decimal_its_user_wrote(value, decimal):
     assert exact(value, name="alpha") == Fraction(decimal)

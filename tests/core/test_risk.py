@@ -194,6 +194,7 @@ def test_any_object_with_the_arrays_will_do():
         offsets = np.array([0, 2])
         missing = np.array([False])
         score_digits = 12
+        source = "mine"
 
         def row(self, index):
             raise AssertionError(index)

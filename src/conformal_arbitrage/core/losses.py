@@ -95,8 +95,8 @@ def _missing_loss(log: ScoreArrays, missing_loss: Number | None) -> Fraction:
         return Fraction(0)
     if missing_loss is None:
         raise ScoreLogError(
-            f"row {missing[0] + 1}: no Guardian score ({missing.size} of {len(log.missing)} rows); ask the Guardian "
-            'again, or pass missing_guardian="worst_case" (--missing-guardian worst_case): leaving such rows out '
+            f"{log.source}: row {missing[0] + 1}: no Guardian score ({missing.size} of {len(log.missing)} rows); ask the "
+            'Guardian again, or pass missing_guardian="worst_case" (--missing-guardian worst_case): leaving such rows out '
             "breaks the guarantee"
         )
     return exact(missing_loss, name="loss_bound")
@@ -133,8 +133,8 @@ def _regret_stairs(log: ScoreArrays, *, alone_only: bool, worst: Fraction) -> Lo
     low, high = score_range(log.loss_scores)
     if max(abs(low), abs(high)) > LARGEST_GUARDIAN_SCORE:
         raise ScoreLogError(
-            f"Guardian scores from {low:g} to {high:g} are too large (limit {LARGEST_GUARDIAN_SCORE:g}); divide them, "
-            "the bound and alpha by one power of ten: the rule stays the same"
+            f"{log.source}: Guardian scores from {low:g} to {high:g} are too large (limit {LARGEST_GUARDIAN_SCORE:g}); "
+            "divide them, the bound and alpha by one power of ten: the rule stays the same"
         )
     digits = _tick_digits(len(log.offsets) - 1, max(exact(high, name="score") - exact(low, name="score"), worst))
 
@@ -210,13 +210,15 @@ def _user_levels(log: ScoreArrays, block: Block, loss: Loss, *, alone_only: bool
     levels = np.zeros(gap.shape)
     for k, index in enumerate(block.all_rows().tolist()):
         if not log.missing[index]:
-            levels[:, k] = _user_row(log.row(index), index, gap[:, k], order[:, k], loss, alone_only=alone_only)
+            levels[:, k] = _user_row(log, index, gap[:, k], order[:, k], loss, alone_only=alone_only)
     return gap, order, levels
 
 
-def _user_row(row: object, index: int, gap: Floats, order: Integers, loss: Loss, *, alone_only: bool) -> list[float]:
+def _user_row(
+    log: ScoreArrays, index: int, gap: Floats, order: Integers, loss: Loss, *, alone_only: bool
+) -> list[float]:
     """The user's loss at each distinct gap of one row; equal gaps share the value of the last of them."""
-    size = len(gap)
+    size, row = len(gap), log.row(index)
     values: list[float] = [0.0] * size
     for j in range(size - 1, -1, -1):
         tied = j + 1 < size and gap[j] == gap[j + 1]
@@ -226,5 +228,7 @@ def _user_row(row: object, index: int, gap: Floats, order: Integers, loss: Loss,
         sight = order if alone_only and j > 0 else order[: j + 1]
         values[j] = float(loss(row, np.sort(sight)))
         if not 0 <= values[j] < np.inf:
-            raise ScoreLogError(f"row {index + 1}: the loss is {values[j]!r}; it must lie in [0, loss_bound]")
+            raise ScoreLogError(
+                f"{log.source}: row {index + 1}: the loss is {values[j]!r}; it must lie in [0, loss_bound]"
+            )
     return values

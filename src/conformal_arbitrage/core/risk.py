@@ -7,7 +7,7 @@ Knows nothing of files, certificates or models.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -34,6 +34,7 @@ class RiskCurve:
     """The total loss of n rows as an exact step function of the relaxation.
 
     Attributes:
+        source: where the log came from, for messages.
         n: rows.
         breakpoints: relaxations at which the total changes, ascending; the first is 0.
         boundary_u: for boundary="random", the draw that goes with each breakpoint; else None.
@@ -44,6 +45,7 @@ class RiskCurve:
         envelope_excess: mean over rows of how far a user's loss was raised to make it monotone.
     """
 
+    source: str
     n: int
     breakpoints: Floats
     boundary_u: Floats | None
@@ -76,6 +78,7 @@ class RiskCurve:
         drops = _collect(stairs.blocks, u=u)
         breakpoints, boundary_u, totals = _accumulate(drops)
         return cls(
+            source=log.source,
             n=len(log.offsets) - 1,
             breakpoints=breakpoints,
             boundary_u=boundary_u,
@@ -92,20 +95,11 @@ class RiskCurve:
             raise OptionError('grid goes with boundary="include" only; drop one of the two')
         points = grid_points(step)
         totals = self.totals[np.searchsorted(self.breakpoints, points, side="right") - 1]
-        return RiskCurve(
-            n=self.n,
-            breakpoints=points,
-            boundary_u=None,
-            totals=totals,
-            tick_digits=self.tick_digits,
-            largest_loss=self.largest_loss,
-            unit_scores=self.unit_scores,
-            envelope_excess=self.envelope_excess,
-        )
+        return replace(self, breakpoints=points, totals=totals)
 
     def bound(self, loss_bound: Number | None) -> Fraction:
         """The loss bound as the user wrote it, checked against the losses of this log."""
-        return check_bound(loss_bound, unit_scores=self.unit_scores, largest_loss=self.largest_loss)
+        return check_bound(loss_bound, unit_scores=self.unit_scores, largest_loss=self.largest_loss, source=self.source)
 
     def search(self, alphas: Sequence[Number], loss_bound: Number | None = None) -> list[int | None]:
         """Index of the first breakpoint that keeps each budget; None where none does.
@@ -152,11 +146,13 @@ def grid_points(step: Number) -> Floats:
     return np.array([float(i * size) for i in range(int(1 / size) + 1)])
 
 
-def check_bound(loss_bound: Number | None, *, unit_scores: bool, largest_loss: tuple[Fraction, int]) -> Fraction:
+def check_bound(
+    loss_bound: Number | None, *, unit_scores: bool, largest_loss: tuple[Fraction, int], source: str
+) -> Fraction:
     """The loss bound as the user wrote it. It may be left out, and is then 1, only if all scores lie in [0, 1]."""
     if loss_bound is None and not unit_scores:
         raise OptionError(
-            "Guardian scores leave [0, 1], so the largest possible loss is not 1; "
+            f"{source}: Guardian scores leave [0, 1], so the largest possible loss is not 1; "
             "state it from what the scores mean: loss_bound= (--loss-bound)"
         )
     bound = exact(1 if loss_bound is None else loss_bound, name="loss_bound")
@@ -165,7 +161,7 @@ def check_bound(loss_bound: Number | None, *, unit_scores: bool, largest_loss: t
     largest, row = largest_loss
     if largest > bound:
         raise ScoreLogError(
-            f"row {row + 1}: the loss is {float(largest):.12g}, above the bound {float(bound):.12g}; "
+            f"{source}: row {row + 1}: the loss is {float(largest):.12g}, above the bound {float(bound):.12g}; "
             "give the bound that the scores' meaning implies: loss_bound= (--loss-bound)"
         )
     return bound

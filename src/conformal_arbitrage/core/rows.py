@@ -51,6 +51,11 @@ class ScoreArrays(Protocol):
         """Significant decimals of a Primary score: 12 or 6."""
         ...
 
+    @property
+    def source(self) -> str:
+        """Where the scores came from, for messages."""
+        ...
+
     def row(self, index: int, /) -> object:
         """One row as an object, for a user's own loss."""
         ...

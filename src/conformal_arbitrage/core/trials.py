@@ -51,7 +51,7 @@ def draw_splits(
     rng: np.random.Generator,
     groups: Integers | None = None,
     sample_size: int | None = None,
-) -> Iterator[Split]:
+) -> list[Split]:
     """Fresh random splits; with groups, each from a fresh sample balanced over them.
 
     Balancing takes floor(sample_size / groups) rows of every group (all of a smaller one) and fills the rest at
@@ -64,9 +64,8 @@ def draw_splits(
             f"a calibration size of {calibration_size} with {'the rest' if test_size is None else test_size} for the "
             f"test does not fit {pool} of {n} rows; give a calibration size below the number of rows"
         )
-    for _ in range(trials):
-        rows = rng.permutation(n) if groups is None else rng.permutation(_balanced(groups, pool, rng))
-        yield rows[:calibration_size], rows[calibration_size:used]
+    drawn = (rng.permutation(n if groups is None else _balanced(groups, pool, rng)) for _ in range(trials))
+    return [(rows[:calibration_size], rows[calibration_size:used]) for rows in drawn]
 
 
 def _balanced(groups: Integers, size: int, rng: np.random.Generator) -> NDArray[np.intp]:

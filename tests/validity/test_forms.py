@@ -1,0 +1,81 @@
+"""The binarised Guardian, the router form, and evaluation by splits: kept, and caught without B / (n + 1)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage import RiskCurve, ScoreLog, calibrate, evaluate
+from tests.validity.simulation import keeps
+
+N, ALPHA, TIMES = 20, 0.1, 1200
+
+
+def menu(rng, n):
+    """A menu with labels; the Guardian is right in about four of five queries."""
+    primary = rng.random((n, 3))
+    label = (0.5 * primary + rng.normal(size=(n, 3))).argmax(axis=1)
+    guardian = rng.random((n, 3))
+    guardian[np.arange(n), label] += np.where(rng.random(n) < 0.7, 1.0, 0.0)
+    return ScoreLog.from_arrays(primary, guardian / 2, label=label).binarized()
+
+
+def menu_loss(log, candidate):
+    n = len(log)
+    right = log.guardian.reshape(n, 3).argmax(axis=1) == log.label
+    return right & ~candidate.reshape(n, 3)[np.arange(n), log.label]
+
+
+def router(rng, n):
+    """Two graded answers; a higher confidence goes with a better answer of the Primary."""
+    confidence = rng.random(n)
+    return ScoreLog.from_router(
+        confidence=confidence,
+        primary_grade=(rng.random(n) < 0.3 + 0.4 * confidence).astype(float),
+        guardian_grade=(rng.random(n) < 0.9).astype(float),
+    )
+
+
+def router_loss(log, candidate):
+    grades = log.outcome("correct").reshape(-1, 2)
+    alone = candidate.reshape(-1, 2).sum(axis=1) == 1
+    return np.where(alone, np.maximum(0, grades[:, 0] - grades[:, 1]), 0.0)
+
+
+def without_the_bound(log):
+    curve = RiskCurve.from_log(log)
+    found = int(np.argmax(curve.totals <= ALPHA * len(log) * 1e12))
+    return float(curve.breakpoints[found])
+
+
+def measure(world, loss, relaxation):
+    rng = np.random.default_rng(1)
+    means = []
+    for _ in range(TIMES):
+        log, fresh = world(rng, N), world(rng, 200)
+        made = calibrate(log, ALPHA)
+        made = made if relaxation is None else replace(made, relaxation=relaxation(log))
+        means.append(loss(fresh, made.apply(fresh).candidate).mean())
+    return float(np.mean(means)), float(np.std(means, ddof=1) / TIMES**0.5)
+
+
+@pytest.mark.parametrize(("world", "loss"), [(menu, menu_loss), (router, router_loss)], ids=["binarised", "router"])
+def test_each_form_keeps_the_budget(world, loss):
+    measured = measure(world, loss, None)
+    assert keeps(ALPHA, measured), measured
+
+
+@pytest.mark.parametrize(("world", "loss"), [(menu, menu_loss), (router, router_loss)], ids=["binarised", "router"])
+def test_each_form_is_caught_without_the_bound(world, loss):
+    measured = measure(world, loss, without_the_bound)
+    assert not keeps(ALPHA, measured), measured
+
+
+@pytest.mark.parametrize("boundary", ["include", "random"])
+@pytest.mark.parametrize("sees", ["candidates", "all"])
+def test_splits_of_one_pool_keep_the_budget(science, sees, boundary):
+    """Splits of a fixed log are exchangeable, so the mean loss over many of them is within alpha."""
+    made = evaluate(science, [0.1], calibration_size=40, trials=2000, guardian_sees=sees, boundary=boundary)
+    losses = made.of("conformal")[0].values("loss")
+    assert keeps(0.1, (losses.mean(), losses.std(ddof=1) / 2000**0.5))
+    assert losses.mean() >= 0.1 - 2 / 41 - 0.002
