@@ -372,7 +372,8 @@ class _Sweep:
 
     def _outcomes(self, means: Mapping[str, Floats]) -> dict[str, Floats]:
         """Means over the rows with a known choice: one left to a Guardian that did not answer has none."""
-        return {name: means[name] / (1 - means["undecided"]) for name in self.outcomes}
+        known = 1 - means["undecided"] if "undecided" in means else 1.0
+        return {name: means[name] / known for name in self.outcomes}
 
     def _position(self, name: str, x: Floats) -> Floats | None:
         """Where x lies on the way from the Primary alone (0) to the Guardian alone (1), trial by trial."""

@@ -42,9 +42,9 @@ def _decimals(scores: Floats, top: Floats, digits: int) -> Integers:
     One number where all rows agree, else one per row.
     """
     largest = np.maximum(top, -scores.min(axis=0))
-    extremes = np.searchsorted(_CEILINGS, np.array([largest.min(), largest.max()]))
-    exponents = extremes[:1] if extremes[0] == extremes[1] else np.searchsorted(_CEILINGS, largest)
-    return np.minimum(digits - (exponents + _LOWEST_EXPONENT), _LAST_EXACT_POWER)
+    low, high = np.searchsorted(_CEILINGS, np.array([largest.min(), largest.max()])).tolist()
+    above_low = np.zeros(1, dtype=np.int64) if low == high else np.searchsorted(_CEILINGS[low:high], largest)
+    return np.minimum(digits - (low + above_low + _LOWEST_EXPONENT), _LAST_EXACT_POWER)
 
 
 def _shift(values: Floats, decimals: Integers) -> None:
@@ -94,9 +94,9 @@ def sorted_gaps(scores: Floats, *, digits: int) -> tuple[Floats, Integers]:
     keys = _sort_rows(keys)
     order = keys & ((1 << bits) - 1)
     keys >>= bits
-    ascending = keys.astype(np.float64)
-    _shift(ascending, -decimals)
-    return ascending, order
+    ticks[:] = keys
+    _shift(ticks, -decimals)
+    return ticks, order
 
 
 def _sort_rows(keys: Integers) -> Integers:

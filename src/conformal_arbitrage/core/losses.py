@@ -167,7 +167,7 @@ def _regret_levels(scores: Floats, order: Integers, *, alone_only: bool) -> Inte
         return levels
     for j in range(1, len(best)):
         np.maximum(best[j], best[j - 1], out=best[j])
-    return best[-1] - best
+    return np.subtract(best[-1].copy(), best, out=best)
 
 
 def in_order(values: NDArray[T], order: Integers) -> NDArray[T]:

@@ -15,7 +15,7 @@ from conformal_arbitrage.core.gaps import Bools, Floats, Integers
 
 T = TypeVar("T", bound=np.generic)
 
-_BLOCK_SCORES = 1 << 16
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 13, 1 << 16
 
 
 class ScoreArrays(Protocol):
@@ -87,24 +87,29 @@ class Block:
 
 
 def blocks(offsets: Integers) -> Iterator[Block]:
-    """Every row once, in blocks of equal size; in file order where all sizes are equal."""
+    """Every row once, in blocks of rows of one size; in file order where all sizes are equal.
+
+    A block has a thirty-second of all scores, within limits: fewer steps for a large log, and for a small one little
+    fresh memory, which costs more to touch first than to compute in.
+    """
     sizes = np.diff(offsets)
+    scores = min(max(int(offsets[-1]) // 32, _SMALLEST_BLOCK), _LARGEST_BLOCK)
     if sizes.min() == sizes.max():
-        yield from _even_blocks(len(sizes), int(sizes[0]))
+        yield from _even_blocks(len(sizes), int(sizes[0]), scores)
         return
     by_size = np.argsort(sizes, kind="stable")
     cuts = np.flatnonzero(np.diff(sizes[by_size])) + 1
     for rows in np.split(by_size, cuts):
         size = int(sizes[rows[0]])
-        step = max(1, _BLOCK_SCORES // size)
+        step = max(1, scores // size)
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
             flat = offsets[some][:, None] + np.arange(size)
             yield Block(rows=some, flat=flat.ravel(), size=size)
 
 
-def _even_blocks(n: int, size: int) -> Iterator[Block]:
-    step = max(1, _BLOCK_SCORES // size)
+def _even_blocks(n: int, size: int, scores: int) -> Iterator[Block]:
+    step = max(1, scores // size)
     for start in range(0, n, step):
         stop = min(start + step, n)
         yield Block(rows=slice(start, stop), flat=slice(start * size, stop * size), size=size)

@@ -131,7 +131,8 @@ def build_steps(
     u: Floats | None,
 ) -> Steps:
     """Lay out all quantities of a log as steps, sorted once."""
-    names = ("loss", "deferred", "candidates", "undecided", *(["guardian_leg"] if leg else []), *outcomes)
+    undecided = ["undecided"] if log.missing.any() else []
+    names = ("loss", "deferred", "candidates", *undecided, *(["guardian_leg"] if leg else []), *outcomes)
     n = len(log.offsets) - 1
     start, start_loss = np.empty((len(names), n)), np.empty(n, dtype=np.int64)
     parts: list[tuple[Floats, NDArray[np.intp], Floats, Integers]] = []
@@ -166,15 +167,16 @@ def _values(
         stair.levels / 10.0**tick_digits,
         asked.astype(np.float64),
         np.broadcast_to(np.arange(1.0, size + 1)[:, None], (size, count)),
-        (asked & missing).astype(np.float64),
     ]
+    if log.missing.any():
+        values.append((asked & missing).astype(np.float64))
     if leg is not None:
         shown = [0, *(size if sees_all else m for m in range(2, size + 1))]
         values.append(np.array([leg.of(rows, m, size) if m else np.zeros(count) for m in shown]))
     choice = guardian_choices(stair.block.of(log.guardian), stair.order, sees_all=sees_all)
     for outcome in outcomes.values():
         worth = in_order(stair.block.of(outcome), choice)
-        values.append(np.where(asked & missing, 0.0, worth))
+        values.append(np.where(asked & missing, 0.0, worth) if missing.any() else worth)
     return np.array(values)
 
 
@@ -207,28 +209,30 @@ def run_trials(
 
     Args:
         steps: the log's quantities.
-        splits: calibration and test rows.
+        splits: calibration and test rows, of one size each.
         alphas: the risk budgets.
         bound: the loss bound.
         grid: restrict relaxations to these points.
         fixed: further per-row columns to average over the test rows, such as the cost of the Primary.
     """
     stations = _stations(steps, grid)
+    limits = [spendable(alpha, bound, len(splits[0][0]), steps.tick_digits) for alpha in alphas]
     shape = (len(splits), len(alphas))
     relaxation, boundary_u = np.full(shape, np.nan), np.full(shape, np.nan)
     means = np.empty((len(steps.names), len(splits), len(alphas) + 2))
-    columns = dict(fixed or {})
-    averages = {name: np.empty(len(splits)) for name in columns}
+    names = tuple(fixed or {})
+    columns = np.array([(fixed or {})[name] for name in names]).reshape(len(names), len(steps.start_loss))
+    averages = np.empty((len(names), len(splits)))
     for t, (calibration, test) in enumerate(splits):
-        found = _calibrate(steps, stations, calibration, alphas, bound)
+        found = _calibrate(steps, stations, calibration, limits)
         kept = found < len(stations.stop)
         relaxation[t, kept] = stations.relaxation[found[kept]]
         if stations.u is not None:
             boundary_u[t, kept] = stations.u[found[kept]]
         stops = np.append(stations.stop, len(steps.row))[found]
-        means[:, t] = _test_means(steps, test, np.concatenate([[0], stops, [len(steps.row)]])).T
-        for name, column in columns.items():
-            averages[name][t] = column[test].mean()
+        member = _membership(steps, test).astype(np.float64)
+        means[:, t] = _sums(steps, member, np.concatenate([[0], stops, [len(steps.row)]])).T / len(test)
+        averages[:, t] = columns @ member / len(test)
     named = dict(zip(steps.names, means, strict=True))
     return TrialResults(
         relaxation,
@@ -236,7 +240,7 @@ def run_trials(
         conformal={name: mean[:, 1:-1] for name, mean in named.items()},
         primary={name: mean[:, 0] for name, mean in named.items()},
         guardian={name: mean[:, -1] for name, mean in named.items()},
-        fixed=averages,
+        fixed=dict(zip(names, averages, strict=True)),
     )
 
 
@@ -280,24 +284,15 @@ def _ends(steps: Steps) -> NDArray[np.intp]:
     return ends[ends > steps.always]
 
 
-def _calibrate(
-    steps: Steps,
-    stations: _Stations,
-    rows: NDArray[np.intp],
-    alphas: Sequence[Number],
-    bound: Fraction,
-) -> NDArray[np.intp]:
-    """First station within each budget on these rows; the number of stations where none is."""
+def _calibrate(steps: Steps, stations: _Stations, rows: NDArray[np.intp], limits: Sequence[int]) -> NDArray[np.intp]:
+    """First station at which the loss of these rows is within each limit; the number of stations where none is."""
     member = _membership(steps, rows)
     fallen = np.concatenate([[0], np.cumsum(stations.drop * member.take(stations.row))])
-    totals = steps.start_loss[rows].sum() - fallen[stations.drops_taken]
-    limits = [spendable(alpha, bound, len(rows), steps.tick_digits) for alpha in alphas]
-    return first_within(totals, limits)
+    return first_within(steps.start_loss[rows].sum() - fallen[stations.drops_taken], limits)
 
 
-def _test_means(steps: Steps, rows: NDArray[np.intp], stops: NDArray[np.intp]) -> Floats:
-    """Mean of every quantity over some rows after each number of steps: stops x quantities."""
-    member = _membership(steps, rows).astype(np.float64)
+def _sums(steps: Steps, member: Floats, stops: NDArray[np.intp]) -> Floats:
+    """Sum of every quantity over the rows marked 1, after each number of steps: stops x quantities."""
     weight = member.take(steps.row)
     sums = np.empty((len(stops), len(steps.names)))
     running, last = steps.start @ member, 0
@@ -305,7 +300,7 @@ def _test_means(steps: Steps, rows: NDArray[np.intp], stops: NDArray[np.intp]) -
         stop = int(stops[k])
         running = running + steps.change[:, last:stop] @ weight[last:stop]
         sums[k], last = running, stop
-    return sums / len(rows)
+    return sums
 
 
 def _membership(steps: Steps, rows: NDArray[np.intp]) -> Bools:
