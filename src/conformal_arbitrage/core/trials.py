@@ -64,8 +64,20 @@ def draw_splits(
             f"a calibration size of {calibration_size} with {'the rest' if test_size is None else test_size} for the "
             f"test does not fit {pool} of {n} rows; give a calibration size below the number of rows"
         )
-    drawn = (rng.permutation(n if groups is None else _balanced(groups, pool, rng)) for _ in range(trials))
-    return [(rows[:calibration_size], rows[calibration_size:used]) for rows in drawn]
+    places = [_split(pool, calibration_size, used - calibration_size, rng) for _ in range(trials)]
+    if groups is None:
+        return places
+    samples = [_balanced(groups, pool, rng) for _ in range(trials)]
+    return [(rows[left], rows[right]) for rows, (left, right) in zip(samples, places, strict=True)]
+
+
+def _split(n: int, calibration_size: int, test_size: int, rng: np.random.Generator) -> Split:
+    calibration = rng.choice(n, calibration_size, replace=False, shuffle=False)
+    left = np.ones(n, dtype=np.bool_)
+    left[calibration] = False
+    rest = np.flatnonzero(left)
+    test = rest if test_size == len(rest) else rng.choice(rest, test_size, replace=False, shuffle=False)
+    return calibration, test
 
 
 def _balanced(groups: Integers, size: int, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -132,7 +144,7 @@ def build_steps(
 ) -> Steps:
     """Lay out all quantities of a log as steps, sorted once."""
     undecided = ["undecided"] if log.missing.any() else []
-    names = ("loss", "deferred", "candidates", *undecided, *(["guardian_leg"] if leg else []), *outcomes)
+    names = ("loss", "deferred", *undecided, *(["guardian_leg"] if leg else []), *outcomes)
     n = len(log.offsets) - 1
     start, start_loss = np.empty((len(names), n)), np.empty(n, dtype=np.int64)
     parts: list[tuple[Floats, NDArray[np.intp], Floats, Integers]] = []
@@ -166,7 +178,6 @@ def _values(
     values = [
         stair.levels / 10.0**tick_digits,
         asked.astype(np.float64),
-        np.broadcast_to(np.arange(1.0, size + 1)[:, None], (size, count)),
     ]
     if log.missing.any():
         values.append((asked & missing).astype(np.float64))
@@ -219,7 +230,7 @@ def run_trials(
     limits = [spendable(alpha, bound, len(splits[0][0]), steps.tick_digits) for alpha in alphas]
     shape = (len(splits), len(alphas))
     relaxation, boundary_u = np.full(shape, np.nan), np.full(shape, np.nan)
-    means = np.empty((len(steps.names), len(splits), len(alphas) + 2))
+    means = np.empty((len(steps.names) + 1, len(splits), len(alphas) + 2))
     names = tuple(fixed or {})
     columns = np.array([(fixed or {})[name] for name in names]).reshape(len(names), len(steps.start_loss))
     averages = np.empty((len(names), len(splits)))
@@ -232,8 +243,8 @@ def run_trials(
         stops = np.append(stations.stop, len(steps.row))[found]
         member = _membership(steps, test).astype(np.float64)
         means[:, t] = _sums(steps, member, np.concatenate([[0], stops, [len(steps.row)]])).T / len(test)
-        averages[:, t] = columns @ member / len(test)
-    named = dict(zip(steps.names, means, strict=True))
+        averages[:, t] = _weighted(columns, member) / len(test)
+    named = dict(zip((*steps.names, "candidates"), means, strict=True))
     return TrialResults(
         relaxation,
         boundary_u,
@@ -292,15 +303,21 @@ def _calibrate(steps: Steps, stations: _Stations, rows: NDArray[np.intp], limits
 
 
 def _sums(steps: Steps, member: Floats, stops: NDArray[np.intp]) -> Floats:
-    """Sum of every quantity over the rows marked 1, after each number of steps: stops x quantities."""
+    """Sum over the rows marked 1 of every quantity, and of the candidates, after each number of steps: stops first."""
     weight = member.take(steps.row)
-    sums = np.empty((len(stops), len(steps.names)))
-    running, last = steps.start @ member, 0
+    sums = np.empty((len(stops), len(steps.names) + 1))
+    running, candidates, last = _weighted(steps.start, member), member.sum(), 0
     for k in np.argsort(stops, kind="stable").tolist():
         stop = int(stops[k])
-        running = running + steps.change[:, last:stop] @ weight[last:stop]
-        sums[k], last = running, stop
+        running = running + _weighted(steps.change[:, last:stop], weight[last:stop])
+        candidates += weight[last:stop].sum()  # every step brings one action into sight
+        sums[k, :-1], sums[k, -1], last = running, candidates, stop
     return sums
+
+
+def _weighted(values: Floats, weight: Floats) -> Floats:
+    """Sum over rows, each with its weight; by einsum, since the threads of BLAS stall each other on a busy machine."""
+    return np.einsum("qr,r->q", values, weight)
 
 
 def _membership(steps: Steps, rows: NDArray[np.intp]) -> Bools:
