@@ -1,0 +1,71 @@
+"""Every code block in README.md, CONTRIBUTING.md and docs/ runs, in order, in a folder that holds what `make demo` wrote."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformal_arbitrage.demo import run_demo
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    run_demo(folder)
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_code_block_runs(page, demo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(demo, tmp_path / "demo")
+    names = {}
+    for kind, code in BLOCK.findall(page.read_text()):
+        if kind == "python":
+            exec(compile(code, str(page), "exec"), names)
+        elif kind == "sh":
+            run_shell(code)
+        else:
+            raise AssertionError(f"{page.name}: a block of kind {kind!r} would not be run")
+
+
+def run_shell(code):
+    """Run the commands; a make target is only shown to exist, since it would install everything again."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for line in code.splitlines():
+        dry = line.startswith("make ")
+        command = line.replace("make ", "make --dry-run ", 1) if dry else line
+        done = subprocess.run(
+            command, shell=True, capture_output=True, text=True, check=False,
+            cwd=ROOT if dry else Path.cwd(), env=os.environ | {"PATH": path},
+        )  # fmt: skip
+        assert done.returncode == 0, (line, done.stderr)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_documented_numbers_are_the_real_ones(demo):
+    from conformal_arbitrage import ScoreLog, calibrate
+
+    log = ScoreLog.read(demo / "science.parquet", primary="qwen15b", guardian="expert")
+    assert f"{calibrate(log, 0.05, guardian_sees='all').relaxation}: how far" in (ROOT / "README.md").read_text()
+
+
+def test_the_tables_of_dependencies_name_what_is_installed():
+    declared = re.findall(r'^  "([a-z]+)[>=\[]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    text = (ROOT / "docs" / "dependencies.md").read_text()
+    assert declared
+    for name in declared:
+        assert name in text
