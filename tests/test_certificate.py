@@ -211,6 +211,8 @@ def test_a_random_boundary_needs_ids(science):
         calibrate(replace(science, id=None), 0.05, boundary="random")
     with pytest.raises(OptionError, match="pass id="):
         calibrate(science, 0.05, boundary="random").candidates([0.1, 0.2])
+    with pytest.raises(OptionError, match="a text"):
+        calibrate(science, 0.05, boundary="random").candidates([0.1, 0.2], id=17)
 
 
 def test_a_random_boundary_spends_the_budget_that_coarse_scores_waste():
@@ -280,6 +282,7 @@ def test_identities_bind_a_certificate():
     made = calibrate(log, 0.1)
     assert made.identities == names
     assert "identities" in verify(made, replace(log, identities={**names, "guardian": {"model": "c"}}))
+    assert "identities" in verify(replace(made, identities="unbound"), log)
     assert calibrate(replace(log, identities={"primary": {}}), 0.1).identities == "unbound"
 
 
@@ -324,7 +327,7 @@ def test_a_certificate_that_is_not_json_or_not_there_is_refused(tmp_path):
         ({"missing_guardian": "drop"}, "missing_guardian"),
         ({"key": b"k"}, 'boundary="random" only'),
         ({"boundary": "random", "grid": 0.01}, "grid"),
-        ({"boundary": "random", "key": b""}, "key is empty"),
+        ({"boundary": "random", "key": b""}, "key must be bytes"),
         ({"loss_bound": 0}, "loss_bound"),
         ({"loss_bound": "many"}, "loss_bound"),
     ],

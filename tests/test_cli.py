@@ -42,7 +42,7 @@ def test_calibrate_verify_and_apply_go_together(run):
     lines = [json.loads(line) for line in Path("decisions.jsonl").read_text().splitlines()]
     assert len(lines) == 2369
     assert lines[0] == {
-        "row": 0, "id": "arc-easy/MCAS_1998_4_22", "action": 3, "decided_by": "guardian",
+        "row": 1, "id": "arc-easy/MCAS_1998_4_22", "action": 3, "decided_by": "guardian",
         "candidates": [0, 1, 2, 3], "margin": 0.005496,
     }  # fmt: skip
 
@@ -203,15 +203,32 @@ BAD = [
             "--calibration-size",
             "9",
             "--plot",
-            "f.xyz",
+            "f.pgf",
             "--x",
             "loss",
         ],
-        "f.xyz",
+        "f.pgf",
     ),
     (["verify", "none.json", "log.parquet"], "none.json: cannot be read"),
     (["apply", "log.parquet", "log.parquet"], "log.parquet: is not JSON"),
     (["plan", "--alpha", "2"], "alpha must lie"),
+    (["plan", "--alpha", "1e-99999999"], "alpha must be a finite decimal number of ordinary size"),
+    (["plan", "--alpha", "0.1", "--loss-bound", "1e400"], "loss_bound must be a finite decimal"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--loss-bound", "1e18"], "too large for exact sums"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", ""], "not the name of a file"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "."], "not the name of a file"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "log.parquet/c.json"], "cannot be written"),
+    (
+        ["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", "/"],
+        "not the name of a file",
+    ),
+    (["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "9", "--seed", "-1"], "seed must be 0"),
+    (
+        ["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "9", "--delta-of", "typo"],
+        "no outcome 'typo'",
+    ),
+    (["inspect", "log.parquet", *PAIR, "--loss-bound", "-3"], "loss_bound must be above 0"),
+    (["inspect", "log.parquet", *PAIR, "--loss-bound", "0.5"], "above the bound 0.5"),
     (["inspect", "log.txt"], "unknown kind of file"),
     (["nonsense"], "No such command"),
 ]
@@ -242,6 +259,49 @@ def test_scores_outside_the_unit_interval_need_a_bound(run):
     Path("s.jsonl").write_text('{"primary": [0.1, 0.2], "guardian": [0, -3]}\n' * 40)
     assert "--loss-bound" in run("calibrate", "s.jsonl", "--alpha", "0.5", code=2).stderr
     run("calibrate", "s.jsonl", "--alpha", "0.5", "--loss-bound", "3")
+
+
+def test_a_failed_certificate_leaves_no_key_behind(run):
+    Path("d.json").mkdir()
+    run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", "d.json", code=2)
+    assert files() == ["d.json", "log.parquet"]
+
+
+def test_certificates_of_any_name_keep_keys_of_their_own(run):
+    for name in ("alpha0.1", "alpha0.2", "c.key"):
+        run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", name)
+    for name in ("alpha0.1", "alpha0.2", "c.key"):
+        run("verify", name, "log.parquet", "--key-file", f"{name}.key")
+
+
+def test_writing_through_a_link_keeps_the_link(run):
+    Path("real.json").write_text("old")
+    Path("link.json").symlink_to("real.json")
+    run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "link.json")
+    assert Path("link.json").is_symlink()
+    assert Calibration.load("real.json").alpha == 0.1
+
+
+def test_a_certificate_from_elsewhere_is_never_a_traceback(run):
+    run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "c.json")
+    good = Path("c.json").read_text()
+    for bad in (good.replace('"alpha": 0.1', '"alpha": NaN'), "[" * 100_000, good.replace('"primary": "qwen15b",', "")):
+        Path("bad.json").write_text(bad)
+        run("verify", "bad.json", "log.parquet", "--json", code=2)
+
+
+def test_without_arguments_the_help_is_shown(run):
+    assert "Usage:" in run().stdout
+
+
+def test_a_router_table_is_refused_with_its_own_column_names(run):
+    Path("runs.csv").write_text("score,small,big\n0.5,2,1\n")
+    columns = ["--confidence", "score", "--primary-grade", "small", "--guardian-grade", "big", "-o", "x.parquet"]
+    assert (
+        "runs.csv: row 1, column 'small': 2 must be in [0, 1]" in run("router-log", "runs.csv", *columns, code=2).stderr
+    )
+    Path("runs.jsonl").write_text('{"score": 0.5, "small": true, "big": false}\n')
+    run("router-log", "runs.jsonl", *columns)
 
 
 def test_every_command_has_help_with_an_example(run):

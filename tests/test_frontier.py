@@ -1,3 +1,6 @@
+from fractions import Fraction
+from math import floor
+
 import numpy as np
 import pytest
 
@@ -51,7 +54,10 @@ def slow_row(row, log, k, made, prices):
     action = shown[np.argmax(row.guardian[shown])] if deferred else kept[0]
     cost = prices[0] @ [log.primary_usage.input_tokens[k], log.primary_usage.output_tokens[k]]
     if deferred:
-        tokens = np.floor(log.guardian_usage.input_tokens[k] * (0.5 + 0.5 * len(shown) / len(everything)))
+        tokens = floor(
+            Fraction(int(log.guardian_usage.input_tokens[k]))
+            * Fraction(len(shown) + len(everything), 2 * len(everything))
+        )
         cost += prices[1] @ [tokens, log.guardian_usage.output_tokens[k]]
     return loss, deferred, len(kept), cost, action == row.label, row.lists["harm"][action]
 
@@ -255,3 +261,39 @@ def test_on_the_real_logs_own_loss_turns_losing_to_a_coin_into_winning(shared):
     assert paper.mean("delta") == pytest.approx(-0.032, abs=0.005)
     assert ours.mean("delta") == pytest.approx(0.023, abs=0.005)
     assert ours.mean("loss") < 0.155
+
+
+@pytest.mark.parametrize("name", ["loss", "deferred", "candidates", "delta"])
+def test_an_outcome_may_not_take_the_name_of_a_figure(name):
+    log = ScoreLog.from_arrays([[0.1, 0.2]] * 9, [[0, 1]] * 9, outcomes={name: [[1, 2]] * 9})
+    with pytest.raises(OptionError, match=f"cannot be called '{name}'"):
+        evaluate(log, [0.2], calibration_size=5)
+
+
+@pytest.mark.parametrize("name", ["known", "worth", "leg"])
+def test_an_outcome_may_have_any_other_name(name):
+    log = ScoreLog.from_arrays([[0.1, 0.2]] * 9, [[0, 1]] * 9, outcomes={name: [[1, 2]] * 9})
+    assert evaluate(log, [0.5], calibration_size=5, trials=1).of("guardian")[0].mean(name) == 2
+
+
+def test_unknown_outcomes_are_left_out_of_the_mean_row_by_row():
+    worth = [[1.0, 0.0]] * 9 + [[np.nan, 0.0]]
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 10, [[1, 0]] * 10, outcomes={"correct": worth})
+    made = evaluate(log, [0.4], calibration_size=4, trials=5)
+    assert [point.mean("correct") for point in made.points] == [1.0, 1.0, 1.0]
+    grades = {"primary_grade": [1.0] * 39 + [np.nan], "guardian_grade": [1.0] * 40}
+    router = ScoreLog.from_router(confidence=np.linspace(0, 1, 40), **grades)
+    made = evaluate(router, [0.3], calibration_size=25, missing_guardian="worst_case")
+    assert [point.mean("correct") for point in made.points] == [1.0, 1.0, 1.0]
+
+
+def test_a_guardian_alone_loses_exactly_nothing():
+    made = evaluate(made_up(), [0.1], calibration_size=100, trials=5)
+    assert made.of("guardian")[0].values("loss").tolist() == [0.0] * 5
+
+
+def test_a_log_without_any_guardian_score_can_only_defer():
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [None] * 30, label=[0] * 30)
+    made = evaluate(log, [0.1], calibration_size=20, trials=2, missing_guardian="worst_case")
+    (conformal,) = made.of("conformal")
+    assert (conformal.mean("deferred"), conformal.mean("correct")) == (1.0, None)

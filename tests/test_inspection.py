@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage import OptionError, ScoreLog
+from conformal_arbitrage import OptionError, ScoreLog, calibrate
 from conformal_arbitrage.frontier import costs_of
 from conformal_arbitrage.inspection import inspect
 
@@ -82,3 +82,34 @@ def test_a_log_without_any_guardian_score_cannot_be_inspected():
 def test_the_bundled_pairs_are_judged_as_their_makers_found_them(science):
     assert inspect(science).worth_routing
     assert inspect(science).auc == pytest.approx(0.808, abs=0.001)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("n", [9, 19, 49, 99, 120])
+def test_budgets_are_those_of_the_exact_rule(seed, n):
+    rng = np.random.default_rng(seed)
+    log = ScoreLog.from_arrays(rng.integers(0, 6, (n, 3)) / 10, rng.integers(0, 3, (n, 3)) / 2, id=range(n))
+    for use in inspect(log).budgets:
+        made = calibrate(log, use.alpha, guardian_sees="all")
+        if made.status == "always_defer":
+            assert use.deferred is None
+            continue
+        assert use.deferred == made.apply(log).deferred.mean()
+        assert use.deferred_random <= use.deferred
+        options = {"guardian_sees": "all", "boundary": "random"}
+        drawn = [calibrate(log, use.alpha, key=bytes([k]), **options).apply(log).deferred.mean() for k in range(6)]
+        assert n < 40 or use.deferred_random == pytest.approx(np.mean(drawn), abs=0.12)
+
+
+def test_a_primary_without_any_opinion_always_defers():
+    found = inspect(ScoreLog.from_arrays([None] * 60, [[1.0, 0.0], [0.0, 1.0]] * 30))
+    assert [(use.deferred, use.deferred_random, use.wasted) for use in found.budgets[1:]] == [(1.0, 1.0, 0.0)] * 4
+    assert found.calls_saved == 0
+    assert not found.worth_routing
+
+
+def test_free_models_and_unknown_outcomes_are_no_trouble():
+    log = pair(1, n=100)
+    assert not inspect(log, costs=costs_of(log, primary_cost=0, guardian_cost=0)).worth_routing
+    unknown = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [[1, 0]] * 30, outcomes={"correct": [[None, None]] * 30})
+    assert inspect(unknown).outcomes == {"correct": {"primary": None, "guardian": None}}

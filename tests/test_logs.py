@@ -1,3 +1,4 @@
+import csv
 import gzip
 import json
 
@@ -126,7 +127,7 @@ def test_columns_nobody_asked_for_are_kept_whatever_they_hold(tmp_path):
     assert log.extra["odd"].tolist() == ["[1,2,3,4]"] * 2
     assert json.loads(log.extra["deep"][0]) == {"a": [1]}
     log.write(tmp_path / "again.parquet")
-    assert ScoreLog.read(tmp_path / "again.parquet").extra["flag"].tolist() == ["true", "true"]
+    assert ScoreLog.read(tmp_path / "again.parquet").extra["flag"].tolist() == [True, True]
 
 
 def test_a_row_of_order_survives_a_large_file(tmp_path):
@@ -256,7 +257,7 @@ BAD_ROWS = [
     ({"label": 0.5}, "row 2, column 'label': 0.5"),
     ({"label": None}, "row 2, column 'label': nan"),
     ({"primary_cost": -1}, "row 1, column 'primary_cost': nan must be"),
-    ({"correct": [1, 0, 0]}, "row 1, column 'correct': no list for 2 actions"),
+    ({"correct": [1, 0, 0]}, "row 2, column 'correct': 3 entries for 2 actions"),
 ]
 
 
@@ -365,3 +366,124 @@ def test_nothing_is_left_behind_where_writing_fails(tmp_path):
     with pytest.raises(OutputError, match="cannot be written"):
         sample().write(tmp_path / "log.jsonl")
     assert [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def csv_file(path, rows, header=("id", "primary", "guardian", "context")):
+    with path.open("w", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+    return path
+
+
+@pytest.mark.parametrize("context", ["'", "'quoted'", 'say "x", y', "two\nlines", ";", "\t|"])
+@pytest.mark.parametrize("lists", [("[0.5]", "[1]"), ("[0.13, 0.5]", "[1, 0]")])
+def test_no_text_in_a_csv_file_changes_how_it_is_read(tmp_path, context, lists):
+    rows = [(f"q{k}", *lists, context if k % 3 == 0 else "plain") for k in range(200)]
+    log = ScoreLog.read(csv_file(tmp_path / "log.csv", rows))
+    assert len(log) == 200
+    assert log.context.tolist() == [row[3] for row in rows]
+
+
+def test_a_late_quoted_line_break_in_a_csv_file_is_read(tmp_path):
+    rows = [(f"q{k}", "[0.5]", "[1]", "a\nb" if k > 25_000 else "a") for k in range(30_000)]
+    assert len(ScoreLog.read(csv_file(tmp_path / "log.csv", rows))) == 30_000
+
+
+def test_a_csv_row_of_another_width_and_a_repeated_column_are_refused(tmp_path):
+    short = csv_file(tmp_path / "short.csv", [("a", "[0.5]", "[1]", "x"), ("b", "[0.5]", "[1]")])
+    with pytest.raises(ScoreLogError, match="Line: 3"):
+        ScoreLog.read(short)
+    twice = csv_file(tmp_path / "twice.csv", [("a", "[0.5]", "[1]", "x")], ("id", "primary", "guardian", "Primary"))
+    with pytest.raises(ScoreLogError, match="two columns are called 'Primary'"):
+        ScoreLog.read(twice)
+    write_lines(tmp_path / "twice.jsonl", [GOOD | {"Primary": 1}])
+    with pytest.raises(ScoreLogError, match="two columns are called 'primary'"):
+        ScoreLog.read(tmp_path / "twice.jsonl")
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl"])
+def test_folders_named_like_columns_change_nothing(tmp_path, ending):
+    folder = tmp_path / "label=1" / "group=math" / "primary=x"
+    folder.mkdir(parents=True)
+    log = sample()
+    log.write(folder / f"log{ending}")
+    assert_same(log, ScoreLog.read(folder / f"log{ending}", outcomes=["severity"]))
+
+
+def test_extra_columns_keep_their_values_and_types(tmp_path):
+    import duckdb
+
+    source = tmp_path / "log.parquet"
+    columns = "9007199254740993::bigint as big, date '2024-01-02' as day, true as flag, null::varchar as note, 1.5 as x"
+    with duckdb.connect() as connection:
+        query = f"select [0.1, 0.2] as primary, [0.0, 1.0] as guardian, {columns}, null::double[] as other"
+        both = f"{query} union all {query.replace('null::double[]', '[1.0, 2.0]')}"
+        connection.execute(f"copy ({both}) to '{source}' (format parquet)")
+    log = ScoreLog.read(source)
+    assert log.extra["big"].tolist() == [9007199254740993] * 2
+    assert log.extra["day"].tolist() == ["2024-01-02"] * 2
+    assert np.isnan(log.lists["other"]).tolist() == [True, True, False, False]
+    log.write(tmp_path / "again.parquet")
+    again = ScoreLog.read(tmp_path / "again.parquet")
+    assert {name: values.tolist() for name, values in again.extra.items()} == {
+        name: values.tolist() for name, values in log.extra.items()
+    }
+    with duckdb.connect() as connection:
+        assert connection.execute(f"select note from '{tmp_path / 'again.parquet'}'").fetchall() == [(None,), (None,)]
+
+
+def test_ids_are_text_however_they_are_written(tmp_path):
+    for ids in ([1, 2], [1, 2.5], [2**63, 10**20], [10**20, 10**20 + 1], ["1", 1.0]):
+        lines = write_lines(tmp_path / "log.jsonl", [GOOD | {"id": id} for id in ids])
+        assert ScoreLog.read(lines).id.tolist() == [str(id) for id in ids]
+
+
+def test_single_precision_of_every_column_survives(tmp_path):
+    log = ScoreLog.from_arrays(np.array([[0.1, 0.2]], dtype=np.float32), [[1.0, 0.0]])
+    log.write(tmp_path / "log.parquet")
+    assert ScoreLog.read(tmp_path / "log.parquet", primary="guardian", guardian="primary").single == {"primary"}
+
+
+def test_metadata_left_by_another_log_does_not_stick(tmp_path):
+    path = tmp_path / "log.jsonl"
+    ScoreLog.from_arrays(np.array([[0.1, 0.2]], dtype=np.float32), [[1, 0]], identities={"primary": {}}).write(path)
+    plain = ScoreLog.from_arrays([[0.1, 0.2]], [[1, 0]])
+    plain.write(path)
+    assert ScoreLog.read(path).sha256() == plain.sha256()
+    assert ScoreLog.read(path).identities is None
+
+
+@pytest.mark.parametrize(
+    "metadata", ["[1]", "{", '{"score_digits": [1]}', '{"score_digits": {"primary": 7}}', '{"identities": 1}']
+)
+def test_metadata_that_makes_no_sense_is_refused(tmp_path, metadata):
+    path = write_lines(tmp_path / "log.jsonl", [GOOD])
+    (tmp_path / "log.jsonl.meta.json").write_text(metadata)
+    with pytest.raises(ScoreLogError, match="metadata"):
+        ScoreLog.read(path)
+
+
+def test_columns_that_would_overwrite_each_other_are_not_written(tmp_path):
+    log = ScoreLog.from_arrays([[0.1, 0.2]], [[1, 0]], outcomes={"guardian": [[1, 2]]})
+    with pytest.raises(OutputError, match="two columns are called 'guardian'"):
+        log.write(tmp_path / "log.parquet")
+
+
+@pytest.mark.parametrize(
+    ("primary", "options"),
+    [
+        (5, {}),
+        ("ab", {}),
+        ([[1], [1, "x"]], {}),
+        ([[10**400]], {}),
+        ([[0.1]], {"label": ["B"]}),
+        ([[0.1]], {"label": [[0]]}),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_refused(primary, options):
+    with pytest.raises(ScoreLogError):
+        ScoreLog.from_arrays(primary, [[0.1]], **options)
+
+
+def test_masked_scores_are_missing_scores():
+    masked = np.ma.array([[0.1, 0.2], [0.3, 0.4]], mask=[[False, True], [False, False]])
+    assert ScoreLog.from_arrays(masked, [[1, 0]] * 2).no_opinion.tolist() == [True, False]

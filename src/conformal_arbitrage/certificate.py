@@ -24,14 +24,14 @@ from conformal_arbitrage.core.losses import GuardianSees, Loss, Number, exact
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
 from conformal_arbitrage.decisions import Decisions, decide_rows
 from conformal_arbitrage.errors import CertificateError, InfeasibleError, OptionError
-from conformal_arbitrage.files import write_bytes, write_text
+from conformal_arbitrage.files import replacing, writable, write_text
 from conformal_arbitrage.guarantee import guarantee_text
 from conformal_arbitrage.logs import ScoreLog
-from conformal_arbitrage.terms import Terms, draw, draws
+from conformal_arbitrage.terms import REGRET, Terms, draw, draws
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
 SCHEMA = 1
-_NOT_RECOMPUTED = frozenset({"schema", "version", "created", "key", "identities", "columns"})
+_NOT_RECOMPUTED = frozenset({"schema", "version", "created", "key", "columns"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +108,10 @@ class Calibration:
         """
         source = Path(path)
         try:
-            document = json.loads(source.read_bytes())
+            document = json.loads(source.read_bytes(), parse_constant=_refuse_constant)
         except OSError as error:
             raise CertificateError(f"{source}: cannot be read ({error.strerror})") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CertificateError(f"{source}: is not JSON ({error}); calibrate again") from error
         return cls.from_dict(document, key=key, source=str(source))
 
@@ -142,10 +142,14 @@ class Calibration:
 
     def save(self, path: str | Path) -> None:
         """Write certificate.json and, where there is a key, certificate.key beside it (readable by its owner only)."""
-        target = Path(path)
-        if self.key is not None:
-            write_bytes(key_path(target), self.key.hex().encode() + b"\n", private=True)
-        write_text(target, json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        if self.key is None:
+            write_text(path, text)
+            return
+        writable(path)
+        with replacing(key_path(path)) as draft:  # takes its place only once the certificate has
+            write_text(draft, self.key.hex() + "\n", private=True)
+            write_text(path, text)
 
     def candidates(self, primary_scores: object, *, id: str | None = None) -> NDArray[np.intp]:
         """Indices of the actions that stay in sight of one query: one alone is chosen, several go to the Guardian.
@@ -177,6 +181,7 @@ class Calibration:
             or (self.relaxation is not None and not 0 <= self.relaxation < float("inf")),
             "alpha": not 0 < self.alpha < self.loss_bound < float("inf"),
             "boundary_u": (self.boundary_u is not None) != (self.boundary == "random" and self.status == "ok"),
+            "columns": set(self.columns) != {"primary", "guardian"},
             "key_sha256": (self.key_sha256 is not None) != (self.boundary == "random"),
         }
         for name, bad in wrong.items():
@@ -203,14 +208,19 @@ class Calibration:
         return self.key
 
     def _draw(self, id: str | None) -> float:
-        if id is None:
-            raise OptionError('boundary="random" needs the query\'s id; pass id=')
+        if not isinstance(id, str) or not id:
+            raise OptionError(f'boundary="random" needs the query\'s id, a text; pass id= (got {id!r})')
         return draw(self.secret(), id)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
 
 
 def key_path(certificate: str | Path) -> Path:
     """Where a certificate's key is kept."""
-    return Path(certificate).with_suffix(".key")
+    path = Path(certificate)
+    return path.with_suffix(".key") if path.suffix == ".json" else path.with_name(path.name + ".key")
 
 
 def read_key(path: str | Path) -> bytes:
@@ -270,17 +280,17 @@ def _calibrate(log: ScoreLog, alpha: Number, terms: Terms) -> Calibration:
     bound = curve.bound(terms.loss_bound)
     budget = check_alpha(alpha, bound)
     found = curve.search([alpha], terms.loss_bound)[0]
-    if found is None and terms.loss is not None and curve.totals[-1] > 0:
+    if found is None and terms.loss is not None and curve.in_full_sight > 0:
         raise InfeasibleError(
             f"no relaxation keeps alpha {float(budget):g} on {curve.n} rows, and the loss is not 0 with every action in "
-            f"sight (mean {float(curve.exact_total(-1) / curve.n):.4g}); give a larger alpha or more rows"
+            f"sight (mean {curve.in_full_sight / 10**curve.tick_digits / curve.n:.4g}); give a larger alpha or more rows"
         )
     total = Fraction(0) if found is None else curve.exact_total(found)
     promised: dict[str, Any] = {
         "status": "always_defer" if found is None else "ok",
         "alpha": _stored(budget, alpha, "alpha"),
         "n": curve.n,
-        "loss": "guardian_regret" if terms.loss is None else _name(terms.loss),
+        "loss": terms.loss_name,
         "loss_bound": _stored(bound, terms.loss_bound, "loss_bound"),
         "guardian_sees": terms.guardian_sees,
         "boundary": terms.boundary,
@@ -335,10 +345,6 @@ def _stored(value: Fraction, given: object, name: str) -> float:
     return number
 
 
-def _name(loss: Loss) -> str:
-    return str(getattr(loss, "__name__", type(loss).__name__))
-
-
 def _identities(log: ScoreLog) -> dict[str, Any] | Literal["unbound"]:
     known: Mapping[str, Any] = log.identities or {}
     if not all(column in known for column in log.columns):
@@ -357,7 +363,7 @@ def verify(calibration: Calibration, log: ScoreLog, *, loss: Loss | None = None)
     Returns:
         What differs: field -> (in the certificate, recomputed). Empty if it holds.
     """
-    if (loss is None) != (calibration.loss == "guardian_regret"):
+    if (loss is None) != (calibration.loss == REGRET):
         raise OptionError(
             f"this certificate's loss is '{calibration.loss}'; pass that function, and no other, as loss="
         )
@@ -374,7 +380,4 @@ def verify(calibration: Calibration, log: ScoreLog, *, loss: Loss | None = None)
     again = _calibrate(log.binarized() if rebinarize else log, calibration.alpha, terms)
     names = [f.name for f in fields(Calibration) if f.name not in _NOT_RECOMPUTED]
     pairs = {name: (getattr(calibration, name), getattr(again, name)) for name in names}
-    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    if calibration.identities != "unbound" and calibration.identities != again.identities:
-        differing["identities"] = (calibration.identities, again.identities)
-    return differing
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from conformal_arbitrage.core.gaps import LARGEST_SCORE, Bools, Floats, Integers, digits_of
+from conformal_arbitrage.core.gaps import LARGEST_SCORE, Bools, Floats, Integers, digits_of, numbers_or_none
 from conformal_arbitrage.core.rows import flat_positions
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.files import Strings, Table, strings
@@ -38,7 +38,7 @@ class RawColumns:
     columns: tuple[str, str]
     primary: Lists
     guardian: Lists
-    score_digits: int
+    single: frozenset[str] = frozenset()
     lists: Mapping[str, Lists] = field(default_factory=dict[str, Lists])
     outcomes: tuple[str, ...] = ()
     id: Strings | None = None
@@ -60,21 +60,20 @@ def read_columns(table: Table, primary: str, guardian: str, outcomes: Sequence[s
                 f"{table.path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}; "
                 "name the columns with primary=, guardian=, outcomes= (--primary-column, --guardian-column, --outcome)"
             )
-    p, p_sizes, single = table.numbers(primary)
-    g, g_sizes, _ = table.numbers(guardian)
+    p, p_sizes = table.numbers(primary)
+    g, g_sizes = table.numbers(guardian)
     named = dict.fromkeys(("correct", *outcomes)) if "correct" in table.types else dict.fromkeys(outcomes)
-    lists = {name: table.numbers(name)[:2] for name in named}
+    lists = {name: table.numbers(name) for name in named}
     has = {name for name in ("id", "label", "group", "context", "actions") if name in table.types}
     usage = {role: _read_usage(table, role) for role in (primary, guardian)}
     used = {primary, guardian, *lists, *has, *(f"{role}_{name}" for role in usage for name in USAGE)}
     kept_lists, extra = _read_rest(table, [name for name in table.types if name not in used], p_sizes)
-    digits = cast("Mapping[str, int]", table.metadata.get("score_digits") or {})
     return RawColumns(
         source=str(table.path),
         columns=(primary, guardian),
         primary=(p, p_sizes),
         guardian=(g, g_sizes),
-        score_digits=digits.get(primary, 6 if single else 12),
+        single=table.single | _noted_single(table),
         lists=lists | kept_lists,
         outcomes=tuple(named),
         id=table.texts("id") if "id" in has else None,
@@ -85,8 +84,26 @@ def read_columns(table: Table, primary: str, guardian: str, outcomes: Sequence[s
         primary_usage=usage[primary],
         guardian_usage=usage[guardian],
         extra=extra,
-        identities=table.metadata.get("identities"),
+        identities=_noted(table, "identities"),
     )
+
+
+def _noted(table: Table, name: str) -> dict[str, Any] | None:
+    """An entry of the table's metadata; each has one value per column."""
+    noted = table.metadata.get(name)
+    if noted is not None and not isinstance(noted, dict):
+        raise ScoreLogError(f"{table.path}: '{name}' in its metadata is not a JSON object; write the log again")
+    return cast("dict[str, Any] | None", noted)
+
+
+def _noted_single(table: Table) -> frozenset[str]:
+    digits = _noted(table, "score_digits") or {}
+    for name, value in digits.items():
+        if value not in (6, 12):
+            raise ScoreLogError(
+                f"{table.path}: 'score_digits' of '{name}' is {value!r} in its metadata; it must be 6 or 12"
+            )
+    return frozenset(name for name, value in digits.items() if value == 6)
 
 
 def _read_usage(table: Table, role: str) -> Usage:
@@ -100,16 +117,18 @@ def _read_rest(table: Table, names: Sequence[str], sizes: Integers) -> tuple[dic
     extra: dict[str, NDArray[Any]] = {}
     for name in names:
         numbers = table.numbers_if_any(name)
-        if numbers is not None and np.array_equal(numbers[1], sizes):
+        if numbers is not None and ((numbers[1] == sizes) | (numbers[1] < 0)).all() and (numbers[1] > 0).any():
             lists[name] = numbers
         else:
-            extra[name] = table.scalars(name) if table.is_number(name) else table.texts(name)
+            extra[name] = table.anything(name)
     return lists, extra
 
 
 def flatten(rows: ArrayLike | Sequence[Any], name: str) -> tuple[Floats, Integers, bool]:
     """A 2-D array or a sequence of rows, flat: values, lengths (-1 for None), single precision or not."""
-    table = cast("NDArray[Any]", rows) if isinstance(rows, np.ndarray) else None
+    if not isinstance(rows, np.ndarray | Sequence) or isinstance(rows, str):
+        raise ScoreLogError(f"column '{name}' must be a 2-D array or a list of lists of numbers; got {rows!r:.80}")
+    table = np.ma.filled(cast("NDArray[Any]", rows), np.nan) if isinstance(rows, np.ndarray) else None
     if table is not None and table.ndim == 2 and table.dtype.kind in "iuf":
         sizes = np.full(table.shape[0], table.shape[1], dtype=np.int64)
         return _as_floats(np.ascontiguousarray(table).reshape(-1)), sizes, digits_of(table.dtype) == 6
@@ -122,12 +141,8 @@ def flatten(rows: ArrayLike | Sequence[Any], name: str) -> tuple[Floats, Integer
 
 def _numbers(row: object, name: str, index: int) -> NDArray[Any]:
     """One row's numbers; None becomes NaN, anything else that is not a number is refused."""
-    values = np.asarray(row)
-    if values.ndim == 1 and values.dtype.kind == "O":
-        numeric = (int, float, np.integer, np.floating)
-        good = all(v is None or (isinstance(v, numeric) and not isinstance(v, bool)) for v in values.tolist())
-        values = values.astype(np.float64) if good else values
-    if values.ndim != 1 or (values.dtype.kind not in "iuf" and values.size):
+    values = numbers_or_none(row)
+    if values is None or values.ndim != 1:
         raise ScoreLogError(
             f"arrays: row {index + 1}, column '{name}': {row!r:.80} is not a list of numbers; correct that row"
         )
@@ -146,15 +161,11 @@ def flatten_texts(rows: Sequence[Sequence[str]]) -> tuple[Strings, Integers]:
 
 def grades(values: ArrayLike, name: str, *, high: float) -> Floats:
     """A column of numbers from 0 to `high`; NaN or None is allowed and means there is none."""
-    column = np.asarray(values)
-    if column.ndim != 1 or column.dtype.kind not in "iufO":
-        raise ScoreLogError(
-            f"column '{name}' must be a flat list of numbers; got {column.dtype} of shape {column.shape}"
-        )
-    try:
-        column = column.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise ScoreLogError(f"column '{name}' must hold numbers only ({error})") from error
+    raw = np.asarray(values)
+    column = raw if raw.dtype.kind == "b" else numbers_or_none(values)
+    if column is None or column.ndim != 1:
+        raise ScoreLogError(f"column '{name}' must be a flat list of numbers; got {values!r:.80}")
+    column = column.astype(np.float64)
     bad = (column < 0) | (column > high)
     if bad.any():
         row = int(bad.argmax())
@@ -174,15 +185,16 @@ def checked(raw: RawColumns) -> dict[str, Any]:
         "primary": primary,
         "guardian": guardian,
         "offsets": offsets,
-        "score_digits": raw.score_digits,
+        "score_digits": 6 if raw.columns[0] in raw.single else 12,
+        "single": raw.single,
         "no_opinion": no_opinion,
         "missing": missing,
         "id": _unique(raw),
         "label": _label(raw, sizes),
         "group": raw.group,
         "context": raw.context,
-        "actions": None if raw.actions is None else _lined_up(raw, "actions", raw.actions, sizes),
-        "lists": {name: _finite(raw, name, _lined_up(raw, name, v, sizes), offsets) for name, v in raw.lists.items()},
+        "actions": _actions(raw, sizes),
+        "lists": {name: _outcome(raw, name, v, sizes, offsets) for name, v in raw.lists.items()},
         "outcomes": raw.outcomes,
         "primary_usage": _usage(raw, raw.primary_usage, raw.columns[0]),
         "guardian_usage": _usage(raw, raw.guardian_usage, raw.columns[1]),
@@ -274,11 +286,26 @@ def _lined_up(raw: RawColumns, name: str, lists: tuple[NDArray[Any], Integers], 
         raise ScoreLogError(
             f"{raw.source}: column '{name}' has {len(own)} rows, the scores {len(sizes)}; give one per row"
         )
-    if not np.array_equal(own, sizes):
-        row = int((own != sizes).argmax())
-        entries = "no list" if own[row] < 0 else f"{own[row]} entries"
-        raise _fault(raw, row, name, f"{entries} for {sizes[row]} actions; give one per action")
+    wrong = (own >= 0) & (own != sizes)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise _fault(raw, row, name, f"{own[row]} entries for {sizes[row]} actions; give one per action")
     return values
+
+
+def _outcome(raw: RawColumns, name: str, lists: Lists, sizes: Integers, offsets: Integers) -> Floats:
+    """Numbers per action; a null list is unknown throughout."""
+    _lined_up(raw, name, lists, sizes)
+    return _finite(raw, name, _filled_up(lists, sizes, offsets), offsets)
+
+
+def _actions(raw: RawColumns, sizes: Integers) -> Strings | None:
+    if raw.actions is None:
+        return None
+    null = raw.actions[1] < 0
+    if null.any():
+        raise _fault(raw, int(null.argmax()), "actions", "no list; give one text per action, or leave the column out")
+    return _lined_up(raw, "actions", raw.actions, sizes)
 
 
 def _check_rows(raw: RawColumns, n: int) -> None:

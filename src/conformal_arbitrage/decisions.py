@@ -56,7 +56,7 @@ class Decisions:
         for row, made in enumerate(self):
             texts = self.log.row(row).actions if self.log.actions is not None else None
             yield {
-                "row": row,
+                "row": row + 1,
                 "id": made.id,
                 "action": made.action,
                 **({} if texts is None else {"answer": None if made.action is None else texts[made.action]}),

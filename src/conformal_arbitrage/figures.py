@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformal_arbitrage.core.gaps import Floats
-from conformal_arbitrage.errors import OptionError, OutputError
+from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.files import replacing
 from conformal_arbitrage.frontier import Frontier, FrontierPoint
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BLUE, _ORANGE, _GREY, _BLACK = "#0072B2", "#E69F00", "#767676", "#000000"
+FORMATS = (".png", ".svg", ".pdf")
 _LABELS = {"cost": "cost, dollars per 1000 queries", "loss": "loss on held-out rows"}
 
 
@@ -36,6 +37,9 @@ def plot(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str = "cor
         from matplotlib.figure import Figure
     except ImportError as error:
         raise OptionError('figures need matplotlib: pip install "conformal-arbitrage[plot]"') from error
+    target = Path(path)
+    if target.suffix not in FORMATS:
+        raise OptionError(f"{target}: a figure's name ends in {', '.join(FORMATS)}")
     name = "cost_per_1000" if x == "cost" else x
     for axis in (name, y):
         if frontier.points[0].values(axis) is None:
@@ -48,12 +52,8 @@ def plot(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str = "cor
     axes.set_ylabel(f"{y}, mean over held-out rows")
     axes.legend(frameon=False, loc="best", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    target = Path(path)
     with replacing(target) as draft:
-        try:
-            figure.savefig(draft, dpi=160, format=target.suffix.lstrip(".") or "png")
-        except ValueError as error:
-            raise OutputError(f"{target}: {error}") from error
+        figure.savefig(draft, dpi=160, format=target.suffix.lstrip("."))
 
 
 def _draw(axes: "Axes", frontier: Frontier, x: str, y: str) -> None:

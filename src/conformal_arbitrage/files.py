@@ -7,12 +7,13 @@ other formats in NAME.meta.json.
 Knows nothing of what a column means.
 """
 
+import csv
 import json
 import os
 import re
 import secrets
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Strings = NDArray[Any]
 """Text of any length, without a Python object per entry (numpy.dtypes.StringDType)."""
+
+Column = tuple[str, NDArray[Any]]
 
 FORMATS = (".parquet", ".jsonl", ".jsonl.gz", ".csv")
 _METADATA_KEY = "conformal_arbitrage"
@@ -69,6 +72,8 @@ class Table:
         form = file_format(self.path)
         if not self.path.is_file():
             raise ScoreLogError(f"{self.path}: there is no such file")
+        if not _is_text(str(self.path)):
+            raise ScoreLogError(f"{str(self.path)!r}: the name is not valid text; rename the file")
         config: dict[str, str | bool | int | float | list[str]] = {
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
@@ -95,8 +100,13 @@ class Table:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def numbers(self, name: str) -> tuple[Floats, Integers, bool]:
-        """A list column: all numbers in one flat array, each row's length (-1 for null), single precision or not."""
+    @property
+    def single(self) -> frozenset[str]:
+        """The list columns in single precision."""
+        return frozenset(name for name, kind in self.types.items() if kind == "FLOAT[]")
+
+    def numbers(self, name: str) -> tuple[Floats, Integers]:
+        """A list column: all numbers in one flat array, and each row's length (-1 for null)."""
         kind = self.types[name]
         column = _quoted(name)
         if kind == "VARCHAR":
@@ -107,13 +117,13 @@ class Table:
         source = f"(select cast({column} as double[]) as v from source)"
         lengths = self._query(f"select coalesce(len(v), -1) as n from {source}")["n"]
         values = self._query(f"select unnest(v) as v from {source}")["v"]
-        return _filled(values), np.asarray(lengths, dtype=np.int64), kind == "FLOAT[]"
+        return _filled(values), np.asarray(lengths, dtype=np.int64)
 
     def texts(self, name: str) -> Strings:
         """A column as text, one entry per row; lists and structures become JSON."""
         column, kind = _quoted(name), self.types[name]
-        simple = kind in ("VARCHAR", "UUID", "BOOLEAN") or _NUMBER_TYPES.fullmatch(kind)
-        text = f"cast({column} as varchar)" if simple else f"cast(to_json({column}) as varchar)"
+        nested = kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION"))
+        text = f"cast(to_json({column}) as varchar)" if nested else f"cast({column} as varchar)"
         return strings(self._query(f"select {text} as v from source")["v"].tolist())
 
     def text_lists(self, name: str) -> tuple[Strings, Integers]:
@@ -135,29 +145,51 @@ class Table:
                 f"select {column} is not null and try_cast({column} as double) is null as bad from source"
             )["bad"]
             self._refuse(name, bad, "is not a number")
-        elif not _NUMBER_TYPES.fullmatch(kind):
+        elif not (kind == "BOOLEAN" or _NUMBER_TYPES.fullmatch(kind)):
             raise ScoreLogError(f"{self.path}: column '{name}' is {kind}; it must hold one number in each row")
         return _filled(self._query(f"select cast({column} as double) as v from source")["v"])
 
     def numbers_if_any(self, name: str) -> tuple[Floats, Integers] | None:
         """A list column as by `numbers`, or None if it is something else."""
         try:
-            return self.numbers(name)[:2]
+            return self.numbers(name)
         except ScoreLogError:
             return None
 
-    def is_number(self, name: str) -> bool:
-        """Whether a column has a numeric type of its own (text that looks like numbers does not count)."""
-        return _NUMBER_TYPES.fullmatch(self.types[name]) is not None
+    def anything(self, name: str) -> NDArray[Any]:
+        """A column as it is, one entry per row: numbers and truth values where none is null, else text."""
+        if self.types[name] == "BOOLEAN" or _NUMBER_TYPES.fullmatch(self.types[name]):
+            values = self._query(f"select {_quoted(name)} as v from source")["v"]
+            if not np.ma.is_masked(values):
+                return np.asarray(values)
+        return self.texts(name)
 
     def _open(self, form: str) -> None:
         name = _literal(_no_glob(str(self.path)))
         if form == ".parquet":
-            self._run(f"create view source as select * from read_parquet({name})")
+            self._run(f"create view source as select * from read_parquet({name}, hive_partitioning=false)")
         elif form == ".csv":
-            self._run(f"create table source as select * from read_csv({name}, all_varchar=true, header=true)")
+            self._open_csv(name)
         else:
             self._open_json(name)
+
+    def _open_csv(self, name: str) -> None:
+        """Comma, double quote, a header, nothing guessed: a guessed dialect can lose rows without a word."""
+        with self.path.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
+            header = next(csv.reader(stream), list[str]())
+        if not header:
+            raise ScoreLogError(f"{self.path}: the file has no rows; give it a header and at least one row")
+        self._refuse_same(header)
+        columns = ", ".join(f"{_literal(column)}: 'varchar'" for column in header)
+        self._run(
+            f"create table source as select * from read_csv({name}, auto_detect=false, columns={{{columns}}}, header=true, "
+            "delim=',', quote='\"', escape='\"', parallel=false, hive_partitioning=false)"
+        )
+
+    def _refuse_same(self, names: Sequence[str]) -> None:
+        same = _first_repeated(names)
+        if same is not None:
+            raise ScoreLogError(f"{self.path}: two columns are called '{same}' (case aside); rename one")
 
     def _open_json(self, name: str) -> None:
         self._run(f"create table raw as select json from read_ndjson_objects({name})")
@@ -165,14 +197,16 @@ class Table:
         if bad.any():
             raise ScoreLogError(f"{self.path}: row {int(bad.argmax()) + 1} is not a JSON object; write one per line")
         keys = sorted(self._query("select distinct unnest(json_keys(json)) as k from raw")["k"].tolist())
-        columns = [f"cast(json ->> {_literal(_pointer(k))} as {self._json_type(k)}) as {_quoted(k)}" for k in keys]
+        self._refuse_same(keys)
+        kinds = [
+            f"string_agg(distinct json_type(json, {_literal(_pointer(k))}), ' ') as k{i}" for i, k in enumerate(keys)
+        ]
+        seen = self._query(f"select {', '.join(kinds)} from raw") if keys else {}
+        columns = [
+            f"cast(json ->> {_literal(_pointer(k))} as {_json_type(k, str(seen[f'k{i}'].tolist()[0]))}) as {_quoted(k)}"
+            for i, k in enumerate(keys)
+        ]
         self._run(f"create table source as select {', '.join(columns) or 'json'} from raw")
-
-    def _json_type(self, key: str) -> str:
-        """Numbers and truth values keep their type; all else, and any mixture, is read as text."""
-        seen = self._query(f"select distinct json_type(json, {_literal(_pointer(key))}) as t from raw")["t"].tolist()
-        kinds = frozenset("BIGINT" if t == "UBIGINT" else t for t in seen if t not in (None, "NULL"))
-        return "double" if kinds == frozenset({"BIGINT", "DOUBLE"}) else _JSON_CASTS.get(kinds, "varchar")
 
     def _check_texts(self, name: str) -> None:
         column = _quoted(name)
@@ -203,7 +237,9 @@ class Table:
             document = json.loads(text)
         except ValueError as error:
             raise ScoreLogError(f"{self.path}: its metadata is not JSON ({error}); write the log again") from error
-        return cast("dict[str, Any]", document) if isinstance(document, dict) else {}
+        if not isinstance(document, dict):
+            raise ScoreLogError(f"{self.path}: its metadata is not a JSON object; write the log again")
+        return cast("dict[str, Any]", document)
 
     def _run(self, sql: str) -> None:
         try:
@@ -218,7 +254,7 @@ class Table:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> ScoreLogError:
-        reason = str(error).strip().splitlines()[0]
+        reason = " ".join(str(error).split("Possible fixes")[0].split("LINE 1")[0].split())
         return ScoreLogError(
             f"{self.path}: cannot be read ({reason}); is the file complete and of the kind its name says?"
         )
@@ -227,8 +263,8 @@ class Table:
 def write_table(
     path: str | Path,
     *,
-    scalars: Mapping[str, NDArray[Any]],
-    lists: Mapping[str, NDArray[Any]],
+    scalars: Sequence[Column],
+    lists: Sequence[Column],
     offsets: Integers,
     metadata: Mapping[str, Any],
 ) -> None:
@@ -245,15 +281,18 @@ def write_table(
 
     target = Path(path)
     form = file_format(target)
+    same = _first_repeated([name for name, _ in (*scalars, *lists)])
+    if same is not None:
+        raise OutputError(f"{target}: two columns are called '{same}' (case aside); rename one")
     sizes = np.diff(offsets)
     row = np.arange(len(sizes))
     flat: dict[str, NDArray[Any]] = {"row": np.repeat(row, sizes), "place": np.arange(offsets[-1])}
-    flat |= {f"l{k}": _plain(values) for k, values in enumerate(lists.values())}
-    per_row: dict[str, NDArray[Any]] = {"row": row} | {f"s{k}": _plain(v) for k, v in enumerate(scalars.values())}
+    flat |= {f"l{k}": _plain(values) for k, (_, values) in enumerate(lists)}
+    per_row: dict[str, NDArray[Any]] = {"row": row} | {f"s{k}": _plain(v) for k, (_, v) in enumerate(scalars)}
     gathered = ", ".join(f"list(l{k} order by place) as l{k}" for k in range(len(lists)))
     show = "to_json({})" if form == ".csv" else "{}"
-    columns = [f"s{k} as {_quoted(name)}" for k, name in enumerate(scalars)]
-    columns += [f"{show.format(f'l{k}')} as {_quoted(name)}" for k, name in enumerate(lists)]
+    columns = [f"s{k} as {_quoted(name)}" for k, (name, _) in enumerate(scalars)]
+    columns += [f"{show.format(f'l{k}')} as {_quoted(name)}" for k, (name, _) in enumerate(lists)]
     listed = f"(select row, {gathered} from flat group by row)"
     query = f"select {', '.join(columns)} from per_row join {listed} using (row) order by row"
     connection = duckdb.connect()
@@ -266,8 +305,10 @@ def write_table(
             raise OutputError(f"{target}: cannot be written ({str(error).splitlines()[0]})") from error
         finally:
             connection.close()
-    if metadata and form != ".parquet":
-        write_text(_sidecar(target), json.dumps(metadata, indent=2, sort_keys=True) + "\n")
+    if form != ".parquet":
+        _sidecar(target).unlink(missing_ok=True)
+        if metadata:
+            write_text(_sidecar(target), json.dumps(metadata, indent=2, sort_keys=True) + "\n")
 
 
 def write_text(path: str | Path, text: str, *, private: bool = False) -> None:
@@ -283,17 +324,27 @@ def write_bytes(path: str | Path, data: bytes, *, private: bool = False) -> None
             stream.write(data)
 
 
+def writable(target: str | Path) -> Path:
+    """Where a name leads, links followed; refused if that cannot be a file."""
+    real = Path(os.path.realpath(target))
+    if not Path(target).name or (real.exists() and not real.is_file()):
+        raise OutputError(f"{str(target)!r}: cannot be written (not the name of a file); give another name")
+    return real
+
+
 @contextmanager
 def replacing(target: Path) -> Generator[Path]:
     """A draft beside the target that takes its place if the block ends well, and is gone otherwise."""
-    draft = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
+    real = writable(target)
+    draft = real.with_name(f".{secrets.token_hex(4)}.{real.name}")
     try:
         yield draft
-        draft.replace(target)
+        draft.replace(real)
     except OSError as error:
         raise OutputError(f"{target}: cannot be written ({error.strerror or error})") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
 
 
 def _copy_options(form: str, metadata: Mapping[str, Any]) -> str:
@@ -306,13 +357,41 @@ def _copy_options(form: str, metadata: Mapping[str, Any]) -> str:
 
 
 def _plain(values: NDArray[Any]) -> NDArray[Any]:
-    """An array DuckDB can read: text as Python strings."""
-    return values.astype(object) if isinstance(values.dtype, np.dtypes.StringDType) else np.ascontiguousarray(values)
+    """An array DuckDB can read: text as Python strings, empty text as null."""
+    if not isinstance(values.dtype, np.dtypes.StringDType):
+        return np.ascontiguousarray(values)
+    return np.array([text or None for text in values.tolist()], dtype=object)
 
 
 def _filled(values: NDArray[Any]) -> Floats:
     plain = values.filled(np.nan) if isinstance(values, np.ma.MaskedArray) else values
     return np.asarray(plain, dtype=np.float64)
+
+
+def _json_type(key: str, seen: str) -> str:
+    """Numbers and truth values keep their type; all else, any mixture, and ids are read as text."""
+    kinds = frozenset("BIGINT" if t == "UBIGINT" else t for t in seen.split() if t not in ("None", "NULL"))
+    if key == "id":
+        return "varchar"
+    return "double" if kinds == frozenset({"BIGINT", "DOUBLE"}) else _JSON_CASTS.get(kinds, "varchar")
+
+
+def _first_repeated(names: Sequence[str]) -> str | None:
+    """The first name that stands twice, case aside (DuckDB does not tell them apart)."""
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            return name
+        seen.add(name.lower())
+    return None
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _sidecar(path: Path) -> Path:

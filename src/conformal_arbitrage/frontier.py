@@ -19,6 +19,7 @@ from conformal_arbitrage.core.losses import GuardianSees, Loss, Number, within_u
 from conformal_arbitrage.core.risk import check_alpha, check_bound, grid_points
 from conformal_arbitrage.core.trials import (
     LegCost,
+    Name,
     Split,
     Steps,
     TrialResults,
@@ -26,7 +27,7 @@ from conformal_arbitrage.core.trials import (
     draw_splits,
     run_trials,
 )
-from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.errors import InfeasibleError, OptionError
 from conformal_arbitrage.logs import ScoreLog
 from conformal_arbitrage.terms import Terms
 from conformal_arbitrage.types import Boundary, MissingGuardian
@@ -173,7 +174,8 @@ def _leg(log: ScoreLog, usage: Usage, name: str, cost: float | None, price: Pric
     if usage.input_tokens is None or usage.output_tokens is None:
         raise OptionError(f"{log.source}: a price needs the columns {name}_input_tokens and {name}_output_tokens")
     per_input, per_output = (_money(value, name) / 1e6 for value in price)
-    return LegCost(base=per_output * usage.output_tokens, rate=per_input, tokens=usage.input_tokens)
+    tokens = usage.input_tokens.astype(np.int64)
+    return LegCost(base=per_output * usage.output_tokens, rate=per_input, tokens=tokens)
 
 
 def _money(value: float, name: str) -> float:
@@ -222,7 +224,8 @@ def evaluate(
         delta_x: measure delta against the chord between the single models at the same cost, or at the same loss.
         delta_of: the outcome that delta is measured in.
     """
-    _check_sweep(trials, probabilities, balance_by, sample_size, delta_x)
+    _check_sweep(seed, trials, probabilities, balance_by, sample_size, delta_x)
+    _check_outcomes(log, delta_of)
     rng = np.random.default_rng(seed)
     terms = Terms(
         guardian_sees=guardian_sees, boundary=boundary, loss_bound=loss_bound, loss=loss, grid=grid,
@@ -253,11 +256,9 @@ def _points(
     delta: tuple[Literal["cost", "loss"], str],
 ) -> tuple[tuple[FrontierPoint, ...], float]:
     """All points of a sweep, and the loss bound."""
-    stairs = terms.stairs(log)
     steps = build_steps(
         log,
-        stairs.blocks,
-        tick_digits=stairs.tick_digits,
+        terms.stairs(log),
         guardian_sees=terms.guardian_sees,
         outcomes={name: log.outcome(name) for name in log.outcome_names},
         leg=None if costs is None else costs.guardian,
@@ -266,7 +267,13 @@ def _points(
     bound = _bound(log, steps, terms)
     fixed = {} if costs is None else {"primary": costs.primary, "guardian": costs.guardian.full()}
     grid = None if terms.grid is None else grid_points(terms.grid)
-    sweep = _Sweep(run_trials(steps, splits, alphas, bound=bound, grid=grid, fixed=fixed), log.outcome_names, *delta)
+    results = run_trials(steps, splits, alphas, bound=bound, grid=grid, fixed=fixed)
+    if terms.loss is not None and steps.in_full_sight > 0 and np.isnan(results.relaxation).any():
+        raise InfeasibleError(
+            f"no relaxation keeps the smallest alpha in some trial, and the loss '{terms.loss_name}' is not 0 with every "
+            "action in sight; give larger alphas or calibration sizes"
+        )
+    sweep = _Sweep(results, log.outcome_names, *delta)
     conformal = [sweep.conformal(k, float(check_alpha(alpha, bound)), terms) for k, alpha in enumerate(alphas)]
     matched = [sweep.cost_matched(point) for point in conformal]
     singles = [sweep.single("primary"), sweep.single("guardian")]
@@ -275,7 +282,12 @@ def _points(
 
 
 def _check_sweep(
-    trials: int, probabilities: Sequence[float], balance_by: str | None, sample_size: int | None, delta_x: str
+    seed: int,
+    trials: int,
+    probabilities: Sequence[float],
+    balance_by: str | None,
+    sample_size: int | None,
+    delta_x: str,
 ) -> None:
     if trials < 1:
         raise OptionError(f"trials must be 1 or more; got {trials}")
@@ -286,13 +298,34 @@ def _check_sweep(
         raise OptionError("balance_by and sample_size go together; give both or neither")
     if delta_x not in ("cost", "loss"):
         raise OptionError(f"delta_x must be 'cost' or 'loss'; got {delta_x!r}")
+    if seed < 0:
+        raise OptionError(f"seed must be 0 or more; got {seed}")
+
+
+def _check_outcomes(log: ScoreLog, delta_of: str) -> None:
+    taken = set(log.outcome_names) & set(_FIGURES)
+    if taken:
+        raise OptionError(
+            f"{log.source}: an outcome cannot be called '{min(taken)}', which is a figure; rename the column"
+        )
+    if delta_of != "correct":
+        log.outcome(delta_of)
 
 
 def _bound(log: ScoreLog, steps: Steps, terms: Terms) -> Fraction:
-    row = int(steps.start_loss.argmax())
-    largest = Fraction(int(steps.start_loss[row]), 10**steps.tick_digits)
-    unit = terms.loss is not None or within_unit(log.loss_scores)
-    return check_bound(terms.loss_bound, unit_scores=unit, largest_loss=(largest, row), source=log.source)
+    return check_bound(
+        terms.loss_bound,
+        steps.largest_loss,
+        tick=Fraction(1, 10**steps.tick_digits),
+        unit_scores=within_unit(log.loss_scores),
+        source=log.source,
+    )
+
+
+def _share(worth: Floats, known: Floats | None) -> Floats:
+    if known is None:
+        return worth
+    return np.divide(worth, known, out=np.full(worth.shape, np.nan), where=known > 0)
 
 
 def _groups(log: ScoreLog, name: str) -> Integers:
@@ -344,7 +377,7 @@ class _Sweep:
     def conformal(self, k: int, alpha: float, terms: Terms) -> FrontierPoint:
         means = {name: values[:, k] for name, values in self.results.conformal.items()}
         relaxation = self.results.relaxation[:, k]
-        leg, primary_cost = means.get("guardian_leg"), self.results.fixed.get("primary")
+        leg, primary_cost = means.get("leg"), self.results.fixed.get("primary")
         cost = None if leg is None or primary_cost is None else 1000 * (leg + primary_cost)
         outcomes = self._outcomes(means)
         return FrontierPoint(
@@ -370,10 +403,9 @@ class _Sweep:
         q = None if cost is None else self._position("cost_per_1000", cost)
         return None if q is None else self.coin(q, "cost_matched", conformal.alpha)
 
-    def _outcomes(self, means: Mapping[str, Floats]) -> dict[str, Floats]:
-        """Means over the rows with a known choice: one left to a Guardian that did not answer has none."""
-        known = 1 - means["undecided"] if "undecided" in means else 1.0
-        return {name: means[name] / known for name in self.outcomes}
+    def _outcomes(self, means: Mapping[Name, Floats]) -> dict[str, Floats]:
+        """Means over the rows whose outcome is known: a choice left to a Guardian that did not answer has none."""
+        return {name: _share(means["worth", name], means.get(("known", name))) for name in self.outcomes}
 
     def _position(self, name: str, x: Floats) -> Floats | None:
         """Where x lies on the way from the Primary alone (0) to the Guardian alone (1), trial by trial."""

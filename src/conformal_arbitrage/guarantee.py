@@ -27,7 +27,8 @@ def guarantee_text(
     if status == "ok":
         parts.append(_SIGHT[guardian_sees])
         parts += [_RANDOM] if boundary == "random" else []
-        parts += [_MISSING.format(bound=f"{loss_bound:g}")] if missing_guardian else []
+        unless = "" if own_loss else " unless everything was in sight"
+        parts += [_MISSING.format(bound=f"{loss_bound:g}", unless=unless)] if missing_guardian else []
         spread = sqrt(alpha * (loss_bound - alpha) / n)
         parts.append(
             f"The long-run loss of this one certificate may lie above {alpha:g} (in about half of all calibrations it "
@@ -86,7 +87,7 @@ _RANDOM = (
     "log was looked at and is secret, and an id is fixed before its scores are known."
 )
 _MISSING = (
-    "Rows without a Guardian score were counted as a loss of {bound} unless everything was in sight; a live query whose "
+    "Rows without a Guardian score were counted as a loss of {bound}{unless}; a live query whose "
     "Guardian fails is counted in the same way."
 )
 _NOT_PROMISED = (

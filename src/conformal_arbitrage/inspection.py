@@ -5,13 +5,15 @@ queries. Knows nothing of how it is shown.
 """
 
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from conformal_arbitrage.certificate import rows_needed
 from conformal_arbitrage.core.gaps import Floats, Integers, margins
-from conformal_arbitrage.core.losses import Number, exact, loss_stairs, within_unit
+from conformal_arbitrage.core.losses import Number, loss_stairs
+from conformal_arbitrage.core.risk import RiskCurve
 from conformal_arbitrage.core.rows import row_argmax
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.frontier import Costs
@@ -70,7 +72,7 @@ class Inspection:
     fewest_actions: int
     most_actions: int
     router_form: bool
-    outcomes: dict[str, dict[str, float]]
+    outcomes: dict[str, dict[str, float | None]]
     no_opinion_rows: int
     missing_guardian_rows: int
     tied_rows: int
@@ -102,11 +104,11 @@ def inspect(log: ScoreLog, *, loss_bound: Number | None = None, costs: Costs | N
     if len(answered) == 0:
         raise OptionError(f"{log.source}: no row has a Guardian score; there is nothing to inspect")
     top, margin, regret = _primary_alone(answered)
-    stated = loss_bound is not None or within_unit(answered.loss_scores)
-    bound = float(exact(1 if loss_bound is None else loss_bound, name="loss_bound")) if stated else None
-    shares = _Shares.of(margin, regret)
+    curve = RiskCurve.from_log(answered, guardian_sees="all")
+    bound = curve.bound(loss_bound) if loss_bound is not None or curve.unit_scores else None
     auc, interval = _auc(margin, regret, float(regret.max() if bound is None else bound))
-    worth, verdict = _verdict(shares, auc, costs)
+    saved = _calls_saved(margin, regret)
+    worth, verdict = _verdict(saved, auc, costs)
     return Inspection(
         source=log.source,
         rows=len(log),
@@ -121,10 +123,12 @@ def inspect(log: ScoreLog, *, loss_bound: Number | None = None, costs: Costs | N
         primary_loss=float(regret.mean()),
         auc=auc,
         auc_interval=interval,
-        calls_saved=None if shares.loss[0] == 0 else shares.saved(),
+        calls_saved=saved,
         worth_routing=worth,
         verdict=verdict,
-        budgets=() if bound is None else tuple(_use(shares, len(answered), a, bound) for a in ALPHAS if a < bound),
+        budgets=()
+        if bound is None
+        else tuple(_use(curve, margin, a, bound) for a in ALPHAS if Fraction(str(a)) < bound),
         cost_per_1000=None if costs is None else _cost_per_1000(costs),
         problems=tuple(_problems(log, bound)),
     )
@@ -141,38 +145,37 @@ def _primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
     return top, margin, regret
 
 
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """The margin rule at every threshold: share of rows deferred, and mean loss left."""
+def _calls_saved(margin: Floats, regret: Floats) -> float | None:
+    """Guardian calls saved by the margin against a coin with the same loss, mean over all budgets the margin can reach.
 
-    deferred: Floats
-    loss: Floats
-
-    @classmethod
-    def of(cls, margin: Floats, regret: Floats) -> "_Shares":
-        _, where = np.unique(margin, return_inverse=True)
-        rows = np.concatenate([[0.0], np.cumsum(np.bincount(where))]) / len(margin)
-        gone = np.concatenate([[0.0], np.cumsum(np.bincount(where, regret))]) / len(margin)
-        return cls(rows, np.maximum(regret.mean() - gone, 0.0))
-
-    def saved(self) -> float:
-        """Guardian calls saved against a coin with the same loss, mean over all budgets up to the Primary's loss."""
-        coin = 1 - self.loss / self.loss[0]
-        return float(np.trapezoid(coin - self.deferred, coin))
+    Rows tied at the top are always deferred. None if the Primary loses nothing.
+    """
+    if regret.sum() == 0:
+        return None
+    values, where = np.unique(margin, return_inverse=True)
+    deferred = np.cumsum(np.bincount(where)) / len(margin)
+    coin = np.cumsum(np.bincount(where, regret)) / regret.sum()
+    if values[0] > 0:
+        deferred, coin = np.concatenate([[0.0], deferred]), np.concatenate([[0.0], coin])
+    if coin[-1] == coin[0]:
+        return float(coin[-1] - deferred[0])
+    return float(np.trapezoid(coin - deferred, coin) / (coin[-1] - coin[0]))
 
 
-def _use(shares: _Shares, n: int, alpha: float, bound: float) -> BudgetUse:
-    limit = (alpha * (n + 1) - bound) / n
-    if limit < 0:
+def _use(curve: RiskCurve, margin: Floats, alpha: float, bound: Fraction) -> BudgetUse:
+    """The exact rule at one budget, and in expectation the one that draws lots at the threshold margin."""
+    found = curve.search([alpha], bound)[0]
+    if found is None:
         return BudgetUse(alpha=alpha, deferred=None, deferred_random=None, wasted=None)
-    first = int(np.argmax(shares.loss <= limit * (1 + 1e-12)))
-    between = float(np.interp(-limit, -shares.loss, shares.deferred)) if first else 0.0
-    return BudgetUse(
-        alpha=alpha,
-        deferred=float(shares.deferred[first]),
-        deferred_random=between,
-        wasted=max(0.0, float((limit - shares.loss[first]) / alpha)) if first else 0.0,
-    )
+    relaxation = curve.breakpoints[found]
+    deferred = float((margin <= relaxation).mean())
+    left = Fraction(str(alpha)) * (curve.n + 1) - bound - curve.exact_total(found)
+    spare = 0.0
+    if found > 0:
+        here = curve.exact_total(found - 1) - curve.exact_total(found)
+        spare = float(left / here) * float((margin == relaxation).mean())
+    wasted = float(left / ((curve.n + 1) * Fraction(str(alpha)))) if found > 0 else 0.0
+    return BudgetUse(alpha=alpha, deferred=deferred, deferred_random=deferred - spare, wasted=wasted)
 
 
 def _auc(margin: Floats, regret: Floats, bound: float) -> tuple[float | None, tuple[float, float] | None]:
@@ -194,12 +197,10 @@ def _auc(margin: Floats, regret: Floats, bound: float) -> tuple[float | None, tu
     return area, (max(0.0, area - half), min(1.0, area + half))
 
 
-def _verdict(shares: _Shares, auc: float | None, costs: Costs | None) -> tuple[bool, str]:
-    if shares.loss[0] == 0:
+def _verdict(saved: float | None, auc: float | None, costs: Costs | None) -> tuple[bool, str]:
+    if saved is None:
         return False, "Not worth routing: the Primary alone loses nothing here, so use it for every query."
-    saved = shares.saved()
-    price = None if costs is None else float(costs.primary.mean() / costs.guardian.full().mean())
-    needed = max(LEAST_SAVING, 0.0 if price is None else price / 2)
+    needed = LEAST_SAVING if costs is None else max(LEAST_SAVING, _price(costs) / 2)
     says = "" if auc is None else f" (AUC of the margin for regret {auc:.2f}; 0.50 would be a coin)"
     if saved < LEAST_SAVING:
         return False, (
@@ -217,20 +218,31 @@ def _verdict(shares: _Shares, auc: float | None, costs: Costs | None) -> tuple[b
     )
 
 
-def _outcomes(log: ScoreLog, primary: Integers) -> dict[str, dict[str, float]]:
+def _outcomes(log: ScoreLog, primary: Integers) -> dict[str, dict[str, float | None]]:
     """What each model's own choice is worth; rows with an unknown outcome are left aside."""
     choices = {"primary": primary, "guardian": row_argmax(log.guardian, log.offsets)}
     return {
-        name: {who: float(np.nanmean(log.outcome(name)[log.offsets[:-1] + action])) for who, action in choices.items()}
+        name: {who: _known_mean(log.outcome(name)[log.offsets[:-1] + action]) for who, action in choices.items()}
         for name in log.outcome_names
     }
+
+
+def _known_mean(values: Floats) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else None
+
+
+def _price(costs: Costs) -> float:
+    """The Primary's cost in units of the Guardian's; a Guardian that costs nothing is cheaper than any Primary."""
+    guardian = float(costs.guardian.full().mean())
+    return float(costs.primary.mean()) / guardian if guardian > 0 else float("inf")
 
 
 def _cost_per_1000(costs: Costs) -> dict[str, float]:
     return {"primary": 1000 * float(costs.primary.mean()), "guardian": 1000 * float(costs.guardian.full().mean())}
 
 
-def _problems(log: ScoreLog, bound: float | None) -> list[str]:
+def _problems(log: ScoreLog, bound: Fraction | None) -> list[str]:
     found: list[str] = []
     if log.id is None:
         found.append('no `id` column: boundary="random", joins and resuming need one')
@@ -240,7 +252,7 @@ def _problems(log: ScoreLog, bound: float | None) -> list[str]:
         )
     if bound is None:
         found.append("Guardian scores leave [0, 1]: state the largest possible loss with --loss-bound")
-    elif bound > 0.05 and len(log) < rows_needed(0.05, bound):
+    elif bound > Fraction("0.05") and len(log) < rows_needed(0.05, bound):
         found.append(f"{len(log)} rows are few: alpha 0.05 needs at least {rows_needed(0.05, bound)}")
     if not log.outcome_names and not log.is_router:
         found.append("no `label` or `correct` column: accuracies cannot be shown")

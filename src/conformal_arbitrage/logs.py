@@ -25,10 +25,10 @@ from conformal_arbitrage.columns import (
     grades,
     read_columns,
 )
-from conformal_arbitrage.core.gaps import LARGEST_SCORE, Bools, Floats, Integers
+from conformal_arbitrage.core.gaps import LARGEST_SCORE, Bools, Floats, Integers, numbers_or_none
 from conformal_arbitrage.core.rows import flat_positions, row_argmax
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
-from conformal_arbitrage.files import Strings, Table, strings, write_table
+from conformal_arbitrage.files import Column, Strings, Table, strings, write_table
 from conformal_arbitrage.types import Row
 
 ROUTER_ACTIONS = ("guardian answer", "primary answer")
@@ -46,6 +46,7 @@ class ScoreLog:
         guardian: Guardian scores; a row with a null or NaN is missing and holds NaN.
         offsets: where each row's actions begin.
         score_digits: significant decimals of a Primary score, 12 or 6 (single precision).
+        single: which columns came in single precision.
         no_opinion: rows in which the Primary had no opinion.
         missing: rows in which the Guardian did not answer.
         lists: further numbers per action, among them the outcomes.
@@ -63,6 +64,7 @@ class ScoreLog:
     score_digits: int
     no_opinion: Bools
     missing: Bools
+    single: frozenset[str] = frozenset()
     id: Strings | None = None
     label: Integers | None = None
     group: Strings | None = None
@@ -136,11 +138,11 @@ class ScoreLog:
             columns=("primary", "guardian"),
             primary=(p, p_sizes),
             guardian=(g, g_sizes),
-            score_digits=6 if single else 12,
+            single=frozenset(["primary"] if single else []),
             lists={name: flatten(values, name)[:2] for name, values in (outcomes or {}).items()},
             outcomes=tuple(outcomes or ()),
             id=None if id is None else strings(list(id)),
-            label=None if label is None else np.asarray(label, dtype=np.float64),
+            label=None if label is None else _labels(label),
             group=None if group is None else strings(list(group)),
             context=None if context is None else strings(list(context)),
             actions=None if actions is None else flatten_texts(actions),
@@ -322,21 +324,24 @@ class ScoreLog:
         if self.binary is not None:
             raise OutputError("a binarised log is not written; write the log itself and binarise it after reading")
         primary, guardian = self.columns
-        lists: dict[str, NDArray[Any]] = {
-            primary: self.primary_as_recorded(),
-            guardian: self.guardian,
-            **({} if self.actions is None else {"actions": self.actions}),
-            **self.lists,
-        }
+        lists: list[Column] = [(primary, self.primary_as_recorded()), (guardian, self.guardian), *self.lists.items()]
+        lists += [] if self.actions is None else [("actions", self.actions)]
         named = {"id": self.id, "context": self.context, "label": self.label, "group": self.group}
         for role, usage in ((primary, self.primary_usage), (guardian, self.guardian_usage)):
             named |= {f"{role}_{name}": getattr(usage, name) for name in USAGE}
-        scalars = {name: values for name, values in named.items() if values is not None} | dict(self.extra)
+        scalars = [(name, values) for name, values in named.items() if values is not None] + [*self.extra.items()]
         metadata = {} if self.identities is None else {"identities": dict(self.identities)}
-        if self.score_digits == 6:
-            metadata["score_digits"] = {primary: self.score_digits}
+        if self.single:
+            metadata["score_digits"] = dict.fromkeys(sorted(self.single), 6)
         write_table(path, scalars=scalars, lists=lists, offsets=self.offsets, metadata=metadata)
 
     def primary_as_recorded(self) -> Floats:
         """The Primary scores with NaN where it had no opinion."""
         return np.where(np.repeat(self.no_opinion, self.sizes), np.nan, self.primary)
+
+
+def _labels(label: ArrayLike) -> Floats:
+    numbers = numbers_or_none(label)
+    if numbers is None or numbers.ndim != 1:
+        raise ScoreLogError(f"column 'label' must hold the index of each row's right action; got {label!r:.80}")
+    return numbers.astype(np.float64)

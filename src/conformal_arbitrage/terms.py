@@ -16,6 +16,8 @@ from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.logs import ScoreLog
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
+REGRET = "guardian_regret"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -32,7 +34,6 @@ class Terms:
     def __post_init__(self) -> None:
         """Refuse names that are not options, and options that do not go together."""
         for name, known in (
-            ("guardian_sees", get_args(GuardianSees)),
             ("boundary", get_args(Boundary)),
             ("missing_guardian", (None, *get_args(MissingGuardian))),
         ):
@@ -43,8 +44,10 @@ class Terms:
             raise OptionError('a key goes with boundary="random" only; drop one of the two')
         if self.boundary == "random" and self.grid is not None:
             raise OptionError('grid goes with boundary="include" only; drop one of the two')
-        if self.boundary == "random" and not self.key:
-            raise OptionError("the key is empty; give at least 16 random bytes, or leave it out and one is drawn")
+        if self.boundary == "random" and not (isinstance(self.key, bytes) and self.key):
+            raise OptionError("the key must be bytes, and at least one; 16 or more random ones are safe")
+        if self.loss is not None and self.loss_name == REGRET:
+            raise OptionError(f"a loss of one's own cannot be called {REGRET}; rename the function")
 
     def stairs(self, log: ScoreLog) -> LossStairs:
         """The loss of every row as its candidate set grows."""
@@ -64,6 +67,11 @@ class Terms:
     def draws(self, log: ScoreLog) -> Floats | None:
         """One draw per row, or None where the boundary is not random."""
         return None if self.key is None else draws(self.key, log)
+
+    @property
+    def loss_name(self) -> str:
+        """What certificates call the loss."""
+        return REGRET if self.loss is None else str(getattr(self.loss, "__name__", type(self.loss).__name__))
 
     @property
     def _missing_loss(self) -> Number | None:

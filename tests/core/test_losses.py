@@ -3,7 +3,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conformal_arbitrage import InfeasibleError, OptionError, RiskCurve, ScoreLog, ScoreLogError, calibrate
+from conformal_arbitrage import InfeasibleError, OptionError, RiskCurve, ScoreLog, ScoreLogError, calibrate, evaluate
 from conformal_arbitrage.core.losses import exact
 
 LOG = ScoreLog.from_arrays(
@@ -111,3 +111,50 @@ def test_a_number_stands_for_the_decimal_its_user_wrote(value, decimal):
 def test_what_is_not_a_number_is_refused_by_name(value):
     with pytest.raises(OptionError, match="alpha"):
         exact(value, name="alpha")
+
+
+def test_losses_too_large_for_exact_sums_are_refused():
+    with pytest.raises(OptionError, match="too large for exact sums"):
+        calibrate(LOG, 5e6, loss=lambda row, sight: 1e7, loss_bound=2e7)
+
+
+def test_a_loss_of_ones_own_needs_a_name_of_its_own():
+    def guardian_regret(row, sight):
+        return 0.0
+
+    with pytest.raises(OptionError, match="rename the function"):
+        calibrate(LOG, 0.5, loss=guardian_regret)
+
+
+def test_a_loss_of_ones_own_states_its_bound_where_scores_leave_the_unit_interval():
+    wide = ScoreLog.from_arrays([[0.9, 0.1]] * 9, [[50, 0]] * 9)
+    with pytest.raises(OptionError, match="loss_bound"):
+        calibrate(wide, 0.5, loss=lambda row, sight: 0.1)
+    assert calibrate(wide, 0.5, loss=lambda row, sight: 0.1, loss_bound=1).status == "ok"
+
+
+def test_a_grid_too_short_for_the_gaps_always_defers():
+    far = ScoreLog.from_arrays([[5.0, 0.0]] * 50, [[0, 1]] * 50)
+    made = calibrate(far, 0.1, loss=regret, grid=0.5)
+    assert made.status == "always_defer"
+
+
+def test_evaluation_refuses_a_loss_that_calibration_refuses():
+    with pytest.raises(InfeasibleError, match="not 0 with every action in sight"):
+        evaluate(LOG, [0.2], loss=lambda row, sight: 0.05, calibration_size=2)
+
+
+def test_a_bound_of_many_digits_is_not_passed_by_rounding():
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 20, [[0, 1]] * 19 + [None])
+    assert calibrate(log, 0.5, loss_bound="1.3333333333333", missing_guardian="worst_case").status == "ok"
+
+
+def test_a_loss_that_a_tie_always_avoids_does_not_pass_the_bound():
+    log = ScoreLog.from_arrays([[0.5, 0.5]] * 20, [[0, 3]] * 20)
+    assert calibrate(log, 0.5, loss_bound=1).relaxation == 0
+    assert evaluate(log, [0.5], loss_bound=1, calibration_size=10, trials=1).of("conformal")[0].mean("loss") == 0
+
+
+def test_a_misspelt_option_is_refused_by_the_curve_too():
+    with pytest.raises(OptionError, match="guardian_sees"):
+        RiskCurve.from_log(LOG, guardian_sees="ALL")

@@ -124,6 +124,8 @@ def test_many_alphas_are_answered_at_once():
     curve = RiskCurve.from_log(log)
     assert curve.breakpoints.tolist() == [0.0, 0.2, 0.4]
     assert curve.totals.tolist() == [2 * 10**12, 10**12, 0]
+    assert curve.relaxation(np.array(0.25)) == curve.relaxation(0.25) == 0.4
+    assert curve.relaxation(np.array([0.25], dtype=np.float32)).tolist() == [0.4]
     found = curve.relaxation([0.24, 0.25, "0.5", 0.75])
     assert np.isnan(found[0])
     assert found[1:].tolist() == [0.4, 0.2, 0.0]

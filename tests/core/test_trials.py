@@ -54,6 +54,8 @@ def test_a_guardian_takes_its_best_candidate_and_the_lowest_index_among_equals()
 
 
 def test_prompt_tokens_shrink_with_the_options_shown_and_are_floored():
-    leg = LegCost(base=np.array([1.0]), rate=0.5, tokens=np.array([101.0]))
+    leg = LegCost(base=np.array([1.0]), rate=0.5, tokens=np.array([101]))
     assert leg.full().tolist() == [51.5]
     assert leg.of(np.array([0]), 2, 4).tolist() == [1 + 0.5 * 75]
+    exact = LegCost(base=np.zeros(1), rate=1.0, tokens=np.array([18]))
+    assert exact.of(np.array([0]), 2, 3).tolist() == [15]  # 18 (0.5 + 0.5 2/3) is just below 15 in floats

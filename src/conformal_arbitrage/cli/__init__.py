@@ -3,6 +3,8 @@
 A mistake of the user is one line on stderr and exit code 2; nothing is written then.
 """
 
+import io
+import sys
 from typing import Any
 
 import click
@@ -20,8 +22,14 @@ class _Group(click.Group):
         """Run a command; exit 2 on a mistake of the user."""
         if not kwargs.pop("standalone_mode", True):
             return super().main(*args, standalone_mode=False, **kwargs)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a terminal without "±" shows "?" instead of failing
         try:
             raise SystemExit(super().main(*args, standalone_mode=False, **kwargs) or 0)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.ctx.get_help() if error.ctx else "")
+            raise SystemExit(0) from error
         except (ArbitrageError, click.ClickException) as error:
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
             click.echo(f"arbitrage: {' '.join(text.split())}", err=True)

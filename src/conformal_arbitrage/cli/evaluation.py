@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from conformal_arbitrage.frontier import Frontier, Price
     from conformal_arbitrage.inspection import Inspection
 
-_FORMATS = ("json", "csv", "markdown", "latex")
-
 
 @click.command()
 @click.argument("log")
@@ -64,7 +62,7 @@ def show_inspection(found: "Inspection") -> None:
     )
     facts = [("rows", f"{found.rows}, {sizes} actions each" + (", router form" if found.router_form else ""))]
     facts += [
-        (name, f"Primary {means['primary']:.3f}, Guardian {means['guardian']:.3f}")
+        (name, f"Primary {_figure(means['primary'])}, Guardian {_figure(means['guardian'])}")
         for name, means in found.outcomes.items()
     ]
     if found.cost_per_1000 is not None:
@@ -88,6 +86,10 @@ def show_inspection(found: "Inspection") -> None:
     click.echo(found.verdict)
     for problem in found.problems:
         click.echo(f"  note: {problem}")
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
 
 
 def _share(value: float | None) -> str:

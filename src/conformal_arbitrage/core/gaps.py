@@ -10,7 +10,7 @@ Knows nothing of Guardians, losses, files or whole logs.
 """
 
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,12 +142,10 @@ def is_candidate(
 
 def as_row(scores: object) -> Floats:
     """One query's scores as a checked block of one row; a NaN or None anywhere means no opinion: all equal."""
-    raw = np.asarray(scores)
-    if raw.dtype.kind not in "iuf" and not _only_numbers(raw):
-        raise ScoreLogError(f"Primary scores must be numbers, one per action; got {scores!r}")
-    if raw.ndim != 1 or raw.size == 0:
-        raise ScoreLogError(f"Primary scores must be a flat, non-empty list; got shape {raw.shape}")
-    row = raw.astype(np.float64)
+    row = numbers_or_none(scores)
+    if row is None or row.ndim != 1 or row.size == 0:
+        raise ScoreLogError(f"Primary scores must be a flat list of numbers, one per action; got {scores!r:.80}")
+    row = row.astype(np.float64)
     if np.isnan(row).any():
         return np.zeros((row.size, 1))
     if (np.abs(row) > LARGEST_SCORE).any():
@@ -155,9 +153,16 @@ def as_row(scores: object) -> Floats:
     return row[:, None]
 
 
-def _only_numbers(raw: NDArray[np.generic]) -> bool:
-    """Whether an object array holds numbers and None only."""
-    numbers = (int, float, np.integer, np.floating, type(None))
-    return raw.dtype.kind == "O" and all(
-        isinstance(value, numbers) and not isinstance(value, bool) for value in raw.ravel().tolist()
-    )
+def numbers_or_none(values: object) -> NDArray[Any] | None:
+    """Numbers as an array, with None as NaN; None if there is anything else among them."""
+    try:
+        raw: NDArray[Any] = np.asarray(values)
+        if raw.dtype.kind in "iuf" or raw.size == 0:
+            return raw if raw.dtype.kind in "iuf" else raw.astype(np.float64)
+        numeric = (int, float, np.integer, np.floating, type(None))
+        good = raw.dtype.kind == "O" and all(
+            isinstance(value, numeric) and not isinstance(value, bool) for value in raw.ravel().tolist()
+        )
+        return raw.astype(np.float64) if good else None
+    except (TypeError, ValueError, OverflowError):
+        return None

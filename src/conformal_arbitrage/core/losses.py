@@ -9,9 +9,9 @@ Knows nothing of budgets, thresholds or files.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,18 +27,24 @@ Loss = Callable[[Any, NDArray[np.int64]], float]
 Number = float | int | str | Decimal | Fraction
 
 FINEST_TICK_DIGITS = 12
-LARGEST_GUARDIAN_SCORE = 4.5e6
+LARGEST_LOSS = 9e6
+LARGEST_GUARDIAN_SCORE = LARGEST_LOSS / 2
 """Beyond this size a score difference may not fit 64 bits at the finest tick."""
+_LARGEST_EXPONENT = 30
 _LARGEST_SUM = Fraction(9_000_000)  # times 10^12 ticks, just below 2^63
 
 
 def exact(value: Number, *, name: str) -> Fraction:
     """The decimal the user wrote: a float stands for what its repr shows."""
+    if isinstance(value, Fraction):
+        return value
     try:
-        text = str(value) if not isinstance(value, float) else repr(float(value))
-        return Fraction(text)
-    except (ValueError, ZeroDivisionError) as error:
+        decimal = Decimal(repr(float(value)) if isinstance(value, float) else str(value))
+    except InvalidOperation as error:
         raise OptionError(f"{name} must be a finite decimal number; got {value!r}") from error
+    if not decimal.is_finite() or (decimal and abs(decimal.adjusted()) > _LARGEST_EXPONENT):
+        raise OptionError(f"{name} must be a finite decimal number of ordinary size; got {value!r}")
+    return Fraction(decimal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,16 @@ class Stairs:
     gaps: Floats
     order: Integers
     levels: Integers
+
+    def at_zero(self) -> Integers:
+        """The loss at relaxation 0, with all actions tied at the top in sight: the largest that is ever taken."""
+        loss = self.levels[0].copy()
+        for j in range(1, len(self.gaps)):
+            tied = self.gaps[j] == 0
+            if not tied.any():
+                break
+            loss[tied] = self.levels[j, tied]
+        return loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +99,8 @@ def loss_stairs(
     Raises:
         ScoreLogError: a Guardian score is missing and `missing_loss` is None, or a loss is negative.
     """
+    if guardian_sees not in get_args(GuardianSees):
+        raise OptionError(f"guardian_sees must be one of {', '.join(get_args(GuardianSees))}; got {guardian_sees!r}")
     worst = _missing_loss(log, missing_loss)
     if loss is None:
         return _regret_stairs(log, alone_only=guardian_sees == "all", worst=worst)
@@ -99,7 +117,17 @@ def _missing_loss(log: ScoreArrays, missing_loss: Number | None) -> Fraction:
             'Guardian again, or pass missing_guardian="worst_case" (--missing-guardian worst_case): leaving such rows out '
             "breaks the guarantee"
         )
-    return exact(missing_loss, name="loss_bound")
+    return check_size(exact(missing_loss, name="loss_bound"))
+
+
+def check_size(loss: Fraction) -> Fraction:
+    """Refuse a loss or bound whose sums would not be exact."""
+    if loss > LARGEST_LOSS:
+        raise OptionError(
+            f"a loss or bound of {float(loss):g} is too large for exact sums (limit {LARGEST_LOSS:g}); "
+            "divide scores, bound and alpha by one power of ten: the rule stays the same"
+        )
+    return loss
 
 
 def _tick_digits(n: int, largest: Fraction) -> int:
@@ -192,8 +220,8 @@ def _user_stairs(log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fract
     """A user's loss on its monotone envelope: the largest loss at this or any larger relaxation."""
     raw = [(block, *_user_levels(log, block, loss, alone_only=alone_only)) for block in blocks(log.offsets)]
     n = len(log.offsets) - 1
-    largest = max(float(levels.max()) for *_, levels in raw)
-    digits = _tick_digits(n, max(exact(largest, name="loss"), worst))
+    largest = check_size(exact(max(float(levels.max()) for *_, levels in raw), name="loss"))
+    digits = _tick_digits(n, max(largest, worst))
     lifted = 0.0
     made: list[Stairs] = []
     for block, gap, order, levels in raw:

@@ -19,6 +19,7 @@ from conformal_arbitrage.core.losses import (
     Loss,
     Number,
     Stairs,
+    check_size,
     exact,
     loss_stairs,
     within_unit,
@@ -41,7 +42,8 @@ class RiskCurve:
         totals: the total loss from that breakpoint on, in ticks.
         tick_digits: one tick is 10^-tick_digits.
         largest_loss: the largest loss of any row, and that row's index.
-        unit_scores: whether all scores behind the loss lie in [0, 1], so that a bound of 1 needs no statement.
+        in_full_sight: the total loss with every action in sight, in ticks.
+        unit_scores: whether all Guardian scores lie in [0, 1], so that a bound of 1 needs no statement.
         envelope_excess: mean over rows of how far a user's loss was raised to make it monotone.
     """
 
@@ -52,6 +54,7 @@ class RiskCurve:
     totals: Integers
     tick_digits: int
     largest_loss: tuple[Fraction, int]
+    in_full_sight: int
     unit_scores: bool
     envelope_excess: float = 0.0
 
@@ -85,7 +88,8 @@ class RiskCurve:
             totals=totals,
             tick_digits=stairs.tick_digits,
             largest_loss=(Fraction(drops.largest, 10**stairs.tick_digits), drops.largest_row),
-            unit_scores=loss is not None or within_unit(log.loss_scores),
+            in_full_sight=int(totals[-1]),
+            unit_scores=within_unit(log.loss_scores),
             envelope_excess=stairs.envelope_excess,
         )
 
@@ -99,7 +103,8 @@ class RiskCurve:
 
     def bound(self, loss_bound: Number | None) -> Fraction:
         """The loss bound as the user wrote it, checked against the losses of this log."""
-        return check_bound(loss_bound, unit_scores=self.unit_scores, largest_loss=self.largest_loss, source=self.source)
+        tick = Fraction(1, 10**self.tick_digits)
+        return check_bound(loss_bound, self.largest_loss, tick=tick, unit_scores=self.unit_scores, source=self.source)
 
     def search(self, alphas: Sequence[Number], loss_bound: Number | None = None) -> list[int | None]:
         """Index of the first breakpoint that keeps each budget; None where none does.
@@ -117,7 +122,9 @@ class RiskCurve:
             alpha: one risk budget (the result is then one number) or many.
             loss_bound: the largest possible loss; may be left out if the scores lie in [0, 1].
         """
-        several = isinstance(alpha, Sequence | np.ndarray) and not isinstance(alpha, str)
+        if isinstance(alpha, np.ndarray):
+            alpha = list(alpha) if alpha.ndim else alpha[()]
+        several = isinstance(alpha, Sequence) and not isinstance(alpha, str)
         alphas: list[Number] = list(alpha) if several else [alpha]  # pyright: ignore[reportArgumentType, reportUnknownVariableType, reportAssignmentType]
         found = [np.nan if j is None else self.breakpoints[j] for j in self.search(alphas, loss_bound)]
         return np.array(found) if several else np.float64(found[0])  # pyright: ignore[reportReturnType]
@@ -147,19 +154,22 @@ def grid_points(step: Number) -> Floats:
 
 
 def check_bound(
-    loss_bound: Number | None, *, unit_scores: bool, largest_loss: tuple[Fraction, int], source: str
+    loss_bound: Number | None, largest_loss: tuple[Fraction, int], *, tick: Fraction, unit_scores: bool, source: str
 ) -> Fraction:
-    """The loss bound as the user wrote it. It may be left out, and is then 1, only if all scores lie in [0, 1]."""
+    """The loss bound as the user wrote it, not below the largest loss by a tick or more (losses are rounded to ticks).
+
+    It may be left out, and is then 1, only if all Guardian scores lie in [0, 1].
+    """
     if loss_bound is None and not unit_scores:
         raise OptionError(
             f"{source}: Guardian scores leave [0, 1], so the largest possible loss is not 1; "
             "state it from what the scores mean: loss_bound= (--loss-bound)"
         )
-    bound = exact(1 if loss_bound is None else loss_bound, name="loss_bound")
+    bound = check_size(exact(1 if loss_bound is None else loss_bound, name="loss_bound"))
     if bound <= 0:
         raise OptionError(f"loss_bound must be above 0; got {loss_bound!r}")
     largest, row = largest_loss
-    if largest > bound:
+    if largest >= bound + tick:
         raise ScoreLogError(
             f"{source}: row {row + 1}: the loss is {float(largest):.12g}, above the bound {float(bound):.12g}; "
             "give the bound that the scores' meaning implies: loss_bound= (--loss-bound)"
@@ -204,11 +214,11 @@ def _collect(stairs: Iterator[Stairs], *, u: Floats | None) -> _Drops:
     drop: list[Integers] = []
     draw: list[Floats] = []
     for stair in stairs:
-        first = stair.levels[0]
+        first, at_zero = stair.levels[0], stair.at_zero()
         start += int(first.sum())
-        peak = first.argmax()
-        if first[peak] > largest:
-            largest, largest_row = int(first[peak]), int(stair.block.row_numbers(peak))
+        peak = int(at_zero.argmax())
+        if at_zero[peak] > largest:
+            largest, largest_row = int(at_zero[peak]), int(stair.block.all_rows()[peak])
         fall = stair.levels[:-1] - stair.levels[1:]
         hit = np.flatnonzero(fall)
         gap.append(stair.gaps[1:].ravel()[hit])

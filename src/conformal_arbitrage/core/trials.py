@@ -6,7 +6,7 @@ step functions of the relaxation. Their steps are sorted by gap once; each split
 Knows nothing of tables, files or what an outcome means.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.core.gaps import Bools, Floats, Integers
-from conformal_arbitrage.core.losses import GuardianSees, Stairs, in_order
+from conformal_arbitrage.core.losses import GuardianSees, LossStairs, Stairs, in_order
 from conformal_arbitrage.core.risk import Number, first_within, gap_order, spendable
 from conformal_arbitrage.core.rows import ScoreArrays
 from conformal_arbitrage.errors import OptionError
 
+Name = str | tuple[str, str]
 Split = tuple[NDArray[np.intp], NDArray[np.intp]]
 """Calibration rows and test rows."""
 
@@ -29,7 +30,7 @@ class LegCost:
 
     base: Floats
     rate: float = 0.0
-    tokens: Floats | None = None
+    tokens: Integers | None = None
 
     def full(self) -> Floats:
         """The cost of showing everything."""
@@ -39,7 +40,7 @@ class LegCost:
         """The cost of showing `shown` of `size` actions of some rows."""
         if self.tokens is None:
             return self.base[rows]
-        return self.base[rows] + self.rate * np.floor(self.tokens[rows] * (0.5 + 0.5 * shown / size))
+        return self.base[rows] + self.rate * (self.tokens[rows] * (size + shown) // (2 * size))
 
 
 def draw_splits(
@@ -113,10 +114,12 @@ class Steps:
     """Every row's quantities as steps, in the order in which actions come into sight.
 
     `start` (quantities x rows) is before any step, when the top action stands alone; step k adds `change[:, k]` to row
-    `row[k]`. `start_loss` and `drop` are the loss alone, in exact ticks.
+    `row[k]`. `start_loss` and `drop` are the loss alone, in exact ticks; among the quantities it is in ticks too, so that
+    sums come out even. `largest_loss` is the largest at relaxation 0, and its row; `in_full_sight` the largest with every
+    action in sight.
     """
 
-    names: tuple[str, ...]
+    names: tuple[Name, ...]
     start: Floats
     start_loss: Integers
     row: NDArray[np.intp]
@@ -125,6 +128,8 @@ class Steps:
     change: Floats
     drop: Integers
     tick_digits: int
+    largest_loss: tuple[Fraction, int]
+    in_full_sight: int
 
     @property
     def always(self) -> int:
@@ -134,61 +139,82 @@ class Steps:
 
 def build_steps(
     log: ScoreArrays,
-    stairs: Iterator[Stairs],
+    stairs: LossStairs,
     *,
-    tick_digits: int,
     guardian_sees: GuardianSees,
     outcomes: Mapping[str, Floats],
     leg: LegCost | None,
     u: Floats | None,
 ) -> Steps:
-    """Lay out all quantities of a log as steps, sorted once."""
-    undecided = ["undecided"] if log.missing.any() else []
-    names = ("loss", "deferred", *undecided, *(["guardian_leg"] if leg else []), *outcomes)
+    """Lay out all quantities of a log as steps, sorted once.
+
+    Quantities: "loss", "deferred", "leg" (what the Guardian costs), and for each outcome ("worth", name) and, where it
+    is not known for every action or the Guardian is missing in some row, ("known", name).
+    """
     n = len(log.offsets) - 1
-    start, start_loss = np.empty((len(names), n)), np.empty(n, dtype=np.int64)
+    start_loss = np.empty(n, dtype=np.int64)
+    starts: list[tuple[NDArray[np.intp], Floats]] = []
     parts: list[tuple[Floats, NDArray[np.intp], Floats, Integers]] = []
-    for stair in stairs:
-        rows = stair.block.all_rows()
-        values = _values(log, stair, rows, tick_digits, guardian_sees, outcomes, leg)
-        start[:, rows], start_loss[rows] = values[:, 0], stair.levels[0]
+    largest, in_full_sight, names = (-1, 0), 0, ()
+    unknown = {name: bool(log.missing.any() or np.isnan(worth).any()) for name, worth in outcomes.items()}
+    for stair in stairs.blocks:
+        rows, at_zero = stair.block.all_rows(), stair.at_zero()
+        quantities = _quantities(log, stair, rows, guardian_sees, outcomes, leg, unknown)
+        names, values = tuple(quantities), np.array(list(quantities.values()))
+        starts.append((rows, values[:, 0]))
+        start_loss[rows] = stair.levels[0]
+        largest = max(largest, (int(at_zero.max()), int(rows[at_zero.argmax()])))
+        in_full_sight = max(in_full_sight, int(stair.levels[-1].max()))
         change = np.diff(values, axis=1).reshape(len(names), -1)
         drop = (stair.levels[:-1] - stair.levels[1:]).ravel()
         parts.append((stair.gaps[1:].ravel(), np.tile(rows, len(stair.gaps) - 1), change, drop))
+    start = np.empty((len(names), n))
+    for rows, values in starts:
+        start[:, rows] = values
     gap, row, change, drop = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
     order, draw = gap_order(gap, None if u is None else u[row])
-    change = change.take(order, axis=1)
-    return Steps(names, start, start_loss, row[order], gap[order], draw, change, drop[order], tick_digits)
+    return Steps(
+        names=names,
+        start=start,
+        start_loss=start_loss,
+        row=row[order],
+        gap=gap[order],
+        u=draw,
+        change=change.take(order, axis=1),
+        drop=drop[order],
+        tick_digits=stairs.tick_digits,
+        largest_loss=(Fraction(largest[0], 10**stairs.tick_digits), largest[1]),
+        in_full_sight=in_full_sight,
+    )
 
 
-def _values(
+def _quantities(
     log: ScoreArrays,
     stair: Stairs,
     rows: NDArray[np.intp],
-    tick_digits: int,
     guardian_sees: GuardianSees,
     outcomes: Mapping[str, Floats],
     leg: LegCost | None,
-) -> Floats:
-    """Quantities x actions x rows: every quantity once actions 0 to j are candidates."""
+    unknown: Mapping[str, bool],
+) -> dict[Name, Floats]:
+    """Every quantity, actions x rows, once actions 0 to j are candidates."""
     sees_all = guardian_sees != "candidates"
     size, count = len(stair.gaps), len(rows)
     asked = np.broadcast_to(np.arange(size)[:, None] > 0, (size, count))
-    missing = stair.block.per_row(log.missing)
-    values = [
-        stair.levels / 10.0**tick_digits,
-        asked.astype(np.float64),
-    ]
-    if log.missing.any():
-        values.append((asked & missing).astype(np.float64))
+    values: dict[Name, Floats] = {"loss": stair.levels.astype(np.float64), "deferred": asked.astype(np.float64)}
     if leg is not None:
         shown = [0, *(size if sees_all else m for m in range(2, size + 1))]
-        values.append(np.array([leg.of(rows, m, size) if m else np.zeros(count) for m in shown]))
+        values["leg"] = np.array([leg.of(rows, m, size) if m else np.zeros(count) for m in shown])
     choice = guardian_choices(stair.block.of(log.guardian), stair.order, sees_all=sees_all)
-    for outcome in outcomes.values():
+    undecided = asked & stair.block.per_row(log.missing)
+    for name, outcome in outcomes.items():
         worth = in_order(stair.block.of(outcome), choice)
-        values.append(np.where(asked & missing, 0.0, worth) if missing.any() else worth)
-    return np.array(values)
+        if unknown[name]:
+            known = ~(undecided | np.isnan(worth))
+            values["known", name] = known.astype(np.float64)
+            worth = np.where(known, worth, 0.0)
+        values["worth", name] = worth
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +227,9 @@ class TrialResults:
 
     relaxation: Floats
     boundary_u: Floats
-    conformal: dict[str, Floats]
-    primary: dict[str, Floats]
-    guardian: dict[str, Floats]
+    conformal: dict[Name, Floats]
+    primary: dict[Name, Floats]
+    guardian: dict[Name, Floats]
     fixed: dict[str, Floats]
 
 
@@ -245,6 +271,7 @@ def run_trials(
         means[:, t] = _sums(steps, member, np.concatenate([[0], stops, [len(steps.row)]])).T / len(test)
         averages[:, t] = _weighted(columns, member) / len(test)
     named = dict(zip((*steps.names, "candidates"), means, strict=True))
+    named["loss"] /= 10.0**steps.tick_digits
     return TrialResults(
         relaxation,
         boundary_u,
