@@ -191,7 +191,7 @@ BAD = [
     (["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "2369"], "calibration size of 2369"),
     (
         ["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "9", "--plot", "f.png"],
-        "no 'cost_per_1000'",
+        "give --primary-cost",
     ),
     (
         [

@@ -11,6 +11,7 @@ from conformal_arbitrage.errors import (
     OptionError,
     OutputError,
     ScoreLogError,
+    SourceError,
 )
 from conformal_arbitrage.frontier import Frontier, FrontierPoint, evaluate
 from conformal_arbitrage.logs import ScoreLog
@@ -31,6 +32,7 @@ __all__ = [
     "Row",
     "ScoreLog",
     "ScoreLogError",
+    "SourceError",
     "Usage",
     "calibrate",
     "evaluate",

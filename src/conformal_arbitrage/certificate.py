@@ -147,9 +147,16 @@ class Calibration:
             write_text(path, text)
             return
         writable(path)
+        self._keep_other_key(key_path(path))
         with replacing(key_path(path)) as draft:  # takes its place only once the certificate has
             write_text(draft, self.key.hex() + "\n", private=True)
             write_text(path, text)
+
+    def _keep_other_key(self, path: Path) -> None:
+        if path.exists() and read_key(path) != self.key:
+            raise CertificateError(
+                f"{path}: holds the key of another certificate; give another name, or move that key away"
+            )
 
     def candidates(self, primary_scores: object, *, id: str | None = None) -> NDArray[np.intp]:
         """Indices of the actions that stay in sight of one query: one alone is chosen, several go to the Guardian.
@@ -190,6 +197,8 @@ class Calibration:
                 raise CertificateError(f"{source}: {name} {value!r} contradicts the rest; calibrate again")
 
     def _with_key(self, key: bytes) -> "Calibration":
+        if not isinstance(key, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise CertificateError('key= takes bytes: read_key("certificate.key")')
         if self.key_sha256 is None:
             raise CertificateError('this certificate uses no key (boundary="include"); leave it out')
         if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), self.key_sha256):
@@ -202,8 +211,8 @@ class Calibration:
         """The key, or an error that says how to give it."""
         if self.key is None:
             raise CertificateError(
-                'boundary="random" needs the certificate\'s key: Calibration.load(path, key=...) or '
-                "--key-file certificate.key"
+                'boundary="random" needs the key saved beside the certificate: '
+                "Calibration.load(path, key=read_key(KEY_FILE)) or --key-file KEY_FILE"
             )
         return self.key
 
@@ -281,9 +290,10 @@ def _calibrate(log: ScoreLog, alpha: Number, terms: Terms) -> Calibration:
     budget = check_alpha(alpha, bound)
     found = curve.search([alpha], terms.loss_bound)[0]
     if found is None and terms.loss is not None and curve.in_full_sight > 0:
+        least = curve.in_full_sight / 10**curve.tick_digits / curve.n
         raise InfeasibleError(
             f"no relaxation keeps alpha {float(budget):g} on {curve.n} rows, and the loss is not 0 with every action in "
-            f"sight (mean {curve.in_full_sight / 10**curve.tick_digits / curve.n:.4g}); give a larger alpha or more rows"
+            f"sight (mean {least:.4g}); give a larger alpha{' or more rows' if least < budget else ''}"
         )
     total = Fraction(0) if found is None else curve.exact_total(found)
     promised: dict[str, Any] = {
@@ -365,7 +375,7 @@ def verify(calibration: Calibration, log: ScoreLog, *, loss: Loss | None = None)
     """
     if (loss is None) != (calibration.loss == REGRET):
         raise OptionError(
-            f"this certificate's loss is '{calibration.loss}'; pass that function, and no other, as loss="
+            f"this certificate's loss is '{calibration.loss}'; from Python: verify(certificate, log, loss=THAT_FUNCTION)"
         )
     terms = Terms(
         guardian_sees=calibration.guardian_sees,

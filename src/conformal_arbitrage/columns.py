@@ -52,16 +52,17 @@ class RawColumns:
     identities: Mapping[str, Any] | None = None
 
 
-def read_columns(table: Table, primary: str, guardian: str, outcomes: Sequence[str]) -> RawColumns:
-    """All columns of a table, by their roles."""
-    for name in (primary, guardian, *outcomes):
+def read_columns(table: Table, primary: str, guardian: str | None, outcomes: Sequence[str]) -> RawColumns:
+    """All columns of a table, by their roles; without a Guardian its scores are missing throughout."""
+    for name in (primary, *([] if guardian is None else [guardian]), *outcomes):
         if name not in table.types:
             raise ScoreLogError(
                 f"{table.path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}; "
                 "name the columns with primary=, guardian=, outcomes= (--primary-column, --guardian-column, --outcome)"
             )
     p, p_sizes = table.numbers(primary)
-    g, g_sizes = table.numbers(guardian)
+    g, g_sizes = no_scores(table.rows) if guardian is None else table.numbers(guardian)
+    guardian = guardian or "guardian"
     named = dict.fromkeys(("correct", *outcomes)) if "correct" in table.types else dict.fromkeys(outcomes)
     lists = {name: table.numbers(name) for name in named}
     has = {name for name in ("id", "label", "group", "context", "actions") if name in table.types}
@@ -122,6 +123,11 @@ def _read_rest(table: Table, names: Sequence[str], sizes: Integers) -> tuple[dic
         else:
             extra[name] = table.anything(name)
     return lists, extra
+
+
+def no_scores(n: int) -> Lists:
+    """What a Guardian that was never asked has to say about n rows."""
+    return np.zeros(0), np.full(n, -1, dtype=np.int64)
 
 
 def flatten(rows: ArrayLike | Sequence[Any], name: str) -> tuple[Floats, Integers, bool]:

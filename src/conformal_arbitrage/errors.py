@@ -4,6 +4,7 @@
     ├── ScoreLogError      the data: a wrong type, an infinity, a duplicate id, a missing score
     ├── OptionError        a value the caller chose: alpha, a bound, a size, a name
     ├── InfeasibleError    no relaxation keeps the budget, and deferring everything does not either
+    ├── SourceError        an experiment needs data that its source lacks
     ├── CertificateError   a certificate that cannot be read, or a key that is missing or wrong
     └── OutputError        a file that cannot be written
 
@@ -25,6 +26,10 @@ class OptionError(ArbitrageError, ValueError):
 
 class InfeasibleError(ArbitrageError):
     """No certificate can be given for this loss, budget and number of rows."""
+
+
+class SourceError(ArbitrageError):
+    """An experiment cannot be run on the scores it was given."""
 
 
 class CertificateError(ArbitrageError):

@@ -36,7 +36,7 @@ def plot(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str = "cor
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise OptionError('figures need matplotlib: pip install "conformal-arbitrage[plot]"') from error
+        raise OptionError("figures need matplotlib: pip install matplotlib") from error
     target = Path(path)
     if target.suffix not in FORMATS:
         raise OptionError(f"{target}: a figure's name ends in {', '.join(FORMATS)}")
@@ -44,7 +44,12 @@ def plot(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str = "cor
     for axis in (name, y):
         if frontier.points[0].values(axis) is None:
             known = ", ".join(("cost", "loss", *frontier.points[0].outcomes))
-            raise OptionError(f"there is no '{axis}' to draw; the axes can be {known} (cost needs costs)")
+            need = (
+                "give --primary-cost and --guardian-cost, or --x loss"
+                if axis == "cost_per_1000"
+                else f"there is {known}"
+            )
+            raise OptionError(f"there is no '{x if axis == name else y}' to draw; {need}")
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.add_subplot()
     _draw(axes, frontier, name, y)
@@ -75,7 +80,8 @@ def _draw(axes: "Axes", frontier: Frontier, x: str, y: str) -> None:
             f"α = {point.alpha:g}", place, xytext=(7, -11), textcoords="offset points", fontsize=8, color=_BLACK
         )
         if x == "loss":
-            axes.axvline(point.alpha or 0.0, color=_GREY, lw=0.7, ls=":", zorder=0)
+            label = "the budgets" if point is conformal[0] else None
+            axes.axvline(point.alpha or 0.0, color=_GREY, lw=0.9, ls=":", zorder=0, label=label)
     coins = frontier.of("random")
     if coins:
         places = np.array([_place(point, x, y) for point in coins])

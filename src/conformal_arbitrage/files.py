@@ -141,10 +141,11 @@ class Table:
         """A column of single numbers; null is NaN."""
         column, kind = _quoted(name), self.types[name]
         if kind == "VARCHAR":
-            bad = self._query(
-                f"select {column} is not null and try_cast({column} as double) is null as bad from source"
-            )["bad"]
+            bad = self._query(f"select {column} is not null and {_number_or_truth(column)} is null as bad from source")[
+                "bad"
+            ]
             self._refuse(name, bad, "is not a number")
+            column = _number_or_truth(column)
         elif not (kind == "BOOLEAN" or _NUMBER_TYPES.fullmatch(kind)):
             raise ScoreLogError(f"{self.path}: column '{name}' is {kind}; it must hold one number in each row")
         return _filled(self._query(f"select cast({column} as double) as v from source")["v"])
@@ -212,7 +213,7 @@ class Table:
         column = _quoted(name)
         good = f"regexp_full_match({column}, {_literal(_NUMBER_LIST)}) and try_cast({column} as double[]) is not null"
         bad = self._query(f"select {column} is not null and not ({good}) as bad from source")["bad"]
-        self._refuse(name, bad, "is not a list of numbers")
+        self._refuse(name, bad, "is not a list of numbers such as [0.7, 0.3]")
 
     def _refuse(self, name: str, bad: Bools, problem: str) -> None:
         if bad.any():
@@ -396,6 +397,11 @@ def _is_text(name: str) -> bool:
 
 def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".meta.json")
+
+
+def _number_or_truth(column: str) -> str:
+    """Text as a number, with true as 1 and false as 0."""
+    return f"coalesce(try_cast({column} as double), cast(try_cast({column} as boolean) as double))"
 
 
 def _quoted(name: str) -> str:

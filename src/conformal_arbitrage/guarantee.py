@@ -20,20 +20,19 @@ def guarantee_text(
 ) -> str:
     """The promise of one certificate, as one paragraph."""
     own_loss = loss != "guardian_regret"
-    parts = [
-        _promise(alpha, n) if status == "ok" else _always_defer(alpha, own_loss=own_loss),
-        _loss(loss, loss_bound, binarized=binarized),
-    ]
-    if status == "ok":
-        parts.append(_SIGHT[guardian_sees])
-        parts += [_RANDOM] if boundary == "random" else []
+    described = _loss(loss, loss_bound, binarized=binarized)
+    if status != "ok":
+        return " ".join([_always_defer(alpha, own_loss=own_loss), described])
+    parts = [_promise(alpha, n), described, (_OWN_SIGHT if own_loss else _SIGHT)[guardian_sees]]
+    parts += [_RANDOM] if boundary == "random" else []
+    if missing_guardian:
         unless = "" if own_loss else " unless everything was in sight"
-        parts += [_MISSING.format(bound=f"{loss_bound:g}", unless=unless)] if missing_guardian else []
-        spread = sqrt(alpha * (loss_bound - alpha) / n)
-        parts.append(
-            f"The long-run loss of this one certificate may lie above {alpha:g} (in about half of all calibrations it "
-            f"does, typically by less than {spread:.2g})."
-        )
+        parts.append(_MISSING.format(bound=f"{loss_bound:g}", unless=unless))
+    spread = sqrt(alpha * (loss_bound - alpha) / n)
+    parts.append(
+        f"The long-run loss of this one certificate may lie above {alpha:g} (in up to about half of all calibrations it "
+        f"does, typically by less than {spread:.2g}, one standard deviation)."
+    )
     return " ".join([*parts, _NOT_PROMISED])
 
 
@@ -75,16 +74,21 @@ _SIGHT = {
     ),
     "all": (
         "A deferral shows the Guardian every action, and the loss is counted so: that of the Primary's top action where it "
-        "stands alone, else that of everything in sight."
+        "stands alone, else 0."
     ),
     "all-restricted-loss": (
         "The threshold comes from the loss of the candidates alone; a deferral shows the Guardian every action, which does "
         "not raise the loss."
     ),
 }
+_OWN_SIGHT = {
+    "candidates": "A deferral shows the Guardian the candidates only, and the loss is counted on them.",
+    "all": "The loss is counted on the Primary's top action where it stands alone, else on all actions.",
+    "all-restricted-loss": "The loss is counted on the candidates; a deferral shows the Guardian every action.",
+}
 _RANDOM = (
-    "Actions exactly at the threshold gap are kept or not by a keyed hash of the query's id: the key was drawn before the "
-    "log was looked at and is secret, and an id is fixed before its scores are known."
+    "Actions exactly at the threshold gap are kept or not by a keyed hash of the query's id: the key was drawn once, "
+    "without regard to the log, and is secret, and an id is fixed before its scores are known."
 )
 _MISSING = (
     "Rows without a Guardian score were counted as a loss of {bound}{unless}; a live query whose "

@@ -19,7 +19,8 @@ from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.frontier import Costs
 from conformal_arbitrage.logs import ScoreLog
 
-ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.2)
+SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
+"""Budgets to look at, as shares of the loss bound."""
 LEAST_SAVING = 0.05
 """A pair that saves fewer Guardian calls than this, against a coin with the same loss, is not worth routing."""
 
@@ -126,9 +127,7 @@ def inspect(log: ScoreLog, *, loss_bound: Number | None = None, costs: Costs | N
         calls_saved=saved,
         worth_routing=worth,
         verdict=verdict,
-        budgets=()
-        if bound is None
-        else tuple(_use(curve, margin, a, bound) for a in ALPHAS if Fraction(str(a)) < bound),
+        budgets=() if bound is None else tuple(_use(curve, margin, share * bound, bound) for share in SHARES),
         cost_per_1000=None if costs is None else _cost_per_1000(costs),
         problems=tuple(_problems(log, bound)),
     )
@@ -162,20 +161,20 @@ def _calls_saved(margin: Floats, regret: Floats) -> float | None:
     return float(np.trapezoid(coin - deferred, coin) / (coin[-1] - coin[0]))
 
 
-def _use(curve: RiskCurve, margin: Floats, alpha: float, bound: Fraction) -> BudgetUse:
+def _use(curve: RiskCurve, margin: Floats, alpha: Fraction, bound: Fraction) -> BudgetUse:
     """The exact rule at one budget, and in expectation the one that draws lots at the threshold margin."""
     found = curve.search([alpha], bound)[0]
     if found is None:
-        return BudgetUse(alpha=alpha, deferred=None, deferred_random=None, wasted=None)
+        return BudgetUse(alpha=float(alpha), deferred=None, deferred_random=None, wasted=None)
     relaxation = curve.breakpoints[found]
     deferred = float((margin <= relaxation).mean())
-    left = Fraction(str(alpha)) * (curve.n + 1) - bound - curve.exact_total(found)
+    left = alpha * (curve.n + 1) - bound - curve.exact_total(found)
     spare = 0.0
     if found > 0:
         here = curve.exact_total(found - 1) - curve.exact_total(found)
         spare = float(left / here) * float((margin == relaxation).mean())
-    wasted = float(left / ((curve.n + 1) * Fraction(str(alpha)))) if found > 0 else 0.0
-    return BudgetUse(alpha=alpha, deferred=deferred, deferred_random=deferred - spare, wasted=wasted)
+    wasted = float(left / ((curve.n + 1) * alpha)) if found > 0 else 0.0
+    return BudgetUse(alpha=float(alpha), deferred=deferred, deferred_random=deferred - spare, wasted=wasted)
 
 
 def _auc(margin: Floats, regret: Floats, bound: float) -> tuple[float | None, tuple[float, float] | None]:

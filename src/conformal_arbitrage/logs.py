@@ -23,6 +23,7 @@ from conformal_arbitrage.columns import (
     flatten,
     flatten_texts,
     grades,
+    no_scores,
     read_columns,
 )
 from conformal_arbitrage.core.gaps import LARGEST_SCORE, Bools, Floats, Integers, numbers_or_none
@@ -86,7 +87,7 @@ class ScoreLog:
         path: str | Path,
         *,
         primary: str = "primary",
-        guardian: str = "guardian",
+        guardian: str | None = "guardian",
         outcomes: Sequence[str] = (),
     ) -> "ScoreLog":
         """Read a score log from .parquet, .jsonl, .jsonl.gz or .csv.
@@ -94,7 +95,7 @@ class ScoreLog:
         Args:
             path: the file.
             primary: the column that plays the Primary; its token and cost columns follow its name.
-            guardian: the column that plays the Guardian.
+            guardian: the column that plays the Guardian; None if it was not asked, as for a rule that is only applied.
             outcomes: list columns to report besides `correct`.
         """
         with Table(path) as table:
@@ -104,7 +105,7 @@ class ScoreLog:
     def from_arrays(
         cls,
         primary: ArrayLike | Sequence[Any],
-        guardian: ArrayLike | Sequence[Any],
+        guardian: ArrayLike | Sequence[Any] | None = None,
         *,
         id: Iterable[object] | None = None,
         label: ArrayLike | None = None,
@@ -120,7 +121,7 @@ class ScoreLog:
 
         Args:
             primary: scores, rows x actions; a row may be None, or hold None or NaN (no opinion).
-            guardian: scores of the same shape; a missing answer is None or NaN.
+            guardian: scores of the same shape; a missing answer is None or NaN, and None for all if it was not asked.
             id: unique names of the rows.
             label: index of each row's right action.
             group: subject, tenant, language.
@@ -132,7 +133,7 @@ class ScoreLog:
             identities: who made the scores, by role.
         """
         p, p_sizes, single = flatten(primary, "primary")
-        g, g_sizes, _ = flatten(guardian, "guardian")
+        g, g_sizes = no_scores(len(p_sizes)) if guardian is None else flatten(guardian, "guardian")[:2]
         raw = RawColumns(
             source="arrays",
             columns=("primary", "guardian"),

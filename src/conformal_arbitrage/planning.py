@@ -1,11 +1,13 @@
 """plan: how many rows a budget needs, and what more rows buy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import sqrt
 
 from conformal_arbitrage.certificate import rows_needed
 from conformal_arbitrage.core.losses import Number, exact
+from conformal_arbitrage.errors import OptionError
 
 COMFORT = 10
 """With this many times the fewest rows, being finite costs a tenth of the budget."""
@@ -46,12 +48,21 @@ class Plan:
     rows: tuple[PlanRow, ...]
 
 
-def plan(alpha: Number, *, loss_bound: Number = 1) -> Plan:
-    """How many calibration rows a budget needs, and how slack and spread shrink with more."""
+def plan(alpha: Number, *, loss_bound: Number = 1, rows: Sequence[int] = ()) -> Plan:
+    """How many calibration rows a budget needs, and how slack and spread shrink with more.
+
+    Args:
+        alpha: the risk budget.
+        loss_bound: the largest possible loss.
+        rows: numbers of rows to look at; by default from the fewest to a hundred times as many.
+    """
     fewest = rows_needed(alpha, loss_bound)
     budget, bound = exact(alpha, name="alpha"), exact(loss_bound, name="loss_bound")
     suggested = COMFORT * (fewest + 1) - 1
-    sizes = dict.fromkeys([fewest, 2 * fewest, 5 * fewest, suggested, 2 * suggested, 5 * suggested, 10 * suggested])
+    usual = [fewest, 2 * fewest, 5 * fewest, suggested, 2 * suggested, 5 * suggested, 10 * suggested]
+    sizes = dict.fromkeys(rows or usual)
+    if any(n < 1 for n in sizes):
+        raise OptionError(f"a log has 1 row or more; got {min(sizes)}")
     return Plan(
         alpha=float(budget),
         loss_bound=float(bound),

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from conformal_arbitrage.cli.data import demo, router_log
+from conformal_arbitrage.cli.data import demo, router_log, split
 from conformal_arbitrage.cli.evaluation import evaluate, inspect
+from conformal_arbitrage.cli.reproduction import reproduce
 from conformal_arbitrage.cli.rules import apply, calibrate, plan, verify
 from conformal_arbitrage.errors import ArbitrageError
 
@@ -42,7 +43,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="conformal-arbitrage", prog_name="arbitrage")
 def cli() -> None:
-    r"""Route between a cheap Primary and a careful Guardian, with a guarantee on the loss.
+    """Route between a cheap Primary and a careful Guardian, with a guarantee on the loss.
 
     \b
     arbitrage demo                            a tour on bundled real data
@@ -51,7 +52,7 @@ def cli() -> None:
     """
 
 
-for _command in (inspect, calibrate, verify, apply, evaluate, plan, router_log, demo):
+for _command in (inspect, calibrate, verify, apply, evaluate, plan, split, router_log, reproduce, demo):
     cli.add_command(_command)
 
 main = cli

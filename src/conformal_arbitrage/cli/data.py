@@ -17,7 +17,7 @@ from conformal_arbitrage.cli import options
 def router_log(
     outcomes: str, *, confidence: str, primary_grade: str, guardian_grade: str, output: str, as_json: bool
 ) -> None:
-    r"""Turn any table of router scores and outcomes into a score log.
+    """Turn any table of router scores and outcomes into a score log.
 
     Columns id, group, context, primary_cost and guardian_cost are taken along.
 
@@ -41,10 +41,50 @@ def router_log(
 
 
 @click.command()
+@click.argument("log")
+@click.argument("explore")
+@click.argument("certify")
+@click.option("--share", type=float, default=0.3, show_default=True, help="Share of the rows that goes to EXPLORE.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@options.columns
+@options.as_json
+def split(
+    log: str,
+    explore: str,
+    certify: str,
+    *,
+    share: float,
+    seed: int,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Set rows aside at random: choose alpha and options on EXPLORE, calibrate on CERTIFY.
+
+    \b
+    arbitrage split log.parquet explore.parquet certify.parquet --share 0.3
+    """
+    import numpy as np
+
+    scores = options.read_log(log, primary_column, guardian_column, outcomes)
+    order = np.random.default_rng(seed).permutation(len(scores))
+    cut = round(share * len(scores))
+    if not 0 < cut < len(scores):
+        raise click.UsageError(f"a share of {share:g} of {len(scores)} rows leaves a part empty; give another --share")
+    scores.select(order[:cut]).write(explore)
+    scores.select(order[cut:]).write(certify)
+    if as_json:
+        options.print_json({"explore": cut, "certify": len(scores) - cut})
+    else:
+        click.echo(f"Written: {explore} ({cut} rows) and {certify} ({len(scores) - cut} rows)")
+
+
+@click.command()
 @click.option("--out", default="demo", show_default=True, metavar="DIR", help="Where the files go.")
 @options.as_json
 def demo(*, out: str, as_json: bool) -> None:
-    r"""A tour on bundled real data: inspect, calibrate, evaluate, and a pair that is not worth routing.
+    """A tour on bundled real data: inspect, calibrate, evaluate, and a pair that is not worth routing.
 
     \b
     arbitrage demo --out demo
@@ -59,8 +99,9 @@ def demo(*, out: str, as_json: bool) -> None:
     click.echo(tour.STORY)
     click.echo("\n1. Is the pair worth routing?   arbitrage inspect\n")
     show_inspection(shown.good)
+    click.echo("  note: a real alpha is chosen on other rows than those it is certified on; see docs/choosing.md")
     click.echo(f"\n2. A certificate at alpha {tour.ALPHA:g}   arbitrage calibrate\n")
-    click.echo(shown.calibration.guarantee)
+    click.echo(options.wrapped(shown.calibration.guarantee))
     click.echo(f"\nOn this log the expert is asked about {100 * shown.deferred:.0f} % of the questions.")
     click.echo("\n3. What each budget buys, on held-out questions   arbitrage evaluate\n")
     show_frontier(shown.frontier)

@@ -32,7 +32,7 @@ def inspect(
     guardian_price: "Price | None",
     as_json: bool,
 ) -> None:
-    r"""What a log holds, and whether its pair of models is worth routing.
+    """What a log holds, and whether its pair of models is worth routing.
 
     \b
     arbitrage inspect log.parquet --primary-column qwen15b --guardian-column expert
@@ -83,7 +83,7 @@ def show_inspection(found: "Inspection") -> None:
         ]
         header = ["alpha", "Guardian asked", "with boundary random", "budget wasted without"]
         options.print_table(header, rows, title="What a budget buys on this log (the Guardian sees all)")
-    click.echo(found.verdict)
+    click.echo(options.wrapped(found.verdict))
     for problem in found.problems:
         click.echo(f"  note: {problem}")
 
@@ -93,7 +93,7 @@ def _figure(value: float | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "always" if value is None else f"{100 * value:.1f} %"
+    return "all" if value is None else f"{100 * value:.1f} %"
 
 
 @click.command()
@@ -135,10 +135,10 @@ def evaluate(
     delta_of: str,
     **sweep: Any,
 ) -> None:
-    r"""Held-out trials: what each budget buys, beside the single models and coins.
+    """Held-out trials: what each budget buys, beside the single models and coins.
 
     \b
-    arbitrage evaluate log.parquet --alpha 0.05 --alpha 0.1 --calibration-size 400 \
+    arbitrage evaluate log.parquet --alpha 0.05 --alpha 0.1 --calibration-size 400 \\
         --primary-cost 1 --guardian-cost 20 --plot frontier.png
     """
     from conformal_arbitrage.figures import plot
@@ -164,6 +164,11 @@ def show_frontier(made: "Frontier", form: str | None = None) -> None:
         written = {"csv": tables.to_csv, "markdown": tables.to_markdown, "latex": tables.to_latex}[form]
         click.echo(written(made), nl=False)
         return
-    header, rows = tables.cells(made)
+    header, rows = tables.cells(made, spread=options.console().width >= 140)
     title = f"{made.trials} trials: {made.calibration_size} rows to calibrate, {made.test_size} to test"
     options.print_table(header, rows, title=title)
+    click.echo(
+        f"±: standard deviation over trials; the mean of {made.trials} is uncertain by that / {made.trials**0.5:.1f}."
+    )
+    if made.points[0].values("cost_per_1000") is None:
+        click.echo("No costs, so no coin of the same cost and no delta: give --primary-cost and --guardian-cost.")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,7 +41,7 @@ rule = _chain(
         type=click.Choice(["include", "random"]),
         default="include",
         show_default=True,
-        help="Keep all actions exactly at the threshold gap, or a share of them and so spend the whole budget.",
+        help="Keep all actions exactly at the threshold gap, or a share of them and so spend the budget to the last row.",
     ),
     click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."),
     binarize,
@@ -72,13 +73,17 @@ def read_log(
     outcomes: Sequence[str] = (),
     *,
     binarized: bool = False,
+    guardian_optional: bool = False,
 ) -> "ScoreLog":
     """The log an argument names, by the columns the options name."""
+    from conformal_arbitrage.files import Table
     from conformal_arbitrage.logs import ScoreLog
 
-    log = ScoreLog.read(
-        path, primary=primary_column or "primary", guardian=guardian_column or "guardian", outcomes=outcomes
-    )
+    guardian: str | None = guardian_column or "guardian"
+    if guardian_optional:
+        with Table(path) as table:
+            guardian = guardian if guardian in table.types else None
+    log = ScoreLog.read(path, primary=primary_column or "primary", guardian=guardian, outcomes=outcomes)
     return log.binarized() if binarized else log
 
 
@@ -90,6 +95,16 @@ def print_json(document: object) -> None:
 def warn(message: str) -> None:
     """One line on stderr that does not end the command."""
     click.echo(f"arbitrage: warning: {message}", err=True)
+
+
+def wrapped(text: str) -> str:
+    """A paragraph folded to a readable width."""
+    return textwrap.fill(text, width=100)
+
+
+def progress(line: str) -> None:
+    """One line on stderr while something long goes on."""
+    click.echo(line, err=True)
 
 
 def console() -> "Console":

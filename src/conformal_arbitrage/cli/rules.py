@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 @click.option("--alpha", required=True, metavar="A", help="The risk budget: the expected loss stays within it.")
 @options.rule
 @options.columns
+@options.key_file
 @click.option("-o", "--output", metavar="FILE", help="Write the certificate; without it nothing is written.")
 @options.as_json
 def calibrate(
@@ -31,10 +32,11 @@ def calibrate(
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
+    key_file: str | None,
     output: str | None,
     as_json: bool,
 ) -> None:
-    r"""Find the threshold that keeps a risk budget, and certify it.
+    """Find the threshold that keeps a risk budget, and certify it.
 
     \b
     arbitrage calibrate log.parquet --alpha 0.05 --guardian-sees all -o certificate.json
@@ -49,9 +51,12 @@ def calibrate(
         boundary=boundary,
         loss_bound=loss_bound,
         missing_guardian=missing_guardian,
+        key=None if key_file is None else certificate.read_key(key_file),
     )
     if output is not None:
         made.save(output)
+    elif made.key is not None and key_file is None:
+        options.warn("without -o the key behind the draws is lost, and this certificate cannot be used or verified")
     if made.status == "always_defer":
         needed = certificate.rows_needed(alpha, made.loss_bound)
         options.warn(
@@ -67,17 +72,19 @@ def calibrate(
 
 def _show(made: "Calibration") -> None:
     relaxation = "none: every query is deferred" if made.relaxation is None else f"{made.relaxation:.12g}"
+    relaxation += "  (the Primary alone keeps this budget; only ties are deferred)" if made.relaxation == 0 else ""
     facts = [
         ("relaxation", relaxation + (f"  (at it, draws up to {made.boundary_u:.6f})" if made.boundary_u else "")),
         ("rule", f"the Guardian sees {made.guardian_sees}; boundary {made.boundary}"),
         ("risk budget", f"alpha {made.alpha:g}, losses in [0, {made.loss_bound:g}], {made.n} rows"),
-        ("on this log", f"loss {made.empirical_risk:.4f}, budget left unspent {made.slack:.4f}"),
     ]
+    if made.status == "ok":
+        facts.append(("on this log", f"loss {made.empirical_risk:.4f}, budget left unspent {made.slack:.4f}"))
     if made.no_opinion_rows or made.missing_guardian_rows:
         absent = f"Primary in {made.no_opinion_rows} rows (deferred), Guardian in {made.missing_guardian_rows}"
         facts.append(("without scores", absent))
     options.print_facts(facts)
-    click.echo(f"\n{made.guarantee}\n")
+    click.echo(f"\n{options.wrapped(made.guarantee)}\n")
 
 
 @click.command()
@@ -96,7 +103,7 @@ def verify(
     outcomes: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    r"""Recompute a certificate from its log, to the bit; exit 1 if anything differs.
+    """Recompute a certificate from its log, to the bit; exit 1 if anything differs.
 
     \b
     arbitrage verify certificate.json log.parquet
@@ -114,7 +121,8 @@ def verify(
     elif not differing:
         click.echo(f"{certificate} holds: recomputed from {log}, nothing differs.")
     for name, (stored, again) in differing.items():
-        click.echo(f"arbitrage: {name} differs: {stored!r} in {certificate}, {again!r} recomputed", err=True)
+        text = f"{stored!r} in {certificate}, {again!r} recomputed" if name != "guarantee" else "the wording"
+        click.echo(f"arbitrage: {name} differs: {text}", err=True)
     if differing:
         raise SystemExit(1)
 
@@ -143,7 +151,7 @@ def apply(
     outcomes: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    r"""Run the certified rule on every row of a log.
+    """Run the certified rule on every row of a log; the Guardian's column may be absent.
 
     \b
     arbitrage apply certificate.json log.parquet -o decisions.jsonl
@@ -151,47 +159,58 @@ def apply(
     from conformal_arbitrage.files import write_text
 
     made = _load(certificate, key_file)
-    scores = options.read_log(
-        log, primary_column or made.columns["primary"], guardian_column or made.columns["guardian"], outcomes
-    )
+    primary, guardian = primary_column or made.columns["primary"], guardian_column or made.columns["guardian"]
+    scores = options.read_log(log, primary, guardian, outcomes, guardian_optional=True)
+    if made.identities != "unbound" and (scores.identities or {}) != _by_column(made):
+        options.warn(
+            "the log does not name the models this certificate was made with, so the promise may not hold for it"
+        )
     decisions = made.apply(scores)
     if output is not None:
         write_text(output, "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in decisions.to_dicts()))
-    undecided = int((decisions.action < 0).sum())
     summary = {
         "rows": len(decisions),
         "deferred": int(decisions.deferred.sum()),
         "candidates": float(decisions.candidate.sum() / len(decisions)),
-        "undecided": undecided,
+        "undecided": int((decisions.action < 0).sum()),
     }
-    if undecided:
-        options.warn(f"{undecided} deferred rows have no Guardian score, so no action is chosen there")
     if as_json:
         options.print_json(summary)
         return
     share = 100 * summary["deferred"] / summary["rows"]
     click.echo(f"{summary['rows']} rows: {summary['deferred']} go to the Guardian ({share:.1f} %).")
+    if summary["undecided"]:
+        click.echo(f"{summary['undecided']} of them have no Guardian score yet: ask it about the candidates listed.")
     if output is not None:
         click.echo(f"Written: {output}")
+
+
+def _by_column(made: "Calibration") -> dict[str, Any]:
+    """A certificate's identities as a log keeps them: by column."""
+    named = made.identities if isinstance(made.identities, dict) else {}
+    return {made.columns[role]: identity for role, identity in named.items()}
 
 
 @click.command()
 @click.option("--alpha", required=True, metavar="A", help="The risk budget.")
 @click.option("--loss-bound", default="1", show_default=True, metavar="B", help="Largest possible loss.")
+@click.option("--rows", multiple=True, type=int, metavar="N", help="What so many rows would give; may be repeated.")
 @options.as_json
-def plan(*, alpha: str, loss_bound: str, as_json: bool) -> None:
-    r"""How many rows a budget needs, and what more of them buy.
+def plan(*, alpha: str, loss_bound: str, rows: tuple[int, ...], as_json: bool) -> None:
+    """How many rows a budget needs, and what more of them buy.
 
     \b
     arbitrage plan --alpha 0.02 --loss-bound 3
     """
     from conformal_arbitrage.planning import plan as make_plan
 
-    made = make_plan(alpha, loss_bound=loss_bound)
+    made = make_plan(alpha, loss_bound=loss_bound, rows=rows)
     if as_json:
         options.print_json(asdict(made))
         return
     click.echo(f"At least {made.fewest_rows} rows: with fewer, every query is deferred.")
     click.echo(f"About {made.suggested_rows} rows: then being finite costs a tenth of the budget.")
-    rows = [[f"{r.n}", f"{r.spendable:.5f}", f"± {r.spread:.5f}"] for r in made.rows]
-    options.print_table(["rows", "loss the log may show", "long-run loss around alpha"], rows)
+    lines = [[f"{r.n}", f"{r.spendable:.5f}", f"± {r.spread:.5f}"] for r in made.rows]
+    options.print_table(
+        ["rows", "mean loss on the log, at most", "long-run loss: alpha ± one standard deviation"], lines
+    )

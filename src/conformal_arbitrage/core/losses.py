@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -242,6 +242,12 @@ def _user_levels(log: ScoreArrays, block: Block, loss: Loss, *, alone_only: bool
     return gap, order, levels
 
 
+def _as_number(value: object) -> float:
+    """What a user's loss returned; NaN, which is refused with its row, if that is not a number."""
+    numeric = isinstance(value, int | float | np.integer | np.floating)
+    return float(cast("float", value)) if numeric else float("nan")
+
+
 def _user_row(
     log: ScoreArrays, index: int, gap: Floats, order: Integers, loss: Loss, *, alone_only: bool
 ) -> list[float]:
@@ -254,7 +260,7 @@ def _user_row(
             values[j] = values[j + 1]
             continue
         sight = order if alone_only and j > 0 else order[: j + 1]
-        values[j] = float(loss(row, np.sort(sight)))
+        values[j] = _as_number(loss(row, np.sort(sight)))
         if not 0 <= values[j] < np.inf:
             raise ScoreLogError(
                 f"{log.source}: row {index + 1}: the loss is {values[j]!r}; it must lie in [0, loss_bound]"

@@ -1,0 +1,112 @@
+"""The paper's experiments, one file each, to be read beside it; run by `arbitrage reproduce`.
+
+Knows nothing of live models: scores come from the bundled log or from a recorded one.
+"""
+
+import time
+from collections.abc import Callable
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from conformal_arbitrage.errors import OptionError, OutputError, SourceError
+from conformal_arbitrage.experiments import (
+    mmlu,
+    pku,
+    theory,
+    truthfulqa,
+    truthfulqa_300,
+    truthfulqa_500,
+    truthfulqa_mini,
+    truthfulqa_raw,
+    truthfulqa_unrestricted,
+)
+from conformal_arbitrage.experiments.protocol import Experiment, Source
+from conformal_arbitrage.experiments.report import Report, write_report
+from conformal_arbitrage.experiments.summary import summary_markdown
+from conformal_arbitrage.files import write_text
+from conformal_arbitrage.logs import ScoreLog
+
+_MODULES = (
+    truthfulqa,
+    truthfulqa_300,
+    truthfulqa_500,
+    truthfulqa_raw,
+    truthfulqa_unrestricted,
+    truthfulqa_mini,
+    mmlu,
+    pku,
+    theory,
+)
+EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
+BUNDLED_COSTS = (0.0002, 0.50)
+
+
+def bundled_source(costs: tuple[float, float] | None = None) -> Source:
+    """The log that comes with the package: small local models, and the answer key as a human expert."""
+
+    def read(roles: tuple[str, str] | None) -> ScoreLog:
+        primary, guardian = roles or ("smollm2", "expert")
+        with as_file(files("conformal_arbitrage") / "data" / "science.parquet") as path:
+            return ScoreLog.read(path, primary=primary, guardian=guardian)
+
+    title = (
+        "the bundled log: 2369 science questions, small local models, the answer key as an expert; not the paper's data"
+    )
+    return Source(title=title, read=read, bundled=True, costs=costs or BUNDLED_COSTS)
+
+
+def log_source(
+    path: str | Path, *, primary: str = "primary", guardian: str = "guardian", costs: tuple[float, float] | None = None
+) -> Source:
+    """A recorded score log of the user's."""
+    log = ScoreLog.read(path, primary=primary, guardian=guardian)
+    title = f"{Path(path).name}: {len(log)} recorded rows, columns {primary} and {guardian}; not the paper's data"
+    return Source(title=title, read=lambda _: log, costs=costs)
+
+
+def reproduce(
+    name: str,
+    source: Source,
+    *,
+    out: str | Path,
+    seed: int = 0,
+    told: Callable[[str], None] = lambda _: None,
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """Run one experiment, or "all", and write the reports.
+
+    Args:
+        name: an experiment's name, or "all".
+        source: the scores.
+        out: the folder for the reports.
+        seed: of splits and simulations.
+        told: called with a line of progress before each experiment.
+
+    Returns:
+        The reports by name, and for each experiment that the source cannot carry the reason.
+    """
+    if name != "all" and name not in EXPERIMENTS:
+        raise OptionError(f"there is no experiment '{name}'; there are all, {', '.join(EXPERIMENTS)}")
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made ({error.strerror}); give another folder") from error
+    reports: dict[str, Report] = {}
+    skipped: dict[str, str] = {}
+    for experiment in EXPERIMENTS.values() if name == "all" else [EXPERIMENTS[name]]:
+        told(f"{experiment.name}: {experiment.title}")
+        start = time.perf_counter()
+        try:
+            report = experiment.run(source, seed)
+        except SourceError as error:
+            if name != "all":
+                raise
+            skipped[experiment.name] = str(error)
+            text = f"Source: {source.title}\n\n# {experiment.title}\n\nNot run: {error}\n"
+            write_text(folder / f"{experiment.name}.md", text)
+            continue
+        write_report(report, folder, seconds=time.perf_counter() - start)
+        reports[experiment.name] = report
+    if name == "all":
+        write_text(folder / "summary.md", summary_markdown(reports, skipped, source.title))
+    return reports, skipped

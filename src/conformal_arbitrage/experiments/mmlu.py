@@ -1,0 +1,59 @@
+"""MMLU, the appendix table and figure: 1,000 questions a trial, balanced by subject, then split 500/500."""
+
+from typing import Any
+
+import numpy as np
+
+from conformal_arbitrage.errors import SourceError
+from conformal_arbitrage.experiments.protocol import (
+    ALPHAS,
+    PAPER_RULE,
+    TRIALS,
+    Experiment,
+    Source,
+    measured,
+    our_table,
+    paper_table,
+    rules_table,
+    with_costs,
+)
+from conformal_arbitrage.experiments.report import Figure, Report
+from conformal_arbitrage.frontier import evaluate
+
+NAME, TITLE, LABEL = "mmlu", "MMLU: cost against accuracy over many subjects", "tab:mmlu_restricted"
+FEWEST_SUBJECTS, SAMPLE = 10, 1000
+
+
+def run(source: Source, seed: int) -> Report:
+    """floor(1000 / subjects) questions of each subject and the remainder at random, drawn afresh for each trial."""
+    raw = source.read(None) if not source.bundled else source.read(("smollm2", "expert"))
+    subjects = 0 if raw.group is None else len(np.unique(raw.group))
+    if subjects < FEWEST_SUBJECTS or len(raw) < SAMPLE:
+        raise SourceError(
+            f"mmlu needs a log of at least {SAMPLE} questions over at least {FEWEST_SUBJECTS} subjects in a `group` "
+            f"column; this one has {len(raw)} over {subjects}. Give one with --log FILE"
+        )
+    log, loss = measured(raw)
+    costs, said = with_costs(log, source)
+    sweep: dict[str, Any] = {"calibration_size": SAMPLE // 2, "sample_size": SAMPLE, "balance_by": "group", **costs}
+    sweep |= {"trials": TRIALS, "seed": seed}
+    frontier = evaluate(log, ALPHAS, **PAPER_RULE, **sweep)
+    sizes = f"{SAMPLE} a trial, balanced over {subjects} subjects (the paper: 57), split in halves"
+    return Report(
+        name=NAME,
+        title=TITLE,
+        source=source.title,
+        configuration={"trials": TRIALS, "sizes": sizes, "loss": loss, "prices": said, "grid": 0.01},
+        data_sha256=log.sha256(),
+        seed=seed,
+        tables=(
+            our_table(frontier, "Here: the paper's rule on a grid of 0.01"),
+            paper_table(LABEL),
+            rules_table(log, ALPHAS, **sweep),
+        ),
+        figure=Figure(frontier=frontier, x="cost", y="correct"),
+        facts={"frontier": frontier},
+    )
+
+
+EXPERIMENT = Experiment(name=NAME, title=TITLE, run=run)
