@@ -261,6 +261,58 @@ def test_scores_outside_the_unit_interval_need_a_bound(run):
     run("calibrate", "s.jsonl", "--alpha", "0.5", "--loss-bound", "3")
 
 
+def test_a_rule_is_applied_where_the_guardian_was_never_asked(run):
+    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
+    Path("new.jsonl").write_text('{"id": "a", "qwen15b": [0.9, 0.1]}\n{"id": "b", "qwen15b": [0.5, 0.4]}\n')
+    assert "ask it about the candidates" in run("apply", "c.json", "new.jsonl", "-o", "d.jsonl").stdout
+    decisions = [json.loads(line) for line in Path("d.jsonl").read_text().splitlines()]
+    assert [(d["action"], d["decided_by"]) for d in decisions] == [(0, "primary"), (None, "guardian")]
+    assert json.loads(run("apply", "c.json", "new.jsonl", "--json").stdout)["undecided"] == 1
+
+
+def test_applying_a_bound_certificate_to_other_models_warns(run):
+    row = '{"id": "%d", "primary": [0.9, 0.1], "guardian": [1, 0]}\n'
+    Path("a.jsonl").write_text("".join(row % k for k in range(40)))
+    Path("a.jsonl.meta.json").write_text('{"identities": {"primary": {"model": "x"}, "guardian": {"model": "y"}}}')
+    run("calibrate", "a.jsonl", "--alpha", "0.1", "-o", "c.json")
+    assert run("apply", "c.json", "a.jsonl").stderr == ""
+    Path("a.jsonl.meta.json").write_text('{"identities": {"primary": {"model": "z"}, "guardian": {"model": "y"}}}')
+    assert "promise may not hold" in run("apply", "c.json", "a.jsonl").stderr
+
+
+def test_split_sets_rows_aside(run):
+    run("split", "log.parquet", "explore.parquet", "certify.jsonl", "--share", "0.25", *PAIR)
+    parts = [ScoreLog.read(name, primary="qwen15b", guardian="expert") for name in ("explore.parquet", "certify.jsonl")]
+    assert [len(part) for part in parts] == [592, 1777]
+    assert not set(parts[0].id.tolist()) & set(parts[1].id.tolist())
+    assert (
+        "leaves a part empty" in run("split", "log.parquet", "a.csv", "b.csv", "--share", "1.5", *PAIR, code=2).stderr
+    )
+
+
+def test_another_certificates_key_is_never_replaced(run):
+    random = ["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random"]
+    run(*random, "-o", "c.json")
+    before = Path("c.key").read_text(), Path("c.json").read_text()
+    assert "key of another certificate" in run(*random, "-o", "c.json", code=2).stderr
+    assert (Path("c.key").read_text(), Path("c.json").read_text()) == before
+    run(*random, "--key-file", "c.key", "-o", "c.json")
+    assert "the key behind the draws is lost" in run(*random).stderr
+
+
+def test_truth_values_in_a_router_table_are_grades(run):
+    Path("runs.csv").write_text("score,small,big\n0.5,True,False\n0.2,false,true\n")
+    columns = ["--confidence", "score", "--primary-grade", "small", "--guardian-grade", "big"]
+    run("router-log", "runs.csv", *columns, "-o", "r.jsonl")
+    assert ScoreLog.read("r.jsonl").outcome("correct").tolist() == [0, 1, 1, 0]
+
+
+def test_plan_answers_for_a_given_number_of_rows(run):
+    document = json.loads(run("plan", "--alpha", "0.05", "--rows", "700", "--json").stdout)
+    assert [row["n"] for row in document["rows"]] == [700]
+    assert "1 row or more" in run("plan", "--alpha", "0.05", "--rows", "0", code=2).stderr
+
+
 def test_a_failed_certificate_leaves_no_key_behind(run):
     Path("d.json").mkdir()
     run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", "d.json", code=2)
@@ -306,8 +358,9 @@ def test_a_router_table_is_refused_with_its_own_column_names(run):
 
 def test_every_command_has_help_with_an_example(run):
     for name in cli.commands:
-        text = run(name, "--help").stdout
-        assert f"arbitrage {name}" in text, name
+        lines = run(name, "--help").stdout.splitlines()
+        assert any(line.strip().startswith(f"arbitrage {name}") for line in lines), name
+        assert not any("\\b" in line for line in lines), name
 
 
 def test_the_installed_command_runs_and_shows_no_traceback(tmp_path):

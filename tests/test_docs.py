@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import conformal_arbitrage
 from conformal_arbitrage.demo import run_demo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,3 +70,9 @@ def test_the_tables_of_dependencies_name_what_is_installed():
     assert declared
     for name in declared:
         assert name in text
+
+
+def test_the_reference_names_everything_public():
+    text = (ROOT / "docs" / "reference.md").read_text()
+    for name in conformal_arbitrage.__all__:
+        assert f"`{name}`" in text, name
