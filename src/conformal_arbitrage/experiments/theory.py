@@ -18,8 +18,8 @@ from conformal_arbitrage.logs import ScoreLog
 
 NAME, TITLE = "theory", "Theorem 1 and the bounds of conformal risk control, simulated"
 REGRET, ALPHA = 0.4, 0.1
-SIZES = (50, 100, 200, 400, 800, 1600)
-REPETITIONS = 2500
+SIZES = (400, 800, 1600, 3200, 6400)
+REPETITIONS = 1500
 Moments = tuple[float, float]
 """Mean and standard error."""
 
