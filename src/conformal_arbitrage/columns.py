@@ -184,8 +184,8 @@ def checked(raw: RawColumns) -> dict[str, Any]:
     """Apply every rule of the format; the fields of a ScoreLog."""
     sizes = _common_sizes(raw)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    primary, no_opinion = _primary(raw, sizes, offsets)
-    guardian, missing = _guardian(raw, sizes, offsets)
+    primary, no_opinion = _scores(raw, raw.columns[0], raw.primary, sizes, offsets, blank=0.0)
+    guardian, missing = _scores(raw, raw.columns[1], raw.guardian, sizes, offsets, blank=np.nan)
     _check_rows(raw, len(sizes))
     return {
         "primary": primary,
@@ -253,10 +253,6 @@ def _filled_up(lists: Lists, sizes: Integers, offsets: Integers) -> Floats:
     return full
 
 
-def _rows_with(bad: Bools, offsets: Integers) -> Bools:
-    return np.logical_or.reduceat(bad, offsets[:-1])
-
-
 def _finite(raw: RawColumns, name: str, values: Floats, offsets: Integers, *, limit: float = LARGEST_SCORE) -> Floats:
     """Refuse infinities; NaN may stay."""
     if values.size and (np.fmax.reduce(values) > limit or np.fmin.reduce(values) < -limit):
@@ -266,24 +262,16 @@ def _finite(raw: RawColumns, name: str, values: Floats, offsets: Integers, *, li
     return values
 
 
-def _primary(raw: RawColumns, sizes: Integers, offsets: Integers) -> tuple[Floats, Bools]:
-    """Scores with each row that has a NaN set to zeros: no opinion."""
-    values = _finite(raw, raw.columns[0], _filled_up(raw.primary, sizes, offsets), offsets)
+def _scores(
+    raw: RawColumns, name: str, lists: Lists, sizes: Integers, offsets: Integers, blank: float
+) -> tuple[Floats, Bools]:
+    """A model's scores, with each row that has a NaN blanked throughout, and these rows."""
+    values = _finite(raw, name, _filled_up(lists, sizes, offsets), offsets)
     unknown = np.isnan(values)
     if not unknown.any():
         return values, np.zeros(len(sizes), dtype=np.bool_)
-    silent = _rows_with(unknown, offsets)
-    return np.where(np.repeat(silent, sizes), 0.0, values), silent
-
-
-def _guardian(raw: RawColumns, sizes: Integers, offsets: Integers) -> tuple[Floats, Bools]:
-    """Scores with each row that has a NaN set to NaN throughout: missing."""
-    values = _finite(raw, raw.columns[1], _filled_up(raw.guardian, sizes, offsets), offsets)
-    unknown = np.isnan(values)
-    if not unknown.any():
-        return values, np.zeros(len(sizes), dtype=np.bool_)
-    missing = _rows_with(unknown, offsets)
-    return np.where(np.repeat(missing, sizes), np.nan, values), missing
+    silent = np.logical_or.reduceat(unknown, offsets[:-1])
+    return np.where(np.repeat(silent, sizes), blank, values), silent
 
 
 def _lined_up(raw: RawColumns, name: str, lists: tuple[NDArray[Any], Integers], sizes: Integers) -> NDArray[Any]:

@@ -111,10 +111,8 @@ def verify(
     from conformal_arbitrage.certificate import verify as recompute
 
     made = _load(certificate, key_file)
-    scores = options.read_log(
-        log, primary_column or made.columns["primary"], guardian_column or made.columns["guardian"], outcomes
-    )
-    differing = recompute(made, scores)
+    columns = primary_column or made.columns["primary"], guardian_column or made.columns["guardian"]
+    differing = recompute(made, options.read_log(log, *columns, outcomes))
     if as_json:
         documents = {name: {"certificate": a, "recomputed": b} for name, (a, b) in differing.items()}
         options.print_json({"ok": not differing, "differences": documents})
@@ -159,8 +157,8 @@ def apply(
     from conformal_arbitrage.files import write_text
 
     made = _load(certificate, key_file)
-    primary, guardian = primary_column or made.columns["primary"], guardian_column or made.columns["guardian"]
-    scores = options.read_log(log, primary, guardian, outcomes, guardian_optional=True)
+    columns = primary_column or made.columns["primary"], guardian_column or made.columns["guardian"]
+    scores = options.read_log(log, *columns, outcomes, guardian_optional=True)
     if made.identities != "unbound" and (scores.identities or {}) != _by_column(made):
         options.warn(
             "the log does not name the models this certificate was made with, so the promise may not hold for it"

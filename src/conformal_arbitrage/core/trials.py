@@ -226,7 +226,6 @@ class TrialResults:
     """
 
     relaxation: Floats
-    boundary_u: Floats
     conformal: dict[Name, Floats]
     primary: dict[Name, Floats]
     guardian: dict[Name, Floats]
@@ -254,8 +253,7 @@ def run_trials(
     """
     stations = _stations(steps, grid)
     limits = [spendable(alpha, bound, len(splits[0][0]), steps.tick_digits) for alpha in alphas]
-    shape = (len(splits), len(alphas))
-    relaxation, boundary_u = np.full(shape, np.nan), np.full(shape, np.nan)
+    relaxation = np.full((len(splits), len(alphas)), np.nan)
     means = np.empty((len(steps.names) + 1, len(splits), len(alphas) + 2))
     names = tuple(fixed or {})
     columns = np.array([(fixed or {})[name] for name in names]).reshape(len(names), len(steps.start_loss))
@@ -264,8 +262,6 @@ def run_trials(
         found = _calibrate(steps, stations, calibration, limits)
         kept = found < len(stations.stop)
         relaxation[t, kept] = stations.relaxation[found[kept]]
-        if stations.u is not None:
-            boundary_u[t, kept] = stations.u[found[kept]]
         stops = np.append(stations.stop, len(steps.row))[found]
         member = _membership(steps, test).astype(np.float64)
         means[:, t] = _sums(steps, member, np.concatenate([[0], stops, [len(steps.row)]])).T / len(test)
@@ -274,7 +270,6 @@ def run_trials(
     named["loss"] /= 10.0**steps.tick_digits
     return TrialResults(
         relaxation,
-        boundary_u,
         conformal={name: mean[:, 1:-1] for name, mean in named.items()},
         primary={name: mean[:, 0] for name, mean in named.items()},
         guardian={name: mean[:, -1] for name, mean in named.items()},
@@ -291,7 +286,6 @@ class _Stations:
     """
 
     relaxation: Floats
-    u: Floats | None
     stop: NDArray[np.intp]
     drops_taken: NDArray[np.intp]
     drop: Integers
@@ -305,12 +299,11 @@ def _stations(steps: Steps, grid: Floats | None) -> _Stations:
         stop = _ends(steps)
         stop = stop[np.diff(drops[stop], prepend=drops[steps.always]) > 0]
         relaxation = np.concatenate([[0.0], steps.gap[stop - 1]])
-        u = None if steps.u is None else np.concatenate([[0.0], steps.u[stop - 1]])
         stop = np.concatenate([[steps.always], stop])
     else:
-        relaxation, u, stop = grid, None, np.searchsorted(steps.gap, grid, side="right")
+        relaxation, stop = grid, np.searchsorted(steps.gap, grid, side="right")
     dropping = np.flatnonzero(steps.drop)
-    return _Stations(relaxation, u, stop, drops[stop], steps.drop[dropping], steps.row[dropping])
+    return _Stations(relaxation, stop, drops[stop], steps.drop[dropping], steps.row[dropping])
 
 
 def _ends(steps: Steps) -> NDArray[np.intp]:
