@@ -293,9 +293,9 @@ def test_split_sets_rows_aside(run):
 def test_another_certificates_key_is_never_replaced(run):
     random = ["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random"]
     run(*random, "-o", "c.json")
-    before = Path("c.key").read_text(), Path("c.json").read_text()
+    before = Path("c.key").read_bytes(), Path("c.json").read_text()
     assert "key of another certificate" in run(*random, "-o", "c.json", code=2).stderr
-    assert (Path("c.key").read_text(), Path("c.json").read_text()) == before
+    assert (Path("c.key").read_bytes(), Path("c.json").read_text()) == before
     run(*random, "--key-file", "c.key", "-o", "c.json")
     assert "the key behind the draws is lost" in run(*random).stderr
 

@@ -24,7 +24,7 @@ from conformal_arbitrage.core.losses import GuardianSees, Loss, Number, exact
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
 from conformal_arbitrage.decisions import Decisions, decide_rows
 from conformal_arbitrage.errors import CertificateError, InfeasibleError, OptionError
-from conformal_arbitrage.files import replacing, writable, write_text
+from conformal_arbitrage.files import replacing, writable, write_bytes, write_text
 from conformal_arbitrage.guarantee import guarantee_text
 from conformal_arbitrage.logs import ScoreLog
 from conformal_arbitrage.terms import REGRET, Terms, draw, draws
@@ -149,7 +149,7 @@ class Calibration:
         writable(path)
         self._keep_other_key(key_path(path))
         with replacing(key_path(path)) as draft:  # takes its place only once the certificate has
-            write_text(draft, self.key.hex() + "\n", private=True)
+            write_bytes(draft, self.key, private=True)
             write_text(path, text)
 
     def _keep_other_key(self, path: Path) -> None:
@@ -233,13 +233,14 @@ def key_path(certificate: str | Path) -> Path:
 
 
 def read_key(path: str | Path) -> bytes:
-    """A key from the file that `Calibration.save` wrote."""
+    """A key from the file that `Calibration.save` wrote: its bytes."""
     try:
-        return bytes.fromhex(Path(path).read_text().strip())
+        key = Path(path).read_bytes()
     except OSError as error:
         raise CertificateError(f"{path}: the key cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise CertificateError(f"{path}: is not a key file (hexadecimal text is expected)") from error
+    if not key:
+        raise CertificateError(f"{path}: the key file is empty; use the one saved beside the certificate")
+    return key
 
 
 def calibrate(

@@ -312,9 +312,9 @@ def write_table(
             write_text(_sidecar(target), json.dumps(metadata, indent=2, sort_keys=True) + "\n")
 
 
-def write_text(path: str | Path, text: str, *, private: bool = False) -> None:
-    """Write a text file, whole or not at all; a private one is readable by its owner only."""
-    write_bytes(path, text.encode(), private=private)
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | Path, data: bytes, *, private: bool = False) -> None:
