@@ -202,9 +202,10 @@ def _verdict(saved: float | None, auc: float | None, costs: Costs | None) -> tup
     needed = LEAST_SAVING if costs is None else max(LEAST_SAVING, _price(costs) / 2)
     says = "" if auc is None else f" (AUC of the margin for regret {auc:.2f}; 0.50 would be a coin)"
     if saved < LEAST_SAVING:
+        gain = f"saves only {100 * saved:.0f} points of" if saved >= 0.005 else "saves no"
         return False, (
-            f"Not worth routing: at the same loss the margin saves only {100 * saved:.0f} points of Guardian calls over a "
-            f"coin{says}. Look for a Primary whose confidence tells right from wrong."
+            f"Not worth routing: at the same loss the margin {gain} Guardian calls over a coin{says}. Look for a "
+            "Primary whose confidence tells right from wrong."
         )
     if saved < needed:
         return False, (
