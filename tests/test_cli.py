@@ -231,6 +231,14 @@ BAD = [
     (["inspect", "log.parquet", *PAIR, "--loss-bound", "0.5"], "above the bound 0.5"),
     (["inspect", "log.txt"], "unknown kind of file"),
     (["nonsense"], "No such command"),
+    (["split", "log.parquet", "a.parquet", "b.txt", *PAIR], "unknown kind of file"),
+    (["split", "log.parquet", "a.parquet", "a.parquet", *PAIR], "would replace what is read"),
+    (["split", "log.parquet", "a.parquet", "b.parquet", "--share", "nan", *PAIR], "leaves a part empty"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "log.parquet"], "would replace what is read"),
+    (["reproduce", "theory", "--seed", "-1"], "seed must be 0 or more"),
+    (["reproduce", "truthfulqa", "--primary-column", "qwen15b"], "go with --log"),
+    (["reproduce", "pku"], "--log FILE"),
+    (["inspect", "x" * 300 + ".csv"], "no such file"),
 ]
 
 
@@ -280,6 +288,27 @@ def test_applying_a_bound_certificate_to_other_models_warns(run):
     assert "promise may not hold" in run("apply", "c.json", "a.jsonl").stderr
 
 
+def test_a_misspelt_guardian_column_is_refused_where_it_was_named(run):
+    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
+    assert "no column 'exprt'" in run("apply", "c.json", "log.parquet", "--guardian-column", "exprt", code=2).stderr
+
+
+def test_identities_are_compared_for_the_columns_used_only(run):
+    Path("a.jsonl").write_text('{"a": [0.9, 0.1], "b": [1, 0], "c": [0, 1]}\n' * 40)
+    Path("a.jsonl.meta.json").write_text('{"identities": {"a": {"m": 1}, "b": {"m": 2}, "c": {"m": 3}}}')
+    run("calibrate", "a.jsonl", "--alpha", "0.1", "--primary-column", "a", "--guardian-column", "b", "-o", "c.json")
+    assert run("apply", "c.json", "a.jsonl").stderr == ""
+    Path("new.jsonl").write_text('{"a": [0.9, 0.1]}\n')
+    Path("new.jsonl.meta.json").write_text('{"identities": {"a": {"m": 1}}}')
+    assert run("apply", "c.json", "new.jsonl").stderr == ""
+
+
+def test_a_log_that_cannot_be_the_one_fails_verification(run):
+    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
+    Path("other.jsonl").write_text('{"qwen15b": [0.9, 0.1], "expert": [1, null]}\n')
+    assert "cannot have been made from" in run("verify", "c.json", "other.jsonl", code=1).stderr
+
+
 def test_split_sets_rows_aside(run):
     run("split", "log.parquet", "explore.parquet", "certify.jsonl", "--share", "0.25", *PAIR)
     parts = [ScoreLog.read(name, primary="qwen15b", guardian="expert") for name in ("explore.parquet", "certify.jsonl")]
@@ -310,6 +339,7 @@ def test_truth_values_in_a_router_table_are_grades(run):
 def test_plan_answers_for_a_given_number_of_rows(run):
     document = json.loads(run("plan", "--alpha", "0.05", "--rows", "700", "--json").stdout)
     assert [row["n"] for row in document["rows"]] == [700]
+    assert "all deferred" in run("plan", "--alpha", "0.02", "--rows", "5").stdout
     assert "1 row or more" in run("plan", "--alpha", "0.05", "--rows", "0", code=2).stderr
 
 
@@ -370,4 +400,4 @@ def test_the_installed_command_runs_and_shows_no_traceback(tmp_path):
     assert (good.returncode, good.stderr) == (0, "")
     bad = subprocess.run([command, "inspect", "x.csv"], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (bad.returncode, bad.stdout) == (2, "")
-    assert bad.stderr == "arbitrage: x.csv: there is no such file\n"
+    assert bad.stderr == "arbitrage: x.csv: there is no such file, or it may not be read\n"

@@ -297,3 +297,24 @@ def test_a_log_without_any_guardian_score_can_only_defer():
     made = evaluate(log, [0.1], calibration_size=20, trials=2, missing_guardian="worst_case")
     (conformal,) = made.of("conformal")
     assert (conformal.mean("deferred"), conformal.mean("correct")) == (1.0, None)
+
+
+def test_delta_has_no_meaning_where_outcomes_are_unknown():
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 40, [[1, 0]] * 39 + [None], label=[0] * 40)
+    options = {"missing_guardian": "worst_case", "primary_cost": 1, "guardian_cost": 20}
+    assert evaluate(log, [0.3], calibration_size=20, trials=2, **options).of("conformal")[0].values("delta") is None
+
+
+def test_one_budget_is_still_a_list():
+    with pytest.raises(OptionError, match="list of budgets"):
+        evaluate(made_up(), 0.1, calibration_size=100)
+
+
+def test_the_primary_alone_loses_the_same_by_either_way_of_writing_the_regret():
+    log = ScoreLog.from_arrays([[0.5, 0.5]] * 40, [[0, 1]] * 40)
+
+    def regret(row, sight):
+        return max(row.guardian) - max(row.guardian[sight])
+
+    built_in, own = (evaluate(log, [0.3], calibration_size=20, trials=1, loss=loss) for loss in (None, regret))
+    assert built_in.of("primary")[0].mean("loss") == own.of("primary")[0].mean("loss") == 1.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformal_arbitrage import OptionError, OutputError, ScoreLog, ScoreLogError, Usage
+from conformal_arbitrage import OptionError, OutputError, ScoreLog, ScoreLogError, Usage, calibrate
 
 ENDINGS = [".parquet", ".jsonl", ".jsonl.gz", ".csv"]
 ROWS = [
@@ -256,6 +256,8 @@ BAD_ROWS = [
     ({"label": 2}, "row 2, column 'label': 2 is not the index of one of 2 actions"),
     ({"label": 0.5}, "row 2, column 'label': 0.5"),
     ({"label": None}, "row 2, column 'label': nan"),
+    ({"primary": "[1.5.5, 0]"}, "row 2, column 'primary'.*is not a list of numbers"),
+    ({"primary": "[--1, 0]"}, "row 2, column 'primary'.*is not a list of numbers"),
     ({"primary_cost": -1}, "row 1, column 'primary_cost': nan must be"),
     ({"correct": [1, 0, 0]}, "row 2, column 'correct': 3 entries for 2 actions"),
 ]
@@ -487,3 +489,25 @@ def test_arguments_of_a_wrong_kind_are_refused(primary, options):
 def test_masked_scores_are_missing_scores():
     masked = np.ma.array([[0.1, 0.2], [0.3, 0.4]], mask=[[False, True], [False, False]])
     assert ScoreLog.from_arrays(masked, [[1, 0]] * 2).no_opinion.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("label", ["True", "F", "A"])
+def test_a_label_that_is_not_an_index_is_refused(tmp_path, label):
+    log = csv_file(tmp_path / "log.csv", [("a", "[0.5, 0.5]", "[1, 0]", label)], ("id", "primary", "guardian", "label"))
+    with pytest.raises(ScoreLogError, match="row 1, column 'label'"):
+        ScoreLog.read(log)
+    write_lines(tmp_path / "log.jsonl", [GOOD | {"label": True}])
+    with pytest.raises(ScoreLogError, match="column 'label' is BOOLEAN"):
+        ScoreLog.read(tmp_path / "log.jsonl")
+
+
+def test_an_index_column_without_a_name_is_no_trouble(tmp_path):
+    log = csv_file(tmp_path / "log.csv", [("0", "[0.5, 0.5]", "[1, 0]")], ("", "primary", "guardian"))
+    assert ScoreLog.read(log).extra["column0"].tolist() == ["0"]
+    write_lines(tmp_path / "log.jsonl", [GOOD | {"": 1, "huge": 2**64 - 1}])
+    assert ScoreLog.read(tmp_path / "log.jsonl").extra["huge"].tolist() == [2**64 - 1]
+
+
+def test_tiny_guardian_scores_count_as_nothing():
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 40, [[1.0, 1e-35]] * 40)
+    assert calibrate(log, 0.1).relaxation == 0

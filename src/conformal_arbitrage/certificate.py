@@ -31,6 +31,7 @@ from conformal_arbitrage.terms import REGRET, Terms, draw, draws
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
 SCHEMA = 1
+_LARGEST_KEY = 1024
 _NOT_RECOMPUTED = frozenset({"schema", "version", "created", "key", "columns"})
 
 
@@ -187,7 +188,9 @@ class Calibration:
             "relaxation": (self.relaxation is None) != (self.status == "always_defer")
             or (self.relaxation is not None and not 0 <= self.relaxation < float("inf")),
             "alpha": not 0 < self.alpha < self.loss_bound < float("inf"),
-            "boundary_u": (self.boundary_u is not None) != (self.boundary == "random" and self.status == "ok"),
+            "boundary_u": (self.boundary_u is not None) != (self.boundary == "random" and self.status == "ok")
+            or not 0 <= (self.boundary_u or 0.0) < 1,
+            "n": self.n < 1,
             "columns": set(self.columns) != {"primary", "guardian"},
             "key_sha256": (self.key_sha256 is not None) != (self.boundary == "random"),
         }
@@ -238,8 +241,10 @@ def read_key(path: str | Path) -> bytes:
         key = Path(path).read_bytes()
     except OSError as error:
         raise CertificateError(f"{path}: the key cannot be read ({error.strerror})") from error
-    if not key:
-        raise CertificateError(f"{path}: the key file is empty; use the one saved beside the certificate")
+    if not 0 < len(key) <= _LARGEST_KEY:
+        raise CertificateError(
+            f"{path}: is not a key file ({len(key)} bytes); use the one saved beside the certificate"
+        )
     return key
 
 

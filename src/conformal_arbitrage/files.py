@@ -34,10 +34,12 @@ Column = tuple[str, NDArray[Any]]
 FORMATS = (".parquet", ".jsonl", ".jsonl.gz", ".csv")
 _METADATA_KEY = "conformal_arbitrage"
 _NUMBER_TYPES = re.compile(r"(TINYINT|SMALLINT|INTEGER|BIGINT|HUGEINT|U\w*INT\w*|FLOAT|DOUBLE|DECIMAL\(.*\))")
-_NUMBER = r"([-+0-9.eE]+|null|[-+]?(NaN|nan|Infinity|inf))"
+_NUMBER = r"([-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|null|[-+]?(NaN|nan|Infinity|inf))"
 _NUMBER_LIST = rf"\s*\[\s*({_NUMBER}\s*(,\s*{_NUMBER}\s*)*)?\]\s*"
 _JSON_CASTS = {
     frozenset({"BIGINT"}): "bigint",
+    frozenset({"UBIGINT"}): "ubigint",
+    frozenset({"BIGINT", "UBIGINT"}): "bigint",
     frozenset({"DOUBLE"}): "double",
     frozenset({"BOOLEAN"}): "boolean",
 }
@@ -70,8 +72,8 @@ class Table:
 
         self.path = Path(path)
         form = file_format(self.path)
-        if not self.path.is_file():
-            raise ScoreLogError(f"{self.path}: there is no such file")
+        if not _is_file(self.path):
+            raise ScoreLogError(f"{self.path}: there is no such file, or it may not be read")
         if not _is_text(str(self.path)):
             raise ScoreLogError(f"{str(self.path)!r}: the name is not valid text; rename the file")
         config: dict[str, str | bool | int | float | list[str]] = {
@@ -137,16 +139,16 @@ class Table:
         values = self._query(f"select unnest({column}) as v from source")["v"]
         return strings(values.tolist()), np.asarray(lengths, dtype=np.int64)
 
-    def scalars(self, name: str) -> Floats:
-        """A column of single numbers; null is NaN."""
+    def scalars(self, name: str, *, truths: bool = False) -> Floats:
+        """A column of single numbers; null is NaN. With `truths`, true and false count as 1 and 0."""
         column, kind = _quoted(name), self.types[name]
         if kind == "VARCHAR":
-            bad = self._query(f"select {column} is not null and {_number_or_truth(column)} is null as bad from source")[
-                "bad"
-            ]
+            bad = self._query(
+                f"select {column} is not null and {_number(column, truths=truths)} is null as bad from source"
+            )["bad"]
             self._refuse(name, bad, "is not a number")
-            column = _number_or_truth(column)
-        elif not (kind == "BOOLEAN" or _NUMBER_TYPES.fullmatch(kind)):
+            column = _number(column, truths=truths)
+        elif not ((truths and kind == "BOOLEAN") or _NUMBER_TYPES.fullmatch(kind)):
             raise ScoreLogError(f"{self.path}: column '{name}' is {kind}; it must hold one number in each row")
         return _filled(self._query(f"select cast({column} as double) as v from source")["v"])
 
@@ -176,8 +178,12 @@ class Table:
 
     def _open_csv(self, name: str) -> None:
         """Comma, double quote, a header, nothing guessed: a guessed dialect can lose rows without a word."""
-        with self.path.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
-            header = next(csv.reader(stream), list[str]())
+        try:
+            with self.path.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
+                header = next(csv.reader(stream), list[str]())
+        except (OSError, csv.Error) as error:
+            raise self._translated(error) from error
+        header = [column or f"column{k}" for k, column in enumerate(header)]
         if not header:
             raise ScoreLogError(f"{self.path}: the file has no rows; give it a header and at least one row")
         self._refuse_same(header)
@@ -197,7 +203,8 @@ class Table:
         bad = self._query("select json_type(json) <> 'OBJECT' as bad from raw")["bad"]
         if bad.any():
             raise ScoreLogError(f"{self.path}: row {int(bad.argmax()) + 1} is not a JSON object; write one per line")
-        keys = sorted(self._query("select distinct unnest(json_keys(json)) as k from raw")["k"].tolist())
+        found = self._query("select distinct unnest(json_keys(json)) as k from raw")["k"].tolist()
+        keys = sorted(key for key in found if key)
         self._refuse_same(keys)
         kinds = [
             f"string_agg(distinct json_type(json, {_literal(_pointer(k))}), ' ') as k{i}" for i, k in enumerate(keys)
@@ -230,8 +237,8 @@ class Table:
             source = f"parquet_kv_metadata({name}) where decode(key) = {_literal(_METADATA_KEY)}"
             found = self._query(f"select decode(value) as v from {source}")["v"].tolist()
             text = found[0] if found else "{}"
-        elif sidecar.is_file():
-            text = sidecar.read_bytes()
+        elif _is_file(sidecar):
+            text = self._read(sidecar)
         else:
             return {}
         try:
@@ -241,6 +248,12 @@ class Table:
         if not isinstance(document, dict):
             raise ScoreLogError(f"{self.path}: its metadata is not a JSON object; write the log again")
         return cast("dict[str, Any]", document)
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise self._translated(error) from error
 
     def _run(self, sql: str) -> None:
         try:
@@ -328,7 +341,11 @@ def write_bytes(path: str | Path, data: bytes, *, private: bool = False) -> None
 def writable(target: str | Path) -> Path:
     """Where a name leads, links followed; refused if that cannot be a file."""
     real = Path(os.path.realpath(target))
-    if not Path(target).name or (real.exists() and not real.is_file()):
+    try:
+        taken = real.exists() and not real.is_file()
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
+    if not Path(target).name or taken:
         raise OutputError(f"{str(target)!r}: cannot be written (not the name of a file); give another name")
     return real
 
@@ -371,10 +388,11 @@ def _filled(values: NDArray[Any]) -> Floats:
 
 def _json_type(key: str, seen: str) -> str:
     """Numbers and truth values keep their type; all else, any mixture, and ids are read as text."""
-    kinds = frozenset("BIGINT" if t == "UBIGINT" else t for t in seen.split() if t not in ("None", "NULL"))
+    kinds = frozenset(t for t in seen.split() if t not in ("None", "NULL"))
     if key == "id":
         return "varchar"
-    return "double" if kinds == frozenset({"BIGINT", "DOUBLE"}) else _JSON_CASTS.get(kinds, "varchar")
+    mixed = "DOUBLE" in kinds and kinds <= frozenset({"BIGINT", "UBIGINT", "DOUBLE"})
+    return "double" if mixed else _JSON_CASTS.get(kinds, "varchar")
 
 
 def _first_repeated(names: Sequence[str]) -> str | None:
@@ -385,6 +403,13 @@ def _first_repeated(names: Sequence[str]) -> str | None:
             return name
         seen.add(name.lower())
     return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _is_text(name: str) -> bool:
@@ -399,9 +424,10 @@ def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".meta.json")
 
 
-def _number_or_truth(column: str) -> str:
-    """Text as a number, with true as 1 and false as 0."""
-    return f"coalesce(try_cast({column} as double), cast(try_cast({column} as boolean) as double))"
+def _number(column: str, *, truths: bool) -> str:
+    """Text as a number, where asked for with true as 1 and false as 0."""
+    number = f"try_cast({column} as double)"
+    return f"coalesce({number}, cast(try_cast({column} as boolean) as double))" if truths else number
 
 
 def _quoted(name: str) -> str:

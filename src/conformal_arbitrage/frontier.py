@@ -225,7 +225,7 @@ def evaluate(
         delta_of: the outcome that delta is measured in.
     """
     _check_sweep(seed, trials, probabilities, balance_by, sample_size, delta_x)
-    _check_outcomes(log, delta_of)
+    _check_outcomes(log, alphas, delta_of)
     rng = np.random.default_rng(seed)
     terms = Terms(
         guardian_sees=guardian_sees, boundary=boundary, loss_bound=loss_bound, loss=loss, grid=grid,
@@ -302,7 +302,9 @@ def _check_sweep(
         raise OptionError(f"seed must be 0 or more; got {seed}")
 
 
-def _check_outcomes(log: ScoreLog, delta_of: str) -> None:
+def _check_outcomes(log: ScoreLog, alphas: object, delta_of: str) -> None:
+    if isinstance(alphas, str | float | int):
+        raise OptionError(f"alphas must be a list of budgets; got {alphas!r}")
     taken = set(log.outcome_names) & set(_FIGURES)
     if taken:
         raise OptionError(
@@ -416,8 +418,8 @@ class _Sweep:
 
     def _delta(self, loss: Floats, cost: Floats | None, outcomes: Mapping[str, Floats]) -> Floats | None:
         """Outcome gained over the chord between the single models, on the same test rows."""
-        if self.delta_of not in outcomes:
-            return None
+        if self.delta_of not in outcomes or ("known", self.delta_of) in self.results.primary:
+            return None  # where outcomes are unknown, the three means are not over the same rows
         x, name = (loss, "loss") if self.delta_x == "loss" else (cost, "cost_per_1000")
         position = None if x is None else self._position(name, x)
         if position is None:

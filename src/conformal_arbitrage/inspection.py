@@ -248,7 +248,8 @@ def _problems(log: ScoreLog, bound: Fraction | None) -> list[str]:
         found.append('no `id` column: boundary="random", joins and resuming need one')
     if log.missing.any():
         found.append(
-            f"{log.missing.sum()} rows have no Guardian score: ask again, or calibrate with --missing-guardian worst_case"
+            f"{log.missing.sum()} rows have no Guardian score and are left out of these figures: ask again, or "
+            "calibrate with --missing-guardian worst_case, which asks the Guardian more often"
         )
     if bound is None:
         found.append("Guardian scores leave [0, 1]: state the largest possible loss with --loss-bound")

@@ -20,12 +20,12 @@ class PlanRow:
     Attributes:
         n: rows.
         spendable: the largest mean loss the log may show, alpha - (B - alpha) / n; what is missing to alpha is the
-            price of finitely many rows.
+            price of finitely many rows. None if there are too few: every query is deferred then.
         spread: how far the long-run loss of one certificate typically lies from alpha: sqrt(alpha (B - alpha) / n).
     """
 
     n: int
-    spendable: float
+    spendable: float | None
     spread: float
 
 
@@ -73,8 +73,9 @@ def plan(alpha: Number, *, loss_bound: Number = 1, rows: Sequence[int] = ()) -> 
 
 
 def _row(n: int, alpha: Fraction, bound: Fraction) -> PlanRow:
+    spendable = (alpha * (n + 1) - bound) / n
     return PlanRow(
         n=n,
-        spendable=float((alpha * (n + 1) - bound) / n),
+        spendable=None if spendable < 0 else float(spendable),
         spread=sqrt(alpha * (bound - alpha) / n),
     )

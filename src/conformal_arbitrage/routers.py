@@ -41,7 +41,7 @@ def read_router_table(path: str | Path, *, confidence: str, primary_grade: str, 
 def _graded(table: Table, name: str, *, high: float) -> Floats:
     """A column of grades, refused with the file and the name it has there."""
     try:
-        return grades(table.scalars(name), name, high=high)
+        return grades(table.scalars(name, truths=True), name, high=high)
     except ScoreLogError as error:
         text = str(error)
         raise ScoreLogError(text if text.startswith(str(table.path)) else f"{table.path}: {text}") from error

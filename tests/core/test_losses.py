@@ -34,14 +34,14 @@ def test_a_user_loss_sees_the_row_and_the_actions_in_sight():
 
     RiskCurve.from_log(LOG, loss=loss)
     assert sorted(seen) == [
-        (0, 2, [0]), (0, 2, [0, 1]), (0, 2, [0, 1, 2]), (1, 2, [0, 1]), (1, 2, [0, 1, 2]), (2, 0, [0]),
+        (0, 2, [0]), (0, 2, [0, 1]), (0, 2, [0, 1, 2]), (1, 2, [0]), (1, 2, [0, 1]), (1, 2, [0, 1, 2]), (2, 0, [0]),
     ]  # fmt: skip
 
 
 def test_with_everything_shown_a_user_loss_sees_one_action_or_all():
     seen = []
     RiskCurve.from_log(LOG, guardian_sees="all", loss=lambda row, sight: seen.append((row.index, len(sight))) or 0.0)
-    assert sorted(seen) == [(0, 1), (0, 3), (1, 3), (2, 1)]
+    assert sorted(seen) == [(0, 1), (0, 3), (1, 1), (1, 3), (2, 1)]
 
 
 def test_a_loss_that_rises_is_raised_to_its_envelope_and_the_lift_reported():

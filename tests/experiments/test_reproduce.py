@@ -132,3 +132,10 @@ def test_an_experiment_is_the_public_api_and_nothing_else(science):
     )
     report = EXPERIMENTS["truthfulqa"].run(bundled_source(), 0)
     assert report.facts["frontier"].to_dict() == frontier.to_dict()
+
+
+def test_all_goes_on_where_a_log_cannot_carry_an_experiment(shared, tmp_path):
+    reports, skipped = reproduce("all", log_source(shared / "korean-helpful-safe.parquet"), out=tmp_path)
+    assert set(reports) == {"pku", "theory"}
+    assert "right answers" in skipped["truthfulqa-raw"]
+    assert (tmp_path / "summary.md").exists()

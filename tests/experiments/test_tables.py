@@ -154,6 +154,14 @@ def test_pku_in_both_readings(name, loss):
     assert relaxations[5] == (None if name == "severity" else pytest.approx(0.4))
 
 
+def test_pku_refuses_missing_severities():
+    log = ScoreLog.from_arrays(
+        [[0.9, 0.5]] * 4, [[0, 0]] * 4, label=[0] * 4, outcomes={"severity": [[2, 0]] * 3 + [None]}
+    )
+    with pytest.raises(SourceError, match="severities are missing"):
+        EXPERIMENTS["pku"].run(Source(title="x", read=lambda _: log), 0)
+
+
 def test_pku_with_a_real_valued_guardian_and_no_labels():
     log = ScoreLog.from_arrays([[0.9, 0.5]] * 40, [[0.2, 0.7]] * 40, id=[f"q{k}" for k in range(40)])
     report = EXPERIMENTS["pku"].run(Source(title="x", read=lambda _: log), 0)

@@ -1,5 +1,7 @@
 """router-log and demo."""
 
+from pathlib import Path
+
 import click
 
 from conformal_arbitrage.cli import options
@@ -67,9 +69,14 @@ def split(
     """
     import numpy as np
 
+    from conformal_arbitrage.files import file_format
+
+    for one, other in ((log, explore), (log, certify), (explore, certify)):
+        options.refuse_same(one, other)
+        file_format(Path(other))
     scores = options.read_log(log, primary_column, guardian_column, outcomes)
     order = np.random.default_rng(seed).permutation(len(scores))
-    cut = round(share * len(scores))
+    cut = round(share * len(scores)) if 0 < share < 1 else 0
     if not 0 < cut < len(scores):
         raise click.UsageError(f"a share of {share:g} of {len(scores)} rows leaves a part empty; give another --share")
     scores.select(order[:cut]).write(explore)

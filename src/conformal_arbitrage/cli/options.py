@@ -1,6 +1,7 @@
 """What several commands share: options, reading a log, printing."""
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -85,6 +86,12 @@ def read_log(
             guardian = guardian if guardian in table.types else None
     log = ScoreLog.read(path, primary=primary_column or "primary", guardian=guardian, outcomes=outcomes)
     return log.binarized() if binarized else log
+
+
+def refuse_same(source: str, output: str | None) -> None:
+    """Refuse an output that would replace what is read."""
+    if output is not None and os.path.realpath(source) == os.path.realpath(output):
+        raise click.UsageError(f"{output} would replace what is read; give the output another name")
 
 
 def print_json(document: object) -> None:

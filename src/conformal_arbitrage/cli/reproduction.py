@@ -40,6 +40,10 @@ def reproduce(
 
     if (primary_cost is None) != (guardian_cost is None):
         raise click.UsageError("give both --primary-cost and --guardian-cost, or neither")
+    if log is None and (primary_column or guardian_column):
+        raise click.UsageError(
+            "--primary-column and --guardian-column go with --log; the bundled log has its own roles"
+        )
     costs = None if primary_cost is None or guardian_cost is None else (primary_cost, guardian_cost)
     if log is None:
         source = experiments.bundled_source(costs)

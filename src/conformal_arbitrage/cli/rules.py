@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conformal_arbitrage.cli import options
+from conformal_arbitrage.errors import ScoreLogError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.certificate import Calibration
+    from conformal_arbitrage.logs import ScoreLog
 
 
 @click.command()
@@ -43,6 +45,7 @@ def calibrate(
     """
     from conformal_arbitrage import certificate
 
+    options.refuse_same(log, output)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     made = certificate.calibrate(
         scores,
@@ -112,7 +115,12 @@ def verify(
 
     made = _load(certificate, key_file)
     columns = primary_column or made.columns["primary"], guardian_column or made.columns["guardian"]
-    differing = recompute(made, options.read_log(log, *columns, outcomes))
+    scores = options.read_log(log, *columns, outcomes)
+    try:
+        differing = recompute(made, scores)
+    except ScoreLogError as error:
+        click.echo(f"arbitrage: {certificate} cannot have been made from {log}: {error}", err=True)
+        raise SystemExit(1) from error
     if as_json:
         documents = {name: {"certificate": a, "recomputed": b} for name, (a, b) in differing.items()}
         options.print_json({"ok": not differing, "differences": documents})
@@ -156,10 +164,12 @@ def apply(
     """
     from conformal_arbitrage.files import write_text
 
+    options.refuse_same(log, output)
+    options.refuse_same(certificate, output)
     made = _load(certificate, key_file)
     columns = primary_column or made.columns["primary"], guardian_column or made.columns["guardian"]
-    scores = options.read_log(log, *columns, outcomes, guardian_optional=True)
-    if made.identities != "unbound" and (scores.identities or {}) != _by_column(made):
+    scores = options.read_log(log, *columns, outcomes, guardian_optional=guardian_column is None)
+    if made.identities != "unbound" and _differ(made, scores, guardian_asked=not scores.missing.all()):
         options.warn(
             "the log does not name the models this certificate was made with, so the promise may not hold for it"
         )
@@ -183,10 +193,11 @@ def apply(
         click.echo(f"Written: {output}")
 
 
-def _by_column(made: "Calibration") -> dict[str, Any]:
-    """A certificate's identities as a log keeps them: by column."""
+def _differ(made: "Calibration", scores: "ScoreLog", *, guardian_asked: bool) -> bool:
+    """Whether a log names other models than a certificate; a Guardian that was not asked is not compared."""
     named = made.identities if isinstance(made.identities, dict) else {}
-    return {made.columns[role]: identity for role, identity in named.items()}
+    roles = dict(zip(("primary", "guardian") if guardian_asked else ("primary",), scores.columns, strict=False))
+    return any((scores.identities or {}).get(column) != named.get(role) for role, column in roles.items())
 
 
 @click.command()
@@ -208,7 +219,8 @@ def plan(*, alpha: str, loss_bound: str, rows: tuple[int, ...], as_json: bool) -
         return
     click.echo(f"At least {made.fewest_rows} rows: with fewer, every query is deferred.")
     click.echo(f"About {made.suggested_rows} rows: then being finite costs a tenth of the budget.")
-    lines = [[f"{r.n}", f"{r.spendable:.5f}", f"± {r.spread:.5f}"] for r in made.rows]
+    spendable = ["all deferred" if r.spendable is None else f"{r.spendable:.5f}" for r in made.rows]
+    lines = [[f"{r.n}", text, f"± {r.spread:.5f}"] for r, text in zip(made.rows, spendable, strict=True)]
     options.print_table(
         ["rows", "mean loss on the log, at most", "long-run loss: alpha ± one standard deviation"], lines
     )

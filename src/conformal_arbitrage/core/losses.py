@@ -164,7 +164,7 @@ def _regret_stairs(log: ScoreArrays, *, alone_only: bool, worst: Fraction) -> Lo
             f"{log.source}: Guardian scores from {low:g} to {high:g} are too large (limit {LARGEST_GUARDIAN_SCORE:g}); "
             "divide them, the bound and alpha by one power of ten: the rule stays the same"
         )
-    digits = _tick_digits(len(log.offsets) - 1, max(exact(high, name="score") - exact(low, name="score"), worst))
+    digits = _tick_digits(len(log.offsets) - 1, max(Fraction(high) - Fraction(low), worst))
 
     def walk() -> Iterator[Stairs]:
         for block in blocks(log.offsets):
@@ -220,7 +220,7 @@ def _user_stairs(log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fract
     """A user's loss on its monotone envelope: the largest loss at this or any larger relaxation."""
     raw = [(block, *_user_levels(log, block, loss, alone_only=alone_only)) for block in blocks(log.offsets)]
     n = len(log.offsets) - 1
-    largest = check_size(exact(max(float(levels.max()) for *_, levels in raw), name="loss"))
+    largest = check_size(Fraction(max(float(levels.max()) for *_, levels in raw)))
     digits = _tick_digits(n, max(largest, worst))
     lifted = 0.0
     made: list[Stairs] = []
@@ -251,11 +251,11 @@ def _as_number(value: object) -> float:
 def _user_row(
     log: ScoreArrays, index: int, gap: Floats, order: Integers, loss: Loss, *, alone_only: bool
 ) -> list[float]:
-    """The user's loss at each distinct gap of one row; equal gaps share the value of the last of them."""
+    """The user's loss of the top action alone and at each distinct gap; equal gaps share the value of the last."""
     size, row = len(gap), log.row(index)
     values: list[float] = [0.0] * size
     for j in range(size - 1, -1, -1):
-        tied = j + 1 < size and gap[j] == gap[j + 1]
+        tied = 0 < j < size - 1 and gap[j] == gap[j + 1]
         if tied or (alone_only and 0 < j < size - 1):
             values[j] = values[j + 1]
             continue

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from conformal_arbitrage.errors import OptionError, OutputError, SourceError
+from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError, SourceError
 from conformal_arbitrage.experiments import (
     mmlu,
     pku,
@@ -79,34 +79,41 @@ def reproduce(
         source: the scores.
         out: the folder for the reports.
         seed: of splits and simulations.
-        told: called with a line of progress before each experiment.
+        told: called with a line of progress before each experiment of "all".
 
     Returns:
         The reports by name, and for each experiment that the source cannot carry the reason.
     """
     if name != "all" and name not in EXPERIMENTS:
         raise OptionError(f"there is no experiment '{name}'; there are all, {', '.join(EXPERIMENTS)}")
+    if seed < 0:
+        raise OptionError(f"seed must be 0 or more; got {seed}")
     folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be made ({error.strerror}); give another folder") from error
     reports: dict[str, Report] = {}
     skipped: dict[str, str] = {}
     for experiment in EXPERIMENTS.values() if name == "all" else [EXPERIMENTS[name]]:
-        told(f"{experiment.name}: {experiment.title}")
+        if name == "all":
+            told(f"{experiment.name}: {experiment.title}")
         start = time.perf_counter()
         try:
             report = experiment.run(source, seed)
-        except SourceError as error:
+        except (SourceError, ScoreLogError, OptionError) as error:
             if name != "all":
                 raise
             skipped[experiment.name] = str(error)
             text = f"Source: {source.title}\n\n# {experiment.title}\n\nNot run: {error}\n"
-            write_text(folder / f"{experiment.name}.md", text)
+            write_text(_made(folder) / f"{experiment.name}.md", text)
             continue
-        write_report(report, folder, seconds=time.perf_counter() - start)
+        write_report(report, _made(folder), seconds=time.perf_counter() - start)
         reports[experiment.name] = report
     if name == "all":
         write_text(folder / "summary.md", summary_markdown(reports, skipped, source.title))
     return reports, skipped
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made ({error.strerror}); give another folder") from error
+    return folder

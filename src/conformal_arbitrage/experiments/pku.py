@@ -76,6 +76,10 @@ def _readings(log: ScoreLog) -> list[tuple[str, str, ScoreLog, float]]:
     severity = log.lists.get("severity")
     if severity is None:
         return [("real-valued", "The log's own real-valued Guardian, losses in [0, 1]", log, 1.0)]
+    if np.isnan(severity).any():
+        raise SourceError(
+            f"{log.source}: some severities are missing; fill them in, for a missing one is not a safe one"
+        )
     lowest = np.repeat(np.minimum.reduceat(severity, log.offsets[:-1]), log.sizes)
     outcomes = tuple(dict.fromkeys((*log.outcomes, "severity")))
     zero_one = replace(log, guardian=(severity == lowest).astype(float), outcomes=outcomes)

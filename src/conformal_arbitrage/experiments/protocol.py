@@ -72,12 +72,14 @@ def with_costs(log: ScoreLog, source: Source) -> tuple[dict[str, float], str]:
 
 def measured(log: ScoreLog, *, binarize: bool = True) -> tuple[ScoreLog, str]:
     """The log with the paper's 0/1 Guardian where it has labels; a router's scores already are regret."""
+    if "correct" not in log.outcome_names:
+        raise SourceError(
+            f"{log.source}: accuracy needs the right answers; give a log with a `label` or `correct` column"
+        )
     if log.is_router:
         return log, "router form: scores already are regret, not binarised"
     if not binarize:
         return log, "raw Guardian scores"
-    if "correct" not in log.outcome_names:
-        raise SourceError(f"{log.source}: the 0/1 Guardian needs the right answers; give a log with a `label` column")
     return log.binarized(), "Guardian binarised: 1 on its top answer if that is right"
 
 
