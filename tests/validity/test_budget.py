@@ -95,6 +95,28 @@ def test_a_users_own_loss_keeps_its_budget_on_the_envelope():
     assert keeps(0.16, measured), measured
 
 
+def test_a_users_own_loss_keeps_its_budget_where_a_deferral_shows_everything():
+    """Now the loss is that of the top action alone, or of all; the rule is the one that is shipped."""
+    rng = np.random.default_rng(7)
+    means = []
+    for _ in range(400):
+        primary, guardian, _ = PATCHY.draw(rng, 30)
+        log = ScoreLog.from_arrays(primary, guardian, outcomes={"noise": rng.random(primary.shape)})
+        made = calibrate(log, 0.1, loss=patchy, guardian_sees="all")
+        fresh, noise = PATCHY.draw(rng, 200)[0], rng.random((200, 12))
+        alone = ~made.apply(ScoreLog.from_arrays(fresh)).deferred
+        means.append((alone & (noise[:, 0] < OFTEN)).mean())
+    measured = float(np.mean(means)), float(np.std(means, ddof=1) / 20)
+    assert keeps(0.1, measured), measured
+    assert spends(0.1, measured, 30, 1.0), measured
+
+
+@pytest.mark.parametrize("sees", ["candidates", "all"])
+def test_too_few_rows_always_defer_and_lose_nothing(sees):
+    measured = expected_loss(SMOOTH, product(ALPHA, guardian_sees=sees), 8, 50, sees_all=sees == "all")
+    assert measured == (0.0, 0.0)
+
+
 # Planted bugs: the checks above must fail for each of them.
 
 
