@@ -75,10 +75,10 @@ def _draw(axes: "Axes", frontier: Frontier, x: str, y: str) -> None:
         fmt="o-", color=_BLUE, ecolor=_BLUE, ms=6, lw=1.2, elinewidth=1, capsize=2, zorder=3,
         label=f"conformal, mean ± sd of {frontier.trials} trials",
     )  # fmt: skip
+    rising = (ends[1][0] - ends[0][0]) * (ends[1][1] - ends[0][1]) > 0
+    aside = (7, -11) if rising else (7, 6)
     for point, place in zip(conformal, means, strict=True):
-        axes.annotate(
-            f"α = {point.alpha:g}", place, xytext=(7, -11), textcoords="offset points", fontsize=8, color=_BLACK
-        )
+        axes.annotate(f"α = {point.alpha:g}", place, xytext=aside, textcoords="offset points", fontsize=8, color=_BLACK)
         if x == "loss":
             label = "the budgets" if point is conformal[0] else None
             axes.axvline(point.alpha or 0.0, color=_GREY, lw=0.9, ls=":", zorder=0, label=label)
