@@ -232,16 +232,20 @@ def _collect(stairs: Iterator[Stairs], *, u: Floats | None) -> _Drops:
 def _accumulate(drops: _Drops) -> tuple[Floats, Floats | None, Integers]:
     """Breakpoints with what is left of the total from each one on; the first is relaxation 0."""
     order, draw = gap_order(drops.gap, drops.u)
-    gap = np.concatenate([[0.0], drops.gap[order]])
-    totals = np.concatenate([[drops.start], drops.drop[order]])
-    np.negative(totals[1:], out=totals[1:])
+    gap, totals = np.zeros(len(order) + 1), np.empty(len(order) + 1, dtype=np.int64)
+    drops.gap.take(order, out=gap[1:], mode="clip")  # unlike the default mode, "clip" writes without a buffer
+    drops.drop.take(order, out=totals[1:], mode="clip")
+    np.negative(totals, out=totals)
+    totals[0] = drops.start
     np.cumsum(totals, out=totals)
-    last = np.append(gap[1:] != gap[:-1], True)
-    if draw is None:
-        return gap[last], None, totals[last]
-    draw = np.concatenate([[0.0], draw])
-    last[:-1] |= draw[1:] != draw[:-1]
-    return gap[last], draw[last], totals[last]
+    draws = None if draw is None else np.concatenate([[0.0], draw])
+    last = np.ones(len(gap), dtype=np.bool_)
+    np.not_equal(gap[1:], gap[:-1], out=last[:-1])
+    if draws is not None:
+        last[:-1] |= draws[1:] != draws[:-1]
+    if last.all():
+        return gap, draws, totals
+    return gap[last], None if draws is None else draws[last], totals[last]
 
 
 def gap_order(gap: Floats, u: Floats | None) -> tuple[NDArray[np.intp], Floats | None]:
