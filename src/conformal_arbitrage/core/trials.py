@@ -257,14 +257,15 @@ def run_trials(
     means = np.empty((len(steps.names) + 1, len(splits), len(alphas) + 2))
     names = tuple(fixed or {})
     columns = np.array([(fixed or {})[name] for name in names]).reshape(len(names), len(steps.start_loss))
-    averages = np.empty((len(names), len(splits)))
+    averages, weight = np.empty((len(names), len(splits))), np.empty(len(steps.row))
     for t, (calibration, test) in enumerate(splits):
         found = _calibrate(steps, stations, calibration, limits)
         kept = found < len(stations.stop)
         relaxation[t, kept] = stations.relaxation[found[kept]]
         stops = np.append(stations.stop, len(steps.row))[found]
         member = _membership(steps, test).astype(np.float64)
-        means[:, t] = _sums(steps, member, np.concatenate([[0], stops, [len(steps.row)]])).T / len(test)
+        member.take(steps.row, out=weight, mode="clip")  # into the same memory each time: fresh memory costs more
+        means[:, t] = _sums(steps, member, weight, np.concatenate([[0], stops, [len(steps.row)]])).T / len(test)
         averages[:, t] = _weighted(columns, member) / len(test)
     named = dict(zip((*steps.names, "candidates"), means, strict=True))
     named["loss"] /= 10.0**steps.tick_digits
@@ -322,9 +323,11 @@ def _calibrate(steps: Steps, stations: _Stations, rows: NDArray[np.intp], limits
     return first_within(steps.start_loss[rows].sum() - fallen[stations.drops_taken], limits)
 
 
-def _sums(steps: Steps, member: Floats, stops: NDArray[np.intp]) -> Floats:
-    """Sum over the rows marked 1 of every quantity, and of the candidates, after each number of steps: stops first."""
-    weight = member.take(steps.row)
+def _sums(steps: Steps, member: Floats, weight: Floats, stops: NDArray[np.intp]) -> Floats:
+    """Sum of every quantity, and of the candidates, after each number of steps: stops x quantities.
+
+    Only rows marked 1 in `member` count, and so only the steps marked 1 in `weight`.
+    """
     sums = np.empty((len(stops), len(steps.names) + 1))
     running, candidates, last = _weighted(steps.start, member), member.sum(), 0
     for k in np.argsort(stops, kind="stable").tolist():
