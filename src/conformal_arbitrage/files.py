@@ -113,7 +113,6 @@ class Table:
         column = _quoted(name)
         if kind == "VARCHAR":
             self._check_texts(name)
-            column = f"cast({column} as double[])"
         elif not (kind.endswith("[]") and _NUMBER_TYPES.fullmatch(kind[:-2])):
             raise ScoreLogError(f"{self.path}: column '{name}' is {kind}; it must hold a list of numbers in each row")
         source = f"(select cast({column} as double[]) as v from source)"

@@ -1,11 +1,14 @@
 """The binarised Guardian, the router form, and evaluation by splits: kept, and caught without B / (n + 1)."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from conformal_arbitrage import RiskCurve, ScoreLog, calibrate, evaluate
+from conformal_arbitrage.core.losses import loss_stairs
+from conformal_arbitrage.core.trials import build_steps, draw_splits, run_trials
 from tests.validity.simulation import keeps
 
 N, ALPHA, TIMES = 20, 0.1, 1200
@@ -79,3 +82,24 @@ def test_splits_of_one_pool_keep_the_budget(science, sees, boundary):
     losses = made.of("conformal")[0].values("loss")
     assert keeps(0.1, (losses.mean(), losses.std(ddof=1) / 2000**0.5))
     assert losses.mean() >= 0.1 - 2 / 41 - 0.002
+
+
+@pytest.mark.parametrize(("bound", "kept"), [(Fraction(1), True), (Fraction(1, 10**6) + Fraction("0.1"), False)])
+def test_splits_of_one_pool_are_caught_with_too_small_a_bound(science, bound, kept):
+    """The same splits; a bound just above alpha stands for one that was forgotten (4.4 losses allowed, not 3.5)."""
+    stairs = loss_stairs(science, guardian_sees="candidates")
+    steps = build_steps(science, stairs, guardian_sees="candidates", outcomes={}, leg=None, u=None)
+    rng = np.random.default_rng(0)
+    splits = draw_splits(len(science), calibration_size=44, test_size=None, trials=2000, rng=rng)
+    losses = run_trials(steps, splits, ["0.1"], bound=bound).conformal["loss"][:, 0]
+    assert bool(keeps(0.1, (losses.mean(), losses.std(ddof=1) / 2000**0.5))) is kept
+
+
+def test_the_papers_unrestricted_rule_has_the_threshold_of_the_candidates():
+    """So what is shown of that threshold above, planted bugs included, is shown of this one."""
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        log = ScoreLog.from_arrays(np.round(rng.random((60, 3)), 1), rng.random((60, 3)))
+        restricted, free = (calibrate(log, ALPHA, guardian_sees=s) for s in ("candidates", "all-restricted-loss"))
+        assert restricted.relaxation == free.relaxation
+        assert restricted.empirical_risk == free.empirical_risk

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from conformal_arbitrage.logs import ScoreLog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Decorator = Callable[[Command], Command]
 
 
 def _chain(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:

@@ -114,7 +114,7 @@ def verify(
     from conformal_arbitrage.certificate import verify as recompute
 
     made = _load(certificate, key_file)
-    columns = primary_column or made.columns["primary"], guardian_column or made.columns["guardian"]
+    columns = _columns(made, primary_column, guardian_column)
     scores = options.read_log(log, *columns, outcomes)
     try:
         differing = recompute(made, scores)
@@ -131,6 +131,11 @@ def verify(
         click.echo(f"arbitrage: {name} differs: {text}", err=True)
     if differing:
         raise SystemExit(1)
+
+
+def _columns(made: "Calibration", primary: str | None, guardian: str | None) -> tuple[str, str]:
+    """The columns named by options, else those the certificate was made with."""
+    return primary or made.columns["primary"], guardian or made.columns["guardian"]
 
 
 def _load(path: str, key_file: str | None) -> "Calibration":
@@ -167,7 +172,7 @@ def apply(
     options.refuse_same(log, output)
     options.refuse_same(certificate, output)
     made = _load(certificate, key_file)
-    columns = primary_column or made.columns["primary"], guardian_column or made.columns["guardian"]
+    columns = _columns(made, primary_column, guardian_column)
     scores = options.read_log(log, *columns, outcomes, guardian_optional=guardian_column is None)
     if made.identities != "unbound" and _differ(made, scores, guardian_asked=not scores.missing.all()):
         options.warn(
