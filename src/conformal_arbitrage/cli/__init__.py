@@ -11,6 +11,7 @@ import click
 
 from conformal_arbitrage.cli.data import demo, router_log, split
 from conformal_arbitrage.cli.evaluation import evaluate, inspect
+from conformal_arbitrage.cli.live import ask, check, collect, init
 from conformal_arbitrage.cli.reproduction import reproduce
 from conformal_arbitrage.cli.rules import apply, calibrate, plan, verify
 from conformal_arbitrage.errors import ArbitrageError
@@ -47,12 +48,17 @@ def cli() -> None:
 
     \b
     arbitrage demo                            a tour on bundled real data
+    arbitrage init, check, collect            scores of your own models
     arbitrage inspect LOG                     is this pair of models worth routing?
     arbitrage calibrate LOG --alpha 0.05      the threshold that keeps the budget
+    arbitrage ask CERTIFICATE QUESTION        one live decision
     """
 
 
-for _command in (inspect, calibrate, verify, apply, evaluate, plan, split, router_log, reproduce, demo):
+_COMMANDS = (
+    init, check, collect, inspect, calibrate, verify, apply, ask, evaluate, plan, split, router_log, reproduce, demo,
+)  # fmt: skip
+for _command in _COMMANDS:
     cli.add_command(_command)
 
 main = cli

@@ -1,0 +1,97 @@
+"""LogprobScorer: the probabilities of the answer letters in a chat model's first token.
+
+Knows nothing of elicited confidences: the model only names a letter.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import ascii_uppercase
+from typing import Any, cast
+
+from conformal_arbitrage.errors import ReplyError
+from conformal_arbitrage.scorers.base import Call, Identity, Port, Scores, fingerprint
+from conformal_arbitrage.scorers.chat import PATH, Settings, choice_of, served_by
+from conformal_arbitrage.types import Query, Spent
+
+TOP = 20
+_ASK = "{question}\n\n{options}\n\nAnswer with the letter of the best option and nothing else."
+
+
+def lettered(query: Query) -> str:
+    """The question with its options behind letters."""
+    if len(query.actions) > len(ascii_uppercase):
+        raise ReplyError(f"{len(query.actions)} options; letters go up to {len(ascii_uppercase)}")
+    options = "\n".join(f"{letter}. {text}" for letter, text in zip(ascii_uppercase, query.actions, strict=False))
+    return _ASK.format(question=query.text, options=options)
+
+
+LETTERS_SHA256 = fingerprint(_ASK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobScorer:
+    """Probabilities of the options' letters, which sum to 1.
+
+    The endpoint lists its likeliest tokens only. A letter that is not among them is given the most it can have: no
+    more than the last one listed, and no more than what all listed ones leave. So the top option never leads by more
+    than it does in truth.
+
+    Attributes:
+        port: the endpoint.
+        settings: model and temperature; one token is asked for unless max_tokens says more.
+    """
+
+    port: Port
+    settings: Settings
+
+    @property
+    def identity(self) -> Identity:
+        """Endpoint, settings and prompt."""
+        limits = {"max_tokens": self.settings.max_tokens or 1}
+        asking = {"prompt": "letters", "prompt_sha256": LETTERS_SHA256, "parser": f"top {TOP} of the first token; 1"}
+        who = {"kind": "logprob", "endpoint": self.port.origin}
+        return {**who, **self.settings.identity, **limits, **asking, "option_order": "as given"}
+
+    async def score(self, query: Query) -> Scores:
+        """The probability of each option's letter."""
+        body = self.settings.body(default_limit=1)
+        body |= {"messages": [{"role": "user", "content": lettered(query)}], "logprobs": True, "top_logprobs": TOP}
+        limit = self.settings.max_tokens or 1
+        reply = await self.port.call(Call(path=PATH, body=body, id=query.id, output_limit=limit))
+        listed = _listed(choice_of(reply, self.settings, reply.spent), reply.spent)
+        values = letter_shares(listed, len(query.actions))
+        raw = repr(listed)[:2000]
+        if values is None:
+            raise ReplyError(
+                f"no letter of an option is among the likeliest tokens {raw:.200}", spent=reply.spent, raw=raw
+            )
+        return Scores(values=values, spent=reply.spent, raw=raw, served=served_by(reply))
+
+
+def _listed(choice: Mapping[str, Any], spent: Spent) -> list[tuple[str, float]]:
+    """The likeliest first tokens with their probabilities."""
+    logprobs: object = choice.get("logprobs")
+    content: object = cast("dict[str, Any]", logprobs).get("content") if isinstance(logprobs, dict) else None
+    first: object = cast("list[object]", content)[0] if isinstance(content, list) and content else None
+    top: object = cast("dict[str, Any]", first).get("top_logprobs") if isinstance(first, dict) else None
+    if not isinstance(top, list):
+        raise ReplyError("the endpoint gives no logprobs; use another kind of scorer", spent=spent)
+    entries = [cast("dict[str, Any]", e) for e in cast("list[object]", top) if isinstance(e, dict)]
+    pairs = [(e.get("token"), e.get("logprob")) for e in entries]
+    return [(t, math.exp(v)) for t, v in pairs if isinstance(t, str) and isinstance(v, int | float) and v <= 1e-6]
+
+
+def letter_shares(listed: list[tuple[str, float]], count: int) -> tuple[float, ...] | None:
+    """Each letter's share of the letters' probability; None if no letter is listed."""
+    letters = ascii_uppercase[:count]
+    found = dict.fromkeys(letters, 0.0)
+    for token, probability in listed:
+        letter = token.strip().removeprefix("(").removesuffix(".").removesuffix(")").upper()
+        if letter in found:
+            found[letter] += probability
+    if not any(found.values()):
+        return None
+    most = max(0.0, min(min(p for _, p in listed), 1.0 - sum(p for _, p in listed)))
+    full = [found[letter] or most for letter in letters]
+    return tuple(p / sum(full) for p in full)

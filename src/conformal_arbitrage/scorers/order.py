@@ -1,0 +1,31 @@
+"""Shuffled: put the options to a scorer in an order that its own preference for places cannot follow."""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from conformal_arbitrage.scorers.base import Identity, Scorer, Scores, fingerprint
+from conformal_arbitrage.types import Query
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffled:
+    """A scorer that sees the options in an order drawn from a hash of the query: the same query, the same order."""
+
+    scorer: Scorer
+
+    @property
+    def identity(self) -> Identity:
+        """The scorer's, with the order."""
+        return {**self.scorer.identity, "option_order": "shuffled by content"}
+
+    async def score(self, query: Query) -> Scores:
+        """The scorer's numbers, back in the query's order."""
+        digest = hashlib.sha256(fingerprint([query.text, query.actions]).encode()).digest()
+        draws = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+        order: list[int] = draws.permutation(len(query.actions)).tolist()
+        places = None if query.places is None else tuple(query.places[k] for k in order)
+        shown = replace(query, actions=tuple(query.actions[k] for k in order), places=places or tuple(order))
+        scores = await self.scorer.score(shown)
+        return replace(scores, values=tuple(scores.values[order.index(k)] for k in range(len(order))))

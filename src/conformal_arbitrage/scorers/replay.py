@@ -1,0 +1,95 @@
+"""ReplayScorer: recorded scores, or the answer key, by the query's id.
+
+Knows nothing of who made the scores.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformal_arbitrage.core.gaps import Floats, Integers
+from conformal_arbitrage.errors import OptionError, ReplyError, ScoreLogError
+from conformal_arbitrage.files import Table
+from conformal_arbitrage.logs import ScoreLog
+from conformal_arbitrage.scorers.base import Identity, Scores
+from conformal_arbitrage.types import Query, Role, Spent
+
+
+class ReplayScorer:
+    """Recorded scores; build one with `of_log` or `read`.
+
+    Args:
+        ids: the rows' names.
+        values: all scores, flat; or, without offsets, the index of each row's right action.
+        offsets: where each row's scores begin.
+        column: their name in the identity.
+        sha256: digest of the content they come from.
+        costs: dollars per row.
+    """
+
+    def __init__(
+        self,
+        ids: list[str],
+        values: Floats,
+        offsets: Integers | None,
+        *,
+        column: str,
+        sha256: str,
+        costs: Floats | None,
+    ) -> None:
+        self._rows = {name: row for row, name in enumerate(ids)}
+        self._values = values
+        self._offsets = offsets
+        self._costs = costs
+        self._identity = {"kind": "replay", "log_sha256": sha256, "column": column}
+
+    @classmethod
+    def of_log(cls, log: ScoreLog, role: Role) -> "ReplayScorer":
+        """What a log recorded for one of its two models."""
+        if log.id is None:
+            raise OptionError(f"{log.source}: replaying needs an `id` column")
+        primary = role == "primary"
+        values = log.primary_as_recorded() if primary else log.guardian
+        costs = (log.primary_usage if primary else log.guardian_usage).cost
+        column = log.columns[0 if primary else 1]
+        return cls(log.id.tolist(), values, log.offsets, column=column, sha256=log.sha256(), costs=costs)
+
+    @classmethod
+    def read(cls, path: str | Path, column: str) -> "ReplayScorer":
+        """A column of a file by its `id`: a list of scores per row, or the index of the right action."""
+        with Table(path) as table:
+            for name in ("id", column):
+                if name not in table.types:
+                    raise ScoreLogError(f"{path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}")
+            ids: list[str] = table.texts("id").tolist()
+            lists = table.numbers_if_any(column)
+            values = table.scalars(column) if lists is None else lists[0]
+            sizes = None if lists is None else np.maximum(lists[1], 0)
+        offsets = None if sizes is None else np.concatenate([[0], np.cumsum(sizes)])
+        parts: list[Any] = ["\0".join(ids).encode(), values.tobytes(), b"" if offsets is None else offsets.tobytes()]
+        digest = hashlib.sha256(b"\0\0".join(parts)).hexdigest()
+        return cls(ids, values, offsets, column=column, sha256=digest, costs=None)
+
+    @property
+    def identity(self) -> Identity:
+        """The content's digest and the column."""
+        return self._identity
+
+    async def score(self, query: Query) -> Scores:
+        """What was recorded for this id."""
+        row = self._rows.get(query.id or "")
+        if row is None:
+            raise ReplyError(f"no row with id {query.id!r:.80} was recorded")
+        places = range(len(query.actions)) if query.places is None else query.places
+        whole = self._recorded(row, max(places) + 1)
+        if len(whole) <= max(places) or np.isnan(whole).any():
+            raise ReplyError(f"nothing was recorded for id {query.id!r:.80} and these {len(query.actions)} actions")
+        cost = None if self._costs is None else float(self._costs[row])
+        return Scores(values=tuple(float(whole[k]) for k in places), spent=Spent(calls=1, cost=cost))
+
+    def _recorded(self, row: int, actions: int) -> Floats:
+        if self._offsets is not None:
+            return self._values[int(self._offsets[row]) : int(self._offsets[row + 1])]
+        return (np.arange(max(actions, int(self._values[row]) + 1)) == self._values[row]).astype(float)

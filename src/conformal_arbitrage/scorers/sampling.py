@@ -1,0 +1,82 @@
+"""SamplingScorer: ask several times; an option's score is the share of samples that agree on it.
+
+Knows nothing of confidences: any model that can name an option will do.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
+
+from conformal_arbitrage.errors import ReplyError
+from conformal_arbitrage.scorers.base import Call, Identity, Port, Scores, together
+from conformal_arbitrage.scorers.chat import PATH, Settings, choice_of, message_of, served_by
+from conformal_arbitrage.scorers.logprob import LETTERS_SHA256, lettered
+from conformal_arbitrage.types import Query, Spent
+
+Normaliser = Callable[[str, Sequence[str]], int | None]
+"""From a reply and the options to the index of the option it names; None if it names none."""
+
+
+def named_option(text: str, actions: Sequence[str]) -> int | None:
+    """The option a reply names: by its text, or by its letter alone or before a mark."""
+    plain = text.strip().casefold()
+    same = [k for k, action in enumerate(actions) if action.strip().casefold() == plain]
+    if same:
+        return same[0]
+    found = re.match(r"\W*(?:answer|option)?\W*([A-Z])(?![A-Za-z0-9'])", text.strip(), re.IGNORECASE)
+    place = -1 if found is None else ascii_uppercase.find(found[1].upper())
+    return place if 0 <= place < len(actions) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingScorer:
+    """Shares of k samples.
+
+    A sample that names no option agrees with none, so the shares may sum to less than 1; if no sample names one, there
+    are no scores.
+
+    Attributes:
+        port: the endpoint.
+        settings: model, temperature (1 makes sense here), limits.
+        samples: k.
+        normaliser: how a reply is read, with a name of its own in the identity.
+    """
+
+    port: Port
+    settings: Settings
+    samples: int = 5
+    normaliser: Normaliser = named_option
+
+    @property
+    def identity(self) -> Identity:
+        """Endpoint, settings, prompt, k and the normaliser's name."""
+        limits = {"max_tokens": self.settings.max_tokens or 8}
+        asking = {"prompt": "letters", "prompt_sha256": LETTERS_SHA256, "samples": self.samples}
+        parser = f"{getattr(self.normaliser, '__name__', type(self.normaliser).__name__)}; 1"
+        who = {"kind": "sampling", "endpoint": self.port.origin}
+        return {**who, **self.settings.identity, **limits, **asking, "parser": parser, "option_order": "as given"}
+
+    async def score(self, query: Query) -> Scores:
+        """The share of samples for each option."""
+        replies = await together([self._sample(query, k) for k in range(self.samples)])
+        spent = sum((s for _, s, _ in replies), start=Spent())
+        chosen = [self.normaliser(text, query.actions) for text, _, _ in replies]
+        raw = repr([text for text, _, _ in replies])[:2000]
+        if all(choice is None for choice in chosen):
+            raise ReplyError(f"none of {self.samples} samples names an option: {raw:.200}", spent=spent, raw=raw)
+        values = tuple(chosen.count(k) / self.samples for k in range(len(query.actions)))
+        return Scores(values=values, spent=spent, raw=raw, served=replies[0][2])
+
+    async def _sample(self, query: Query, sample: int) -> tuple[str, Spent, str | None]:
+        body = self.settings.body(default_limit=8) | {"messages": [{"role": "user", "content": lettered(query)}]}
+        if self.settings.seed is not None:
+            body["seed"] = self.settings.seed + sample
+        limit = self.settings.max_tokens or 8
+        reply = await self.port.call(Call(path=PATH, body=body, id=query.id, sample=sample, output_limit=limit))
+        choice_of(reply, self.settings, reply.spent)  # another model, or no completion at all: the asking fails
+        try:
+            text = str(message_of(reply, self.settings, reply.spent)["content"])
+        except ReplyError:
+            text = ""  # an empty sample names no option
+        return text, reply.spent, served_by(reply)
