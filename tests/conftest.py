@@ -1,4 +1,6 @@
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,12 @@ from conformal_arbitrage import ScoreLog
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 BUNDLED = Path(__file__).resolve().parents[1] / "src" / "conformal_arbitrage" / "data" / "science.parquet"
+
+OFFLINE = str(Path(__file__).with_name("offline"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [OFFLINE, os.environ.get("PYTHONPATH")]))  # child processes
+sys.path.insert(0, OFFLINE)
+sys.modules.pop("sitecustomize", None)
+import sitecustomize  # noqa: E402, F401 - this process
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=150)
 settings.load_profile("fixed")

@@ -1,0 +1,68 @@
+"""A real HTTP server on loopback whose replies a test writes: `async with Upstream(reply) as upstream`."""
+
+import json
+
+from aiohttp import web
+
+
+class Upstream:
+    """Answers every POST with what `reply(path, body, number)` returns: a JSON document, (status, document), or a
+    web.Response; it may be async. Keeps the bodies and headers it was sent."""
+
+    def __init__(self, reply):
+        self.reply = reply
+        self.bodies = []
+        self.headers = []
+        self.under_way = 0
+        self.most_at_once = 0
+
+    async def __aenter__(self):
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        return self
+
+    async def __aexit__(self, *exc):
+        await self._runner.cleanup()
+
+    async def _handle(self, request):
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        self.under_way += 1
+        self.most_at_once = max(self.most_at_once, self.under_way)
+        try:
+            found = self.reply(request.path.removeprefix("/v1"), body, len(self.bodies) - 1)
+            found = await found if hasattr(found, "__await__") else found
+        finally:
+            self.under_way -= 1
+        if isinstance(found, web.StreamResponse):
+            return found
+        status, document = found if isinstance(found, tuple) else (200, found)
+        return web.Response(status=status, text=json.dumps(document), content_type="application/json")
+
+
+def completion(content, *, model="m", finish="stop", logprobs=None, tool_calls=None, usage=(10, 5), reasoning=0):
+    """A chat completion as endpoints send it."""
+    message = {"role": "assistant", "content": content}
+    if tool_calls is not None:
+        message["tool_calls"] = tool_calls
+    tokens = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": logprobs}],
+        "usage": {**tokens, "completion_tokens_details": {"reasoning_tokens": reasoning}},
+    }
+
+
+def scores(*values, **rest):
+    """A completion that holds elicited confidences."""
+    return completion(json.dumps({"scores": list(values)}), **rest)
