@@ -19,7 +19,7 @@ class Upstream:
     async def __aenter__(self):
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
