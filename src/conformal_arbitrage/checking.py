@@ -23,7 +23,6 @@ from conformal_arbitrage.config import (
     Network,
     Pinned,
     Replay,
-    Samples,
 )
 from conformal_arbitrage.errors import CutOffError, ReplyError, ScorerError, UpstreamError
 from conformal_arbitrage.models import Models, Section, pricing_of
@@ -90,8 +89,6 @@ async def _check(config: Config, role: Section) -> Found:
 
 async def _probe(config: Config, role: Section, model: AnyModel, found: Found) -> None:
     """A scorer with one way of being asked, or in text form a function that answers."""
-    if isinstance(model, Samples):
-        model = structs.replace(model, samples=1)
     for token_field in get_args(TokenField) if isinstance(model, Chatting) else ("max_tokens",):
         pinned = Pinned(token_field=token_field)
         tried = structs.replace(model, pinned=pinned) if isinstance(model, Network) else model
