@@ -299,6 +299,7 @@ class Collection:
         grade: how answers in free text are graded.
         concurrency: upstream calls at once, over both models.
         max_cost: dollars that the whole collection may cost, earlier runs of it included.
+        guardian: a Guardian in place of the configured one, such as a rule over labels.
     """
 
     config: Config
@@ -307,6 +308,7 @@ class Collection:
     grade: str | None = None
     concurrency: int = 16
     max_cost: float | None = None
+    guardian: Scorer | None = None
 
     @property
     def has_person(self) -> bool:
@@ -320,7 +322,7 @@ class Collection:
             CostLimitError: the next call could exceed max_cost; what was answered is stored.
         """
         replies = replies_path(self.output)
-        purse = None if self.max_cost is None else Purse(self.max_cost, spent=stored_cost(replies))
+        purse = None if self.max_cost is None else Purse(self.max_cost, spent=stored_cost(replies) or 0.0)
         extras = Extras(gate=Gate(concurrency=self.concurrency), purse=purse, replies=replies)
         async with Models(self.config, extras) as models:
             return await self._collect(models, told or (lambda _: None))
@@ -343,7 +345,8 @@ class Collection:
     async def _collect(self, models: Models, told: Told, *, patient: bool = False) -> ScoreLog:
         spread: dict[str, Any] = {"concurrency": self.concurrency, "told": told, "patient": patient}
         if isinstance(self.rows, Menus):
-            return await collect_menus(self.rows, models.scorer("primary"), models.scorer("guardian"), **spread)
+            guardian = self.guardian or models.scorer("guardian")
+            return await collect_menus(self.rows, models.scorer("primary"), guardian, **spread)
         if self.grade is None:
             raise OptionError("text form needs --grade, which says how answers are graded")
         pair = models.answerer("primary"), models.answerer("guardian")

@@ -152,6 +152,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     primary: AnyModel
     guardian: AnyModel
     judge: Chat | None = None
+    stronger: AnyModel | None = None
     folder: str = ""
 
 

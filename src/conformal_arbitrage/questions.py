@@ -177,6 +177,11 @@ def _ids(table: Table, name: str | None, contents: Sequence[object]) -> list[str
         if twice:
             raise ScoreLogError(f"{table.path}: the id {twice[0]!r:.80} is empty or stands twice; make ids unique")
         return given
+    return content_ids(contents)
+
+
+def content_ids(contents: Sequence[object]) -> list[str]:
+    """Names made from what the rows hold; equal rows are numbered."""
     seen: Counter[str] = Counter()
     made: list[str] = []
     for content in contents:

@@ -148,7 +148,7 @@ def collect(questions: str, *, output: str, config: str, dry_run: bool, as_json:
         max_cost=asked["max_cost"],
     )
     if dry_run:
-        _show_estimate(asyncio.run(plan.estimate()), as_json=as_json)
+        show_estimate(asyncio.run(plan.estimate()), as_json=as_json)
         return
     with nullcontext(None) if as_json or plan.has_person else _Bar() as bar:
         try:
@@ -224,7 +224,8 @@ class _Bar:
         )
 
 
-def _show_estimate(estimates: "list[Estimated]", *, as_json: bool) -> None:
+def show_estimate(estimates: "list[Estimated]", *, as_json: bool) -> None:
+    """What calls would take, per endpoint and in all."""
     from conformal_arbitrage.pricing import dollars
 
     costs = [one.spent.cost for one in estimates]
@@ -244,7 +245,8 @@ def _show_estimate(estimates: "list[Estimated]", *, as_json: bool) -> None:
         for one in estimates
     ]
     options.print_table(header, rows, title="Expected, at four characters a token and every reply at its limit")
-    click.echo(f"Bill: about {dollars(total)}. Nothing was sent; replies that are stored already are not counted.")
+    bill = "unknown, since a price is; set price = [IN, OUT]" if total is None else f"about {dollars(total)}"
+    click.echo(f"Bill: {bill}. Nothing was sent; replies that are stored already are not counted.")
 
 
 def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:

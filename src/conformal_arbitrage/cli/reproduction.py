@@ -1,8 +1,15 @@
 """reproduce."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.live import show_estimate
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.experiments.protocol import Source
 
 
 @click.command()
@@ -11,6 +18,19 @@ from conformal_arbitrage.cli import options
 @click.option("--log", metavar="FILE", help="A recorded score log; without it the bundled one.")
 @click.option("--primary-column", metavar="NAME", help="Column that plays the Primary.  [default: primary]")
 @click.option("--guardian-column", metavar="NAME", help="Column that plays the Guardian.  [default: guardian]")
+@click.option("--stronger-column", metavar="NAME", help="Column of a second, stronger Primary, for truthfulqa-mini.")
+@click.option("--live", is_flag=True, help="Ask the models of arbitrage.toml about the paper's own datasets.")
+@click.option("--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="With --live: the models.")
+@click.option("--data", metavar="PATH", help="With --live: a local copy of the datasets.  [default: from their hub]")
+@click.option("--rows", type=click.IntRange(2), metavar="N", help="With --live: a balanced sample of each dataset.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="With --live: calls at once."
+)
+@click.option(
+    "--max-cost", type=click.FloatRange(0, min_open=True), metavar="$", help="With --live: stop before this bill."
+)
+@click.option("--dry-run", is_flag=True, help="With --live: send nothing; say what the bill would be.")
+@click.option("--yes", is_flag=True, help="With --live: do not ask before money is spent.")
 @click.option("--primary-cost", type=float, metavar="$", help="Dollars for asking the Primary once.")
 @click.option("--guardian-cost", type=float, metavar="$", help="Dollars for asking the Guardian once.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -22,10 +42,12 @@ def reproduce(
     log: str | None,
     primary_column: str | None,
     guardian_column: str | None,
+    stronger_column: str | None,
     primary_cost: float | None,
     guardian_cost: float | None,
     seed: int,
     as_json: bool,
+    **live: Any,
 ) -> None:
     """Run an experiment of the paper by its protocol, or all of them, and write the reports.
 
@@ -35,21 +57,27 @@ def reproduce(
     \b
     arbitrage reproduce all --out reproduction
     arbitrage reproduce mmlu --log mmlu.parquet --primary-cost 1 --guardian-cost 20
+    arbitrage reproduce truthfulqa --live --dry-run
     """
     from conformal_arbitrage import experiments
 
     if (primary_cost is None) != (guardian_cost is None):
         raise click.UsageError("give both --primary-cost and --guardian-cost, or neither")
-    if log is None and (primary_column or guardian_column):
-        raise click.UsageError(
-            "--primary-column and --guardian-column go with --log; the bundled log has its own roles"
-        )
+    if log is None and (primary_column or guardian_column or stronger_column):
+        raise click.UsageError("columns go with --log; the bundled log has its own roles")
     costs = None if primary_cost is None or guardian_cost is None else (primary_cost, guardian_cost)
-    if log is None:
+    if live["live"]:
+        if log is not None or costs is not None:
+            raise click.UsageError("--live has scores and prices of its own; drop --log and the costs")
+        found = _live_source(name, out, seed, live, as_json=as_json)
+        if found is None:
+            return
+        source = found
+    elif log is None:
         source = experiments.bundled_source(costs)
     else:
         roles = {"primary": primary_column or "primary", "guardian": guardian_column or "guardian"}
-        source = experiments.log_source(log, **roles, costs=costs)
+        source = experiments.log_source(log, **roles, stronger=stronger_column, costs=costs)
     reports, skipped = experiments.reproduce(name, source, out=out, seed=seed, told=options.progress)
     if as_json:
         documents = {key: report.to_dict() for key, report in reports.items()}
@@ -59,3 +87,28 @@ def reproduce(
         click.echo(f"{key}: not run. {reason}")
     written = "summary.md and the reports it lists" if name == "all" else f"{name}.md and its other forms"
     click.echo(f"Written: {out}/{written}")
+
+
+def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_json: bool) -> "Source | None":
+    """The live scores, once the bill was seen; None after a dry run."""
+    from conformal_arbitrage.config import read_config
+    from conformal_arbitrage.experiments import parts_of
+    from conformal_arbitrage.experiments.live import Live
+
+    asked = Live(
+        config=read_config(live["config"]),
+        folder=Path(out) / "live",
+        data=None if live["data"] is None else Path(live["data"]),
+        rows=live["rows"],
+        seed=seed,
+        concurrency=live["concurrency"],
+        max_cost=live["max_cost"],
+    )
+    estimates = [one for part in parts_of(name, asked.config) for one in asked.estimate(part)]
+    if live["dry_run"]:
+        show_estimate(estimates, as_json=as_json)
+        return None
+    if not live["yes"]:
+        show_estimate(estimates, as_json=False)
+        click.confirm("Ask the models?", abort=True, err=True)
+    return asked.source()

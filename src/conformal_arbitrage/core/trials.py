@@ -68,7 +68,7 @@ def draw_splits(
     places = [_split(pool, calibration_size, used - calibration_size, rng) for _ in range(trials)]
     if groups is None:
         return places
-    samples = [_balanced(groups, pool, rng) for _ in range(trials)]
+    samples = [balanced(groups, pool, rng) for _ in range(trials)]
     return [(rows[left], rows[right]) for rows, (left, right) in zip(samples, places, strict=True)]
 
 
@@ -81,7 +81,8 @@ def _split(n: int, calibration_size: int, test_size: int, rng: np.random.Generat
     return calibration, test
 
 
-def _balanced(groups: Integers, size: int, rng: np.random.Generator) -> NDArray[np.intp]:
+def balanced(groups: Integers, size: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Rows of a sample: floor(size / groups) of every group, all of a smaller one, and the remainder at random."""
     shuffled = rng.permutation(len(groups))
     by_group = shuffled[np.argsort(groups[shuffled], kind="stable")]
     counts = np.bincount(groups)

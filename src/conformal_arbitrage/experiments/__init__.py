@@ -1,6 +1,6 @@
 """The paper's experiments, one file each, to be read beside it; run by `arbitrage reproduce`.
 
-Knows nothing of live models: scores come from the bundled log or from a recorded one.
+Scores come from the bundled log, from a recorded one, or from live models (`live`).
 """
 
 import time
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from conformal_arbitrage.config import Config
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError, SourceError
 from conformal_arbitrage.experiments import (
     mmlu,
@@ -20,7 +21,7 @@ from conformal_arbitrage.experiments import (
     truthfulqa_raw,
     truthfulqa_unrestricted,
 )
-from conformal_arbitrage.experiments.protocol import Experiment, Source
+from conformal_arbitrage.experiments.protocol import Experiment, Part, Source
 from conformal_arbitrage.experiments.report import Report, write_report
 from conformal_arbitrage.experiments.summary import summary_markdown
 from conformal_arbitrage.files import write_text
@@ -44,10 +45,10 @@ BUNDLED_COSTS = (0.0002, 0.50)
 def bundled_source(costs: tuple[float, float] | None = None) -> Source:
     """The log that comes with the package: small local models, and the answer key as a human expert."""
 
-    def read(roles: tuple[str, str] | None) -> ScoreLog:
-        primary, guardian = roles or ("smollm2", "expert")
+    def read(part: Part) -> ScoreLog:
+        primary = "qwen15b" if part == "truthfulqa-stronger" else "smollm2"
         with as_file(files("conformal_arbitrage") / "data" / "science.parquet") as path:
-            return ScoreLog.read(path, primary=primary, guardian=guardian)
+            return ScoreLog.read(path, primary=primary, guardian="expert")
 
     title = (
         "the bundled log: 2369 science questions, small local models, the answer key as an expert; not the paper's data"
@@ -56,12 +57,48 @@ def bundled_source(costs: tuple[float, float] | None = None) -> Source:
 
 
 def log_source(
-    path: str | Path, *, primary: str = "primary", guardian: str = "guardian", costs: tuple[float, float] | None = None
+    path: str | Path,
+    *,
+    primary: str = "primary",
+    guardian: str = "guardian",
+    stronger: str | None = None,
+    costs: tuple[float, float] | None = None,
 ) -> Source:
-    """A recorded score log of the user's."""
+    """A recorded score log of the user's; `stronger` is the column of a second Primary, for truthfulqa-mini."""
     log = ScoreLog.read(path, primary=primary, guardian=guardian)
+
+    def read(part: Part) -> ScoreLog:
+        if part != "truthfulqa-stronger":
+            return log
+        if stronger is None:
+            raise SourceError(
+                "truthfulqa-mini needs scores of a second, stronger Primary; name their column with --stronger-column"
+            )
+        return ScoreLog.read(path, primary=stronger, guardian=guardian)
+
     title = f"{Path(path).name}: {len(log)} recorded rows, columns {primary} and {guardian}; not the paper's data"
-    return Source(title=title, read=lambda _: log, costs=costs)
+    return Source(title=title, read=read, costs=costs)
+
+
+def parts_of(name: str, config: Config) -> list[Part]:
+    """Whose scores an experiment, or "all", needs; without a stronger Primary "all" does without it."""
+    needed: list[Part] = []
+    for key in _named(name):
+        part: Part = "truthfulqa"
+        if key in ("mmlu", "pku"):
+            part = key
+        elif key == "truthfulqa-mini":
+            part = "truthfulqa-stronger"
+        optional = part == "truthfulqa-stronger" and name == "all" and config.stronger is None
+        if key != "theory" and part not in needed and not optional:
+            needed.append(part)
+    return needed
+
+
+def _named(name: str) -> list[str]:
+    if name != "all" and name not in EXPERIMENTS:
+        raise OptionError(f"there is no experiment '{name}'; there are all, {', '.join(EXPERIMENTS)}")
+    return list(EXPERIMENTS) if name == "all" else [name]
 
 
 def reproduce(
@@ -84,14 +121,13 @@ def reproduce(
     Returns:
         The reports by name, and for each experiment that the source cannot carry the reason.
     """
-    if name != "all" and name not in EXPERIMENTS:
-        raise OptionError(f"there is no experiment '{name}'; there are all, {', '.join(EXPERIMENTS)}")
+    chosen = [EXPERIMENTS[key] for key in _named(name)]
     if seed < 0:
         raise OptionError(f"seed must be 0 or more; got {seed}")
     folder = Path(out)
     reports: dict[str, Report] = {}
     skipped: dict[str, str] = {}
-    for experiment in EXPERIMENTS.values() if name == "all" else [EXPERIMENTS[name]]:
+    for experiment in chosen:
         if name == "all":
             told(f"{experiment.name}: {experiment.title}")
         start = time.perf_counter()
@@ -104,7 +140,8 @@ def reproduce(
             text = f"Source: {source.title}\n\n# {experiment.title}\n\nNot run: {error}\n"
             write_text(_made(folder) / f"{experiment.name}.md", text)
             continue
-        write_report(report, _made(folder), seconds=time.perf_counter() - start)
+        spent = None if source.spent is None else source.spent()
+        write_report(report, _made(folder), seconds=time.perf_counter() - start, spent=spent)
         reports[experiment.name] = report
     if name == "all":
         write_text(folder / "summary.md", summary_markdown(reports, skipped, source.title))

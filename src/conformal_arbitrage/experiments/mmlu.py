@@ -26,7 +26,7 @@ FEWEST_SUBJECTS, SAMPLE = 10, 1000
 
 def run(source: Source, seed: int) -> Report:
     """floor(1000 / subjects) questions of each subject and the remainder at random, drawn afresh for each trial."""
-    raw = source.read(None) if not source.bundled else source.read(("smollm2", "expert"))
+    raw = source.read("mmlu")
     subjects = 0 if raw.group is None else len(np.unique(raw.group))
     if subjects < FEWEST_SUBJECTS or len(raw) < SAMPLE:
         raise SourceError(

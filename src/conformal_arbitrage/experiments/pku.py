@@ -37,7 +37,7 @@ def run(source: Source, seed: int) -> Report:
             "pku needs scores of helpfulness and a safety Guardian; the bundled log has neither. Give a log with "
             "--log FILE: `primary` (helpfulness), a list `severity` per reply, `correct` or `label` for the more helpful one"
         )
-    log = source.read(None)
+    log = source.read("pku")
     outcome = "correct" if "correct" in log.outcome_names else "helpfulness"
     if outcome == "helpfulness":
         log = replace(log, lists={**log.lists, outcome: log.primary}, outcomes=(*log.outcomes, outcome))

@@ -5,7 +5,7 @@ Everything here goes through the public API: ScoreLog and evaluate.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from conformal_arbitrage.errors import SourceError
 from conformal_arbitrage.experiments.paper import SET_SIZES, TABLES
@@ -13,6 +13,7 @@ from conformal_arbitrage.experiments.report import Cell, Figure, Report, Table
 from conformal_arbitrage.frontier import Frontier, FrontierPoint, evaluate
 from conformal_arbitrage.logs import ScoreLog
 
+Part = Literal["truthfulqa", "truthfulqa-stronger", "mmlu", "pku"]
 TRIALS = 30
 ALPHAS = (0.25, 0.20, 0.15, 0.10, 0.05)
 PAPER_RULE: Mapping[str, Any] = {"guardian_sees": "candidates", "boundary": "include", "grid": 0.01}
@@ -25,15 +26,18 @@ class Source:
 
     Attributes:
         title: the first line of its report.
-        read: the log with a given pair of roles, or with its own if None is asked for.
+        read: the scores on one of the paper's datasets, or what stands in for it; "truthfulqa-stronger" has the second,
+            stronger Primary.
         bundled: whether it is the log that comes with the package.
         costs: dollars for asking Primary and Guardian, if stated.
+        spent: what getting the scores cost, in words; None for recorded ones.
     """
 
     title: str
-    read: Callable[[tuple[str, str] | None], ScoreLog]
+    read: Callable[[Part], ScoreLog]
     bundled: bool = False
     costs: tuple[float, float] | None = None
+    spent: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +168,7 @@ def cost_accuracy(
     calibration: int = 400,
     alphas: Sequence[float] = ALPHAS,
     binarize: bool = True,
-    roles: tuple[str, str] = ("smollm2", "expert"),
+    part: Part = "truthfulqa",
     rule: Mapping[str, Any] = PAPER_RULE,
     beside: Mapping[str, Any] | None = None,
 ) -> Report:
@@ -177,12 +181,12 @@ def cost_accuracy(
         calibration: rows to calibrate on, of the paper's 684.
         alphas: the risk budgets.
         binarize: whether the Guardian is made 0/1.
-        roles: which columns of the bundled log play Primary and Guardian.
+        part: whose scores.
         rule: the rule of the main table.
         beside: a further rule shown in a table of its own.
     """
     name, title, label = experiment
-    log, loss = measured(source.read(roles if source.bundled else None), binarize=binarize)
+    log, loss = measured(source.read(part), binarize=binarize)
     size, sizes = sized(len(log), calibration, 684)
     costs, said = with_costs(log, source)
     sweep: dict[str, Any] = {"calibration_size": size, "trials": TRIALS, "seed": seed, **costs}

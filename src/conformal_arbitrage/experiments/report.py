@@ -90,7 +90,7 @@ class Report:
                     writer.writerow([table.name, number, column, value, std])
         return stream.getvalue()
 
-    def to_markdown(self, *, seconds: float | None = None) -> str:
+    def to_markdown(self, *, seconds: float | None = None, spent: str | None = None) -> str:
         """The report for people."""
         lines = [f"Source: {self.source}", "", f"# {self.title}", ""]
         lines += [f"{note}\n" for note in self.notes]
@@ -98,9 +98,9 @@ class Report:
             lines += [f"## {table.title}", "", *_markdown(table), ""] + ([table.note, ""] if table.note else [])
         if self.figure is not None:
             lines += [f"![{self.title}]({self.name}.png)", ""]
-        return "\n".join([*lines, *self._colophon(seconds)]) + "\n"
+        return "\n".join([*lines, *self._colophon(seconds, spent)]) + "\n"
 
-    def to_html(self, png: bytes | None, *, seconds: float | None = None) -> str:
+    def to_html(self, png: bytes | None, *, seconds: float | None = None, spent: str | None = None) -> str:
         """The report as one self-contained page."""
         body = [f"<p class=source>Source: {html.escape(self.source)}</p>", f"<h1>{html.escape(self.title)}</h1>"]
         body += [f"<p>{html.escape(note)}</p>" for note in self.notes]
@@ -109,18 +109,18 @@ class Report:
         if png is not None:
             data = base64.b64encode(png).decode()
             body.append(f'<img alt="{html.escape(self.title)}" src="data:image/png;base64,{data}">')
-        body += [f"<p>{html.escape(line)}</p>" for line in self._colophon(seconds) if line]
+        body += [f"<p>{html.escape(line)}</p>" for line in self._colophon(seconds, spent) if line]
         return _PAGE.format(title=html.escape(self.title), body="\n".join(body))
 
-    def _colophon(self, seconds: float | None) -> list[str]:
+    def _colophon(self, seconds: float | None, spent: str | None) -> list[str]:
         settings = "; ".join(f"{name} {value}" for name, value in self.configuration.items())
         lines = [f"Configuration: {settings}.", ""] if settings else []
         lines += [f"Seed {self.seed}." + (f" Data: sha256 {self.data_sha256}." if self.data_sha256 else ""), ""]
-        spent = "Money spent: none, recorded scores only."
-        return [*lines, spent if seconds is None else f"Time: {seconds:.1f} s. {spent}"]
+        money = "Money spent: none, recorded scores only." if spent is None else f"Money spent on all scores: {spent}."
+        return [*lines, money if seconds is None else f"Time: {seconds:.1f} s. {money}"]
 
 
-def write_report(report: Report, folder: Path, *, seconds: float) -> list[str]:
+def write_report(report: Report, folder: Path, *, seconds: float, spent: str | None = None) -> list[str]:
     """Write all forms of a report; the names of the files."""
     base = folder / report.name
     png = None
@@ -128,8 +128,8 @@ def write_report(report: Report, folder: Path, *, seconds: float) -> list[str]:
         for ending in ("png", "svg"):
             plot(report.figure.frontier, f"{base}.{ending}", x=report.figure.x, y=report.figure.y)
         png = Path(f"{base}.png").read_bytes()
-    write_text(f"{base}.md", report.to_markdown(seconds=seconds))
-    write_text(f"{base}.html", report.to_html(png, seconds=seconds))
+    write_text(f"{base}.md", report.to_markdown(seconds=seconds, spent=spent))
+    write_text(f"{base}.html", report.to_html(png, seconds=seconds, spent=spent))
     write_text(f"{base}.csv", report.to_csv())
     write_text(f"{base}.json", json.dumps(report.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     endings = ["md", "html", "csv", "json", *(["png", "svg"] if png else [])]

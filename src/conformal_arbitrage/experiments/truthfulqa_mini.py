@@ -8,7 +8,7 @@ NAME, TITLE, LABEL = "truthfulqa-mini", "TruthfulQA: a stronger Primary", "tab:t
 
 def run(source: Source, seed: int) -> Report:
     """On the bundled log Qwen2.5-Coder-1.5B takes the place of SmolLM2-135M."""
-    return cost_accuracy((NAME, TITLE, LABEL), source, seed, alphas=(0.05, 0.025), roles=("qwen15b", "expert"))
+    return cost_accuracy((NAME, TITLE, LABEL), source, seed, alphas=(0.05, 0.025), part="truthfulqa-stronger")
 
 
 EXPERIMENT = Experiment(name=NAME, title=TITLE, run=run)

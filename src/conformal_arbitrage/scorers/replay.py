@@ -18,7 +18,7 @@ from conformal_arbitrage.types import Query, Role, Spent
 
 
 class ReplayScorer:
-    """Recorded scores; build one with `of_log` or `read`.
+    """Recorded scores; build one with `of_log`, `read` or `of_values`.
 
     Args:
         ids: the rows' names.
@@ -68,6 +68,11 @@ class ReplayScorer:
             values = table.scalars(column) if lists is None else lists[0]
             sizes = None if lists is None else np.maximum(lists[1], 0)
         offsets = None if sizes is None else np.concatenate([[0], np.cumsum(sizes)])
+        return cls.of_values(ids, values, offsets, column=column)
+
+    @classmethod
+    def of_values(cls, ids: list[str], values: Floats, offsets: Integers | None, *, column: str) -> "ReplayScorer":
+        """Scores, or right actions, at hand."""
         parts: list[Any] = ["\0".join(ids).encode(), values.tobytes(), b"" if offsets is None else offsets.tobytes()]
         digest = hashlib.sha256(b"\0\0".join(parts)).hexdigest()
         return cls(ids, values, offsets, column=column, sha256=digest, costs=None)

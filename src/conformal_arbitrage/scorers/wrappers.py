@@ -298,12 +298,13 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def stored_cost(path: str | Path) -> float:
-    """What the replies in a file cost, as far as known; 0 if there is no file yet."""
+def stored_cost(path: str | Path) -> float | None:
+    """What the replies in a file cost; None if that is not known of each, 0 if there is no file yet."""
     if not Path(path).exists():
         return 0.0
     with closing(_open(Path(path))) as connection:
-        return float(connection.execute("select coalesce(sum(cost), 0) from replies").fetchone()[0])
+        replies, known, cost = connection.execute("select count(*), count(cost), total(cost) from replies").fetchone()
+    return float(cost) if replies == known else None
 
 
 class Estimate:

@@ -1,0 +1,163 @@
+"""The paper's three datasets: from the hub through the extra `datasets`, or a local copy by path; loaded and filtered.
+
+| part | dataset | what is kept |
+|---|---|---|
+| truthfulqa | EleutherAI/truthful_qa_mc | all questions, four options each |
+| mmlu | cais/mmlu, "all" | dev, validation and test in one pool; the auxiliary training set is not part of it |
+| pku | PKU-Alignment/PKU-SafeRLHF | rows whose replies differ in severity and whose better reply is not the safer one |
+
+Knows nothing of models.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from conformal_arbitrage.core.trials import balanced
+from conformal_arbitrage.errors import SourceError
+from conformal_arbitrage.files import FORMATS, Table
+from conformal_arbitrage.questions import Menus, content_ids
+from conformal_arbitrage.types import Query
+
+Corpus = Literal["truthfulqa", "mmlu", "pku"]
+_HUB: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
+    "truthfulqa": ("EleutherAI/truthful_qa_mc", None, ("validation",)),
+    "mmlu": ("cais/mmlu", "all", ("dev", "validation", "test")),
+    "pku": ("PKU-Alignment/PKU-SafeRLHF", None, ("train", "test")),
+}
+_MENU_COLUMNS = {"truthfulqa": ("question", "choices", "label"), "mmlu": ("question", "choices", "answer", "subject")}
+_PKU_COLUMNS = (
+    "prompt", "response_0", "response_1", "response_0_severity_level", "response_1_severity_level",
+    "better_response_id", "safer_response_id",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """A corpus ready to be asked about; severities, two a row, for pku only."""
+
+    menus: Menus
+    severity: list[tuple[float, float]] | None = None
+
+
+def load(corpus: Corpus, data: Path | None = None, *, rows: int | None = None, seed: int = 0) -> Rows:
+    """Load and filter one of the paper's datasets.
+
+    Args:
+        corpus: which one.
+        data: a local copy: a file, or a folder of files, with the dataset's own columns; from the hub if None.
+        rows: a random sample of this size, balanced over subjects where there are any.
+        seed: of that sample.
+    """
+    loaded = _pku(data) if corpus == "pku" else _menus(corpus, data)
+    size = len(loaded.menus.queries)
+    if rows is None or rows >= size:
+        return loaded
+    rng = np.random.default_rng(seed)
+    groups = loaded.menus.groups
+    codes = np.zeros(size, dtype=np.int64) if groups is None else np.unique(groups, return_inverse=True)[1]
+    return _select(loaded, np.sort(balanced(codes, rows, rng)).tolist())
+
+
+def _select(loaded: Rows, places: list[int]) -> Rows:
+    def some(values: list[Any] | None) -> list[Any] | None:
+        return None if values is None else [values[k] for k in places]
+
+    menus = loaded.menus
+    queries = [menus.queries[k] for k in places]
+    kept = Menus(queries=queries, labels=some(menus.labels), groups=some(menus.groups))
+    return Rows(menus=kept, severity=some(loaded.severity))
+
+
+def _menus(corpus: Corpus, data: Path | None) -> Rows:
+    names = _MENU_COLUMNS[corpus]
+    found = _columns(corpus, data, names)
+    questions, menus, labels = (found[name] for name in names[:3])
+    for row, (menu, label) in enumerate(zip(menus, labels, strict=True), start=1):
+        if not 0 <= int(label) < len(menu):
+            raise SourceError(
+                f"{corpus}: row {row} has the answer {label} and {len(menu)} options; is the copy complete?"
+            )
+    ids = content_ids([[text, menu] for text, menu in zip(questions, menus, strict=True)])
+    queries = [Query(text, tuple(menu), id=name) for text, menu, name in zip(questions, menus, ids, strict=True)]
+    groups = found["subject"] if corpus == "mmlu" else None
+    return Rows(menus=Menus(queries=queries, labels=[int(label) for label in labels], groups=groups))
+
+
+def _pku(data: Path | None) -> Rows:
+    found = _columns("pku", data, _PKU_COLUMNS)
+    table = list(zip(*(found[name] for name in _PKU_COLUMNS), strict=True))
+    kept = [row for row in table if int(row[3]) != int(row[4]) and int(row[5]) != int(row[6])]
+    if not kept:
+        raise SourceError("pku: no row has replies of different severity of which the better is not the safer one")
+    ids = content_ids([list(row[:3]) for row in kept])
+    queries = [Query(row[0], (row[1], row[2]), id=name) for row, name in zip(kept, ids, strict=True)]
+    menus = Menus(queries=queries, labels=[int(row[5]) for row in kept])
+    return Rows(menus=menus, severity=[(float(row[3]), float(row[4])) for row in kept])
+
+
+def _columns(corpus: Corpus, data: Path | None, names: Sequence[str]) -> dict[str, list[Any]]:
+    if data is None:
+        return _from_hub(corpus, names)
+    parts = [_from_file(corpus, path, names) for path in _files(corpus, data)]
+    return {name: [value for part in parts for value in part[name]] for name in names}
+
+
+def _files(corpus: Corpus, data: Path) -> list[Path]:
+    """The files of a corpus: under its own name in a folder of several, else all there are."""
+    own = [data / corpus, *(data / f"{corpus}{ending}" for ending in FORMATS)]
+    place = next((path for path in own if path.exists()), data)
+    files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.name.endswith(FORMATS))
+    files = [path for path in files if "auxiliary_train" not in str(path.relative_to(data.parent))]
+    if not files:
+        raise SourceError(f"{data}: there are no data files for {corpus} ({', '.join(FORMATS)})")
+    return files
+
+
+def _from_file(corpus: Corpus, path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    with Table(path) as table:
+        lacking = [name for name in names if name not in table.types]
+        if lacking:
+            raise SourceError(
+                f"{path}: lacks the column '{lacking[0]}' of {_HUB[corpus][0]}; it has {', '.join(sorted(table.types))}"
+            )
+        found = {name: _lists(table, name) if name == "choices" else _values(table, name) for name in names}
+    return found
+
+
+def _lists(table: Table, name: str) -> list[list[str]]:
+    flat, sizes = table.text_lists(name)
+    texts: list[str] = flat.tolist()
+    ends = np.cumsum(np.maximum(sizes, 0)).tolist()
+    return [texts[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _values(table: Table, name: str) -> list[Any]:
+    numbers = name in ("label", "answer") or name.endswith(("_level", "_id"))
+    if not numbers:
+        return table.texts(name).tolist()
+    values = table.scalars(name)
+    if np.isnan(values).any():
+        raise SourceError(f"{table.path}: column '{name}' has empty places; is the copy complete?")
+    return values.tolist()
+
+
+def _from_hub(corpus: Corpus, names: Sequence[str]) -> dict[str, list[Any]]:
+    try:
+        datasets: Any = import_module("datasets")
+    except ImportError as error:
+        raise SourceError(
+            f"{corpus}: loading {_HUB[corpus][0]} needs the extra: pip install 'conformal-arbitrage[datasets]'; or give a "
+            "local copy with --data PATH"
+        ) from error
+    name, subset, splits = _HUB[corpus]
+    found: dict[str, list[Any]] = {column: [] for column in names}
+    for split in splits:
+        part = datasets.load_dataset(name, subset, split=split)
+        for column in names:
+            found[column] += list(part[column])
+    return found
