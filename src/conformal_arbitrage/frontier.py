@@ -170,9 +170,13 @@ def _leg(log: ScoreLog, usage: Usage, name: str, cost: float | None, price: Pric
     if cost is not None:
         return LegCost(base=np.full(len(log), _money(cost, name)))
     if price is None:
-        return None if usage.cost is None else LegCost(base=usage.cost)
+        known = usage.cost is not None and not np.isnan(usage.cost).any()  # one unknown cost makes the mean unknown
+        return LegCost(base=usage.cost) if known and usage.cost is not None else None
     if usage.input_tokens is None or usage.output_tokens is None:
         raise OptionError(f"{log.source}: a price needs the columns {name}_input_tokens and {name}_output_tokens")
+    unknown = int(np.isnan(usage.input_tokens + usage.output_tokens).sum())
+    if unknown:
+        raise OptionError(f"{log.source}: the tokens of {name} are not known in {unknown} rows; give a cost instead")
     per_input, per_output = (_money(value, name) / 1e6 for value in price)
     tokens = usage.input_tokens.astype(np.int64)
     return LegCost(base=per_output * usage.output_tokens, rate=per_input, tokens=tokens)

@@ -9,6 +9,7 @@ from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.live import show_estimate
 
 if TYPE_CHECKING:
+    from conformal_arbitrage.collect import Progress
     from conformal_arbitrage.experiments.protocol import Source
 
 
@@ -103,6 +104,7 @@ def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_jso
         seed=seed,
         concurrency=live["concurrency"],
         max_cost=live["max_cost"],
+        told=_tell,
     )
     estimates = [one for part in parts_of(name, asked.config) for one in asked.estimate(part)]
     if live["dry_run"]:
@@ -112,3 +114,14 @@ def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_jso
         show_estimate(estimates, as_json=False)
         click.confirm("Ask the models?", abort=True, err=True)
     return asked.source()
+
+
+def _tell(progress: "Progress") -> None:
+    """A line for every twentieth of the rows."""
+    from conformal_arbitrage.pricing import dollars
+
+    if progress.done * 20 // progress.total > (progress.done - 1) * 20 // progress.total:
+        failed = progress.primary_failures + progress.guardian_failures
+        options.progress(
+            f"{progress.done} of {progress.total} rows, {failed} failed, cost {dollars(progress.spent.cost)}"
+        )

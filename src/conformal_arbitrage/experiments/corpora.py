@@ -80,7 +80,7 @@ def _menus(corpus: Corpus, data: Path | None) -> Rows:
     for row, (menu, label) in enumerate(zip(menus, labels, strict=True), start=1):
         if not 0 <= int(label) < len(menu):
             raise SourceError(
-                f"{corpus}: row {row} has the answer {label} and {len(menu)} options; is the copy complete?"
+                f"{corpus}: row {row} has the answer {int(label)} and {len(menu)} options; is the copy complete?"
             )
     ids = content_ids([[text, menu] for text, menu in zip(questions, menus, strict=True)])
     queries = [Query(text, tuple(menu), id=name) for text, menu, name in zip(questions, menus, ids, strict=True)]
