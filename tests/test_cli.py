@@ -180,7 +180,7 @@ def test_the_demo_runs_and_writes_its_files(run):
 BAD = [
     (["calibrate", "none.parquet", "--alpha", "0.1"], "none.parquet: there is no such file"),
     (["calibrate", "log.parquet", "--alpha", "0.1"], "there is no column 'primary'"),
-    (["calibrate", "log.parquet"], "Missing option '--alpha'"),
+    (["calibrate", "log.parquet"], "give --alpha"),
     (["calibrate", "log.parquet", "--alpha", "0", *PAIR], "alpha must lie above 0"),
     (["calibrate", "log.parquet", "--alpha", "1", *PAIR], "alpha must lie above 0 and below the loss bound 1"),
     (["calibrate", "log.parquet", "--alpha", "x", *PAIR], "alpha must be a finite decimal"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import conformal_arbitrage
+from conformal_arbitrage.config import read_config
 from conformal_arbitrage.demo import run_demo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +28,7 @@ def demo(tmp_path_factory):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_code_block_runs(page, demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     shutil.copytree(demo, tmp_path / "demo")
     names = {}
     for kind, code in BLOCK.findall(page.read_text()):
@@ -34,6 +36,9 @@ def test_every_code_block_runs(page, demo, tmp_path, monkeypatch):
             exec(compile(code, str(page), "exec"), names)
         elif kind == "sh":
             run_shell(code)
+        elif kind == "toml":
+            Path("arbitrage.toml").write_text(code)
+            read_config()
         else:
             raise AssertionError(f"{page.name}: a block of kind {kind!r} would not be run")
 

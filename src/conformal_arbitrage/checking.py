@@ -18,6 +18,7 @@ from conformal_arbitrage.config import (
     Chat,
     Chatting,
     Config,
+    Function,
     Human,
     Logprob,
     Network,
@@ -72,16 +73,16 @@ async def _check(config: Config, role: Section) -> Found:
     found = Found(role=role, kind=str(model.__struct_config__.tag), priced=pricing_of(model) is not None)
     found.model = model.model if isinstance(model, Network) else None
     try:
-        if isinstance(model, Human | Replay):
+        if isinstance(model, Human | Replay | Function):
             async with Models(config) as models:
-                models.scorer(role)
-            found.notes.append("not asked: a person" if isinstance(model, Human) else "not asked: recorded scores")
+                models.answerer(role) if config.task.form == "text" else models.scorer(role)
+            found.notes.append(f"not asked, being a {found.kind}; that it can be loaded is all that was checked")
         elif isinstance(model, Chat):
             await _probe_chat(config, role, model, found)
         else:
             await _probe(config, role, model, found)
     except ScorerError as error:
-        found.problem = _advice(error)
+        found.problem = _advice(error, over_http=isinstance(model, Network))
     if role == "primary" and found.problem is not None:
         found.problem += "; with such a Primary every query would be deferred"
     return found
@@ -198,7 +199,7 @@ def _worth_another_way(error: ScorerError) -> bool:
     return True
 
 
-def _advice(error: ScorerError) -> str:
+def _advice(error: ScorerError, *, over_http: bool) -> str:
     """What went wrong, and what to do about it where that is known."""
     text = str(error)
     status = error.status if isinstance(error, UpstreamError) else None
@@ -208,6 +209,6 @@ def _advice(error: ScorerError) -> str:
         return f"{text}; are url and model right?"
     if status is not None and "temperature" in text:
         return f'{text}; set temperature = "default"'
-    if isinstance(error, UpstreamError) and status is None:
+    if over_http and isinstance(error, UpstreamError) and status is None:
         return f"{text}; is the server running at this url?"
     return text

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +17,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("log")
-@click.option("--alpha", required=True, metavar="A", help="The risk budget: the expected loss stays within it.")
+@click.option(
+    "--alpha", metavar="A", help="The risk budget: the expected loss stays within it.  [default: as configured]"
+)
 @options.rule
+@click.option(
+    "--config", metavar="FILE", help="Where alpha and guardian_sees stand otherwise.  [default: arbitrage.toml]"
+)
 @options.columns
 @options.key_file
 @click.option("-o", "--output", metavar="FILE", help="Write the certificate; without it nothing is written.")
@@ -25,7 +31,8 @@ if TYPE_CHECKING:
 def calibrate(
     log: str,
     *,
-    alpha: str,
+    alpha: str | None,
+    config: str | None,
     guardian_sees: Any,
     boundary: Any,
     loss_bound: str | None,
@@ -42,10 +49,12 @@ def calibrate(
 
     \b
     arbitrage calibrate log.parquet --alpha 0.05 --guardian-sees all -o certificate.json
+    arbitrage calibrate log.parquet -o certificate.json          alpha from arbitrage.toml
     """
     from conformal_arbitrage import certificate
 
     options.refuse_same(log, output)
+    alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     made = certificate.calibrate(
         scores,
@@ -71,6 +80,20 @@ def calibrate(
     _show(made)
     if output is not None:
         click.echo(f"Written: {output}" + (f" and {certificate.key_path(output)}" if made.key else ""))
+
+
+def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) -> tuple[str, Any]:
+    """The budget and what the Guardian sees: as given, else as arbitrage.toml says."""
+    from conformal_arbitrage.config import FILE, read_config
+
+    if config is None and alpha is not None:
+        return alpha, guardian_sees
+    if config is None and not Path(FILE).exists():
+        raise click.UsageError(f"give --alpha, the risk budget; there is no {FILE} here to take it from")
+    read = read_config(config or FILE)
+    source = click.get_current_context().get_parameter_source("guardian_sees")
+    given = source is not click.core.ParameterSource.DEFAULT
+    return alpha or repr(read.alpha), guardian_sees if given else read.guardian_sees
 
 
 def _show(made: "Calibration") -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from conformal_arbitrage.errors import CostLimitError, DeadlineError, OutputError, UpstreamError
+from conformal_arbitrage.errors import CostLimitError, DeadlineError, OutputError, ReplyError, UpstreamError
 from conformal_arbitrage.scorers.base import Call, Port, Reply, fingerprint, spent_of
 from conformal_arbitrage.types import Spent
 
@@ -325,12 +325,18 @@ class Estimate:
         self.spent = Spent(cost=None if pricing is None else 0.0)
 
     async def call(self, call: Call) -> Reply:
-        """A reply of the right outward shape."""
+        """A chat completion of the longest kind; no reply to anything else.
+
+        Raises:
+            ReplyError: the call was counted, and that is all.
+        """
         found = None if self._stored is None else self._stored.find(call)
         if found is not None:
             return found
         output = 500 if call.output_limit is None else call.output_limit
         spent = Spent(calls=1, input_tokens=len(msgspec.json.encode(call.body)) // 4, output_tokens=output)
         self.spent += replace(spent, cost=None if self._pricing is None else self._pricing.cost(spent))
-        message = {"role": "assistant", "content": "word " * output or "word"}
+        if not call.path.startswith("/chat"):
+            raise ReplyError("counted, not sent", spent=spent)
+        message = {"role": "assistant", "content": "word " * output}
         return Reply(document={"choices": [{"message": message}]}, spent=spent)
