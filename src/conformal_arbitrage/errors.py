@@ -11,6 +11,8 @@
     ├── ConfigError        arbitrage.toml: an unknown key, a wrong value, a missing secret
     ├── CostLimitError     the next call could take the bill past the limit
     ├── GuardianError      the Guardian was to decide and could not
+    ├── StoreError         decisions cannot be kept: no database, a damaged one, a newer schema
+    │   └── LostClaimError     another gateway took over the work of an idempotency key
     └── ScorerError        a model could not be asked, or its reply could not be used
         ├── UpstreamError      the endpoint refused, failed or could not be reached
         │   └── DeadlineError      it did not answer in time
@@ -64,6 +66,14 @@ class CostLimitError(ArbitrageError):
 
 class GuardianError(ArbitrageError):
     """A decision was the Guardian's to make, and it could not."""
+
+
+class StoreError(ArbitrageError):
+    """The decision record cannot be used."""
+
+
+class LostClaimError(StoreError):
+    """Another gateway took over this request."""
 
 
 class ScorerError(ArbitrageError):
