@@ -1,0 +1,273 @@
+"""Speed of a collection beside the openai SDK: calls per second and CPU per call, against a mock endpoint.
+
+The mock answers after 50 ms and runs in a process of its own, on another core where there is one. Both clients send the
+same bodies at the same concurrency in the same run. `python benchmarks/live.py`; `--write FILE` keeps the table,
+`--profile` shows where a collection's time goes.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import json
+import multiprocessing
+import os
+import platform
+import pstats
+import re
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from conformal_arbitrage.collect import Collection, replies_path
+from conformal_arbitrage.config import Chat, Config, Pinned
+from conformal_arbitrage.questions import Menus
+from conformal_arbitrage.scorers.chat import ChatScorer, Settings
+from conformal_arbitrage.scorers.http import Endpoint
+from conformal_arbitrage.types import Query
+
+LATENCY = 0.05
+OPTIONS = ("Jupiter", "Saturn", "Neptune", "Earth")
+Row = tuple[str, str, str, str]
+
+_REPLY = json.dumps(
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "mock",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": '{"scores": [0.7, 0.1, 0.1, 0.1]}'},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 200, "completion_tokens": 20, "total_tokens": 220},
+    }
+).encode()
+_RESPONSE = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: " + b"%d\r\n\r\n" % len(_REPLY) + _REPLY
+)
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+
+
+class Mock(asyncio.Protocol):
+    """As little HTTP as will do: a request is complete at its length, and every one gets the same reply."""
+
+    def __init__(self, latency: float) -> None:
+        self._latency = latency
+        self._data = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the way back."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Answer every request that is complete, later."""
+        self._data += data
+        while (end := self._data.find(b"\r\n\r\n")) >= 0:
+            found = _LENGTH.search(self._data, 0, end + 2)
+            whole = end + 4 + (int(found[1]) if found else 0)
+            if len(self._data) < whole:
+                return
+            del self._data[:whole]
+            asyncio.get_running_loop().call_later(self._latency, self._answer)
+
+    def _answer(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(_RESPONSE)
+
+
+def serve(latency: float, core: int | None, ready: Connection) -> None:
+    """Run the mock until its parent ends it; its port goes through the pipe."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+
+    async def forever() -> None:
+        server = await asyncio.get_running_loop().create_server(lambda: Mock(latency), "127.0.0.1", 0, backlog=1024)
+        ready.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(forever())
+
+
+@contextmanager
+def mock(latency: float) -> Iterator[str]:
+    """A mock endpoint in a child process; this process keeps to the other core."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    other = cores[-1] if len(cores) > 1 else None
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(latency, other, there), daemon=True)
+    process.start()
+    if other is not None:
+        os.sched_setaffinity(0, {cores[0]})
+    try:
+        yield f"http://127.0.0.1:{here.recv()}/v1"
+    finally:
+        process.terminate()
+        process.join()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What some calls took."""
+
+    calls: int
+    seconds: float
+    cpu: float
+
+    @property
+    def rate(self) -> float:
+        """Calls per second."""
+        return self.calls / self.seconds
+
+    @property
+    def cpu_per_call(self) -> float:
+        """CPU seconds of this process per call."""
+        return self.cpu / self.calls
+
+
+def measured(work: Callable[[], Awaitable[object]], calls: int) -> Measured:
+    async def timed() -> tuple[float, float]:
+        gc.collect()
+        start, cpu = time.perf_counter(), time.process_time()
+        await work()
+        return time.perf_counter() - start, time.process_time() - cpu
+
+    seconds, cpu = asyncio.run(timed())
+    return Measured(calls=calls, seconds=seconds, cpu=cpu)
+
+
+def questions(rows: int) -> Menus:
+    queries = [Query(f"Which of these planets is the largest? (version {n})", OPTIONS, id=f"q{n}") for n in range(rows)]
+    return Menus(queries=queries)
+
+
+def collection(url: str, rows: int, concurrency: int, output: Path) -> Collection:
+    pinned = Pinned()
+    primary = Chat(url=url, model="small", price=(1.0, 2.0), pinned=pinned)
+    guardian = Chat(url=url, model="large", price=(10.0, 20.0), pinned=pinned)
+    return Collection(
+        config=Config(primary=primary, guardian=guardian), rows=questions(rows), output=output, concurrency=concurrency
+    )
+
+
+def collect(url: str, rows: int, concurrency: int, folder: Path) -> Measured:
+    """The collection, from questions to a score log, every reply stored in SQLite."""
+    output = folder / f"{time.monotonic_ns()}.parquet"
+    plan = collection(url, rows, concurrency, output)
+
+    async def work() -> None:
+        log = await plan.run()
+        assert len(log) == rows
+        assert not log.missing.any()
+
+    found = measured(work, 2 * rows)
+    replies_path(output).unlink()
+    return found
+
+
+def bodies(rows: int) -> list[dict[str, Any]]:
+    """What the collection sends."""
+    sent: list[dict[str, Any]] = []
+    for query in questions(rows).queries:
+        for model in ("small", "large"):
+            scorer = ChatScorer(port=Endpoint("http://127.0.0.1"), settings=Settings(model=model))
+            settings = scorer.settings.body(default_limit=max(50, 12 * len(query.actions) + 2))
+            sent.append({**settings, "messages": scorer.prompt.messages(query)})
+    return sent
+
+
+def sdk(url: str, rows: int, concurrency: int) -> Measured:
+    """The same bodies through the SDK by as many workers; replies are parsed and dropped, nothing is stored."""
+    asked = bodies(rows)
+
+    async def work() -> None:
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            waiting = iter(asked)
+
+            async def worker() -> None:
+                for body in waiting:
+                    reply = await client.chat.completions.create(**body)
+                    assert reply.choices[0].message.content
+
+            await asyncio.gather(*(worker() for _ in range(concurrency)))
+
+    return measured(work, len(asked))
+
+
+def best(runs: list[Measured]) -> Measured:
+    """The run that took the least CPU: the least disturbed one."""
+    return min(runs, key=lambda run: run.cpu)
+
+
+def profile(url: str, rows: int, concurrency: int, folder: Path) -> None:
+    with cProfile.Profile() as profiler:
+        collect(url, rows, concurrency, folder)
+    for order in ("tottime", "cumulative"):
+        pstats.Stats(profiler).sort_stats(order).print_stats(35)
+
+
+def table(ours: Measured, theirs: Measured, rows: int, concurrency: int) -> list[Row]:
+    ideal = concurrency / LATENCY
+    what = f"{rows:,} rows x 2 calls, {concurrency} at once, {LATENCY * 1e3:.0f} ms latency"
+    return [
+        (f"{what}: share of the ideal rate", f"{ours.rate / ideal:.0%}", "at least 85 %", f"{ours.rate:,.0f} calls/s"),
+        ("  the openai SDK, same bodies", f"{theirs.rate / ideal:.0%}", "", f"{theirs.rate:,.0f} calls/s"),
+        (
+            "CPU per call: ours, SQLite included / the openai SDK's",
+            f"{ours.cpu_per_call / theirs.cpu_per_call:.2f} x",
+            "at most 0.5 x",
+            f"{ours.cpu_per_call * 1e6:.0f} µs, {theirs.cpu_per_call * 1e6:.0f} µs",
+        ),
+    ]
+
+
+HEADER = """\
+# Benchmarks of live collection
+
+Made by `python benchmarks/live.py` on {cores} cores of {machine}, Python {python}. Both clients run in turn in the same
+process against the same mock endpoint; the last column is this machine's and depends on it.
+
+| what | ratio | aim | here |
+|---|---|---|---|
+"""
+
+
+def main() -> None:
+    """Measure, print, and keep the table if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=3000)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each client, in turn; the best counts")
+    parser.add_argument("--profile", action="store_true", help="show where a collection's time goes instead")
+    parser.add_argument("--write", help="keep the table in this file")
+    options = parser.parse_args()
+    asked = options.rows, options.concurrency
+    with mock(LATENCY) as url, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        collect(url, 200, options.concurrency, folder)  # imports and connections aside
+        sdk(url, 200, options.concurrency)
+        if options.profile:
+            profile(url, *asked, folder)
+            return
+        pairs = [(collect(url, *asked, folder), sdk(url, *asked)) for _ in range(options.repeats)]
+    rows = table(best([ours for ours, _ in pairs]), best([theirs for _, theirs in pairs]), *asked)
+    lines = "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    print(lines, end="")
+    if options.write:
+        facts = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+        Path(options.write).write_text(HEADER.format(**facts) + lines)
+
+
+if __name__ == "__main__":
+    main()
