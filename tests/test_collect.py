@@ -649,6 +649,72 @@ def test_text_form_needs_a_grader_that_exists_and_what_it_compares_with(run):
         assert "no section [judge]" in run(*TEXT, "--grade", "judge", code=2).stderr
 
 
+def test_a_dry_run_counts_models_that_are_functions_and_people(run):
+    Path("my_models.py").write_text("def length(query):\n    return [len(a) / 10 for a in query.actions]\n")
+    write_menus(2)
+    with serving(both) as upstream:
+        configure(
+            upstream.url,
+            primary={"kind": "function", "url": None, "model": None, "name": "length", "function": "my_models:length"},
+        )
+        shown = json.loads(run(*MENU, "--dry-run", "--json").stdout)
+        assert [m["spent"]["calls"] for m in shown["models"]] == [2, 2]
+        configure(upstream.url, guardian={"kind": "human", "url": None, "model": None, "name": "team"})
+        json.loads(run(*MENU, "--dry-run", "--json").stdout)
+        assert upstream.bodies == []
+
+
+def test_a_dry_run_grades_nothing(run):
+    Path("my_strict.py").write_text(
+        "import json\ndef strict(request, answer, expected):\n    return json.loads(answer)['ok']\n"
+    )
+    write_requests(2)
+    with serving(answers("fine")) as upstream:
+        configure(upstream.url, primary=ASK)
+        for how in ("human", "python:my_strict:strict"):
+            shown = json.loads(run(*TEXT, "--grade", how, "--dry-run", "--json").stdout)
+            assert [m["spent"]["calls"] for m in shown["models"]] == [4, 2]
+            assert shown["cost"] is not None
+        assert upstream.bodies == []
+
+
+def test_keys_may_come_from_a_file(run):
+    write_requests(1)
+    Path("keys").write_text("y\nn\n")
+    with serving(answers("poor", "fair")) as upstream, Path("keys").open() as keys:
+        configure(upstream.url, primary=ASK)
+        made = subprocess.run(
+            [*COMMAND, *TEXT, "--grade", "human"], stdin=keys, capture_output=True, text=True, timeout=60
+        )
+        assert made.returncode == 0, made.stderr[-500:]
+
+
+def test_equal_answers_to_one_request_are_graded_once(run):
+    write_requests(3)
+    seen = []
+
+    def judge(body):
+        seen.append(body)
+        return completion(json.dumps({"grade": len(seen) / 10}))
+
+    with serving(answers("same", "same", judge=judge)) as upstream:
+        configure(upstream.url, primary=ASK, judge={})
+        run(*TEXT, "--grade", "judge")
+        log = ScoreLog.read("log.parquet")
+        run(*TEXT, "--grade", "judge")
+        again = ScoreLog.read("log.parquet")
+    assert len(seen) == 3
+    assert log.outcome("correct").tolist() == again.outcome("correct").tolist()
+
+
+def test_a_grader_of_ones_own_that_fails_is_one_line(run):
+    Path("my_broken.py").write_text("def broken(request, answer, expected):\n    return 1 / 0\n")
+    write_requests(2)
+    with serving(answers("fine")) as upstream:
+        configure(upstream.url, primary=ASK)
+        assert "ZeroDivisionError" in run(*TEXT, "--grade", "python:my_broken:broken", code=2).stderr
+
+
 # mistakes
 
 
@@ -789,3 +855,18 @@ def test_a_collection_interrupted_from_the_keyboard_says_that_it_can_go_on(run):
         assert len(stored_keys("log.jsonl")) >= 30 - CONCURRENCY
         collect_to_the_end("log.jsonl")
         assert len(upstream.bodies) <= 100 + CONCURRENCY
+
+
+def test_a_collection_that_is_out_of_money_finishes_and_stores_what_is_under_way(run):
+    async def slow(path, body, number):
+        await asyncio.sleep(0.02)
+        return priced(path, body, number)
+
+    write_menus(120)
+    with serving(slow) as upstream:
+        configure(upstream.url)
+        for cents in range(14, 30, 2):
+            run(*MENU, "--max-cost", cents / 100, "--concurrency", "16", code=2)
+            quiet(upstream)
+            assert len(upstream.bodies) == len(stored_keys("log.parquet"))
+            assert bill(upstream, priced, PRICES) <= cents / 100

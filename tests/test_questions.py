@@ -316,3 +316,22 @@ def test_messages_that_are_no_conversation_are_refused_with_an_example(save, mes
 def test_requests_without_messages_say_how_to_name_a_question(save, ending):
     with pytest.raises(ScoreLogError, match=r"no column 'messages'; it has ask; name another with --question-column"):
         read_requests(save(ending, [{"ask": "Hello"}]))
+
+
+@every_format
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_a_tool_choice_in_a_word_is_kept(save, ending, choice):
+    found = read_requests(save(ending, [{"messages": HELLO, "tools": TOOLS, "tool_choice": choice}]))
+    assert found.requests[0].body["tool_choice"] == choice
+
+
+def test_digits_that_are_no_number_are_read_as_text(save):
+    rows = [{"question": "Square metres are written m and what?", "choices": ["²", "³"], "answer": "³"}]
+    assert read_menus(save("jsonl", rows)).labels == [1]
+
+
+@pytest.mark.parametrize("answer", ["B", "1"])
+def test_an_empty_option_before_a_filled_one_is_refused_as_letters_would_shift(save, answer):
+    rows = [{"question": "q", "p": "x", "q": "", "r": "y", "answer": answer}]
+    with pytest.raises(ScoreLogError, match="row 1"):
+        read_menus(save("csv", rows), choice_columns=["p", "q", "r"])
