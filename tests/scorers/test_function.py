@@ -1,0 +1,197 @@
+import asyncio
+import functools
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage.errors import DeadlineError, ReplyError, UpstreamError
+from conformal_arbitrage.scorers import Cache, FunctionScorer, Retry
+from conformal_arbitrage.scorers.function import call_for, query_from
+from conformal_arbitrage.types import Query, Spent
+from tests.scorers.asking import QUERY
+
+
+def lengths(query):
+    return [float(len(action)) for action in query.actions]
+
+
+async def lengths_later(query):
+    await asyncio.sleep(0)
+    return lengths(query)
+
+
+class Rule:
+    async def __call__(self, query):
+        return lengths(query)
+
+
+def score(function, query=QUERY, **options):
+    return asyncio.run(FunctionScorer(function, name="rule 1", **options).score(query))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lengths,
+        lengths_later,
+        Rule(),
+        functools.partial(lengths_later),
+        lambda query: tuple(lengths(query)),
+        lambda query: lengths_later(query),
+        lambda query: np.array(lengths(query)),
+        lambda query: np.array(lengths(query), dtype=np.float32),
+        lambda query: np.array([6, 7, 5]),
+        lambda query: [6, 7, 5],
+        lambda query: [np.float64(6), 7, 5.0],
+    ],
+    ids=["sync", "async", "object", "partial", "tuple", "lambda", "array", "single", "integers", "ints", "mixed"],
+)
+def test_any_callable_scores(function):
+    found = score(function)
+    assert found.values == (6.0, 7.0, 5.0)
+    assert all(type(value) is float for value in found.values)
+    assert found.spent == Spent(calls=1, cost=None)
+
+
+def test_the_function_sees_the_query_as_it_was_asked():
+    seen = []
+    talk = ({"role": "user", "content": "Which is red?"},)
+    query = Query(talk, ("a", "b"), id="q7", places=(3, 1))
+
+    def function(given):
+        seen.append(given)
+        return [1, 0]
+
+    score(function, query)
+    assert (seen[0].actions, seen[0].id, seen[0].places) == (("a", "b"), "q7", (3, 1))
+    assert list(seen[0].context) == list(talk)
+    assert query_from(call_for(QUERY)) == QUERY
+
+
+def test_a_query_goes_as_json():
+    body = call_for(Query([{"role": "user", "content": "x"}], ("a", "b"), places=(3, 1))).body
+    assert json.loads(json.dumps(body)) == {
+        "context": [{"role": "user", "content": "x"}],
+        "actions": ["a", "b"],
+        "places": [3, 1],
+    }
+
+
+def test_a_sync_function_runs_in_a_thread_and_holds_nothing_up():
+    release = threading.Event()
+    threads = []
+
+    def slow(query):
+        threads.append(threading.current_thread())
+        assert release.wait(10)
+        return [1, 0, 0]
+
+    async def ask():
+        asking = asyncio.create_task(FunctionScorer(slow, name="slow").score(QUERY))
+        while not threads:
+            await asyncio.sleep(0.001)
+        release.set()  # only possible if the loop still turns
+        return await asking
+
+    assert asyncio.run(ask()).values == (1, 0, 0)
+    assert threads[0] is not threading.main_thread()
+
+
+def test_an_async_function_runs_in_the_loop():
+    async def where(query):
+        assert threading.current_thread() is threading.main_thread()
+        return [1, 0, 0]
+
+    assert score(where).values == (1, 0, 0)
+
+
+@pytest.mark.parametrize("values", [[1, 0], [1, 0, 0, 0], [], np.zeros((3, 1)), np.zeros(4)])
+def test_a_wrong_number_of_scores_is_an_error(values):
+    with pytest.raises(ReplyError) as caught:
+        score(lambda query: values)
+    assert caught.value.spent.calls == 1
+
+
+@pytest.mark.parametrize("values", [None, 0.5, "0.5", {"a": 1}, {1.0, 2.0, 3.0}, np.float64(1)])
+def test_what_is_no_list_is_an_error(values):
+    with pytest.raises(ReplyError, match="not a list"):
+        score(lambda query: values)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), "1", None, True, 1j, 1e301])
+def test_what_is_no_number_is_an_error(bad):
+    with pytest.raises(ReplyError, match="is not a number"):
+        score(lambda query: [0.5, bad, 0.5])
+
+
+def test_scores_may_be_any_numbers_not_only_shares():
+    assert score(lambda query: [-1e6, 0, 3e9]).values == (-1e6, 0.0, 3e9)
+
+
+async def broken_later(query):
+    raise KeyError("lost")
+
+
+def broken(query):
+    raise KeyError("lost")
+
+
+@pytest.mark.parametrize("function", [broken, broken_later])
+def test_a_function_that_fails_is_an_endpoint_that_failed(function):
+    with pytest.raises(UpstreamError, match=r"rule 1 failed .KeyError: 'lost'") as caught:
+        score(function)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.spent == Spent(calls=1, cost=None)
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("function", [broken, broken_later])
+def test_only_the_failures_named_mean_that_it_cannot_answer(function):
+    with pytest.raises(KeyError):
+        score(function, failures=(ValueError,))
+    with pytest.raises(UpstreamError):
+        score(function, failures=(ValueError, KeyError))
+
+
+def test_an_error_of_a_scorer_is_passed_on_as_it_is():
+    def function(query):
+        raise ReplyError("not today", raw="?")
+
+    with pytest.raises(ReplyError, match="not today") as caught:
+        score(function)
+    assert caught.value.raw == "?"
+
+
+def test_the_call_can_be_wrapped():
+    async def never(query):
+        await asyncio.sleep(60)
+
+    with pytest.raises(DeadlineError):
+        score(never, through=lambda port: Retry(port, deadline=0.05))
+
+
+def test_a_cache_keeps_what_the_function_said(tmp_path):
+    asked = []
+
+    def function(query):
+        asked.append(query)
+        return np.array([0.25, 0.5, 0.25])
+
+    def opened(port):
+        return caches.append(Cache(port, tmp_path / "replies.sqlite")) or caches[-1]
+
+    caches = []
+    found = [score(function, through=opened).values for _ in range(2)]
+    for cache in caches:
+        cache.close()
+    assert found == [(0.25, 0.5, 0.25)] * 2
+    assert len(asked) == 1
+
+
+def test_the_identity_is_the_name_and_not_the_code():
+    one, other = FunctionScorer(lengths, name="rule 1"), FunctionScorer(lengths, name="rule 2")
+    assert one.identity == FunctionScorer(lengths_later, name="rule 1").identity
+    assert one.identity == {"kind": "function", "name": "rule 1"}
+    assert one.identity != other.identity

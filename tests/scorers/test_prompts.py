@@ -1,0 +1,201 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformal_arbitrage.errors import OptionError, ReplyError
+from conformal_arbitrage.scorers import ChatScorer, Confidences, Pair, Settings
+from conformal_arbitrage.scorers.prompts import PROMPTS, json_object
+from conformal_arbitrage.types import Query
+from tests.scorers.asking import QUERY, refused, scored
+from tests.upstream import completion
+
+PAIR = Query("How do I boil an egg?", ("In water.", "In a nest."), id="p1")
+
+
+def heard(text, query=QUERY, prompt=None):
+    """The scores of a reply with this text, by way of a real request."""
+
+    def make(port):
+        return ChatScorer(port=port, settings=Settings(model="m"), prompt=prompt or Confidences())
+
+    return scored(make, lambda path, body, number: completion(text), query)[0].values
+
+
+def unheard(text, query=QUERY, prompt=None):
+    def make(port):
+        return ChatScorer(port=port, settings=Settings(model="m"), prompt=prompt or Confidences())
+
+    return str(refused(make, lambda path, body, number: completion(text), query, error=ReplyError)[0])
+
+
+def test_confidences_are_divided_by_their_sum():
+    assert heard('{"scores": [0.2, 0.4, 0.2]}') == (0.25, 0.5, 0.25)
+    assert heard('{"scores": [1, 1, 0]}') == (0.5, 0.5, 0.0)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12).filter(any))
+def test_confidences_sum_to_one_and_keep_their_order(numbers):
+    found = Confidences().read(json.dumps({"scores": numbers}), QUERY)
+    assert abs(sum(found) - 1) < 1e-9
+    assert all(0 <= share <= 1 for share in found)
+    assert all(found[i] <= found[j] for i in range(len(found)) for j in range(len(found)) if numbers[i] <= numbers[j])
+
+
+def test_text_around_the_json_object_is_passed_over():
+    text = 'Sure! ```json\n{"scores": [0.5, 0.5, 1.0], "why": "roses {are} red"}\n```'
+    assert heard(text) == (0.25, 0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "problem"),
+    [
+        ("[0.5, 0.5]", "2 scores for 3 options"),
+        ("[0.1, 0.2, 0.3, 0.4]", "4 scores for 3 options"),
+        ("[-0.1, 0.5, 0.5]", "-0.1 is not a number from 0 to 1"),
+        ("[1.5, 0, 0]", "1.5 is not a number from 0 to 1"),
+        ("[90, 5, 5]", "90 is not a number from 0 to 1"),
+        ('["0.5", 0.2, 0.3]', "'0.5' is not a number"),
+        ("[true, 0, 0]", "True is not a number"),
+        ("[false, 0.5, 0.5]", "False is not a number"),
+        ("[null, 0.5, 0.5]", "None is not a number"),
+        ("[NaN, 0.5, 0.5]", "nan is not a number"),
+        ("[Infinity, 0, 0]", "inf is not a number"),
+        ("[[0.5], 0.5, 0]", "[0.5] is not a number"),
+        ("[0, 0, 0]", "no option has any confidence"),
+        ("[]", "no option has any confidence"),
+        ("0.5", "no list"),
+        ('{"a": 0.5, "b": 0.5, "c": 0}', "no list"),
+        ("null", "no list"),
+    ],
+)
+def test_confidences_that_are_none_are_refused_and_the_message_says_why(numbers, problem):
+    assert problem in unheard(f'{{"scores": {numbers}}}')
+
+
+@pytest.mark.parametrize(
+    "text", ["0.1, 0.8, 0.1", "[0.1, 0.8, 0.1]", "{}", "}{", "{", '{"scores": [0.1, 0.8', "{'a': 1}"]
+)
+def test_a_reply_without_the_json_object_is_refused(text):
+    assert text in unheard(text)
+
+
+def test_json_nested_too_deeply_is_refused_like_any_other_bad_reply():
+    with pytest.raises(ValueError, match="nested too deeply"):
+        json_object('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+def test_the_question_and_the_options_reach_the_model_as_they_are():
+    query = Query('Is {this} "red"?', ('a "rose"', "{sea}", "gräs"))
+    system, user = Confidences().messages(query)
+    assert (system["role"], user["role"]) == ("system", "user")
+    assert 'Is {this} "red"?' in user["content"]
+    assert json.dumps(list(query.actions), ensure_ascii=False) in user["content"]
+    assert "3 confidences" in user["content"]
+    assert "ONE valid JSON object" in system["content"]
+
+
+def test_a_conversation_is_put_as_its_transcript():
+    talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": [{"type": "text", "text": "Yes?"}]}]
+    _, user = Confidences().messages(Query(talk, ("a", "b")))
+    assert "user: Hello\n\nassistant: Yes?" in user["content"]
+
+
+def test_the_schema_wants_exactly_one_number_per_option_and_nothing_else():
+    schema = Confidences().schema(4)
+    assert schema["required"] == list(schema["properties"]) == ["scores"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["scores"] == {
+        "type": "array",
+        "items": {"type": "number"},
+        "minItems": 4,
+        "maxItems": 4,
+    }
+    assert Pair().schema(2) is None
+
+
+def test_a_pair_is_two_numbers_on_a_line():
+    assert heard("0.37, 0.54", PAIR, Pair()) == (0.37, 0.54)
+    assert heard(" 1.00 ,.5\n", PAIR, Pair()) == (1.0, 0.5)
+    assert heard("0,1", PAIR, Pair()) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0.5", "0.5 0.6", "0.5, 0.6, 0.7", "0.5; 0.6", "Scores: 0.5, 0.6", "-0.5, 0.6", "a, b", "0.5, NaN", "1., 0"],
+)
+def test_anything_but_two_numbers_is_no_pair(text):
+    assert "not two numbers" in unheard(text, PAIR, Pair())
+
+
+@pytest.mark.parametrize("text", ["1.01, 0.5", "50, 60", "7, 7"])
+def test_a_pair_beyond_one_is_refused(text):
+    assert "is not a number from 0 to 1" in unheard(text, PAIR, Pair())
+
+
+def test_a_pair_of_other_than_two_replies_is_refused_before_anything_is_asked():
+    for actions in (("a",), ("a", "b", "c")):
+        with pytest.raises(OptionError, match=f"not {len(actions)}"):
+            Pair().messages(Query("q", actions))
+
+
+def test_both_replies_of_a_pair_reach_the_model_in_their_places():
+    _, user = Pair().messages(PAIR)
+    first, second = user["content"].split("</ASSISTANT REPLY 0>")
+    assert "How do I boil an egg?" in first
+    assert "In water." in first
+    assert "In a nest." in second
+
+
+@pytest.mark.parametrize("tie", ["0.00", "0.50", "0.99", "0.995", "1.00"])
+def test_a_tie_is_broken_by_a_hundredth_within_bounds(tie):
+    for k in range(20):
+        found = Pair().read(f"{tie}, {tie}", Query(f"question {k}", ("x", "y")))
+        assert round(abs(found[0] - found[1]), 12) == 0.01
+        assert float(tie) in found
+        assert all(0 <= score <= 1 for score in found)
+
+
+def test_a_tie_is_broken_the_same_way_every_time():
+    again = Query("How do I boil an egg?", ("In water.", "In a nest."), id="another id")
+    found = Pair().read("0.50, 0.50", PAIR)
+    assert all(Pair().read("0.50, 0.50", query) == found for query in (PAIR, again))
+
+
+@pytest.mark.parametrize("tie", ["0.40", "1.00"])
+def test_over_many_queries_ties_go_about_half_each_way(tie):
+    first = 0
+    for k in range(2000):
+        found = Pair().read(f"{tie}, {tie}", Query(f"question {k}", ("x", "y")))
+        first += found[0] > found[1]
+    assert 900 < first < 1100
+
+
+def test_a_tie_favours_the_same_reply_whatever_its_height():
+    for k in range(50):
+        query = Query(f"question {k}", ("x", "y"))
+        low, high = Pair().read("0.10, 0.10", query), Pair().read("1.00, 1.00", query)
+        assert (low[0] > low[1]) == (high[0] > high[1])
+
+
+def test_the_coin_depends_on_the_question_and_on_the_replies():
+    def favoured(query):
+        found = Pair().read("0.5, 0.5", query)
+        return found[0] > found[1]
+
+    assert len({favoured(Query(f"question {k}", ("x", "y"))) for k in range(30)}) == 2
+    assert len({favoured(Query("question", (f"x{k}", "y"))) for k in range(30)}) == 2
+    assert len({favoured(Query("question", ("x", f"y{k}"))) for k in range(30)}) == 2
+
+
+def test_different_numbers_are_left_alone_however_close():
+    assert Pair().read("0.500, 0.501", PAIR) == [0.5, 0.501]
+
+
+def test_every_prompt_has_an_identity_of_its_own():
+    identities = [prompt.identity for prompt in PROMPTS.values()]
+    assert [identity["prompt"] for identity in identities] == list(PROMPTS)
+    assert len({identity["prompt_sha256"] for identity in identities}) == len(identities)
+    assert all(len(identity["prompt_sha256"]) == 64 for identity in identities)
+    assert all(identity["parser"] for identity in identities)
