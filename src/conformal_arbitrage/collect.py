@@ -19,7 +19,7 @@ from conformal_arbitrage.config import AnyModel, Chat, Config, Human
 from conformal_arbitrage.core.gaps import Floats
 from conformal_arbitrage.errors import CostLimitError, OptionError, ScorerError
 from conformal_arbitrage.files import strings
-from conformal_arbitrage.grading import Grader
+from conformal_arbitrage.grading import Grader, JudgeGrader
 from conformal_arbitrage.logs import ScoreLog
 from conformal_arbitrage.models import Extras, Models
 from conformal_arbitrage.pricing import Pricing
@@ -322,7 +322,7 @@ class Collection:
             CostLimitError: the next call could exceed max_cost; what was answered is stored.
         """
         replies = replies_path(self.output)
-        purse = None if self.max_cost is None else Purse(self.max_cost, spent=stored_cost(replies) or 0.0)
+        purse = None if self.max_cost is None else Purse(self.max_cost, spent=stored_cost(replies)[0])
         extras = Extras(gate=Gate(concurrency=self.concurrency), purse=purse, replies=replies)
         async with Models(self.config, extras) as models:
             return await self._collect(models, told or (lambda _: None))
@@ -340,17 +340,29 @@ class Collection:
         quiet = structs.replace(self.config, **{role: _asked_once(getattr(self.config, role)) for role in ROLES})
         async with Models(quiet, Extras(instead=instead)) as models:
             await self._collect(models, lambda _: None, patient=True)
-        return [Estimated(origin=one.origin, spent=one.spent) for one in counted]
+        return [Estimated(origin=one.origin, spent=one.spent) for one in counted if one.spent.calls]
 
     async def _collect(self, models: Models, told: Told, *, patient: bool = False) -> ScoreLog:
         spread: dict[str, Any] = {"concurrency": self.concurrency, "told": told, "patient": patient}
         if isinstance(self.rows, Menus):
-            guardian = self.guardian or models.scorer("guardian")
-            return await collect_menus(self.rows, models.scorer("primary"), guardian, **spread)
+            primary = models.scorer("primary")  # first, as estimates are listed in this order
+            return await collect_menus(self.rows, primary, self.guardian or models.scorer("guardian"), **spread)
         if self.grade is None:
             raise OptionError("text form needs --grade, which says how answers are graded")
         pair = models.answerer("primary"), models.answerer("guardian")
-        return await collect_requests(self.rows, *pair, models.grader(self.grade), **spread)
+        grader: Grader = models.grader(self.grade)
+        if patient and not isinstance(grader, JudgeGrader):
+            grader = _Ungraded()  # an estimate has no answers to grade; only a judge's grades cost something
+        return await collect_requests(self.rows, *pair, grader, **spread)
+
+
+class _Ungraded:
+    """Stands in for a grader where there is nothing to grade."""
+
+    identity: Mapping[str, Any] = {"kind": "none"}
+
+    async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:
+        """No grade."""
 
 
 def _asked_once(model: AnyModel) -> AnyModel:

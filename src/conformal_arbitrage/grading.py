@@ -83,6 +83,7 @@ class FunctionGrader:
 
     function: Callable[[ChatRequest, str, str | None], float | Awaitable[float | None] | None]
     name: str
+    failures: tuple[type[Exception], ...] = (Exception,)
 
     @property
     def identity(self) -> Identity:
@@ -91,8 +92,13 @@ class FunctionGrader:
 
     async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:
         """What the function says."""
-        found = self.function(request, answer, expected)
-        grade = await found if inspect.isawaitable(found) else found
+        try:
+            found = self.function(request, answer, expected)
+            grade = await found if inspect.isawaitable(found) else found
+        except self.failures as error:
+            raise OptionError(
+                f"{self.name} failed on {answer!r:.60} ({type(error).__name__}: {error}); correct the function"
+            ) from error
         if grade is not None and not (isinstance(grade, bool) or (is_number(grade) and 0 <= grade <= 1)):
             raise OptionError(f"{self.name} graded {grade!r:.60}; a grade is a number from 0 to 1, or None")
         return None if grade is None else float(grade)

@@ -18,6 +18,7 @@ from conformal_arbitrage.types import ChatRequest, Query
 
 AnswerIs = Literal["letter", "index", "text"]
 _BODY = ("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format")
+_TOOL_CHOICES = ("auto", "none", "required")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ def read_requests(
 def _body(path: str | Path, row: int, fields: dict[str, str]) -> dict[str, Any]:
     """One request from its columns; what is empty is left out."""
     try:
-        body = {name: json.loads(text) for name, text in fields.items() if text and text != "null"}
+        body = {name: _field(name, text) for name, text in fields.items() if text and text != "null"}
     except ValueError as error:
         raise ScoreLogError(f"{path}: row {row + 1}: messages and tools must be JSON ({error})") from error
     messages: object = body.get("messages")
@@ -140,6 +141,11 @@ def _body(path: str | Path, row: int, fields: dict[str, str]) -> dict[str, Any]:
             f'{path}: row {row + 1}: messages must be a list such as [{{"role": "user", "content": "Hello"}}]'
         )
     return body
+
+
+def _field(name: str, text: str) -> Any:
+    """A column's JSON; a tool choice may be a word."""
+    return text if name == "tool_choice" and text in _TOOL_CHOICES else json.loads(text)
 
 
 def _column(table: Table, name: str, option: str) -> list[str]:
@@ -159,7 +165,14 @@ def _optional(table: Table, name: str | None, usual: str, option: str) -> list[s
 def _menus(table: Table, choice_columns: Sequence[str], choices_column: str) -> list[list[str]]:
     if choice_columns:
         columns = [_column(table, name, "--choice-columns") for name in choice_columns]
-        return [[text for text in row if text] for row in zip(*columns, strict=True)]
+        menus = [[text for text in row if text] for row in zip(*columns, strict=True)]
+        for row, (menu, *texts) in enumerate(zip(menus, *columns, strict=True), start=1):
+            if "" in texts[: len(menu)]:
+                raise ScoreLogError(
+                    f"{table.path}: row {row} has an empty option before a filled one, which would shift letters and "
+                    "indices; correct that row"
+                )
+        return menus
     _column(table, choices_column, "--choices-column or --choice-columns")
     flat, sizes = table.text_lists(choices_column)
     texts, menus, start = cast("list[str]", flat.tolist()), cast("list[list[str]]", []), 0
@@ -196,7 +209,7 @@ def _labels(source: str, answers: list[str], menus: list[list[str]], answer_is: 
     ways: dict[str, list[int | None]] = {
         "letter": [_place(ascii_uppercase.find(a.strip().upper()) if len(a.strip()) == 1 else -1, m)
                    for a, m in zip(answers, menus, strict=True)],
-        "index": [_place(int(a) if a.strip().isdigit() else -1, m) for a, m in zip(answers, menus, strict=True)],
+        "index": [_place(int(a) if a.strip().isdecimal() else -1, m) for a, m in zip(answers, menus, strict=True)],
         "text": [m.index(a) if a in m else None for a, m in zip(answers, menus, strict=True)],
     }  # fmt: skip
     tried = {answer_is: ways[answer_is]} if answer_is is not None else ways

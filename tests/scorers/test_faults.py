@@ -23,7 +23,6 @@ from conformal_arbitrage.scorers import (
     SamplingScorer,
     Settings,
 )
-from conformal_arbitrage.scorers.logprob import letter_shares
 from conformal_arbitrage.scorers.sampling import named_option
 from conformal_arbitrage.types import ChatRequest, Query
 from tests.scorers.asking import QUERY, refused
@@ -160,9 +159,3 @@ def test_a_long_senseless_reply_is_read_in_no_time(read):
     with contextlib.suppress(ValueError):
         read()
     assert time.perf_counter() - start < 0.5
-
-
-def test_a_letter_cut_off_in_another_spelling_does_not_widen_the_margin():
-    full = [("A", 0.4), ("B", 0.21), (" B", 0.2), ("The", 0.19)]
-    (a, b), (c, d) = letter_shares(full, 2), letter_shares(full[:2], 2)
-    assert abs(c - d) <= abs(a - b) + 1e-9

@@ -68,8 +68,12 @@ class Live:
 
     def spent(self) -> float | None:
         """What everything in this folder cost; None if that is not known of every reply."""
-        costs = [stored_cost(path) for path in self.folder.glob("*.replies.sqlite")]
-        return None if any(cost is None for cost in costs) else sum(cost for cost in costs if cost is not None)
+        known, unknown = self._stored()
+        return None if unknown else known
+
+    def _stored(self) -> tuple[float, int]:
+        found = [stored_cost(path) for path in self.folder.glob("*.replies.sqlite")]
+        return sum(cost for cost, _ in found), sum(unknown for _, unknown in found)
 
     def read(self, part: Part) -> ScoreLog:
         """The scores of one part, asked for where they are not stored yet."""
@@ -93,7 +97,7 @@ class Live:
 
     def _collection(self, part: Part, rows: Rows) -> Collection:
         output = self.folder / f"{part}.parquet"
-        others = (self.spent() or 0.0) - (stored_cost(replies_path(output)) or 0.0)
+        others = self._stored()[0] - stored_cost(replies_path(output))[0]
         left = None if self.max_cost is None else self.max_cost - others
         return Collection(
             config=self._asked(part),

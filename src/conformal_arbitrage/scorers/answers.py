@@ -10,11 +10,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from conformal_arbitrage.errors import ReplyError, ScorerError
 from conformal_arbitrage.scorers.base import Answer, Call, Identity, Port, Reply, fingerprint, is_number, spent_of
-from conformal_arbitrage.scorers.chat import PATH, Mode, Settings, choice_of, message_of, served_by
+from conformal_arbitrage.scorers.chat import PATH, Mode, Settings, TokenField, choice_of, message_of, served_by
+from conformal_arbitrage.scorers.logprob import LOWEST
 from conformal_arbitrage.scorers.prompts import json_object
 from conformal_arbitrage.types import ChatRequest, Spent, content_text, transcript
 
@@ -69,8 +70,11 @@ class ChatAnswerer:
         Raises:
             ScorerError: there is no answer. A confidence that cannot be had is None instead.
         """
-        asked = request.body.get(self.settings.token_field) or self.settings.max_tokens
+        named = [name for name in get_args(TokenField) if request.body.get(name) is not None]
+        asked = request.body[named[0]] if named else self.settings.max_tokens
         body = {**self.settings.body(), **request.body, "model": self.settings.model}
+        if named and self.settings.token_field not in request.body:
+            body.pop(self.settings.token_field, None)
         body |= {"logprobs": True} if self.confidence == "logprob" else {}
         limit = asked if isinstance(asked, int) else None
         reply = await self.port.call(Call(path=PATH, body=body, id=request.id, output_limit=limit))
@@ -116,7 +120,7 @@ def mean_probability(choice: Mapping[str, Any]) -> float | None:
     content: object = cast("dict[str, Any]", logprobs).get("content") if isinstance(logprobs, dict) else None
     entries = cast("list[object]", content) if isinstance(content, list) else []
     values = [cast("dict[str, Any]", e).get("logprob") if isinstance(e, dict) else None for e in entries]
-    known = [v for v in values if isinstance(v, int | float) and v <= 1e-6]
+    known = [max(v, LOWEST) for v in values if is_number(v) and v <= 1e-6]
     if not known or len(known) < len(values):
         return None
     return min(1.0, math.exp(sum(known) / len(known)))

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, TypeVar, cast
 
-from conformal_arbitrage.errors import ArbitrageError, ReplyError, ScorerError
+from conformal_arbitrage.errors import ArbitrageError, CostLimitError, ReplyError, ScorerError
 from conformal_arbitrage.types import ChatRequest, Query, Spent
 
 Result = TypeVar("Result")
@@ -145,13 +145,27 @@ def spent_of(error: ScorerError) -> Spent:
 
 
 async def together(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run calls at once; if one fails the others are cancelled and its error is raised."""
+    """Run calls at once; if one fails the others are cancelled and its error is raised.
+
+    A call that is refused for want of money cancels nothing: the others are paid for, and end first.
+    """
+    refused: list[CostLimitError] = []
+
+    async def ended(call: Coroutine[Any, Any, Result]) -> Result | None:
+        try:
+            return await call
+        except CostLimitError as error:
+            refused.append(error)
+            return None
+
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
+            tasks = [group.create_task(ended(call)) for call in calls]
     except* ArbitrageError as errors:
         raise _first(errors) from errors
-    return [task.result() for task in tasks]
+    if refused:
+        raise refused[0]
+    return cast("list[Result]", [task.result() for task in tasks])
 
 
 def _first(errors: BaseExceptionGroup[ArbitrageError]) -> ArbitrageError:

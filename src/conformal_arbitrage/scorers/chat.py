@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError
-from conformal_arbitrage.scorers.base import Call, Identity, Port, Reply, Scores, check_values
+from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError, ScorerError
+from conformal_arbitrage.scorers.base import Call, Identity, Port, Reply, Scores, check_values, spent_of
 from conformal_arbitrage.scorers.prompts import Confidences, Message, Prompt
 from conformal_arbitrage.types import Query, Spent
 
@@ -92,18 +92,22 @@ class ChatScorer:
         try:
             return await self._once(query, messages, Spent())
         except ReplyError as error:
-            if not self.reask or not isinstance(error.spent, Spent):
+            if not self.reask or error.raw is None:  # cut off, declined or another model: nothing to correct
                 raise
             again: list[Message] = [
-                {"role": "assistant", "content": error.raw or ""},
+                {"role": "assistant", "content": error.raw},
                 {"role": "user", "content": _AGAIN},
             ]
-            return await self._once(query, [*messages, *again], error.spent)
+            return await self._once(query, [*messages, *again], spent_of(error))
 
     async def _once(self, query: Query, messages: list[Message], before: Spent) -> Scores:
         limit = self.settings.max_tokens or max(50, 12 * len(query.actions) + 2)
         body = {**self.settings.body(default_limit=limit), "messages": messages, **self._format(len(query.actions))}
-        reply = await self.port.call(Call(path=PATH, body=body, id=query.id, output_limit=limit))
+        try:
+            reply = await self.port.call(Call(path=PATH, body=body, id=query.id, output_limit=limit))
+        except ScorerError as error:
+            error.spent = before + spent_of(error)
+            raise
         spent = before + reply.spent
         message = message_of(reply, self.settings, spent)
         text = str(message["content"])

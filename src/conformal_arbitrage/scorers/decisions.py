@@ -13,6 +13,7 @@ from conformal_arbitrage.types import Query
 
 PATH = "/decisions"
 FEWEST, MOST = 2, 255
+_ROLES = ("user", "system", "developer", "assistant")
 INSTRUCTIONS = "Choose the best answer to the question in the input."
 
 
@@ -55,8 +56,7 @@ class DecisionsScorer:
             "instructions": self.instructions,
             "choices": [{"value": action} for action in query.actions],
         }
-        context = query.context if isinstance(query.context, str) else [dict(m) for m in query.context]
-        body = {"model": self.model, "input": context, "questions": [question]}
+        body = {"model": self.model, "input": _input(query), "questions": [question]}
         reply = await self.port.call(Call(path=PATH, body=body, id=query.id, output_limit=count + 16))
         served = served_by(reply)
         if self.served is not None and served != self.served:
@@ -79,3 +79,11 @@ class DecisionsScorer:
         entries = cast("list[Any]", listed) if isinstance(listed, list) else []
         found = [cast("dict[str, Any]", e) for e in entries if isinstance(e, dict)]
         return {e["value"]: e.get("probability") for e in found if isinstance(e.get("value"), str)}
+
+
+def _input(query: Query) -> str | list[dict[str, Any]]:
+    """The context as the API takes it: text or plain messages; a conversation with other parts becomes one text."""
+    if isinstance(query.context, str):
+        return query.context
+    plain = all(m.get("role") in _ROLES and isinstance(m.get("content"), str) for m in query.context)
+    return [{"role": m["role"], "content": m["content"]} for m in query.context] if plain else query.text

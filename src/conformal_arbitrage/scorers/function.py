@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+
 from conformal_arbitrage.core.gaps import LARGEST_SCORE
 from conformal_arbitrage.errors import ScorerError, UpstreamError
 from conformal_arbitrage.scorers.base import Call, Identity, Port, Reply, Scores, check_values
@@ -37,7 +39,7 @@ class FunctionPort:
             if inspect.iscoroutinefunction(self.function):
                 found = await self.function(query)
             else:
-                found = await asyncio.to_thread(self.function, query)
+                found = await asyncio.to_thread(self._run, query)
                 found = await found if inspect.isawaitable(found) else found
         except ScorerError:
             raise
@@ -45,6 +47,12 @@ class FunctionPort:
             reason = f"{type(error).__name__}: {error}"
             raise UpstreamError(f"{self.name} failed ({reason:.200})", spent=Spent(calls=1, cost=None)) from error
         return Reply(document={"values": _plain(found)}, spent=Spent(calls=1, cost=None))
+
+    def _run(self, query: Query) -> Any:
+        try:
+            return self.function(query)
+        except StopIteration as error:  # no future can hold it: the caller would wait for ever
+            raise RuntimeError("StopIteration") from error
 
 
 class FunctionScorer:
@@ -99,4 +107,6 @@ def query_from(call: Call) -> Query:
 def _plain(found: Any) -> Any:
     """Numbers as JSON: arrays become lists; what is neither is left for the check to name."""
     listed: object = found.tolist() if hasattr(found, "tolist") else found
-    return list(cast("list[object]", listed)) if isinstance(listed, list | tuple) else repr(listed)
+    if not isinstance(listed, list | tuple):
+        return repr(listed)
+    return [v.item() if isinstance(v, np.generic) else v for v in cast("list[object]", listed)]

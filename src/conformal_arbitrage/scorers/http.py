@@ -28,6 +28,7 @@ LARGEST_REPLY = 8 * 2**20
 _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _LOOKS_SECRET = re.compile(r"\b(?:sk|pk|key|Bearer)[-_ ][A-Za-z0-9_\-.]{8,}")
 _MOST_TOKENS = 10**9
+_SHORTEST_SECRET = 8  # a shorter key, as for a local server, is a word that replies may hold
 _UNKNOWN = Spent(calls=1, input_tokens=None, output_tokens=None, cost=None)
 
 
@@ -92,8 +93,8 @@ class Endpoint:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = self._scrubbed(str(error) or type(error).__name__)
             raise UpstreamError(
-                f"{self.origin}: the connection failed ({reason})", spent=_UNKNOWN, retryable=True
-            ) from error
+                f"{self.origin}: the connection failed ({reason[:300]})", spent=_UNKNOWN, retryable=True
+            ) from None  # its text may hold the key
         if status != 200:
             raise self._refused(status, headers, data)
         return self._reply(data)
@@ -121,10 +122,16 @@ class Endpoint:
             data += chunk
             if len(data) > LARGEST_REPLY:
                 raise self._too_large()
-        encoding = response.headers.get("Content-Encoding", "identity").lower()
+        encoding = self._scrubbed(response.headers.get("Content-Encoding", "identity")).lower()
         plain = bytes(data) if encoding == "identity" else self._decompressed(bytes(data), encoding)
-        secret = self._secret.encode()
-        return plain.replace(secret, b"***") if secret and secret in plain else plain
+        return self._without_key(plain) if len(self._secret) >= _SHORTEST_SECRET else plain
+
+    def _without_key(self, plain: bytes) -> bytes:
+        if b"\\" in plain and (document := _decoded(plain)) is not None:
+            bare = msgspec.json.encode(document)  # without the escapes that can hide a key
+            quoted = msgspec.json.encode(self._secret)[1:-1]
+            plain = bare.replace(quoted, b"***") if quoted in bare else plain
+        return plain.replace(self._secret.encode(), b"***")
 
     def _decompressed(self, data: bytes, encoding: str) -> bytes:
         if encoding not in ("gzip", "deflate"):
@@ -165,7 +172,7 @@ class Endpoint:
         )
 
     def _scrubbed(self, text: str) -> str:
-        plain = text.replace(self._secret, "***") if self._secret else text
+        plain = text.replace(self._secret, "***") if len(self._secret) >= _SHORTEST_SECRET else text
         return _LOOKS_SECRET.sub("***", plain)
 
 
@@ -211,7 +218,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return float(text)
     try:
         when = parsedate_to_datetime(text)
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):
         return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
@@ -219,13 +226,19 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"url must be a base such as https://api.openai.com/v1; got {url!r:.100}")
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise ConfigError(
+            "url must be a base such as https://api.openai.com/v1; its host or port is malformed"
+        ) from None
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
             "url must hold no user, password, query or fragment; keys come from the environment (key_env)"
         )
+    if not valid:
+        raise ConfigError(f"url must be a base such as https://api.openai.com/v1; got {url!r:.100}")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 

@@ -41,12 +41,23 @@ class Terminal:
         stream = sys.stdin.fileno()
         ready: asyncio.Future[None] = loop.create_future()
         with _keys(stream):
-            loop.add_reader(stream, lambda: ready.done() or ready.set_result(None))
+            try:
+                loop.add_reader(stream, lambda: ready.done() or ready.set_result(None))
+            except PermissionError:  # a file or /dev/null, which is always ready
+                ready.set_result(None)
             try:
                 await ready
             finally:
                 loop.remove_reader(stream)
-            return os.read(stream, 1).decode(errors="replace") or SKIP
+            return _next(stream).decode(errors="replace") or SKIP
+
+
+def _next(stream: int) -> bytes:
+    """One key at a terminal, else one line; empty at the end of input."""
+    data = os.read(stream, 1)
+    while data and not data.endswith(b"\n") and not os.isatty(stream) and (more := os.read(stream, 1)):
+        data += more
+    return data
 
 
 @contextmanager

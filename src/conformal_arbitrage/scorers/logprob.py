@@ -10,11 +10,12 @@ from string import ascii_uppercase
 from typing import Any, cast
 
 from conformal_arbitrage.errors import ReplyError
-from conformal_arbitrage.scorers.base import Call, Identity, Port, Scores, fingerprint
+from conformal_arbitrage.scorers.base import Call, Identity, Port, Scores, fingerprint, is_number
 from conformal_arbitrage.scorers.chat import PATH, Settings, choice_of, served_by
 from conformal_arbitrage.types import Query, Spent
 
 TOP = 20
+LOWEST = -1e6  # a logprob below is one of no probability, and sums stay finite
 _ASK = "{question}\n\n{options}\n\nAnswer with the letter of the best option and nothing else."
 
 
@@ -33,9 +34,9 @@ LETTERS_SHA256 = fingerprint(_ASK)
 class LogprobScorer:
     """Probabilities of the options' letters, which sum to 1.
 
-    The endpoint lists its likeliest tokens only. A letter that is not among them is given the most it can have: no
-    more than the last one listed, and no more than what all listed ones leave. So the top option never leads by more
-    than it does in truth.
+    The endpoint lists its likeliest tokens only. A letter that is not among them is given the most its token can have:
+    no more than the last one listed, and no more than what all listed ones leave. So the top option does not lead by
+    more than it does in truth, if each letter has one token.
 
     Attributes:
         port: the endpoint.
@@ -79,7 +80,7 @@ def _listed(choice: Mapping[str, Any], spent: Spent) -> list[tuple[str, float]]:
         raise ReplyError("the endpoint gives no logprobs; use another kind of scorer", spent=spent)
     entries = [cast("dict[str, Any]", e) for e in cast("list[object]", top) if isinstance(e, dict)]
     pairs = [(e.get("token"), e.get("logprob")) for e in entries]
-    return [(t, math.exp(v)) for t, v in pairs if isinstance(t, str) and isinstance(v, int | float) and v <= 1e-6]
+    return [(t, math.exp(max(v, LOWEST))) for t, v in pairs if isinstance(t, str) and is_number(v) and v <= 1e-6]
 
 
 def letter_shares(listed: list[tuple[str, float]], count: int) -> tuple[float, ...] | None:

@@ -164,7 +164,7 @@ class Pair:
 
     def read(self, text: str, query: Query) -> object:
         """Two numbers, made different."""
-        found = re.fullmatch(r"\s*(\d*\.?\d+)\s*,\s*(\d*\.?\d+)\s*", text)
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*,\s*(\d+(?:\.\d+)?|\.\d+)\s*", text)
         if found is None:
             raise ValueError("there are not two numbers with a comma between them")
         scores = [float(found[1]), float(found[2])]

@@ -89,7 +89,8 @@ class ReplayScorer:
             raise ReplyError(f"no row with id {query.id!r:.80} was recorded")
         places = range(len(query.actions)) if query.places is None else query.places
         whole = self._recorded(row, max(places) + 1)
-        if len(whole) <= max(places) or np.isnan(whole).any():
+        known = len(whole) == len(query.actions) if query.places is None else len(whole) > max(places)
+        if not known or np.isnan(whole).any():
             raise ReplyError(f"nothing was recorded for id {query.id!r:.80} and these {len(query.actions)} actions")
         cost = None if self._costs is None else float(self._costs[row])
         return Scores(values=tuple(float(whole[k]) for k in places), spent=Spent(calls=1, cost=cost))
@@ -97,4 +98,6 @@ class ReplayScorer:
     def _recorded(self, row: int, actions: int) -> Floats:
         if self._offsets is not None:
             return self._values[int(self._offsets[row]) : int(self._offsets[row + 1])]
+        if np.isnan(self._values[row]):
+            return self._values[:0]
         return (np.arange(max(actions, int(self._values[row]) + 1)) == self._values[row]).astype(float)

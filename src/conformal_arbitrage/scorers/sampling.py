@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from conformal_arbitrage.errors import ReplyError
-from conformal_arbitrage.scorers.base import Call, Identity, Port, Scores, together
+from conformal_arbitrage.errors import ReplyError, ScorerError
+from conformal_arbitrage.scorers.base import Call, Identity, Port, Scores, spent_of, together
 from conformal_arbitrage.scorers.chat import PATH, Settings, choice_of, message_of, served_by
 from conformal_arbitrage.scorers.logprob import LETTERS_SHA256, lettered
 from conformal_arbitrage.types import Query, Spent
@@ -24,7 +24,7 @@ def named_option(text: str, actions: Sequence[str]) -> int | None:
     same = [k for k, action in enumerate(actions) if action.strip().casefold() == plain]
     if same:
         return same[0]
-    found = re.match(r"\W*(?:answer|option)?\W*([A-Z])(?![A-Za-z0-9'])", text.strip(), re.IGNORECASE)
+    found = re.match(r"\W*(?:(?:answer|option)\W*)?([A-Z])(?=\s*$|[^\w\s'])", text.strip(), re.IGNORECASE)
     place = -1 if found is None else ascii_uppercase.find(found[1].upper())
     return place if 0 <= place < len(actions) else None
 
@@ -53,13 +53,18 @@ class SamplingScorer:
         """Endpoint, settings, prompt, k and the normaliser's name."""
         limits = {"max_tokens": self.settings.max_tokens or 8}
         asking = {"prompt": "letters", "prompt_sha256": LETTERS_SHA256, "samples": self.samples}
-        parser = f"{getattr(self.normaliser, '__name__', type(self.normaliser).__name__)}; 1"
+        parser = f"{getattr(self.normaliser, '__name__', type(self.normaliser).__name__)}; 2"
         who = {"kind": "sampling", "endpoint": self.port.origin}
         return {**who, **self.settings.identity, **limits, **asking, "parser": parser, "option_order": "as given"}
 
     async def score(self, query: Query) -> Scores:
         """The share of samples for each option."""
-        replies = await together([self._sample(query, k) for k in range(self.samples)])
+        done: list[Spent] = []
+        try:
+            replies = await together([self._sample(query, k, done) for k in range(self.samples)])
+        except ScorerError as error:
+            error.spent = sum(done, start=spent_of(error))
+            raise
         spent = sum((s for _, s, _ in replies), start=Spent())
         chosen = [self.normaliser(text, query.actions) for text, _, _ in replies]
         raw = repr([text for text, _, _ in replies])[:2000]
@@ -68,7 +73,7 @@ class SamplingScorer:
         values = tuple(chosen.count(k) / self.samples for k in range(len(query.actions)))
         return Scores(values=values, spent=spent, raw=raw, served=replies[0][2])
 
-    async def _sample(self, query: Query, sample: int) -> tuple[str, Spent, str | None]:
+    async def _sample(self, query: Query, sample: int, done: list[Spent]) -> tuple[str, Spent, str | None]:
         body = self.settings.body(default_limit=8) | {"messages": [{"role": "user", "content": lettered(query)}]}
         if self.settings.seed is not None:
             body["seed"] = self.settings.seed + sample
@@ -79,4 +84,5 @@ class SamplingScorer:
             text = str(message_of(reply, self.settings, reply.spent)["content"])
         except ReplyError:
             text = ""  # an empty sample names no option
+        done.append(reply.spent)
         return text, reply.spent, served_by(reply)

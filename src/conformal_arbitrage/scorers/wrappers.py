@@ -16,6 +16,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -74,7 +75,7 @@ class Retry:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _pause(self, attempt: int, error: UpstreamError) -> float:
-        backoff = min(_LONGEST_PAUSE, self.pause * 2 ** (attempt - 1))
+        backoff = min(_LONGEST_PAUSE, self.pause * 2 ** min(attempt - 1, 16))
         return max(error.retry_after or 0.0, backoff * random.uniform(0.5, 1.0))
 
 
@@ -177,13 +178,39 @@ class Purse:
     """A limit on money that several ports share.
 
     Before a call its largest possible cost is set aside: as many input tokens as the request has bytes, and the
-    output limit. A call whose cost stays unknown counts in full.
+    output limit. A call that would fit but for what is set aside waits; one whose cost stays unknown counts in full.
     """
 
     def __init__(self, limit: float, *, spent: float = 0.0) -> None:
         self.limit = limit
         self.spent = spent
         self.reserved = 0.0
+        self._under_way = 0
+        self._changed = asyncio.Event()
+
+    async def reserve(self, worst: float) -> None:
+        """Set money aside.
+
+        Raises:
+            CostLimitError: there is not enough left.
+        """
+        while self.spent + self.reserved + worst > self.limit:
+            if not self._under_way:
+                raise CostLimitError(
+                    f"the next call could take the bill past ${self.limit:g} (${self.spent:.4g} spent); what was answered "
+                    "is kept: run again with a higher --max-cost"
+                )
+            self._changed.clear()
+            await self._changed.wait()
+        self.reserved += worst
+        self._under_way += 1
+
+    def settle(self, worst: float, cost: float | None) -> None:
+        """Pay for a call that was set aside for."""
+        self._under_way -= 1
+        self.reserved = self.reserved - worst if self._under_way else 0.0
+        self.spent += worst if cost is None else cost
+        self._changed.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +229,7 @@ class Capped:
     async def call(self, call: Call) -> Reply:
         """The port's reply, paid from the purse."""
         worst = self._worst(call)
-        if self.purse.spent + self.purse.reserved + worst > self.purse.limit:
-            raise CostLimitError(
-                f"the next call could take the bill past ${self.purse.limit:g} (${self.purse.spent:.4g} spent); "
-                "what was answered is kept: run again with a higher --max-cost"
-            )
-        self.purse.reserved += worst
+        await self.purse.reserve(worst)
         cost: float | None = None
         try:
             reply = await self.port.call(call)
@@ -216,12 +238,11 @@ class Capped:
             cost = spent_of(error).cost
             raise
         finally:
-            self.purse.reserved -= worst
-            self.purse.spent += worst if cost is None else cost
+            self.purse.settle(worst, cost)
         return reply
 
     def _worst(self, call: Call) -> float:
-        size = len(msgspec.json.encode(call.body))
+        size = _size(call)
         most = Spent(calls=1, input_tokens=size, output_tokens=call.output_limit)
         cost = self.pricing.cost(most)
         if cost is None:
@@ -229,6 +250,13 @@ class Capped:
                 f"{self.origin}: --max-cost needs a limit on the length of replies; set max_tokens for this model"
             )
         return cost
+
+
+def _size(call: Call) -> int:
+    try:
+        return len(msgspec.json.encode(call.body))
+    except UnicodeEncodeError as error:
+        raise UpstreamError("the request holds text that is not valid Unicode, so it cannot be sent") from error
 
 
 class Cache:
@@ -245,6 +273,7 @@ class Cache:
         self.port = port
         self._per_query = per_query
         self._connection = _open(Path(path))
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def origin(self) -> str:
@@ -257,20 +286,26 @@ class Cache:
 
     async def call(self, call: Call) -> Reply:
         """The stored reply, or the port's, stored before it is returned."""
-        found = self.find(call)
-        if found is not None:
-            return found
+        key = self._key(call)
+        async with self._turns.setdefault(key, asyncio.Lock()):  # an equal call under way is waited for
+            return self._find(key) or await self._ask(call, key)
+
+    async def _ask(self, call: Call, key: str) -> Reply:
         reply = await self.port.call(call)
         text = msgspec.json.encode(_Stored(document=reply.document, spent=reply.spent))
-        self._connection.execute(
-            "insert or ignore into replies values (?, ?, ?)", (self._key(call), reply.spent.cost, text)
-        )
-        self._connection.commit()
+        try:
+            self._connection.execute("insert or ignore into replies values (?, ?, ?)", (key, reply.spent.cost, text))
+            self._connection.commit()
+        except sqlite3.Error as error:
+            raise OutputError(f"replies cannot be kept any more ({error}); is the disk full?") from error
         return reply
 
     def find(self, call: Call) -> Reply | None:
         """The stored reply, if there is one."""
-        row = self._connection.execute("select reply from replies where key = ?", (self._key(call),)).fetchone()
+        return self._find(self._key(call))
+
+    def _find(self, key: str) -> Reply | None:
+        row = self._connection.execute("select reply from replies where key = ?", (key,)).fetchone()
         if row is None:
             return None
         stored = msgspec.json.decode(row[0], type=_Stored)
@@ -298,13 +333,12 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def stored_cost(path: str | Path) -> float | None:
-    """What the replies in a file cost; None if that is not known of each, 0 if there is no file yet."""
+def stored_cost(path: str | Path) -> tuple[float, int]:
+    """What the replies in a file cost as far as known, and of how many that is not known."""
     if not Path(path).exists():
-        return 0.0
+        return 0.0, 0
     with closing(_open(Path(path))) as connection:
-        replies, known, cost = connection.execute("select count(*), count(cost), total(cost) from replies").fetchone()
-    return float(cost) if replies == known else None
+        return connection.execute("select total(cost), count(*) - count(cost) from replies").fetchone()
 
 
 class Estimate:
@@ -322,7 +356,7 @@ class Estimate:
         self.origin = port.origin
         self._pricing = pricing
         self._stored = stored
-        self.spent = Spent(cost=None if pricing is None else 0.0)
+        self.spent = Spent()
 
     async def call(self, call: Call) -> Reply:
         """A chat completion of the longest kind; no reply to anything else.
@@ -334,7 +368,7 @@ class Estimate:
         if found is not None:
             return found
         output = 500 if call.output_limit is None else call.output_limit
-        spent = Spent(calls=1, input_tokens=len(msgspec.json.encode(call.body)) // 4, output_tokens=output)
+        spent = Spent(calls=1, input_tokens=_size(call) // 4, output_tokens=output)
         self.spent += replace(spent, cost=None if self._pricing is None else self._pricing.cost(spent))
         if not call.path.startswith("/chat"):
             raise ReplyError("counted, not sent", spent=spent)

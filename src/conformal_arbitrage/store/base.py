@@ -111,7 +111,11 @@ class Store(Protocol):
         ...
 
     async def commit(
-        self, events: Sequence[Event], *, claim: Claim | None = None, replay: Replay | None = None,
+        self,
+        events: Sequence[Event],
+        *,
+        claim: Claim | None = None,
+        replay: Replay | None = None,
         audit: Audit | None = None,
     ) -> None:
         """Append events in one transaction; with them finish an idempotency claim and queue an audit.
@@ -143,8 +147,15 @@ class Store(Protocol):
         ...
 
     async def records(
-        self, *, policy: str | None = None, key_id: str | None = None, decided_by: str | None = None,
-        since: float | None = None, until: float | None = None, before: str | None = None, limit: int = 100,
+        self,
+        *,
+        policy: str | None = None,
+        key_id: str | None = None,
+        decided_by: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        before: str | None = None,
+        limit: int = 100,
     ) -> list[DecisionRecord]:
         """Decisions, newest first; `before` is the id where the last page ended."""
         ...
