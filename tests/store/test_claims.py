@@ -1,0 +1,140 @@
+import asyncio
+
+import pytest
+
+from conformal_arbitrage.errors import LostClaimError
+from conformal_arbitrage.store import Audit, Claim, Replay, new_id
+from tests.store.facts import decide, decision, later
+
+BODY, OTHER = "a" * 64, "b" * 64
+ANSWER = Replay(status=200, headers={"Content-Type": "application/json"}, body=b"\x00{}\xff")
+
+
+def test_a_claim_is_taken_once_and_then_under_way(store):
+    async def story():
+        assert isinstance(await store.claim("k1", "n", BODY, lease=60), Claim)
+        assert await store.claim("k1", "n", BODY, lease=60) == "under way"
+        assert await store.claim("k1", "n", OTHER, lease=60) == "other body"
+        assert isinstance(await store.claim("k2", "n", OTHER, lease=60), Claim)
+
+    asyncio.run(story())
+
+
+def test_a_finished_claim_is_replayed(store):
+    async def story():
+        claim = await store.claim("k1", "n", BODY, lease=0.05)
+        await store.commit([decision()], claim=claim, replay=ANSWER)
+        await asyncio.sleep(0.1)
+        assert await store.claim("k1", "n", BODY, lease=60) == ANSWER
+        assert await store.claim("k1", "n", OTHER, lease=60) == "other body"
+        assert not await store.renew(claim, lease=60)
+        await store.release(claim)
+        assert await store.claim("k1", "n", BODY, lease=60) == ANSWER
+
+    asyncio.run(story())
+
+
+def test_a_decided_claim_stays_under_way_until_it_is_finished(store, sql):
+    async def story():
+        claim = await store.claim("k1", "n", BODY, lease=60)
+        id = new_id()
+        await store.commit([decision(id)], claim=claim)
+        assert await store.claim("k1", "n", BODY, lease=60) == "under way"
+        assert sql("select state from claims") == [("decided",)]
+        await store.commit([later("completion", id, tokens=1)], claim=claim, replay=ANSWER)
+        assert await store.claim("k1", "n", BODY, lease=60) == ANSWER
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_after_its_lease_a_claim_is_taken_over_and_its_old_owner_can_write_nothing(store, decided):
+    async def story():
+        old = await store.claim("k1", "n", BODY, lease=0.05)
+        ids = await decide(store)
+        if decided:
+            ids.append(new_id())
+            await store.commit([decision(ids[-1])], claim=old)
+        await asyncio.sleep(0.1)
+        assert await store.claim("k1", "n", OTHER, lease=60) == "other body"
+        new = await store.claim("k1", "n", BODY, lease=60)
+        assert isinstance(new, Claim)
+        assert new.owner != old.owner
+        late = new_id()
+        audit = Audit(id=late, policy="support", payload={})
+        for replay in (None, ANSWER):
+            with pytest.raises(LostClaimError):
+                await store.commit([decision(late)], claim=old, replay=replay, audit=audit)
+        assert await store.record(late) is None
+        assert await store.take_audits(limit=9, lease=1) == []
+        assert not await store.renew(old, lease=60)
+        await store.release(old)
+        assert await store.claim("k1", "n", BODY, lease=60) == "under way"
+        await store.commit([decision()], claim=new, replay=ANSWER)
+        assert await store.verify() == []
+
+    asyncio.run(story())
+
+
+def test_a_renewed_claim_is_kept(store):
+    async def story():
+        claim = await store.claim("k1", "n", BODY, lease=0.1)
+        assert await store.renew(claim, lease=60)
+        await asyncio.sleep(0.15)
+        assert await store.claim("k1", "n", BODY, lease=60) == "under way"
+
+    asyncio.run(story())
+
+
+def test_a_released_claim_starts_afresh_with_any_body(store):
+    async def story():
+        claim = await store.claim("k1", "n", BODY, lease=60)
+        await store.release(claim)
+        with pytest.raises(LostClaimError):
+            await store.commit([decision()], claim=claim)
+        assert isinstance(await store.claim("k1", "n", OTHER, lease=60), Claim)
+
+    asyncio.run(story())
+
+
+def test_a_name_is_free_again_after_a_day_and_its_rows_are_swept(store, sql):
+    async def story():
+        for name in ("n", "m"):
+            claim = await store.claim("k1", name, BODY, lease=60)
+            await store.commit([decision()], claim=claim, replay=ANSWER)
+        sql("update claims set expires = expires - 86400.5")
+        sql("update replays set expires = expires - 86400.5")
+        store._swept -= 61
+        again = await store.claim("k1", "n", OTHER, lease=60)
+        assert isinstance(again, Claim)
+        assert sql("select name, state from claims") == [("n", "pending")]
+        assert sql("select name from replays") == []
+
+    asyncio.run(story())
+
+
+def test_two_gateways_that_race_for_a_claim_have_one_owner(where, opened):
+    async def story():
+        stores = [opened(where), opened(where)]
+        for k in range(200):
+            races = [store.claim("k1", f"n{k}", BODY, lease=60) for store in (*stores, *stores)]
+            found = await asyncio.gather(*races)
+            assert sorted(isinstance(claimed, Claim) for claimed in found) == [False, False, False, True]
+            assert [claimed for claimed in found if not isinstance(claimed, Claim)] == ["under way"] * 3
+
+    asyncio.run(story())
+
+
+def test_two_gateways_that_race_to_take_over_a_claim_have_one_owner(where, opened):
+    async def story():
+        stores = [opened(where), opened(where)]
+        for k in range(50):
+            old = await stores[0].claim("k1", f"n{k}", BODY, lease=-1)
+            *found, _ = await asyncio.gather(
+                *(store.claim("k1", f"n{k}", BODY, lease=60) for store in stores),
+                stores[0].commit([decision()], claim=old),
+                return_exceptions=True,
+            )
+            assert sorted(isinstance(claimed, Claim) for claimed in found) == [False, True]
+
+    asyncio.run(story())

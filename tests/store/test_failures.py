@@ -1,0 +1,195 @@
+import asyncio
+import os
+import random
+import resource
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from importlib.util import find_spec
+
+import pytest
+
+from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.store import PostgresStore, SQLiteStore, new_id, open_store
+from tests.store.facts import decide, decision
+
+
+@pytest.mark.parametrize("round", range(5))
+def test_a_killed_process_loses_nothing_that_it_was_told_is_kept(where, opened, round):
+    command = [sys.executable, "-m", "tests.store.committer", where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        ids = [child.stdout.readline().strip()]
+        time.sleep(random.Random(round).uniform(0.01, 0.4))
+        os.kill(child.pid, signal.SIGKILL)
+        ids += child.stdout.read().split()
+
+    async def story():
+        store = opened(where)
+        assert len(ids[0]) == 26
+        for id in ids:
+            if len(id) == 26:  # the last line may be cut off
+                assert (await store.record(id)).completion["tokens"] == 3
+        assert await store.verify() == []
+        await decide(store, 3)
+        assert await store.verify() == []
+
+    asyncio.run(story())
+
+
+def test_a_newer_schema_is_refused(store, where, sql, opened):
+    assert sql("select version from schema_version") == [(1,)]
+    sql("update schema_version set version = 9")
+    with pytest.raises(StoreError, match="schema version 9, this release knows 1; upgrade conformal-arbitrage"):
+        opened(where)
+
+
+def test_many_gateways_may_open_a_new_database_at_once(where):
+    async def story():
+        stores = await asyncio.gather(*(open_store(where) for _ in range(6)))
+        await asyncio.gather(*(decide(store) for store in stores))
+        assert len(await stores[0].records()) == 6
+        for store in stores:
+            await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_closed_store_says_so_and_may_be_closed_twice(store):
+    async def story():
+        pending = [asyncio.ensure_future(store.commit([decision()])) for _ in range(20)]
+        await asyncio.sleep(0)
+        await store.close()
+        await asyncio.gather(*pending)
+        for call in (store.commit([]), store.change_count(), store.records()):
+            with pytest.raises(StoreError, match="closed"):
+                await call
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_file_that_cannot_be_a_database_is_refused(tmp_path):
+    (tmp_path / "text").write_text("not a database, but long enough to look at" * 9)
+    for name, said in (
+        ("text", "name a database"),
+        ("absent/s.db", "a folder that exists"),
+        (".", "a folder that exists"),
+    ):
+        with pytest.raises(StoreError, match=said) as caught:
+            SQLiteStore(tmp_path / name)
+        assert str(tmp_path) in str(caught.value)
+
+
+def test_a_locked_file_fails_commits_and_then_works_again(tmp_path, opened):
+    path = str(tmp_path / "s.db")
+    store = opened(path)
+
+    async def story():
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("begin immediate")
+            outcomes = await asyncio.gather(*(store.commit([decision()]) for _ in range(5)), return_exceptions=True)
+            assert all("another process is writing" in str(outcome) for outcome in outcomes)
+            assert await store.records() == []
+            other.execute("rollback")
+        await decide(store, 3)
+        assert await store.verify() == []
+
+    asyncio.run(story())
+
+
+def test_a_disk_that_takes_no_more_fails_commits_whole_and_then_works_again(tmp_path, opened):
+    store = opened(str(tmp_path / "s.db"))
+
+    async def story():
+        kept = await decide(store, 3)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        size = max(file.stat().st_size for file in tmp_path.iterdir())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100_000, limits[1]))
+        try:
+            commits = [store.commit([decision(new_id(), body={"x": "y" * 50_000})]) for _ in range(8)]
+            outcomes = await asyncio.gather(*commits, return_exceptions=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert isinstance(outcomes[-1], StoreError)
+        assert "s.db: the store failed" in str(outcomes[-1])
+        kept += await decide(store, 3)
+        found = [record.id for record in await store.records()]
+        assert set(kept) <= set(found)
+        assert len(found) == len(kept) + outcomes.count(None)
+        assert await store.verify() == []
+
+    asyncio.run(story())
+
+
+def test_postgresql_without_psycopg_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StoreError, match=r"conformal-arbitrage\[postgres\]"):
+        asyncio.run(open_store("postgresql://localhost/x"))
+
+
+@pytest.mark.skipif(find_spec("psycopg") is None, reason="psycopg is not installed")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ann:hunter2@127.0.0.1:1/db",
+        "postgres://ann@127.0.0.1:1/db?password=hunter2",
+        "postgresql://ann:hunter2%zz@127.0.0.1:1/db",
+        "postgresql://ann:hunter2@127.0.0.1:1/db?hunter2=hunter2",
+    ],
+)
+def test_no_error_repeats_a_password(url):
+    started = time.monotonic()
+    with pytest.raises(StoreError) as caught:
+        asyncio.run(open_store(url))
+    error = caught.value
+    while error is not None:
+        assert "hunter2" not in str(error)
+        error = error.__cause__
+    assert time.monotonic() - started < 4
+
+
+def test_a_lost_connection_is_replaced_without_a_word(postgres, opened, server):
+    async def story():
+        store = opened(postgres)
+        await decide(store, 8)
+        server.psql("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid();")
+        await decide(store, 8)
+        assert len(await store.records()) == 16
+        assert await store.verify() == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_while_the_server_is_away_calls_fail_quickly_and_then_work_again(start_server, tmp_path, silent):
+    server = start_server(tmp_path / "own")
+
+    async def story():
+        store = PostgresStore(server.get_uri())
+        kept = await decide(store, 8)
+        place = server.get_postmaster_info().socket_path
+        server.stop()
+        with closing(socket.socket(socket.AF_UNIX)) as mute:
+            if silent:  # something listens, and never answers
+                mute.bind(str(place))
+                mute.listen(64)
+            started = time.monotonic()
+            outcomes = await asyncio.gather(*(store.commit([decision()]) for _ in range(50)), return_exceptions=True)
+        assert all(isinstance(outcome, StoreError) for outcome in outcomes)
+        assert time.monotonic() - started < 5
+        place.unlink(missing_ok=True)
+        server.ensure_postgres_running()
+        await asyncio.sleep(0.6)
+        kept += await decide(store, 8)
+        assert [record.id for record in await store.records()] == kept[::-1]
+        assert await store.verify() == []
+        await store.close()
+
+    try:
+        asyncio.run(story())
+    finally:
+        server.cleanup()

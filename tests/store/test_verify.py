@@ -1,0 +1,166 @@
+import asyncio
+import threading
+import time
+
+import pytest
+
+from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.store import Audit, new_id, work
+from tests.store.facts import decide, decision, later
+
+SWAP = (
+    "update events set seq = 100 where seq = 4",
+    "update events set seq = 4 where seq = 5",
+    "update events set seq = 5 where seq = 100",
+)
+
+
+@pytest.fixture
+def chained(where, opened):
+    """A store with seven events that one writer wrote in one transaction."""
+    store = opened(where)
+    asyncio.run(store.commit([decision() for _ in range(7)]))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("damage", "events", "said"),
+    [
+        (["update events set body = '{}' where seq = 4"], [4], "it is not what was written"),
+        (["update events set policy = 'x' where seq = 1"], [1], "it is not what was written"),
+        (["update events set at = at + 1 where seq = 7"], [7], "it is not what was written"),
+        (["update events set hash = 'x' where seq = 4"], [4], "its hash was changed"),
+        (["delete from events where seq = 4"], [5], "event 4 should come here; events were removed"),
+        (["delete from events where seq < 4"], [4], "event 1 should come here; events were removed"),
+        (SWAP, [4], "it and event 5 were swapped"),
+    ],
+)
+def test_damage_is_named(chained, sql, damage, events, said):
+    assert asyncio.run(chained.verify()) == []
+    for statement in damage:
+        sql(statement)
+    found = asyncio.run(chained.verify())
+    assert len(found) == len(events)
+    for fault, seq in zip(found, events, strict=True):
+        assert f", event {seq} (" in fault
+        assert said in fault
+
+
+def test_every_damage_is_told(chained, sql):
+    sql("update events set body = '{}' where seq in (2, 3, 6)")
+    sql("delete from events where seq = 4")
+    assert len(asyncio.run(chained.verify())) == 4
+
+
+def test_a_row_that_cannot_be_read_is_an_error_of_the_store(chained, sql):
+    sql("update events set body = '{' where seq = 4")
+    with pytest.raises(StoreError, match="verify"):
+        asyncio.run(chained.records())
+    assert len(asyncio.run(chained.verify())) == 1
+
+
+def test_pruning_takes_old_decisions_whole_and_the_chain_still_holds(store, sql):
+    async def story():
+        old = await decide(store, 20)
+        await store.commit([], audit=Audit(id=old[0], policy="support", payload={}))
+        await asyncio.sleep(0.01)
+        cut = time.time()
+        young = await decide(store, 5)
+        for id in (old[3], young[0], old[4]):
+            await store.commit([later("feedback", id, secret="x")])
+        assert await store.prune(before=cut) == 20
+        assert [record.id for record in await store.records()] == young[::-1]
+        assert await store.record(old[3]) is None
+        assert len((await store.record(young[0])).feedback) == 1
+        assert await store.take_audits(limit=9, lease=1) == []
+        assert await store.verify() == []
+        await decide(store, 10)
+        assert await store.verify() == []
+        return old
+
+    old = asyncio.run(story())
+    assert not any(
+        id in old or "x" in (body or "") for id, body in sql("select id, body from events where kind is null")
+    )
+    [(tombstones,)] = sql("select count(*) from events where body is null")
+    assert tombstones <= 2 + 3, "what a chain begins with is compacted"
+
+
+def test_pruning_again_moves_the_checkpoint_on(store, sql):
+    async def story():
+        for _ in range(3):
+            await decide(store, 12)
+            await asyncio.sleep(0.005)
+            assert await store.prune(before=time.time()) == 12
+            assert await store.verify() == []
+        await decide(store, 3)
+        assert await store.verify() == []
+
+    asyncio.run(story())
+    assert sql("select count(*) from events where body is null") == [(0,)]
+    assert 1 <= sql("select count(*) from checkpoints")[0][0] <= 4
+
+
+def test_pruning_takes_more_than_one_chunk(tmp_path, opened):
+    async def story():
+        store = opened(str(tmp_path / "s.db"))
+        await store.commit([decision(new_id()) for _ in range(1234)])
+        await asyncio.sleep(0.005)
+        assert await store.prune(before=time.time()) == 1234
+        assert await store.verify() == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "update checkpoints set hash = 'x'",
+        "delete from checkpoints",
+        "update events set hash = 'x' where body is null",
+        "delete from events where body is null",
+    ],
+)
+def test_damage_to_what_pruning_left_is_found(chained, sql, damage):
+    async def story():
+        records = (await chained.records())[::-1]
+        sql(f"update events set at = 0 where id in ('{records[0].id}', '{records[1].id}', '{records[3].id}')")
+        await chained.prune(before=1)
+        assert await chained.verify() == []
+        sql(damage)
+        assert len(await chained.verify()) == 1
+
+    asyncio.run(story())
+
+
+def test_commits_go_on_while_others_prune_and_verify(store):
+    async def story():
+        async def tidy():
+            for _ in range(5):
+                await store.prune(before=time.time())
+                assert await store.verify() == []
+
+        await asyncio.gather(tidy(), tidy(), *(decide(store, 20) for _ in range(8)))
+        assert await store.verify() == []
+
+    asyncio.run(story())
+
+
+def test_a_check_sees_one_moment_even_if_all_is_pruned_meanwhile(store):
+    begun, pruned = threading.Event(), threading.Event()
+
+    def slowly(session):
+        found = session.rows("select seq from events")
+        begun.set()
+        assert pruned.wait(10)
+        return work.verify(session), found == session.rows("select seq from events")
+
+    async def story():
+        await store.commit([decision() for _ in range(700)])
+        check = asyncio.ensure_future(store._scan(slowly))
+        await asyncio.to_thread(begun.wait)
+        assert await store.prune(before=time.time() + 1) == 700
+        pruned.set()
+        assert await check == ([], True)
+
+    asyncio.run(story())
