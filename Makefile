@@ -27,7 +27,7 @@ bench: .venv/.installed .venv-mapie/.installed
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/pip
-	$(INSTALL) --editable '.[plot]'
+	$(INSTALL) --editable '.[plot,gateway]'
 	touch $@
 
 .venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/pip

@@ -23,7 +23,7 @@ from conformal_arbitrage.core.gaps import as_row, gaps, is_candidate
 from conformal_arbitrage.core.losses import GuardianSees, Loss, Number, exact
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
 from conformal_arbitrage.decisions import Decisions, decide_rows
-from conformal_arbitrage.errors import CertificateError, InfeasibleError, OptionError
+from conformal_arbitrage.errors import CertificateError, InfeasibleError, OptionError, ScoreLogError
 from conformal_arbitrage.files import replacing, writable, write_bytes, write_text
 from conformal_arbitrage.guarantee import guarantee_text
 from conformal_arbitrage.logs import ScoreLog
@@ -31,6 +31,7 @@ from conformal_arbitrage.terms import REGRET, Terms, draw, draws
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
 SCHEMA = 1
+UNFIT = "unfit_for_calibration"
 _LARGEST_KEY = 1024
 _NOT_RECOMPUTED = frozenset({"schema", "version", "created", "key", "columns"})
 
@@ -277,7 +278,13 @@ def calibrate(
 
     Raises:
         InfeasibleError: no relaxation keeps the budget, and a user's loss is not 0 with everything in sight.
+        ScoreLogError: the log is marked as chosen by its scores.
     """
+    if UNFIT in log.extra:
+        raise ScoreLogError(
+            f"{log.source}: holds rows that were chosen by their scores, which breaks exchangeability; export shadow and "
+            "audited rows only (arbitrage records export --score-log)"
+        )
     terms = Terms(
         guardian_sees=guardian_sees,
         boundary=boundary,

@@ -143,6 +143,54 @@ class Task(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     safe_answer: str | None = None
 
 
+class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A policy that the gateway serves.
+
+    Attributes:
+        certificate: the file to begin with; later ones may be installed over HTTP. Shadow mode can do without.
+        mode: "enforce" the rule, or "shadow": ask both, answer with the Guardian's choice, record the Primary's.
+        audit_rate: in enforce, the share of decisions about which the Guardian is asked all the same, in the background.
+        content: what the record keeps of questions and answers.
+        expose: what callers see of a decision; relaxation and margin only with "full".
+        overrides: what to do with a request that overrides a pinned setting: refuse it, or answer without a guarantee.
+        aliases: further model names that mean this policy.
+        allow: differences between certificate and models that are put up with, giving up the guarantee.
+    """
+
+    certificate: str | None = None
+    mode: Literal["enforce", "shadow"] = "enforce"
+    audit_rate: float = 0.0
+    content: Literal["full", "hashed", "off"] = "hashed"
+    expose: Literal["id", "full"] = "id"
+    overrides: Literal["refuse", "none"] = "refuse"
+    aliases: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+
+
+class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the gateway listens, what it remembers, and its limits.
+
+    Attributes:
+        database: a file, or a postgresql:// URL; {NAME} in it is taken from the environment.
+        requests_per_minute: per API key.
+        guardian_calls_per_minute: over all callers; a dead Primary sends everything there.
+        guardian_cost_per_hour: dollars, over all callers.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    database: str = "arbitrage.sqlite"
+    max_body: int = 1_000_000
+    max_questions: int = 32
+    max_actions: int = 255
+    max_action_length: int = 10_000
+    max_depth: int = 64
+    max_in_flight: int = 512
+    requests_per_minute: int | None = None
+    guardian_calls_per_minute: int | None = None
+    guardian_cost_per_hour: float | None = None
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A checked configuration."""
 
@@ -153,6 +201,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guardian: AnyModel
     judge: Chat | None = None
     stronger: AnyModel | None = None
+    gateway: GatewayConfig = GatewayConfig()
+    policies: dict[str, PolicyConfig] = {}
     folder: str = ""
 
 
@@ -235,8 +285,9 @@ def _keys_of(parts: tuple[str, ...], document: Mapping[str, Any]) -> list[str]:
         return [f.name for f in structs.fields(Config) if f.name != "folder"]
     if parts[-1] == "pinned":
         return [f.name for f in structs.fields(Pinned)]
-    if parts[0] == "task":
-        return [f.name for f in structs.fields(Task)]
+    plain: dict[str, type[Struct]] = {"task": Task, "gateway": GatewayConfig, "policies": PolicyConfig}
+    if parts[0] in plain:
+        return [f.name for f in structs.fields(plain[parts[0]])]
     section: object = document.get(parts[0])
     kind = str(cast("dict[str, Any]", section).get("kind")) if isinstance(section, dict) else ""
     return ["kind", *(f.name for f in structs.fields(KINDS.get(kind, Chat)))]

@@ -11,6 +11,7 @@
     ├── ConfigError        arbitrage.toml: an unknown key, a wrong value, a missing secret
     ├── CostLimitError     the next call could take the bill past the limit
     ├── GuardianError      the Guardian was to decide and could not
+    ├── RequestError       a request that the gateway refuses, with its HTTP status
     ├── StoreError         decisions cannot be kept: no database, a damaged one, a newer schema
     │   └── LostClaimError     another gateway took over the work of an idempotency key
     └── ScorerError        a model could not be asked, or its reply could not be used
@@ -66,6 +67,32 @@ class CostLimitError(ArbitrageError):
 
 class GuardianError(ArbitrageError):
     """A decision was the Guardian's to make, and it could not."""
+
+
+class RequestError(ArbitrageError):
+    """A request that the gateway refuses.
+
+    Attributes:
+        status: the HTTP status.
+        code: a word for programs.
+        param: the field at fault, if one is.
+        headers: further headers of the reply, such as Retry-After.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_request",
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
 
 
 class StoreError(ArbitrageError):

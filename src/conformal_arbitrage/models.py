@@ -45,7 +45,7 @@ from conformal_arbitrage.scorers.order import Shuffled
 from conformal_arbitrage.scorers.prompts import PROMPTS, Prompt
 from conformal_arbitrage.scorers.replay import ReplayScorer
 from conformal_arbitrage.scorers.sampling import SamplingScorer, named_option
-from conformal_arbitrage.scorers.wrappers import Cache, Capped, Gate, Limit, Priced, Purse, Retry
+from conformal_arbitrage.scorers.wrappers import Breaker, Cache, Capped, Gate, Limit, Priced, Purse, Retry
 
 _NO_PRICE = Human(name="grader")
 Section = Literal["primary", "guardian", "judge"]
@@ -54,11 +54,12 @@ CONCURRENCY = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What a collection adds around every port: shared slots, a purse, a file of replies; or in place of it."""
+    """What goes around every port besides: shared slots, a purse, a file of replies, a breaker; or in place of it."""
 
     gate: Gate | None = None
     purse: Purse | None = None
     replies: Path | None = None
+    breaker: bool = False
     instead: Callable[[Port, Pricing | None], Port] | None = None
 
 
@@ -194,6 +195,8 @@ class Models:
             port = Capped(port, pricing, self._extras.purse)
         if not isinstance(model, Human):
             port = Retry(port, attempts=model.attempts, deadline=model.deadline)
+        if self._extras.breaker:
+            port = Breaker(port)
         shared = self._extras.gate
         own = Gate(
             concurrency=model.concurrency or (CONCURRENCY if shared is None else None),

@@ -70,13 +70,13 @@ class ConformalArbitrage:
         """
         name = query.id or secrets.token_hex(16)
         query = Query(query.context, _checked_menu(query.actions), id=name)
-        first = await _scored("primary", self.primary, query) if len(query.actions) > 1 else _NOT_ASKED
+        first = await scored("primary", self.primary, query) if len(query.actions) > 1 else _NOT_ASKED
         scores = first.scores or (None,) * len(query.actions)
         candidates: list[int] = self.calibration.candidates(scores, id=name).tolist()
         made: dict[str, Any] = {
             "id": name,
             "candidates": tuple(candidates),
-            "margin": _margin(scores, self.calibration.score_digits),
+            "margin": margin_of(scores, self.calibration.score_digits),
             "relaxation": self.calibration.relaxation,
             "no_guarantee": self._no_guarantee,
         }
@@ -85,11 +85,11 @@ class ConformalArbitrage:
             legs = () if first is _NOT_ASKED else (first,)
             return Decision(action=chosen, answer=query.actions[chosen], decided_by="primary", legs=legs, **made)
         shown = candidates if self.calibration.guardian_sees == "candidates" else range(len(query.actions))
-        second = await _scored("guardian", self.guardian, query if len(shown) == len(scores) else query.only(shown))
+        second = await scored("guardian", self.guardian, query if len(shown) == len(scores) else query.only(shown))
         legs = (first, second)
         if second.scores is None:
             return self._without_guardian(query, legs, made)
-        chosen = shown[_top(second.scores)]
+        chosen = shown[top_of(second.scores)]
         return Decision(action=chosen, answer=query.actions[chosen], decided_by="guardian", legs=legs, **made)
 
     def _without_guardian(self, query: Query, legs: tuple[Leg, Leg], made: Mapping[str, Any]) -> Decision:
@@ -137,20 +137,20 @@ class ConformalRouter:
         """
         name = query.id or secrets.token_hex(16)
         request = ChatRequest(query.body, id=name)
-        first, answer = await _answered("primary", self.primary, request)
+        first, answer = await answered("primary", self.primary, request)
         sure = 0.0 if answer is None or answer.confidence is None else answer.confidence
         candidates: list[int] = self.calibration.candidates((0.0, sure), id=name).tolist()
         made: dict[str, Any] = {
             "id": name,
             "candidates": tuple(candidates),
-            "margin": _margin((0.0, sure), self.calibration.score_digits),
+            "margin": margin_of((0.0, sure), self.calibration.score_digits),
             "relaxation": self.calibration.relaxation,
         }
         why = self._no_guarantee
         if candidates == [1] and answer is not None:
             said = answer.message
             return Decision(action=1, answer=said, decided_by="primary", legs=(first,), no_guarantee=why, **made)
-        second, answer = await _answered("guardian", self.guardian, request)
+        second, answer = await answered("guardian", self.guardian, request)
         legs = (first, second)
         if answer is not None:
             said = answer.message
@@ -175,14 +175,14 @@ class SingleModel:
         Raises:
             GuardianError: it could not decide.
         """
-        leg = await _scored(self.role, self.scorer, query)
+        leg = await scored(self.role, self.scorer, query)
         if leg.scores is None:
             raise GuardianError(f"the {self.role} could not decide: {leg.error}")
-        chosen = _top(leg.scores)
+        chosen = top_of(leg.scores)
         everything = tuple(range(len(query.actions)))
         return Decision(
             id=query.id, action=chosen, answer=query.actions[chosen], candidates=everything, decided_by=self.role,
-            margin=_margin(leg.scores, 12), legs=(leg,), no_guarantee="a single model decides",
+            margin=margin_of(leg.scores, 12), legs=(leg,), no_guarantee="a single model decides",
         )  # fmt: skip
 
 
@@ -202,7 +202,8 @@ class RandomRouter:
         return await SingleModel(scorer=self.guardian if heads else self.primary, role=role).decide(query)
 
 
-async def _scored(role: Role, scorer: Scorer, query: Query) -> Leg:
+async def scored(role: Role, scorer: Scorer, query: Query) -> Leg:
+    """Ask a model for scores; a failure is part of the leg."""
     start = time.perf_counter()
     try:
         scores = await scorer.score(query)
@@ -212,7 +213,8 @@ async def _scored(role: Role, scorer: Scorer, query: Query) -> Leg:
     return Leg(role=role, scores=scores.values, spent=scores.spent, seconds=seconds, served=scores.served)
 
 
-async def _answered(role: Role, answerer: Answerer, request: ChatRequest) -> tuple[Leg, Answer | None]:
+async def answered(role: Role, answerer: Answerer, request: ChatRequest) -> tuple[Leg, Answer | None]:
+    """Ask a model for an answer; a failure is part of the leg."""
     start = time.perf_counter()
     try:
         answer = await answerer.answer(request)
@@ -220,7 +222,8 @@ async def _answered(role: Role, answerer: Answerer, request: ChatRequest) -> tup
         return _failed(role, error, start), None
     sure = None if answer.confidence is None else (answer.confidence,)
     seconds = time.perf_counter() - start
-    return Leg(role=role, scores=sure, spent=answer.spent, seconds=seconds, served=answer.served), answer
+    leg = Leg(role=role, scores=sure, spent=answer.spent, seconds=seconds, served=answer.served, reply=answer.document)
+    return leg, answer
 
 
 def _failed(role: Role, error: ScorerError, start: float) -> Leg:
@@ -234,12 +237,12 @@ def _checked_menu(actions: Collection[str]) -> tuple[str, ...]:
     return tuple(actions)
 
 
-def _top(scores: tuple[float, ...]) -> int:
+def top_of(scores: tuple[float, ...]) -> int:
     """The best action, the first among equals."""
     return int(np.argmax(scores))
 
 
-def _margin(scores: Collection[float | None], digits: int) -> float:
+def margin_of(scores: Collection[float | None], digits: int) -> float:
     """How far the top action leads: the second smallest gap."""
     gap = np.sort(gaps(as_row(tuple(scores)), digits=digits)[:, 0])
     return float(gap[1]) if len(gap) > 1 else float("inf")

@@ -108,6 +108,7 @@ class Leg:
         seconds: how long it took.
         served: the model that answered, as the endpoint names it.
         error: what went wrong, if anything.
+        reply: the whole chat completion, if it answered in free text.
     """
 
     role: Role
@@ -116,6 +117,7 @@ class Leg:
     seconds: float
     served: str | None = None
     error: str | None = None
+    reply: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ def test_after_its_lease_a_claim_is_taken_over_and_its_old_owner_can_write_nothi
         audit = Audit(id=late, policy="support", payload={})
         for replay in (None, ANSWER):
             with pytest.raises(LostClaimError):
-                await store.commit([decision(late)], claim=old, replay=replay, audit=audit)
+                await store.commit([decision(late)], claim=old, replay=replay, audits=[audit])
         assert await store.record(late) is None
         assert await store.take_audits(limit=9, lease=1) == []
         assert not await store.renew(old, lease=60)

@@ -111,7 +111,7 @@ def test_a_commit_is_all_or_nothing(store):
         other = new_id()
         audit = Audit(id=other, policy="support", payload={})
         with pytest.raises(StoreError, match="there already"):
-            await store.commit([decision(other), decision(id)], audit=audit)
+            await store.commit([decision(other), decision(id)], audits=[audit])
         assert await store.record(other) is None
         assert await store.take_audits(limit=9, lease=1) == []
         await decide(store, 3)
@@ -171,7 +171,7 @@ def test_audits_are_handed_out_once_per_lease_and_end_with_their_event(store):
     async def story():
         ids = [new_id() for _ in range(3)]
         for id in ids:
-            await store.commit([decision(id)], audit=Audit(id=id, policy="support", payload={"n": id}))
+            await store.commit([decision(id)], audits=[Audit(id=id, policy="support", payload={"n": id})])
         first = await store.take_audits(limit=2, lease=0.2)
         second = await store.take_audits(limit=2, lease=60)
         assert [audit.id for audit in [*first, *second]] == ids
@@ -189,7 +189,7 @@ def test_gateways_never_share_an_audit(where, opened):
         stores = [opened(where), opened(where)]
         ids = [new_id() for _ in range(60)]
         for id in ids:
-            await stores[0].commit([decision(id)], audit=Audit(id=id, policy="support", payload={}))
+            await stores[0].commit([decision(id)], audits=[Audit(id=id, policy="support", payload={})])
         taken = await asyncio.gather(*(stores[k % 2].take_audits(limit=5, lease=60) for k in range(24)))
         got = [audit.id for audits in taken for audit in audits]
         assert len(got) == len(set(got))

@@ -62,7 +62,7 @@ def test_a_row_that_cannot_be_read_is_an_error_of_the_store(chained, sql):
 def test_pruning_takes_old_decisions_whole_and_the_chain_still_holds(store, sql):
     async def story():
         old = await decide(store, 20)
-        await store.commit([], audit=Audit(id=old[0], policy="support", payload={}))
+        await store.commit([], audits=[Audit(id=old[0], policy="support", payload={})])
         await asyncio.sleep(0.01)
         cut = time.time()
         young = await decide(store, 5)

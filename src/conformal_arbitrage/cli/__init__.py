@@ -14,6 +14,7 @@ from conformal_arbitrage.cli.evaluation import evaluate, inspect
 from conformal_arbitrage.cli.live import ask, check, collect, init
 from conformal_arbitrage.cli.reproduction import reproduce
 from conformal_arbitrage.cli.rules import apply, calibrate, plan, verify
+from conformal_arbitrage.cli.service import keys, records, serve
 from conformal_arbitrage.errors import ArbitrageError
 
 
@@ -52,11 +53,13 @@ def cli() -> None:
     arbitrage inspect LOG                     is this pair of models worth routing?
     arbitrage calibrate LOG --alpha 0.05      the threshold that keeps the budget
     arbitrage ask CERTIFICATE QUESTION        one live decision
+    arbitrage serve                           the gateway: an OpenAI-compatible endpoint that keeps the quota
     """
 
 
 _COMMANDS = (
-    init, check, collect, inspect, calibrate, verify, apply, ask, evaluate, plan, split, router_log, reproduce, demo,
+    init, check, collect, inspect, calibrate, verify, apply, ask, evaluate, plan, split, router_log, reproduce,
+    serve, keys, records, demo,
 )  # fmt: skip
 for _command in _COMMANDS:
     cli.add_command(_command)

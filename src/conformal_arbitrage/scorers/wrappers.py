@@ -79,6 +79,43 @@ class Retry:
         return max(error.retry_after or 0.0, backoff * random.uniform(0.5, 1.0))
 
 
+class Breaker:
+    """Spare an endpoint that is down: after failures in a row, calls fail at once for a while.
+
+    Args:
+        port: what is called.
+        failures: how many in a row open it.
+        rest: seconds until one call is let through to try.
+    """
+
+    def __init__(self, port: Port, *, failures: int = 10, rest: float = 5.0) -> None:
+        self.port = port
+        self._most = failures
+        self._rest = rest
+        self._failed = 0
+        self._until = 0.0
+
+    @property
+    def origin(self) -> str:
+        """The port's."""
+        return self.port.origin
+
+    async def call(self, call: Call) -> Reply:
+        """The port's reply, unless it is resting."""
+        clock = asyncio.get_running_loop().time
+        if self._failed >= self._most and clock() < self._until:
+            raise UpstreamError(f"{self.origin}: is not asked for now, after {self._failed} failures in a row")
+        self._until = clock() + self._rest  # while one tries, the others rest
+        try:
+            reply = await self.port.call(call)
+        except UpstreamError:
+            self._failed += 1
+            self._until = clock() + self._rest
+            raise
+        self._failed = 0
+        return reply
+
+
 class Gate:
     """How much may be under way: calls at once, and requests and tokens in any minute.
 

@@ -120,9 +120,9 @@ class Store(Protocol):
         *,
         claim: Claim | None = None,
         replay: Replay | None = None,
-        audit: Audit | None = None,
+        audits: Sequence[Audit] = (),
     ) -> None:
-        """Append events in one transaction; with them finish an idempotency claim and queue an audit.
+        """Append events in one transaction; with them finish an idempotency claim and queue audits.
 
         A claim without a replay stays under way (a stream whose decision is made); with one it is finished.
 

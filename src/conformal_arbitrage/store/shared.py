@@ -71,14 +71,14 @@ class SQLStore(ABC):
         *,
         claim: Claim | None = None,
         replay: Replay | None = None,
-        audit: Audit | None = None,
+        audits: Sequence[Audit] = (),
     ) -> None:
         """See `Store.commit`."""
         if replay is not None and claim is None:
             raise OptionError("replay= belongs to a claim; pass claim= too")
         texts = [(event, canonical(event.body, f"the {event.kind} of {event.id}")) for event in events]
-        queued = None if audit is None else (audit, canonical(audit.payload, f"the audit of {audit.id}"))
-        await self._write(partial(work.commit, events=texts, claim=claim, replay=replay, audit=queued))
+        queued = [(audit, canonical(audit.payload, f"the audit of {audit.id}")) for audit in audits]
+        await self._write(partial(work.commit, events=texts, claim=claim, replay=replay, audits=queued))
 
     async def claim(self, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
         """See `Store.claim`; now and then also removes what has expired."""

@@ -45,9 +45,9 @@ def commit(
     events: Sequence[tuple[Event, str]],
     claim: Claim | None,
     replay: Replay | None,
-    audit: tuple[Audit, str] | None,
+    audits: Sequence[tuple[Audit, str]],
 ) -> None:
-    """Append events, each with its body as text; settle a claim; queue an audit."""
+    """Append events, each with its body as text; settle a claim; queue audits."""
     now = time.time()
     if claim is not None:
         _settle(session, claim, replay, now)
@@ -56,8 +56,7 @@ def commit(
         session.run(f"insert into events ({_LINK}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *link)
         if event.kind == "audit":
             session.run("delete from audits where id = ?", event.id)
-    if audit is not None:
-        queued, payload = audit
+    for queued, payload in audits:
         values = (queued.id, queued.policy, payload, 0.0)
         session.run("insert into audits (id, policy, payload, lease) values (?, ?, ?, ?)", *values)
 

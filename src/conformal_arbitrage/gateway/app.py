@@ -1,0 +1,347 @@
+"""create_app: the gateway as an ASGI application, built from arguments.
+
+Knows nothing of files or command lines; `serving` puts it on a port.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from conformal_arbitrage.config import Config
+from conformal_arbitrage.errors import ArbitrageError, GuardianError, RequestError, StoreError
+from conformal_arbitrage.gateway import replies
+from conformal_arbitrage.gateway.answering import Answering, unless_gone
+from conformal_arbitrage.gateway.auditing import Auditor
+from conformal_arbitrage.gateway.deciding import Decider, Made
+from conformal_arbitrage.gateway.guards import Caller, Doorkeeper, Limits, is_loopback
+from conformal_arbitrage.gateway.http import encoded, json_response, read_body
+from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.gateway.openapi import schema
+from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable
+from conformal_arbitrage.gateway.records import RecordRoutes
+from conformal_arbitrage.gateway.requests import CompletionRequest, query_of, read_completion, read_decisions
+from conformal_arbitrage.scorers.base import together
+from conformal_arbitrage.store import new_id
+from conformal_arbitrage.store.base import Claim, Replay, Scope, Store
+from conformal_arbitrage.types import ChatRequest, Query, Spent
+
+PATIENCE = 10.0
+_log = logging.getLogger("conformal_arbitrage.gateway")
+Endpoint = Callable[[Request, Caller], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an application is made of."""
+
+    config: Config
+    store: Store
+    policies: PolicyTable
+    secret: bytes
+    open_house: bool
+
+
+def create_app(parts: Parts) -> Starlette:
+    """The gateway's routes over a store, policies and limits."""
+    gateway = Gateway(parts)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        auditing = asyncio.create_task(Auditor(parts.store, parts.policies).run())
+        yield
+        auditing.cancel()
+        with suppress(asyncio.CancelledError):
+            await auditing
+
+    records = RecordRoutes(parts.store, parts.policies, parts.config.gateway)
+    keyed: list[tuple[str, str, Scope, Endpoint]] = [
+        ("POST", "/v1/decisions", "call", gateway.decisions),
+        ("POST", "/v1/chat/completions", "call", gateway.completions),
+        ("POST", "/v1/responses", "call", gateway.not_served),
+        ("GET", "/v1/models", "call", gateway.models),
+        ("GET", "/v1/arbitrage/records", "call", records.many),
+        ("GET", "/v1/arbitrage/records/{id}", "call", records.one),
+        ("POST", "/v1/arbitrage/records/{id}/feedback", "call", records.feedback),
+        ("GET", "/v1/arbitrage/policies/{name}", "review", records.policy),
+        ("PUT", "/v1/arbitrage/policies/{name}", "admin", records.install),
+        ("POST", "/v1/arbitrage/policies/{name}/rollback", "admin", records.rollback),
+        ("GET", "/metrics", "review", gateway.figures),
+    ]
+    routes = [Route(path, gateway.guarded(path, scope, run), methods=[method]) for method, path, scope, run in keyed]
+    routes += [
+        Route("/health/live", _alive),
+        Route("/health/ready", gateway.ready),
+        Route("/openapi.json", _schema),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _no_route, 405: _no_route})
+    app.router.redirect_slashes = False
+    return app
+
+
+class Gateway:
+    """The routes that decide."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._config = parts.config.gateway
+        self._store = parts.store
+        self._policies = parts.policies
+        self._decider = Decider(parts.secret)
+        self._metrics = Metrics()
+        self._limits = Limits(self._config)
+        self._door = Doorkeeper(parts.store, open_house=parts.open_house)
+        self._answering = Answering(parts.store, self._metrics)
+        self._open_house = parts.open_house
+
+    def guarded(self, path: str, scope: Scope, run: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        """A route behind the door: key, host, limits; every error in one shape; one log line."""
+
+        async def route(request: Request) -> Response:
+            start = time.perf_counter()
+            try:
+                self._check_source(request)
+                caller = await self._door.caller(request.headers.get("authorization"), scope)
+                await self._policies.refresh()
+                with self._limits.admitted(caller):
+                    response = await run(request, caller)
+            except ArbitrageError as error:
+                response = _refused(error)
+            self._metrics.requests.labels(path, response.status_code).inc()
+            seconds = time.perf_counter() - start
+            _log.info(
+                '{"route": "%s %s", "status": %d, "seconds": %.4f, "id": "%s"}',
+                request.method, path, response.status_code, seconds, response.headers.get("x-arbitrage-decision-id", ""),
+            )  # fmt: skip
+            return response
+
+        return route
+
+    def _check_source(self, request: Request) -> None:
+        """Without keys a web page could call from this machine's browser: host and content type stop that."""
+        if self._open_house:
+            host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]")
+            if not is_loopback(host):
+                raise RequestError(f"the host {host!r:.80} is not this machine", status=403, code="wrong_host")
+        if request.method in ("POST", "PUT"):
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json" and not request.url.path.endswith("/rollback"):
+                raise RequestError("Content-Type must be application/json", status=415, code="content_type")
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, self._config.max_body)
+
+    async def decisions(self, request: Request, caller: Caller) -> Response:
+        """POST /v1/decisions."""
+        data = await self._body(request)
+        asked = read_decisions(data, self._config)
+        policy = self._policies.named(asked.model)
+
+        async def work(claim: Claim | None) -> Replay:
+            start = time.perf_counter()
+            queries = [query_of(asked, question, new_id()) for question in asked.questions]
+            made = await together([self._decider.menu(policy, query, caller.id) for query in queries])
+            full = policy.settings.expose == "full"
+            alpha = policy.alpha
+            seen = [replies.arbitrage_object(one.decision, alpha=alpha, full=full) for one in made]
+            answers = [
+                replies.answer(question, one.decision, extra)
+                for question, one, extra in zip(asked.questions, made, seen, strict=True)
+            ]
+            spent = sum((one.decision.spent for one in made), start=Spent())
+            body = {"model": policy.name, "answers": answers, "usage": _decision_usage(spent)}
+            headers = replies.headers(made[0].decision, alpha) if len(made) == 1 else {}
+            return await self._commit(policy, made, claim, _json_reply(body, headers), start)
+
+        return await self._answer(request, caller, data, policy, work)
+
+    async def completions(self, request: Request, caller: Caller) -> Response:
+        """POST /v1/chat/completions."""
+        data = await self._body(request)
+        asked = read_completion(data, self._config)
+        policy = self._policies.named(asked.model)
+
+        async def work(claim: Claim | None) -> Replay:
+            start = time.perf_counter()
+            made = await self._decided(policy, asked, caller)
+            full = policy.settings.expose == "full"
+            alpha = policy.alpha
+            seen = replies.arbitrage_object(made.decision, alpha=alpha, full=full)
+            whole = replies.completion(policy.name, made.decision, asked.menu, seen)
+            headers = replies.headers(made.decision, alpha)
+            reply = _stream_reply(whole, headers, asked) if asked.stream else _json_reply(whole, headers)
+            return await self._commit(policy, [made], claim, reply, start)
+
+        if asked.stream:
+            return await self._streamed(request, caller, data, policy, work)
+        return await self._answer(request, caller, data, policy, work)
+
+    async def _decided(self, policy: LivePolicy, asked: CompletionRequest, caller: Caller) -> Made:
+        id = new_id()
+        if asked.menu is not None:
+            query = Query(asked.body["messages"], asked.menu.actions, id=id)
+            return await self._decider.menu(policy, query, caller.id)
+        return await self._decider.text(policy, ChatRequest(asked.body, id=id), caller.id)
+
+    async def _commit(
+        self, policy: LivePolicy, made: list[Made], claim: Claim | None, reply: Replay, start: float
+    ) -> Replay:
+        for one in made:
+            self._metrics.decided(policy.name, one.decision)
+            if one.audit is not None:
+                self._metrics.audits.labels(policy.name).inc()
+        done = await self._answering.commit(made, claim, reply)
+        legs = max(sum(leg.seconds for leg in one.decision.legs) for one in made)
+        self._metrics.overhead.observe(max(0.0, time.perf_counter() - start - legs))
+        return done
+
+    async def _answer(self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any) -> Response:
+        name = request.headers.get("idempotency-key")
+        found = await unless_gone(self._answering.answer(caller.id, name, data, work), _gone(request))
+        if found is None:
+            await self._answering.cancelled(new_id(), policy.name, caller.id)
+            return Response(status_code=499)
+        return _response(found.reply, again=found.again)
+
+    async def _streamed(self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any) -> Response:
+        """Headers wait for the decision, or ten seconds; then comment lines keep the connection alive."""
+        name = request.headers.get("idempotency-key")
+        deciding = asyncio.ensure_future(
+            unless_gone(self._answering.answer(caller.id, name, data, work), _gone(request))
+        )
+        await asyncio.wait({deciding}, timeout=PATIENCE)
+        if deciding.done():
+            found = deciding.result()
+            if found is None:
+                await self._answering.cancelled(new_id(), policy.name, caller.id)
+                return Response(status_code=499)
+            headers = {**found.reply.headers, **({"x-arbitrage-replayed": "true"} if found.again else {})}
+            sent = self._pieces(found.reply, None if found.again else headers.get("x-arbitrage-decision-id"))
+            return StreamingResponse(sent, status_code=found.reply.status, headers=headers)
+        return StreamingResponse(self._late(deciding, caller, policy), headers={"content-type": "text/event-stream"})
+
+    async def _pieces(self, reply: Replay, id: str | None) -> AsyncGenerator[bytes]:
+        whole = False
+        try:
+            for piece in reply.body.split(b"\n\n"):
+                if piece:
+                    yield piece + b"\n\n"
+            whole = True
+        finally:
+            if not whole and id is not None:
+                await asyncio.shield(self._answering.broken_off(id))
+
+    async def _late(self, deciding: "asyncio.Future[Any]", caller: Caller, policy: LivePolicy) -> AsyncGenerator[bytes]:
+        try:
+            while not deciding.done():
+                yield b": waiting for the decision\n\n"
+                await asyncio.wait({deciding}, timeout=PATIENCE)
+            try:
+                found = deciding.result()
+            except ArbitrageError as error:
+                yield replies.event(_error_document(error)[1])
+                return
+            if found is None:
+                await self._answering.cancelled(new_id(), policy.name, caller.id)
+                return
+            async for piece in self._pieces(found.reply, found.reply.headers.get("x-arbitrage-decision-id")):
+                yield piece
+        finally:
+            deciding.cancel()
+
+    async def not_served(self, request: Request, caller: Caller) -> Response:
+        """POST /v1/responses."""
+        raise RequestError(
+            "the Responses API is not served; use /v1/chat/completions or /v1/decisions", status=404, code="not_served"
+        )
+
+    async def models(self, request: Request, caller: Caller) -> Response:
+        """GET /v1/models."""
+        listed = [
+            {"id": p.name, "object": "model", "created": 0, "owned_by": "conformal-arbitrage",
+             "arbitrage": {"alpha": p.alpha, "version": p.version, "mode": p.settings.mode,
+                           "form": p.pair.form}}
+            for p in self._policies.all()
+        ]  # fmt: skip
+        return json_response({"object": "list", "data": listed})
+
+    async def figures(self, request: Request, caller: Caller) -> Response:
+        """GET /metrics."""
+        self._metrics.in_flight.set(self._limits.in_flight)
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def ready(self, request: Request) -> Response:
+        """GET /health/ready: the store answers and there are policies; no model is called."""
+        try:
+            await self._store.change_count()
+        except StoreError as error:
+            return _refused(error)
+        return json_response({"status": "ready", "policies": [policy.name for policy in self._policies.all()]})
+
+
+def _json_reply(document: Any, headers: Mapping[str, str]) -> Replay:
+    return Replay(status=200, headers={**headers, "content-type": "application/json"}, body=encoded(document))
+
+
+def _stream_reply(whole: Mapping[str, Any], headers: Mapping[str, str], asked: CompletionRequest) -> Replay:
+    body = b"".join(replies.chunks(whole, include_usage=asked.include_usage))
+    return Replay(status=200, headers={**headers, "content-type": "text/event-stream"}, body=body)
+
+
+def _response(reply: Replay, *, again: bool) -> Response:
+    headers = {**reply.headers, **({"x-arbitrage-replayed": "true"} if again else {})}
+    return Response(reply.body, status_code=reply.status, headers=headers)
+
+
+def _decision_usage(spent: Spent) -> dict[str, Any]:
+    into, out = spent.input_tokens or 0, spent.output_tokens or 0
+    return {
+        "input_tokens": into,
+        "input_tokens_details": {"cached_tokens": spent.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": out,
+        "output_tokens_details": {"reasoning_tokens": spent.reasoning_tokens},
+        "total_tokens": into + out,
+    }
+
+
+def _refused(error: ArbitrageError) -> Response:
+    status, document, headers = _error_document(error)
+    return json_response(document, status=status, headers=headers)
+
+
+def _error_document(error: ArbitrageError) -> tuple[int, dict[str, Any], dict[str, str]]:
+    if isinstance(error, RequestError):
+        return error.status, replies.refusal_body(error), error.headers
+    status, code = 500, "internal_error"
+    if isinstance(error, StoreError):
+        status, code = 503, "record_unavailable"
+    elif isinstance(error, GuardianError):
+        status, code = 502, "guardian_failed"
+    return status, replies.error_body(str(error), code=code, status=status), {}
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the caller goes away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _alive(request: Request) -> Response:
+    return json_response({"status": "alive"})
+
+
+async def _schema(request: Request) -> Response:
+    return json_response(schema())
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    text = f"{request.method} {request.url.path} is not served; /openapi.json lists what is"
+    return json_response(replies.error_body(text[:300], code="not_found", status=status), status=status)

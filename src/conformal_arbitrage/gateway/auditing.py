@@ -1,0 +1,62 @@
+"""Audits: asking the Guardian in the background about decisions the coin drew, durable across a crash.
+
+Knows nothing of how they were drawn.
+"""
+
+import asyncio
+from typing import Any
+
+from conformal_arbitrage.errors import RequestError, StoreError
+from conformal_arbitrage.gateway.policies import PolicyTable
+from conformal_arbitrage.policy import answered, scored
+from conformal_arbitrage.scorers.answers import answer_text
+from conformal_arbitrage.store.base import Audit, Event, Store
+from conformal_arbitrage.types import ChatRequest, Leg, Query
+
+LEASE = 120.0
+PAUSE = 0.5
+AT_ONCE = 8
+
+
+class Auditor:
+    """Does what audits wait in the store."""
+
+    def __init__(self, store: Store, policies: PolicyTable) -> None:
+        self._store = store
+        self._policies = policies
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        while True:
+            try:
+                done = await self.once()
+            except StoreError:
+                done = 0  # the database is away; requests say so, audits wait
+            if not done:
+                await asyncio.sleep(PAUSE)
+
+    async def once(self) -> int:
+        """Do the audits that are there; how many."""
+        audits = await self._store.take_audits(limit=AT_ONCE, lease=LEASE)
+        await asyncio.gather(*(self._do(audit) for audit in audits))
+        return len(audits)
+
+    async def _do(self, audit: Audit) -> None:
+        try:
+            body = await self._asked(audit)
+        except RequestError:  # the Guardian's limits are reached, or the policy is gone: after the lease
+            return
+        await self._store.commit([Event(id=audit.id, kind="audit", body=body)])
+
+    async def _asked(self, audit: Audit) -> dict[str, Any]:
+        pair = self._policies.named(audit.policy).pair
+        if pair.form == "menu":
+            query = Query(audit.payload["context"], tuple(audit.payload["actions"]), id=audit.id)
+            return _body(await scored("guardian", pair.guardian, query))
+        request = ChatRequest(audit.payload["request"], id=audit.id)
+        leg, answer = await answered("guardian", pair.guardian, request)
+        return {**_body(leg), "answer": None if answer is None else answer_text(answer.message)}
+
+
+def _body(leg: Leg) -> dict[str, Any]:
+    return {"scores": leg.scores, "error": leg.error, "cost": leg.spent.cost, "served": leg.served}

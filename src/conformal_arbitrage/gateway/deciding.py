@@ -1,0 +1,175 @@
+"""From a checked request to a recorded decision: modes, audits, and what the record keeps.
+
+Knows nothing of HTTP.
+"""
+
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from conformal_arbitrage.errors import GuardianError, RequestError
+from conformal_arbitrage.gateway.policies import LivePolicy
+from conformal_arbitrage.gateway.replies import recorded
+from conformal_arbitrage.policy import ConformalArbitrage, ConformalRouter, answered, margin_of, scored, top_of
+from conformal_arbitrage.scorers.answers import ChatAnswerer, answer_text
+from conformal_arbitrage.scorers.base import together
+from conformal_arbitrage.store.base import Audit, Event
+from conformal_arbitrage.terms import draw
+from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query
+
+_PINNED = ("temperature", "max_tokens", "max_completion_tokens", "reasoning_effort", "seed")
+_ALWAYS_PINNED = ("top_p", "frequency_penalty", "presence_penalty", "logit_bias", "service_tier")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A decision with its event, and the audit it was drawn for."""
+
+    decision: Decision
+    event: Event
+    audit: Audit | None
+
+
+class Decider:
+    """Decides and says what is to be recorded.
+
+    Args:
+        secret: keys the digests of content and the audit coin.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    async def menu(self, policy: LivePolicy, query: Query, caller: str) -> Made:
+        """A choice from a menu."""
+        if policy.pair.form != "menu":
+            raise RequestError(
+                f"policy {policy.name} answers in free text, not from menus", status=422, code="wrong_form"
+            )
+        if isinstance(policy.rule, ConformalArbitrage) and policy.settings.mode == "enforce":
+            decision = await policy.rule.decide(query)
+        else:
+            decision = await self._shadow_menu(policy, query)
+        asked: dict[str, Any] = {"context": query.text, "actions": list(query.actions)}
+        return self._made(policy, decision, caller, {**asked, "answer": decision.answer}, asked)
+
+    async def text(self, policy: LivePolicy, request: ChatRequest, caller: str) -> Made:
+        """An answer in free text or tool calls."""
+        if policy.pair.form != "text":
+            raise RequestError(
+                f"policy {policy.name} chooses from menus: give arbitrage.actions, or a response_format whose schema has "
+                "exactly one property, an enum of texts",
+                status=422,
+                code="wrong_form",
+            )
+        why = self._overrides(policy, request)
+        asked: dict[str, Any] = {"request": dict(request.body)}
+        content = dict(asked)
+        if isinstance(policy.rule, ConformalRouter) and policy.settings.mode == "enforce":
+            decision = await policy.rule.decide(request)
+        else:
+            decision, content["primary_answer"] = await self._shadow_text(policy, request)
+        if why is not None:
+            decision = replace(decision, no_guarantee=decision.no_guarantee or why)
+        return self._made(policy, decision, caller, {**content, "answer": decision.answer}, asked)
+
+    async def _shadow_menu(self, policy: LivePolicy, query: Query) -> Decision:
+        """Both are asked; the Guardian's choice is the answer, and the Primary is recorded."""
+        pair = policy.pair
+        first, second = await together(
+            [scored("primary", pair.primary, query), scored("guardian", pair.guardian, query)]
+        )
+        if second.scores is None:
+            raise GuardianError(f"the Guardian could not decide: {second.error}")
+        scores = first.scores or (None,) * len(query.actions)
+        chosen = top_of(second.scores)
+        return _shadowed(policy, query.id, scores, (first, second), chosen, query.actions[chosen])
+
+    async def _shadow_text(self, policy: LivePolicy, request: ChatRequest) -> tuple[Decision, str | None]:
+        """Both answer; the Guardian's answer is given, and the Primary's recorded."""
+        pair = policy.pair
+        (first, mine), (second, theirs) = await together(
+            [answered("primary", pair.primary, request), answered("guardian", pair.guardian, request)]
+        )
+        if theirs is None:
+            raise GuardianError(f"the Guardian could not answer: {second.error}")
+        sure = 0.0 if mine is None or mine.confidence is None else mine.confidence
+        decision = _shadowed(policy, request.id, (0.0, sure), (first, second), 0, theirs.message)
+        return decision, None if mine is None else answer_text(mine.message)
+
+    def _overrides(self, policy: LivePolicy, request: ChatRequest) -> str | None:
+        """Why a request that overrides a pinned setting has no guarantee.
+
+        Raises:
+            RequestError: such requests are refused.
+        """
+        primary = policy.pair.primary
+        pinned = primary.settings.body() if isinstance(primary, ChatAnswerer) else {}
+        changed = [n for n in _PINNED if request.body.get(n) is not None and request.body[n] != pinned.get(n)]
+        changed += [name for name in _ALWAYS_PINNED if request.body.get(name) is not None]
+        if not changed:
+            return None
+        if policy.settings.overrides == "refuse":
+            raise RequestError(
+                f"{changed[0]} is pinned by the policy {policy.name}; leave it out", status=422, code="pinned_setting",
+                param=changed[0],
+            )  # fmt: skip
+        return f"the request overrides {', '.join(changed)}"
+
+    def _made(
+        self, policy: LivePolicy, decision: Decision, caller: str, content: Mapping[str, Any], asked: Mapping[str, Any]
+    ) -> Made:
+        """The event of a decision, and its audit if the coin says so."""
+        id = str(decision.id)
+        body = recorded(decision)
+        body |= {"alpha": policy.alpha, "version": policy.version, "mode": policy.settings.mode}
+        body |= {"form": policy.pair.form, "content": self._kept(policy, content)}
+        body |= {"identities_sha256": policy.identities_sha256, "size": len(asked.get("actions", ())) or 2}
+        audit = None
+        if policy.settings.mode == "enforce" and self._drawn(id, policy.settings.audit_rate):
+            body["audited"] = True
+            audit = Audit(id=id, policy=policy.name, payload=asked)
+        event = Event(
+            id=id, kind="decision", body=body, policy=policy.name, key_id=caller, decided_by=decision.decided_by
+        )
+        return Made(decision=decision, event=event, audit=audit)
+
+    def _drawn(self, id: str, rate: float) -> bool:
+        """A coin that depends on the id and the secret only, so not on any score."""
+        return rate > 0 and draw(self._secret, f"audit {id}") < rate
+
+    def _kept(self, policy: LivePolicy, content: Mapping[str, Any]) -> dict[str, Any] | None:
+        if policy.settings.content == "off":
+            return None
+        if policy.settings.content == "full":
+            return dict(content)
+        return {name: self._digest(value) for name, value in content.items()}
+
+    def _digest(self, value: Any) -> str:
+        text = json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        return "hmac-sha256:" + hmac.digest(self._secret, text, "sha256").hex()
+
+
+def _shadowed(
+    policy: LivePolicy,
+    id: str | None,
+    scores: tuple[float | None, ...],
+    legs: tuple[Leg, Leg],
+    chosen: int,
+    said: str | Mapping[str, Any],
+) -> Decision:
+    """What the Guardian decided, beside what the rule would have made of the Primary's scores."""
+    rule = policy.calibration
+    return Decision(
+        id=id,
+        action=chosen,
+        answer=said,
+        candidates=tuple(range(len(scores)) if rule is None else rule.candidates(scores, id=id).tolist()),
+        decided_by="guardian",
+        margin=margin_of(scores, 12 if rule is None else rule.score_digits),
+        relaxation=None if rule is None else rule.relaxation,
+        legs=legs,
+        no_guarantee="there is no certificate yet; the Guardian decides" if rule is None else None,
+    )

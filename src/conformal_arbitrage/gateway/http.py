@@ -1,0 +1,36 @@
+"""Bodies in and JSON out; what all routes share.
+
+Knows nothing of decisions.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from conformal_arbitrage.errors import RequestError
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, up to a size."""
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise RequestError(f"the body is larger than {limit} bytes", status=413, code="body_too_large")
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > limit:
+            raise RequestError(f"the body is larger than {limit} bytes", status=413, code="body_too_large")
+    return bytes(data)
+
+
+def json_response(document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON document as a response."""
+    return Response(encoded(document), status_code=status, headers=headers, media_type="application/json")
+
+
+def encoded(document: Any) -> bytes:
+    """A JSON document as bytes."""
+    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

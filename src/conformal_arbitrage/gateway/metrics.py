@@ -1,0 +1,53 @@
+"""What the gateway counts, for Prometheus; one registry per application, no globals.
+
+Knows nothing of what happens with the figures.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from conformal_arbitrage.types import Decision
+
+_FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """Counters and histograms of one gateway."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests by route and status", "route", "status")
+        self.decisions = self._counter("decisions", "Decisions by policy and who decided", "policy", "decided_by")
+        self.deferred = self._counter("deferred", "Decisions that went to the Guardian", "policy")
+        self.cost = self._counter("cost_dollars", "Known cost of calls", "policy", "role")
+        self.tokens = self._counter("tokens", "Tokens", "policy", "role", "direction")
+        self.upstream_errors = self._counter("upstream_errors", "Legs that failed", "policy", "role")
+        self.audits = self._counter("audits_queued", "Audits drawn", "policy")
+        self.replays = self._counter("replays", "Requests answered from an earlier one with the same key")
+        self.upstream = self._histogram("upstream_seconds", "Time of a leg", _SLOW, "role")
+        self.commit = self._histogram("commit_seconds", "Time until a decision was durable", _FAST)
+        self.overhead = self._histogram("overhead_seconds", "Time of a request not spent in legs", _FAST)
+        self.in_flight = Gauge("arbitrage_in_flight", "Requests under way", registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"arbitrage_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"arbitrage_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def decided(self, policy: str, decision: Decision) -> None:
+        """Count one decision and its legs."""
+        self.decisions.labels(policy, decision.decided_by).inc()
+        if decision.deferred:
+            self.deferred.labels(policy).inc()
+        for leg in decision.legs:
+            self.upstream.labels(leg.role).observe(leg.seconds)
+            self.cost.labels(policy, leg.role).inc(leg.spent.cost or 0.0)
+            self.tokens.labels(policy, leg.role, "input").inc(leg.spent.input_tokens or 0)
+            self.tokens.labels(policy, leg.role, "output").inc(leg.spent.output_tokens or 0)
+            if leg.error is not None:
+                self.upstream_errors.labels(policy, leg.role).inc()
+
+    def text(self) -> bytes:
+        """All figures in Prometheus' own format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,142 @@
+"""The gateway's schema, as /openapi.json gives it.
+
+Knows nothing of how routes are implemented; a test holds the two together.
+"""
+
+from typing import Any
+
+_ERROR = {"$ref": "#/components/schemas/Error"}
+_MAP: dict[str, Any] = {"type": "object"}
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "number"}
+
+
+def _object(required: list[str], more: bool = True, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": more}
+
+
+def _array(items: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def _nullable(kind: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [kind, {"type": "null"}]}
+
+
+_PARTS = _array({"type": "object"})
+_MESSAGE = _object(["role"], role=_TEXT)
+_SCHEMAS: dict[str, Any] = {
+    "Error": _object(
+        ["error"],
+        error=_object(["message", "type", "code"], message=_TEXT, type=_TEXT, code=_nullable(_TEXT), param=_nullable(_TEXT)),
+    ),
+    "DecisionsRequest": _object(
+        ["model", "input", "questions"],
+        more=False,
+        model=_TEXT,
+        input={"anyOf": [_TEXT, _array(_MESSAGE)]},
+        questions=_array({"$ref": "#/components/schemas/Question"}, minItems=1),
+        prompt_cache_key=_nullable(_TEXT),
+        prompt_cache_options=_nullable({"type": "object"}),
+        safety_identifier=_nullable(_TEXT),
+    ),
+    "Question": {
+        "oneOf": [
+            _object(
+                ["type", "instructions"], more=False, type={"const": "predicate"},
+                instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
+            ),
+            _object(
+                ["type", "instructions", "choices"], more=False, type={"const": "choice"},
+                instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
+                choices=_array(
+                    _object(
+                        ["value"], more=False, value={"anyOf": [{"type": "string", "minLength": 1}, {"type": "boolean"}]},
+                        description=_nullable(_TEXT),
+                    ), minItems=2, maxItems=255,
+                ),
+            ),
+            _object(
+                ["type", "instructions", "levels"], more=False, type={"const": "score"},
+                instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
+                levels=_array(
+                    _object(["label"], more=False, label={"type": "string", "minLength": 1}, description=_nullable(_TEXT)),
+                    minItems=2, maxItems=255,
+                ),
+            ),
+        ]
+    },
+    "Decision": _object(["model", "answers", "usage"], model=_TEXT, answers=_array(_MAP), usage=_MAP),
+    "ChatRequest": _object(
+        ["model", "messages"], model=_TEXT, messages=_array(_MESSAGE, minItems=1), stream=_nullable({"type": "boolean"}),
+        n=_nullable({"const": 1}), arbitrage=_nullable(_object(["actions"], actions=_array(_TEXT, minItems=2))),
+    ),
+    "ChatCompletion": _object(["id", "model", "choices"], id=_TEXT, object=_TEXT, model=_TEXT, choices=_array(_MAP)),
+    "Records": _object(["object", "data"], object=_TEXT, data=_array({"$ref": "#/components/schemas/Record"})),
+    "Record": _object(["id", "created", "policy", "decided_by"], id=_TEXT, created=_NUMBER, policy=_TEXT, decided_by=_TEXT),
+    "Feedback": _object(
+        [], more=False, grade=_nullable({"type": "number", "minimum": 0, "maximum": 1}),
+        grades=_nullable(_object(["primary", "guardian"], more=False, primary=_NUMBER, guardian=_NUMBER)),
+        label={"anyOf": [{"type": "integer"}, _TEXT, {"type": "null"}]}, comment=_nullable(_TEXT),
+    ),
+    "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run={"type": "boolean"}),
+}  # fmt: skip
+_ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503)
+
+
+def _operation(name: str, summary: str, *, body: str | None = None, reply: str | None = None, params: Any = ()) -> Any:
+    content: Any = {"application/json": {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}}
+    responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
+    responses |= {
+        str(status): {"description": "refused", "content": {"application/json": {"schema": _ERROR}}}
+        for status in _ERRORS
+    }
+    made: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    if params:
+        made["parameters"] = list(params)
+    if body is not None:
+        schema = {"$ref": f"#/components/schemas/{body}"}
+        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return made
+
+
+def _param(name: str, where: str, kind: Any = None) -> dict[str, Any]:
+    return {"name": name, "in": where, "required": where == "path", "schema": kind or _TEXT}
+
+
+def schema() -> dict[str, Any]:
+    """The whole document."""
+    from importlib.metadata import version
+
+    id, name = [_param("id", "path")], [_param("name", "path")]
+    filters = [_param(n, "query") for n in ("policy", "decided_by", "before")]
+    filters += [_param(n, "query", _NUMBER) for n in ("since", "until")]
+    filters += [_param("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000})]
+    paths: dict[str, Any] = {
+        "/v1/decisions": {
+            "post": _operation("decide", "Choose, with a guarantee", body="DecisionsRequest", reply="Decision")
+        },
+        "/v1/chat/completions": {
+            "post": _operation("complete", "Chat, with a guarantee", body="ChatRequest", reply="ChatCompletion")
+        },
+        "/v1/models": {"get": _operation("models", "The policies")},
+        "/v1/arbitrage/records": {"get": _operation("records", "Stored decisions", reply="Records", params=filters)},
+        "/v1/arbitrage/records/{id}": {"get": _operation("record", "One decision", reply="Record", params=id)},
+        "/v1/arbitrage/records/{id}/feedback": {
+            "post": _operation("feedback", "A grade that arrives later", body="Feedback", params=id)
+        },
+        "/v1/arbitrage/policies/{name}": {
+            "get": _operation("policy", "What is in force, and what was", params=name),
+            "put": _operation("install", "Install a certificate", body="Install", params=name),
+        },
+        "/v1/arbitrage/policies/{name}/rollback": {"post": _operation("rollback", "Go back one version", params=name)},
+        "/health/live": {"get": _operation("live", "The process runs")},
+        "/health/ready": {"get": _operation("ready", "It can serve")},
+    }  # fmt: skip
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Conformal Arbitrage gateway", "version": version("conformal-arbitrage")},
+        "paths": paths,
+        "components": {"schemas": _SCHEMAS, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}],
+    }

@@ -1,0 +1,209 @@
+"""Policies in force: certificates bound to models, kept in the store, in force from the next request on.
+
+Knows nothing of requests.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformal_arbitrage.certificate import Calibration, key_path, read_key
+from conformal_arbitrage.config import Config, Form, PolicyConfig
+from conformal_arbitrage.errors import ArbitrageError, CertificateError, ConfigError, RequestError
+from conformal_arbitrage.guarantee import guarantee_text
+from conformal_arbitrage.policy import ConformalArbitrage, ConformalRouter
+from conformal_arbitrage.scorers.base import fingerprint
+from conformal_arbitrage.store.base import PolicyVersion, Store
+
+_PROMISED = (
+    "status", "alpha", "loss_bound", "n", "loss", "binarized", "guardian_sees", "boundary", "missing_guardian",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """The two models; scorers over menus, answerers in free text."""
+
+    form: Form
+    primary: Any
+    guardian: Any
+
+    @property
+    def identities(self) -> dict[str, Any]:
+        """Who makes the scores, by role."""
+        return {"primary": dict(self.primary.identity), "guardian": dict(self.guardian.identity)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePolicy:
+    """One version of a policy, ready to decide; without a certificate it can only shadow."""
+
+    name: str
+    version: int
+    settings: PolicyConfig
+    pair: Pair
+    calibration: Calibration | None
+    rule: ConformalArbitrage | ConformalRouter | None
+    identities_sha256: str
+
+    @property
+    def alpha(self) -> float | None:
+        """The risk budget, if there is a certificate."""
+        return None if self.calibration is None else self.calibration.alpha
+
+
+class PolicyTable:
+    """All policies in force.
+
+    Args:
+        config: names, settings and first certificates.
+        store: where installed versions are kept.
+        pair: the models.
+    """
+
+    def __init__(self, config: Config, store: Store, pair: Pair) -> None:
+        self._config = config
+        self._store = store
+        self._pair = pair
+        self._identities = fingerprint(pair.identities)
+        self._keys = _keys(config)
+        self._live: dict[str, LivePolicy] = {}
+        self._aliases = {alias: name for name, p in config.policies.items() for alias in (*p.aliases, name)}
+        self._seen = -1
+
+    async def load(self) -> None:
+        """Bring the store and the configuration together; a certificate file that the store lacks is installed."""
+        for name, settings in self._config.policies.items():
+            if settings.certificate is None:
+                self._live[name] = self._without_certificate(name)
+                continue
+            made = Calibration.load(Path(self._config.folder) / settings.certificate).to_dict()
+            history = await self._store.policy_history(name)
+            if all(version.certificate != made for version in history):
+                self.bind(name, made)
+                await self._store.install(name, made, by="configuration")
+        await self.refresh()
+
+    def _without_certificate(self, name: str) -> LivePolicy:
+        settings = self._config.policies[name]
+        if settings.mode != "shadow":
+            raise ConfigError(f"[policies.{name}] without a certificate can only shadow; set mode or certificate")
+        return LivePolicy(
+            name=name, version=0, settings=settings, pair=self._pair, calibration=None, rule=None,
+            identities_sha256=self._identities,
+        )  # fmt: skip
+
+    async def refresh(self) -> None:
+        """Take up what was installed meanwhile, by this gateway or another. Also shows that the store answers."""
+        count = await self._store.change_count()
+        if count == self._seen:
+            return
+        for version in await self._store.policies():
+            live = self._live.get(version.name)
+            if version.name in self._config.policies and (live is None or live.version != version.version):
+                self._live[version.name] = self.bind(version.name, version.certificate, version.version)
+        self._seen = count
+
+    def bind(self, name: str, certificate: Mapping[str, Any], version: int = 0) -> LivePolicy:
+        """A certificate with the models of a policy: its sentence, its key and its identities are checked.
+
+        Raises:
+            CertificateError: it cannot be used with them.
+        """
+        settings = self._config.policies[name]
+        calibration = Calibration.from_dict(dict(certificate), source=f"policy {name}")
+        promised = guarantee_text(**{field: getattr(calibration, field) for field in _PROMISED})
+        if calibration.guarantee != promised:
+            raise CertificateError(f"policy {name}: the certificate's sentence is not the one its fields give")
+        if calibration.key_sha256 is not None:
+            key = self._keys.get(calibration.key_sha256)
+            if key is None:
+                raise CertificateError(
+                    f"policy {name}: this gateway does not hold the key behind the certificate's draws"
+                )
+            calibration = Calibration.from_dict(dict(certificate), key=key)
+        return LivePolicy(
+            name=name, version=version, settings=settings, pair=self._pair, calibration=calibration,
+            rule=self._rule(settings, calibration), identities_sha256=self._identities,
+        )  # fmt: skip
+
+    def _rule(self, settings: PolicyConfig, calibration: Calibration) -> ConformalArbitrage | ConformalRouter:
+        task, pair = self._config.task, self._pair
+        shared: dict[str, Any] = {"primary": pair.primary, "guardian": pair.guardian, "calibration": calibration}
+        if pair.form == "menu":
+            return ConformalArbitrage(**shared, safe_action=task.safe_action, allow=settings.allow)
+        return ConformalRouter(**shared, safe_answer=task.safe_answer, allow=settings.allow)
+
+    def named(self, model: str) -> LivePolicy:
+        """The policy that a request's model names.
+
+        Raises:
+            RequestError: there is none.
+        """
+        live = self._live.get(self._aliases.get(model, ""))
+        if live is None:
+            known = ", ".join(self._live)
+            raise RequestError(
+                f"there is no policy {model!r:.80}; there are {known}",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return live
+
+    def all(self) -> list[LivePolicy]:
+        """Every policy in force."""
+        return list(self._live.values())
+
+    async def install(
+        self, name: str, certificate: Mapping[str, Any], *, by: str, dry_run: bool
+    ) -> PolicyVersion | None:
+        """Install a certificate, checked against the models; None after a dry run."""
+        self._known(name)
+        try:
+            self.bind(name, certificate)
+        except ArbitrageError as error:
+            raise RequestError(str(error), status=422, code="certificate_refused") from error
+        if dry_run:
+            return None
+        made = await self._store.install(name, certificate, by=by)
+        await self.refresh()
+        return made
+
+    async def rollback(self, name: str, *, by: str) -> PolicyVersion:
+        """Go back to the version before the active one."""
+        self._known(name)
+        made = await self._store.rollback(name, by=by)
+        if made is None:
+            raise RequestError(f"policy {name} has no earlier version", status=409, code="nothing_to_roll_back")
+        await self.refresh()
+        return made
+
+    def _known(self, name: str) -> None:
+        if name not in self._config.policies:
+            raise RequestError(f"there is no policy {name!r:.80}", status=404, code="model_not_found")
+
+
+def _keys(config: Config) -> dict[str, bytes]:
+    """The keys beside the configured certificates, by digest."""
+    found: dict[str, bytes] = {}
+    for settings in config.policies.values():
+        if settings.certificate is None:
+            continue
+        path = key_path(Path(config.folder) / settings.certificate)
+        if path.exists():
+            key = read_key(path)
+            found[hashlib.sha256(key).hexdigest()] = key
+    return found
+
+
+def check_policies(config: Config) -> None:
+    """Refuse a configuration that names no policy, or one name twice."""
+    if not config.policies:
+        raise ConfigError("the configuration has no section [policies.NAME] with a certificate; add one")
+    names = [alias for name, settings in config.policies.items() for alias in (name, *settings.aliases)]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigError(f"{min(twice)!r} names two policies; give each name and alias once")

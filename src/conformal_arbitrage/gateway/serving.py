@@ -1,0 +1,123 @@
+"""From a configuration to a running gateway on a port.
+
+Knows nothing of routes.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from conformal_arbitrage.config import Config
+from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.files import write_bytes
+from conformal_arbitrage.gateway.app import Parts, create_app
+from conformal_arbitrage.gateway.guards import (
+    GuardianLimits,
+    LimitedAnswerer,
+    LimitedScorer,
+    check_binding,
+)
+from conformal_arbitrage.gateway.policies import Pair, PolicyTable, check_policies
+from conformal_arbitrage.models import Extras, Models
+from conformal_arbitrage.store import Store, open_store
+
+Started = Callable[[str], None]
+
+
+def database_of(config: Config) -> str:
+    """Where the record is: a URL, or a file beside the configuration; {NAME} comes from the environment."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in os.environ:
+            raise ConfigError(f"[gateway] database: the environment variable {found[1]} is not set")
+        return os.environ[found[1]]
+
+    named = re.sub(r"\{(\w+)\}", value, config.gateway.database)
+    return named if "://" in named else str(Path(config.folder) / named)
+
+
+def secret_of(config: Config) -> bytes:
+    """The server's secret, which keys digests and coins: from ARBITRAGE_SECRET, or a file made beside the record."""
+    given = os.environ.get("ARBITRAGE_SECRET")
+    if given:
+        return hashlib.sha256(given.encode()).digest()
+    database = database_of(config)
+    if "://" in database:
+        raise ConfigError("several gateways on one database share a secret; set ARBITRAGE_SECRET for each")
+    path = Path(database + ".secret")
+    if not path.exists():
+        write_bytes(path, secrets.token_bytes(32), private=True)
+    return path.read_bytes()
+
+
+def pair_of(models: Models) -> Pair:
+    """Both models, the Guardian under the gateway's limits."""
+    limits = GuardianLimits(models.config.gateway)
+    if models.config.task.form == "menu":
+        guardian = LimitedScorer(models.scorer("guardian"), limits)
+        return Pair(form="menu", primary=models.scorer("primary"), guardian=guardian)
+    careful = LimitedAnswerer(models.answerer("guardian"), limits)
+    return Pair(form="text", primary=models.answerer("primary"), guardian=careful)
+
+
+def identities_of(config: Config) -> dict[str, Any]:
+    """Who makes the scores under this configuration."""
+    return pair_of(Models(config)).identities
+
+
+@asynccontextmanager
+async def application(config: Config, store: Store | None = None) -> AsyncGenerator[Starlette]:
+    """The application of a configuration, with its models and its record open.
+
+    Args:
+        config: the whole configuration.
+        store: a record in place of the configured one.
+    """
+    check_policies(config)
+    opened = store or await open_store(database_of(config))
+    try:
+        async with Models(config, Extras(breaker=True)) as models:
+            policies = PolicyTable(config, opened, pair_of(models))
+            await policies.load()
+            has_keys = bool(await opened.keys())
+            check_binding(config.gateway.host, has_keys=has_keys)
+            secret = secret_of(config)
+            yield create_app(
+                Parts(config=config, store=opened, policies=policies, secret=secret, open_house=not has_keys)
+            )
+    finally:
+        if store is None:
+            await opened.close()
+
+
+async def serve(config: Config, *, started: Started) -> None:
+    """Serve until told to stop; on SIGTERM requests under way are finished first."""
+    async with application(config) as app:
+        settings = uvicorn.Config(
+            app, host=config.gateway.host, port=config.gateway.port, access_log=False, log_level="warning",
+            loop="uvloop", http="httptools", timeout_graceful_shutdown=30, server_header=False, date_header=False,
+        )  # fmt: skip
+        await _Server(settings, started).serve()
+
+
+class _Server(uvicorn.Server):
+    """A server that says where it listens."""
+
+    def __init__(self, config: uvicorn.Config, started: Started) -> None:
+        super().__init__(config)
+        self._started = started
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Listen, then say where."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._started(f"http://{host}:{port}")
