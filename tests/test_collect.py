@@ -70,7 +70,7 @@ def configure(url, **sections):
     lines = []
     for name, keys in models.items():
         lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
-        if keys.get("kind") == "chat":
+        if keys.get("kind") in ("chat", "sampling", "logprob"):
             lines += [f"[{name}.pinned]", 'mode = "plain"']
     Path("arbitrage.toml").write_text("\n".join(lines) + "\n")
 
@@ -282,7 +282,7 @@ def test_json_prints_one_document(run):
     assert json.loads(result.stdout) == {
         "rows": 2, "missing_guardian_rows": 1, "primary_failures": 0, "primary_cost": pytest.approx(40e-6),
         "guardian_failures": 1, "guardian_cost": pytest.approx(200e-6), "output": "log.parquet",
-        "replies": "log.parquet.replies.sqlite",
+        "cost": pytest.approx(240e-6), "replies": "log.parquet.replies.sqlite",
     }  # fmt: skip
     assert result.stderr == ""
 
@@ -759,8 +759,8 @@ def sampled(path, body, number):
 
 def key_of(upstream, body):
     """The name under which the reply to a request is stored."""
-    sample = body["seed"] - SEED if body["model"] == "small" else 0
-    return fingerprint([upstream.url, PATH, body, sample, f"q{number_in(body)}"])
+    sample, role = (body["seed"] - SEED, "primary") if body["model"] == "small" else (0, "guardian")
+    return fingerprint([role, upstream.url, PATH, body, sample, f"q{number_in(body)}"])
 
 
 def quiet(upstream):

@@ -193,6 +193,7 @@ class Calibration:
             or not 0 <= (self.boundary_u or 0.0) < 1,
             "n": self.n < 1,
             "columns": set(self.columns) != {"primary", "guardian"},
+            "identities": self.identities != "unbound" and not _are_identities(self.identities),
             "key_sha256": (self.key_sha256 is not None) != (self.boundary == "random"),
         }
         for name, bad in wrong.items():
@@ -224,6 +225,10 @@ class Calibration:
         if not isinstance(id, str) or not id:
             raise OptionError(f'boundary="random" needs the query\'s id, a text; pass id= (got {id!r})')
         return draw(self.secret(), id)
+
+
+def _are_identities(found: Mapping[str, Any]) -> bool:
+    return {"primary", "guardian"} <= set(found) and all(isinstance(one, dict) for one in found.values())
 
 
 def _refuse_constant(name: str) -> None:

@@ -64,8 +64,8 @@ class Found:
 
 async def check_models(config: Config) -> list[Found]:
     """Ask every model of a configuration something tiny."""
-    roles: list[Section] = ["primary", "guardian", *(["judge"] if config.judge is not None else [])]  # pyright: ignore[reportAssignmentType]
-    return [await _check(config, role) for role in roles]
+    roles: tuple[Section, ...] = ("primary", "guardian", "judge", "stronger")
+    return [await _check(config, role) for role in roles if getattr(config, role) is not None]
 
 
 async def _check(config: Config, role: Section) -> Found:

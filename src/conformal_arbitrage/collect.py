@@ -25,7 +25,7 @@ from conformal_arbitrage.models import Extras, Models
 from conformal_arbitrage.pricing import Pricing
 from conformal_arbitrage.questions import Menus, Requests
 from conformal_arbitrage.scorers.answers import answer_text
-from conformal_arbitrage.scorers.base import Answer, Answerer, Port, Scorer, Scores, spent_of, together
+from conformal_arbitrage.scorers.base import Answer, Answerer, Port, Scorer, checked_scores, spent_of, together
 from conformal_arbitrage.scorers.wrappers import Cache, Estimate, Gate, Purse, stored_cost
 from conformal_arbitrage.types import ChatRequest, Query, Spent
 
@@ -188,6 +188,7 @@ async def _all_rows(
     await together([work(waiting) for _ in range(min(concurrency, len(rows)))])
     if refused:
         raise refused[0]
+    assert None not in found, "a row was not asked about"
     return [pair for pair in found if pair is not None]
 
 
@@ -216,7 +217,7 @@ def _refuse_hopeless(progress: Progress, pair: tuple[_Asked, _Asked] | None) -> 
 
 async def _scored(scorer: Scorer, query: Query) -> _Asked:
     try:
-        scores: Scores = await scorer.score(query)
+        scores = await checked_scores(scorer, query)
     except ScorerError as error:
         return _failed(error)
     return _Asked(values=scores.values, spent=scores.spent, raw=scores.raw, served=scores.served)
@@ -229,9 +230,13 @@ async def _graded(answerer: Answerer, request: ChatRequest, grader: Grader, expe
         text = answer_text(answer.message)
     except ScorerError as error:
         return _failed(error)
-    grade = await grader.grade(request, text, expected)
+    grade, problem = None, None
+    try:
+        grade = await grader.grade(request, text, expected)
+    except ScorerError as error:
+        problem = f"no grade: {type(error).__name__}: {error}"
     values = (_or_nan(answer.confidence), _or_nan(grade))
-    return _Asked(values=values, spent=answer.spent, raw=text, served=answer.served)
+    return _Asked(values=values, spent=answer.spent, raw=text, served=answer.served, error=problem)
 
 
 def _failed(error: ScorerError) -> _Asked:
@@ -322,7 +327,13 @@ class Collection:
             CostLimitError: the next call could exceed max_cost; what was answered is stored.
         """
         replies = replies_path(self.output)
-        purse = None if self.max_cost is None else Purse(self.max_cost, spent=stored_cost(replies)[0])
+        known, unknown = stored_cost(replies)
+        if self.max_cost is not None and unknown:
+            raise OptionError(
+                f"{replies}: what {unknown} stored replies cost is not known, so --max-cost cannot count them; leave it "
+                "out, or collect into another file"
+            )
+        purse = None if self.max_cost is None else Purse(self.max_cost, spent=known)
         extras = Extras(gate=Gate(concurrency=self.concurrency), purse=purse, replies=replies)
         async with Models(self.config, extras) as models:
             return await self._collect(models, told or (lambda _: None))
@@ -332,8 +343,8 @@ class Collection:
         counted: list[Estimate] = []
         replies = replies_path(self.output)
 
-        def instead(port: Port, pricing: Pricing | None) -> Port:
-            stored = Cache(port, replies, per_query=True) if replies.exists() else None
+        def instead(port: Port, pricing: Pricing | None, role: str) -> Port:
+            stored = Cache(port, replies, per_query=True, role=role) if replies.exists() else None
             counted.append(Estimate(port, pricing, stored))
             return counted[-1]
 

@@ -46,7 +46,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     """
 
     price: tuple[float, float] | None = None
-    price_per_call: float = 0.0
+    price_per_call: float | None = None
     concurrency: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -233,16 +233,23 @@ def read_config(path: str | Path = FILE) -> Config:
     return made
 
 
+_ABOVE_0 = (
+    "concurrency", "requests_per_minute", "tokens_per_minute", "attempts", "deadline", "timeout", "samples", "max_tokens",
+)  # fmt: skip
+
+
 def _check(config: Config, source: Path, text: str) -> None:
     """Refuse what no type shows."""
-    for role in ("primary", "guardian"):
-        model: Model = getattr(config, role)
-        for name in ("concurrency", "attempts", "deadline", "timeout", "samples", "max_tokens"):
+    for role in ("primary", "guardian", "judge", "stronger"):
+        model: Model | None = getattr(config, role)
+        if model is None:
+            continue
+        for name in _ABOVE_0:
             value = getattr(model, name, None)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 line = line_of(text, (role,), name)
                 raise ConfigError(f"{source}: line {line}: {name} must be above 0; got {value!r}")
-        if config.task.form == "text" and not isinstance(model, Chat | Function):
+        if role != "stronger" and config.task.form == "text" and not isinstance(model, Chat | Function):
             line = line_of(text, (role,), "kind")
             raise ConfigError(f"{source}: line {line}: text form needs kind 'chat' or 'function' as {role}")
     primary = config.primary
@@ -250,6 +257,13 @@ def _check(config: Config, source: Path, text: str) -> None:
         raise ConfigError(
             f'{source}: line {line_of(text, ("primary",), None)}: in text form the Primary needs confidence = "logprob" '
             'or "ask"; without one it can only defer'
+        )
+    guardian = config.guardian
+    pair = (primary, guardian) if isinstance(primary, Function) and isinstance(guardian, Function) else None
+    if pair is not None and pair[0].name == pair[1].name and pair[0].function != pair[1].function:
+        raise ConfigError(
+            f"{source}: line {line_of(text, ('guardian',), 'name')}: both functions are called {pair[0].name!r}; give each "
+            "its own, since replies and certificates are bound to it"
         )
     if not config.alpha > 0:
         raise ConfigError(f"{source}: line {line_of(text, (), 'alpha')}: alpha must be above 0; got {config.alpha!r}")
@@ -309,8 +323,23 @@ def line_of(text: str, section: tuple[str, ...], key: str | None) -> int:
     return header
 
 
+def with_task(config: Config, path: str | Path, **changed: Any) -> Config:
+    """The configuration with another task, such as a form given on the command line, checked as if it stood in the file.
+
+    Raises:
+        ConfigError: the models do not go with it.
+    """
+    made = structs.replace(config, task=structs.replace(config.task, **changed))
+    _check(made, Path(path), Path(path).read_text(encoding="utf-8"))
+    return made
+
+
 def write_pinned(path: str | Path, pinned: Mapping[str, Pinned]) -> None:
-    """Write what was found out into the configuration, under [ROLE.pinned]; the rest stays as it is, comments too."""
+    """Write what was found out into the configuration, under [ROLE.pinned]; the rest stays as it is, comments too.
+
+    Raises:
+        ConfigError: the file writes its models in another way than as sections; it is left as it was.
+    """
     source = Path(path)
     kept: list[str] = []
     dropping = False
@@ -325,7 +354,15 @@ def write_pinned(path: str | Path, pinned: Mapping[str, Pinned]) -> None:
     for role, found in pinned.items():
         kept += ["", f"[{role}.pinned]  # found out by `arbitrage check`; part of the identity"]
         kept += [f"{name} = {_toml(value)}" for name, value in structs.asdict(found).items() if value is not None]
-    write_text(source, "\n".join(kept) + "\n")
+    text = "\n".join(kept) + "\n"
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{source}: what was found out cannot be written into it ({error}); write each model as a section of its own, "
+            "[primary], and drop `pinned = ...` in it"
+        ) from error
+    write_text(source, text)
 
 
 def _toml(text: object) -> str:

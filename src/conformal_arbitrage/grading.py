@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from conformal_arbitrage.errors import OptionError, ScorerError
+from conformal_arbitrage.errors import OptionError, ReplyError
 from conformal_arbitrage.scorers.answers import rating
 from conformal_arbitrage.scorers.base import Call, Identity, Port, Reply, fingerprint, is_number
 from conformal_arbitrage.scorers.chat import PATH, Settings, message_of
@@ -129,17 +129,21 @@ class JudgeGrader:
         return {"kind": "judge", "endpoint": self.port.origin, **self.settings.identity, **asking}
 
     async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:
-        """What the model says; None if it cannot be read."""
+        """What the model says.
+
+        Raises:
+            ScorerError: it says nothing that can be read.
+        """
         reference = "" if expected is None else f"\n# Reference answer\n{expected}\n"
         asked = _JUDGE.format(conversation=transcript(request.messages), reference=reference, answer=answer)
         limit = self.settings.max_tokens or 50
         body = self.settings.body(default_limit=limit) | {"messages": [{"role": "user", "content": asked}]}
-        try:
-            reply = await self.port.call(Call(path=PATH, body=body, id=request.id, output_limit=limit))
-            text = str(message_of(reply, self.settings, reply.spent)["content"])
-        except ScorerError:
-            return None
-        return rating(text, "grade")
+        reply = await self.port.call(Call(path=PATH, body=body, id=request.id, output_limit=limit))
+        text = str(message_of(reply, self.settings, reply.spent)["content"])
+        grade = rating(text, "grade")
+        if grade is None:
+            raise ReplyError(f"there is no grade from 0 to 1 in {text!r:.200}", spent=reply.spent, raw=text)
+        return grade
 
 
 class _GradingPerson:

@@ -48,7 +48,7 @@ from conformal_arbitrage.scorers.sampling import SamplingScorer, named_option
 from conformal_arbitrage.scorers.wrappers import Breaker, Cache, Capped, Gate, Limit, Priced, Purse, Retry
 
 _NO_PRICE = Human(name="grader")
-Section = Literal["primary", "guardian", "judge"]
+Section = Literal["primary", "guardian", "judge", "stronger"]
 CONCURRENCY = 16
 
 
@@ -60,7 +60,7 @@ class Extras:
     purse: Purse | None = None
     replies: Path | None = None
     breaker: bool = False
-    instead: Callable[[Port, Pricing | None], Port] | None = None
+    instead: Callable[[Port, Pricing | None, str], Port] | None = None
 
 
 class Models:
@@ -101,12 +101,18 @@ class Models:
         model = self.section(role)
         if isinstance(model, Function):
             answerer: Any = load_object(model.function)
+            if not hasattr(answerer, "answer") or not hasattr(answerer, "identity"):
+                raise ConfigError(
+                    f"[{role}] {model.function}: in text form it must be an object with `answer` and `identity`"
+                )
             return answerer
         if not isinstance(model, Chat):
             raise ConfigError(f"[{role}] kind must be chat or function to answer in free text")
         pinned = _pinned(model, role)
         confidence = model.confidence if role == "primary" else None
-        return ChatAnswerer(port=self.port(model), settings=_settings(model), confidence=confidence, mode=pinned.mode)
+        return ChatAnswerer(
+            port=self.port(model, role), settings=_settings(model), confidence=confidence, mode=pinned.mode
+        )
 
     def policy(self, calibration: Calibration, allow: Collection[str] = ()) -> ConformalArbitrage:
         """The calibrated policy over menus."""
@@ -133,46 +139,47 @@ class Models:
         if how in COMPARISONS:
             return Comparison(how)
         if how == "human":
-            return HumanGrader(self.terminal, through=lambda port: self._around(port, _NO_PRICE))
+            return HumanGrader(self.terminal, through=lambda port: self._around(port, _NO_PRICE, "judge"))
         if how == "judge":
             model = self.section("judge")
             if not isinstance(model, Chat):
                 raise ConfigError("[judge] must be of kind chat")
-            return JudgeGrader(port=self.port(model), settings=_settings(model))
+            return JudgeGrader(port=self.port(model, "judge"), settings=_settings(model))
         if not how.startswith("python:"):
             known = ", ".join([*COMPARISONS, "judge", "human", "python:MODULE:FUNCTION"])
             raise ConfigError(f"there is no grader {how!r}; there are {known}")
         function: Any = load_object(how)
         return FunctionGrader(function=function, name=how.removeprefix("python:"))
 
-    def port(self, model: Model) -> Port:
+    def port(self, model: Model, role: Section) -> Port:
         """An endpoint with all that goes around it."""
         if not isinstance(model, Network):
             raise ConfigError("this kind has no endpoint")
         endpoint = Endpoint(model.url, key=key_from(model.key_env), key_header=model.key_header, timeout=model.timeout)
         self._open.push_async_callback(endpoint.close)
-        return self._around(endpoint, model)
+        return self._around(endpoint, model, role)
 
     def _scorer(self, model: AnyModel, role: Section) -> Scorer:
         if isinstance(model, Replay):
             return ReplayScorer.read(Path(self.config.folder) / model.log, model.column)
         if isinstance(model, Human):
-            return HumanScorer(name=model.name, terminal=self.terminal, through=lambda p: self._around(p, model))
+            return HumanScorer(name=model.name, terminal=self.terminal, through=lambda p: self._around(p, model, role))
         if isinstance(model, Local):
             weights = None if model.weights is None else Path(self.config.folder) / model.weights
-            return LocalScorer(LocalModel(weights), through=lambda p: self._around(p, model))
+            return LocalScorer(LocalModel(weights), through=lambda p: self._around(p, model, role))
         if isinstance(model, Function):
             function: Any = load_object(model.function)
-            return FunctionScorer(function, name=model.name, through=lambda p: self._around(p, model))
+            return FunctionScorer(function, name=model.name, through=lambda p: self._around(p, model, role))
         return self._network_scorer(model, role)
 
     def _network_scorer(self, model: Chat | Logprob | Samples | Decisions, role: Section) -> Scorer:
         if isinstance(model, Decisions):
-            served = (model.pinned or Pinned()).served
+            served = _pinned(model, role).served
             return DecisionsScorer(
-                port=self.port(model), model=model.model, served=served, instructions=model.instructions
+                port=self.port(model, role), model=model.model, served=served, instructions=model.instructions
             )
-        settings, port = _settings(model), self.port(model)
+        _pinned(model, role)
+        settings, port = _settings(model), self.port(model, role)
         if isinstance(model, Logprob):
             return LogprobScorer(port=port, settings=settings)
         if isinstance(model, Samples):
@@ -181,10 +188,10 @@ class Models:
         mode = _pinned(model, role).mode
         return ChatScorer(port=port, settings=settings, prompt=_prompt(model.prompt), mode=mode, reask=model.reask)
 
-    def _around(self, port: Port, model: Model) -> Port:
+    def _around(self, port: Port, model: Model, role: Section) -> Port:
         pricing = pricing_of(model)
         if self._extras.instead is not None:
-            return self._extras.instead(port, pricing)
+            return self._extras.instead(port, pricing, role)
         port = Priced(port, pricing)
         if self._extras.purse is not None and not isinstance(model, Human):
             if pricing is None:
@@ -203,9 +210,9 @@ class Models:
             requests_per_minute=model.requests_per_minute,
             tokens_per_minute=model.tokens_per_minute,
         )
-        port = Limit(port, own) if shared is None else Limit(Limit(port, own), shared)
+        port = Limit(port if shared is None else Limit(port, shared), own)  # no shared slot is held while rates wait
         if self._extras.replies is not None:
-            return self._cache(Cache(port, self._extras.replies, per_query=True))
+            return self._cache(Cache(port, self._extras.replies, per_query=True, role=role))
         return port if model.cache is None else self._cache(Cache(port, Path(self.config.folder) / model.cache))
 
     def _cache(self, cache: Cache) -> Port:
@@ -215,13 +222,13 @@ class Models:
 
 def pricing_of(model: Model) -> Pricing | None:
     """What a model costs: as configured, else by the provider's list; None if unknown."""
-    if model.price is not None or model.price_per_call:
+    if model.price is not None or model.price_per_call is not None:
         into, out = model.price or (0.0, 0.0)
-        return Price(input=into, output=out, per_call=model.price_per_call)
+        return Price(input=into, output=out, per_call=model.price_per_call or 0.0)
     return list_price(model.model, model.url) if isinstance(model, Network) else None
 
 
-def _pinned(model: Chat, role: str) -> Pinned:
+def _pinned(model: Network, role: str) -> Pinned:
     if model.pinned is None:
         raise ConfigError(
             f"it is not known yet how {model.model} wants to be asked ([{role}]); run `arbitrage check`, which finds out "

@@ -19,7 +19,7 @@ import numpy as np
 from conformal_arbitrage.certificate import Calibration
 from conformal_arbitrage.core.gaps import as_row, gaps
 from conformal_arbitrage.errors import GuardianError, OptionError, ScorerError, StaleCalibrationError
-from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, spent_of
+from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, checked_scores, spent_of
 from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Role, Spent
 
 Asked = TypeVar("Asked", contravariant=True)
@@ -206,7 +206,7 @@ async def scored(role: Role, scorer: Scorer, query: Query) -> Leg:
     """Ask a model for scores; a failure is part of the leg."""
     start = time.perf_counter()
     try:
-        scores = await scorer.score(query)
+        scores = await checked_scores(scorer, query)
     except ScorerError as error:
         return _failed(role, error, start)
     seconds = time.perf_counter() - start

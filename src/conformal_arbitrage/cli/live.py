@@ -140,7 +140,7 @@ def collect(questions: str, *, output: str, config: str, dry_run: bool, as_json:
     file_format(Path(output))
     writable(output)
     plan = Collection(
-        config=_as_asked(read_config(config), asked),
+        config=_as_asked(read_config(config), config, asked),
         rows=_read_rows(questions, asked["form"], asked),
         output=output,
         grade=asked["grade"],
@@ -161,14 +161,13 @@ def collect(questions: str, *, output: str, config: str, dry_run: bool, as_json:
     _show_collected(log, output, as_json=as_json)
 
 
-def _as_asked(config: "Config", asked: dict[str, Any]) -> "Config":
+def _as_asked(config: "Config", path: str, asked: dict[str, Any]) -> "Config":
     """The configuration with the options of this call; sets the form they left open."""
-    from msgspec import structs
+    from conformal_arbitrage.config import with_task
 
     asked["form"] = asked["form"] or config.task.form
     shuffle = config.task.shuffle_options or asked["shuffle_options"]
-    task = structs.replace(config.task, form=asked["form"], shuffle_options=shuffle)
-    return structs.replace(config, task=task)
+    return with_task(config, path, form=asked["form"], shuffle_options=shuffle)
 
 
 def _read_rows(questions: str, form: str, asked: dict[str, Any]) -> "Menus | Requests":
@@ -252,18 +251,23 @@ def show_estimate(estimates: "list[Estimated]", *, as_json: bool) -> None:
 def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
     from conformal_arbitrage.collect import replies_path, summary
     from conformal_arbitrage.pricing import dollars
+    from conformal_arbitrage.scorers.wrappers import stored_cost
 
     found = summary(log)
+    known, unknown = stored_cost(replies_path(output))
+    found["cost"] = None if unknown else known
     if as_json:
         options.print_json({**found, "output": output, "replies": str(replies_path(output))})
         return
     for role in ("primary", "guardian"):
         failed, cost = found[f"{role}_failures"], found[f"{role}_cost"]
         click.echo(f"{role}: {found['rows']} rows, {failed} failed, cost {dollars(cost)}")
+    click.echo(f"all replies, graders' and earlier runs' included: cost {dollars(found['cost'])}")
     if found["missing_guardian_rows"]:
         options.warn(
-            f"{found['missing_guardian_rows']} rows have no Guardian score: run the same command again to ask once more, or "
-            "calibrate with --missing-guardian worst_case"
+            f"{found['missing_guardian_rows']} rows have no Guardian score: run the same command again to repeat the calls "
+            "that failed (a reply that came and cannot be read is kept, and not asked for again), or calibrate with "
+            "--missing-guardian worst_case; the column guardian_error says why"
         )
     click.echo(f"Written: {output}; raw replies in {replies_path(output)}")
 
@@ -300,8 +304,9 @@ def ask(
     from conformal_arbitrage.types import ChatRequest, Query
 
     beside = key_path(certificate)
-    key = read_key(key_file) if key_file else read_key(beside) if beside.exists() else None
-    calibration = Calibration.load(certificate, key=key)
+    calibration = Calibration.load(certificate, key=read_key(key_file) if key_file else None)
+    if calibration.key_sha256 is not None and calibration.key is None and beside.exists():
+        calibration = Calibration.load(certificate, key=read_key(beside))
     read = read_config(config)
     if bool(actions) != (read.task.form == "menu"):
         raise click.UsageError(
@@ -337,12 +342,10 @@ def _show_decision(decision: "Decision", alpha: float) -> None:
     from conformal_arbitrage.pricing import dollars
 
     answer = decision.answer if isinstance(decision.answer, str) else json.dumps(decision.answer, ensure_ascii=False)
-    relaxation = "no relaxation" if decision.relaxation is None else f"the relaxation {decision.relaxation:.4g}"
-    sign = "more than" if decision.decided_by == "primary" else "not more than"
     facts = [
         ("answer", str(answer)),
         ("decided by", decision.decided_by),
-        ("why", f"the Primary leads by {decision.margin:.4g}, {sign} {relaxation}"),
+        ("why", _why(decision)),
         (
             "guarantee",
             f"expected loss at most {alpha:g}" if decision.no_guarantee is None else f"none: {decision.no_guarantee}",
@@ -357,3 +360,19 @@ def _show_decision(decision: "Decision", alpha: float) -> None:
         for leg in decision.legs
     ]
     options.print_facts([*facts, ("id", str(decision.id))])
+
+
+def _why(decision: "Decision") -> str:
+    """What the rule saw."""
+    if len(decision.candidates) == 1 and not decision.legs:
+        return "there is one action only"
+    if any(leg.role == "primary" and leg.error for leg in decision.legs):
+        return "the Primary failed, so it has no opinion"
+    if decision.relaxation is None:
+        return "this certificate defers every query"
+    leads = f"the Primary leads by {decision.margin:.4g}"
+    if decision.decided_by != "primary":
+        return f"{leads}, not more than the relaxation {decision.relaxation:.4g}"
+    if decision.margin > decision.relaxation:
+        return f"{leads}, more than the relaxation {decision.relaxation:.4g}"
+    return f"{leads}, exactly the relaxation, and the draw of this id lets it stand"

@@ -86,13 +86,14 @@ def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) ->
     """The budget and what the Guardian sees: as given, else as arbitrage.toml says."""
     from conformal_arbitrage.config import FILE, read_config
 
-    if config is None and alpha is not None:
-        return alpha, guardian_sees
-    if config is None and not Path(FILE).exists():
-        raise click.UsageError(f"give --alpha, the risk budget; there is no {FILE} here to take it from")
-    read = read_config(config or FILE)
     source = click.get_current_context().get_parameter_source("guardian_sees")
     given = source is not click.core.ParameterSource.DEFAULT
+    absent = config is None and not Path(FILE).exists()
+    if alpha is not None and (absent or (given and config is None)):
+        return alpha, guardian_sees
+    if absent:
+        raise click.UsageError(f"give --alpha, the risk budget; there is no {FILE} here to take it from")
+    read = read_config(config or FILE)
     return alpha or repr(read.alpha), guardian_sees if given else read.guardian_sees
 
 

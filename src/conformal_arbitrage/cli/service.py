@@ -58,7 +58,13 @@ def _announce(url: str, policy: str) -> None:
 
 @click.group()
 def keys() -> None:
-    """API keys of the gateway."""
+    """API keys of the gateway.
+
+    \b
+    arbitrage keys create --scope call
+    arbitrage keys list
+    arbitrage keys revoke ID
+    """
 
 
 @keys.command()
@@ -109,7 +115,13 @@ def revoke(id: str, *, config: str) -> None:
 
 @click.group()
 def records() -> None:
-    """The decision record: export, prune, verify."""
+    """The decision record: export, prune, verify.
+
+    \b
+    arbitrage records export --policy support --score-log -o log.parquet
+    arbitrage records verify
+    arbitrage records prune --older-than 90
+    """
 
 
 @records.command()

@@ -14,7 +14,16 @@ from typing import Any, Literal, cast, get_args
 
 from conformal_arbitrage.errors import ReplyError, ScorerError
 from conformal_arbitrage.scorers.base import Answer, Call, Identity, Port, Reply, fingerprint, is_number, spent_of
-from conformal_arbitrage.scorers.chat import PATH, Mode, Settings, TokenField, choice_of, message_of, served_by
+from conformal_arbitrage.scorers.chat import (
+    PATH,
+    Mode,
+    Settings,
+    TokenField,
+    choice_of,
+    message_of,
+    response_format,
+    served_by,
+)
 from conformal_arbitrage.scorers.logprob import LOWEST
 from conformal_arbitrage.scorers.prompts import json_object
 from conformal_arbitrage.types import ChatRequest, Spent, content_text, transcript
@@ -62,6 +71,7 @@ class ChatAnswerer:
         found: dict[str, Any] = {"confidence": self.confidence}
         if self.confidence == "ask":
             found |= {"prompt_sha256": fingerprint(_RATE), "mode": self.mode, "parser": "json confidence; 1"}
+            found["rating_limit"] = max(_RATING_LIMIT, self.settings.max_tokens or 0)
         return {"kind": "answer", "endpoint": self.port.origin, **self.settings.identity, **found}
 
     async def answer(self, request: ChatRequest) -> Answer:
@@ -79,6 +89,11 @@ class ChatAnswerer:
         limit = asked if isinstance(asked, int) else None
         reply = await self.port.call(Call(path=PATH, body=body, id=request.id, output_limit=limit))
         message = message_of(reply, self.settings, reply.spent, tools=True)
+        try:
+            answer_text(message)  # what cannot be graded in a log does not stand in a live decision either
+        except ReplyError as error:
+            error.spent = reply.spent
+            raise
         sure, spent = await self._confidence(request, message, reply)
         return Answer(message=message, confidence=sure, spent=spent, document=reply.document, served=served_by(reply))
 
@@ -99,7 +114,7 @@ class ChatAnswerer:
         asked = _RATE.format(conversation=transcript(request.messages), answer=answer_text(message))
         limit = max(_RATING_LIMIT, self.settings.max_tokens or 0)
         body = self.settings.body() | {self.settings.token_field: limit}
-        body |= {"messages": [{"role": "user", "content": asked}], **_rating_format(self.mode)}
+        body |= {"messages": [{"role": "user", "content": asked}], **response_format(self.mode, "rating", _RATING)}
         reply = await self.port.call(Call(path=PATH, body=body, id=request.id, sample=1, output_limit=limit))
         text = content_text(message_of(reply, self.settings, reply.spent)["content"])
         return rating(text, "confidence"), reply.spent
@@ -124,15 +139,6 @@ def mean_probability(choice: Mapping[str, Any]) -> float | None:
     if not known or len(known) < len(values):
         return None
     return min(1.0, math.exp(sum(known) / len(known)))
-
-
-def _rating_format(mode: Mode) -> dict[str, Any]:
-    if mode == "plain":
-        return {}
-    if mode == "json_object":
-        return {"response_format": {"type": "json_object"}}
-    named = {"name": "rating", "schema": _RATING, "strict": True}
-    return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
 def answer_text(message: Mapping[str, Any]) -> str:

@@ -11,9 +11,10 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeGuard, TypeVar, cast
 
+from conformal_arbitrage.core.gaps import LARGEST_SCORE
 from conformal_arbitrage.errors import ArbitrageError, CostLimitError, ReplyError, ScorerError
 from conformal_arbitrage.types import ChatRequest, Query, Spent
 
@@ -142,6 +143,18 @@ def fingerprint(document: object) -> str:
 def spent_of(error: ScorerError) -> Spent:
     """What a failure took."""
     return error.spent if isinstance(error.spent, Spent) else Spent()
+
+
+async def checked_scores(scorer: Scorer, query: Query) -> Scores:
+    """A scorer's numbers, one per action and finite, whoever wrote the scorer.
+
+    Raises:
+        ScorerError: there are none, or not as many as there are actions.
+    """
+    scores = await scorer.score(query)
+    wide = {"lowest": -LARGEST_SCORE, "highest": LARGEST_SCORE}
+    values = check_values(scores.values, len(query.actions), spent=scores.spent, raw=scores.raw, **wide)
+    return replace(scores, values=values)
 
 
 async def together(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:

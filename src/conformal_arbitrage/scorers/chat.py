@@ -56,7 +56,7 @@ class Settings:
     @property
     def identity(self) -> dict[str, Any]:
         """All settings."""
-        names = ("model", "served", "temperature", "max_tokens", "reasoning_effort", "seed")
+        names = ("model", "served", "temperature", "max_tokens", "token_field", "reasoning_effort", "seed")
         return {name: getattr(self, name) for name in names}
 
 
@@ -120,18 +120,32 @@ class ChatScorer:
 
     def _format(self, actions: int) -> dict[str, Any]:
         schema = self.prompt.schema(actions)
-        if self.mode == "plain" or schema is None:
-            return {}
-        if self.mode == "json_object":
-            return {"response_format": {"type": "json_object"}}
-        named = {"name": "scores", "schema": schema, "strict": True}
-        return {"response_format": {"type": "json_schema", "json_schema": named}}
+        return {} if schema is None else response_format(self.mode, "scores", schema)
+
+
+def response_format(mode: Mode, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The field that asks for structured output, in the given mode."""
+    if mode == "plain":
+        return {}
+    if mode == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    named = {"name": name, "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
 def served_by(reply: Reply) -> str | None:
     """The model that answered, as the endpoint names it."""
     name = reply.document.get("model")
     return name if isinstance(name, str) else None
+
+
+def other_model(served: str | None, pinned: str, spent: Spent) -> ReplyError:
+    """Another model answered than the one that was checked."""
+    return ReplyError(
+        f"the endpoint answered as {served!r:.80}, not as {pinned!r}, with which it was checked; run `arbitrage check` and "
+        "collect and calibrate again",
+        spent=spent,
+    )
 
 
 def choice_of(reply: Reply, settings: Settings, spent: Spent) -> dict[str, Any]:
@@ -142,11 +156,7 @@ def choice_of(reply: Reply, settings: Settings, spent: Spent) -> dict[str, Any]:
     """
     served = served_by(reply)
     if settings.served is not None and served != settings.served:
-        raise ReplyError(
-            f"the endpoint answered as {served!r:.80}, not as {settings.served!r}, with which it was checked; run "
-            "`arbitrage check`, then collect and calibrate again",
-            spent=spent,
-        )
+        raise other_model(served, settings.served, spent)
     choices: object = reply.document.get("choices")
     first = cast("list[object]", choices)[0] if isinstance(choices, list) and choices else None
     if not isinstance(first, dict):

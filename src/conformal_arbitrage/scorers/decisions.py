@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from conformal_arbitrage.errors import RefusalError, ReplyError
 from conformal_arbitrage.scorers.base import Call, Identity, Port, Scores, check_values, fingerprint
-from conformal_arbitrage.scorers.chat import served_by
+from conformal_arbitrage.scorers.chat import other_model, served_by
 from conformal_arbitrage.types import Query
 
 PATH = "/decisions"
@@ -60,7 +60,7 @@ class DecisionsScorer:
         reply = await self.port.call(Call(path=PATH, body=body, id=query.id, output_limit=count + 16))
         served = served_by(reply)
         if self.served is not None and served != self.served:
-            raise ReplyError(f"the endpoint answered as {served!r:.80}, not as {self.served!r}", spent=reply.spent)
+            raise other_model(served, self.served, reply.spent)
         raw = repr(reply.document.get("answers"))[:2000]
         found = self._probabilities(reply.document.get("answers"))
         if found is None:

@@ -80,10 +80,9 @@ def _keys(stream: int) -> Generator[None]:
 class HumanPort:
     """A person as a port."""
 
-    origin = "human"
-
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: Terminal, name: str) -> None:
         self._terminal = terminal
+        self.origin = f"human:{name}"  # replies are stored under it: nobody is taken for another person
 
     async def call(self, call: Call) -> Reply:
         """Show the options and take the key."""
@@ -111,7 +110,7 @@ class HumanScorer:
         self, *, name: str, terminal: Terminal | None = None, through: Callable[[Port], Port] = lambda port: port
     ) -> None:
         self._name = name
-        self._port = through(HumanPort(terminal or Terminal()))
+        self._port = through(HumanPort(terminal or Terminal(), name))
 
     @property
     def identity(self) -> Identity:

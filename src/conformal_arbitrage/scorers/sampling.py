@@ -53,7 +53,8 @@ class SamplingScorer:
         """Endpoint, settings, prompt, k and the normaliser's name."""
         limits = {"max_tokens": self.settings.max_tokens or 8}
         asking = {"prompt": "letters", "prompt_sha256": LETTERS_SHA256, "samples": self.samples}
-        parser = f"{getattr(self.normaliser, '__name__', type(self.normaliser).__name__)}; 2"
+        named = getattr(self.normaliser, "__qualname__", type(self.normaliser).__qualname__)
+        parser = f"{getattr(self.normaliser, '__module__', '')}:{named}; 2"
         who = {"kind": "sampling", "endpoint": self.port.origin}
         return {**who, **self.settings.identity, **limits, **asking, "parser": parser, "option_order": "as given"}
 

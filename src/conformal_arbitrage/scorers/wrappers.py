@@ -302,13 +302,15 @@ class Cache:
     Args:
         port: what is called for what is not stored.
         path: the file, made if absent.
+        role: whose replies these are; a model that plays two roles is asked for each.
         per_query: keep each query's own replies, at what they cost when they were made, as a collection does; else
             equal requests share a reply, and one that is found costs nothing.
     """
 
-    def __init__(self, port: Port, path: str | Path, *, per_query: bool = False) -> None:
+    def __init__(self, port: Port, path: str | Path, *, per_query: bool = False, role: str = "") -> None:
         self.port = port
         self._per_query = per_query
+        self._role = role
         self._connection = _open(Path(path))
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -350,7 +352,7 @@ class Cache:
 
     def _key(self, call: Call) -> str:
         whose = call.id if self._per_query else None
-        return fingerprint([self.origin, call.path, call.body, call.sample, whose])
+        return fingerprint([self._role, self.origin, call.path, call.body, call.sample, whose])
 
 
 class _Stored(msgspec.Struct):
