@@ -3,10 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-live lint bench clean
+.PHONY: demo demo-serve test test-live lint bench clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
+
+demo-serve: .venv/.installed
+	$(BIN)/arbitrage demo --out demo > /dev/null
+	$(BIN)/arbitrage serve --config demo/arbitrage.toml
 
 test: .venv/.installed-dev
 	$(BIN)/pytest --numprocesses=auto

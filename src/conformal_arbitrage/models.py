@@ -161,7 +161,7 @@ class Models:
 
     def _scorer(self, model: AnyModel, role: Section) -> Scorer:
         if isinstance(model, Replay):
-            return ReplayScorer.read(Path(self.config.folder) / model.log, model.column)
+            return ReplayScorer.read(Path(self.config.folder) / model.log, model.column, cost=model.price_per_call)
         if isinstance(model, Human):
             return HumanScorer(name=model.name, terminal=self.terminal, through=lambda p: self._around(p, model, role))
         if isinstance(model, Local):

@@ -1,10 +1,14 @@
 """router-log and demo."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from conformal_arbitrage.cli import options
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.demo import Served
 
 
 @click.command(name="router-log")
@@ -114,4 +118,18 @@ def demo(*, out: str, as_json: bool) -> None:
     show_frontier(shown.frontier)
     click.echo("4. A pair that is not worth it: SmolLM2-135M answers, Qwen2.5-Coder-1.5B is the Guardian\n")
     click.echo(shown.poor.verdict)
+    if shown.served is not None:
+        _show_served(shown.served)
     click.echo("\nWritten: " + ", ".join(shown.files))
+
+
+def _show_served(served: "Served") -> None:
+    from conformal_arbitrage.demo import ALPHA
+
+    click.echo("\n5. The same in production: an OpenAI-compatible gateway on this machine   arbitrage serve\n")
+    saved = served.questions - served.deferred
+    click.echo(
+        f"{served.questions} questions that were not used for calibration were sent to POST /v1/decisions. The expert was "
+        f"asked {served.deferred} times,\n{saved} calls were saved: ${served.cost:.2f} instead of ${served.always:.2f}. The "
+        f"loss was {served.loss:.3f}; the quota is {ALPHA:g}.\n`make demo-serve` keeps it running."
+    )

@@ -3,10 +3,12 @@
 Knows nothing of routes.
 """
 
+import asyncio
 import hashlib
 import os
 import re
 import secrets
+import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -98,26 +100,35 @@ async def application(config: Config, store: Store | None = None) -> AsyncGenera
             await opened.close()
 
 
+@asynccontextmanager
+async def running(config: Config) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
+    """A gateway that listens: its address, and the task that ends when it is told to stop."""
+    async with application(config) as app:
+        listening = _listen(config.gateway.host, config.gateway.port)
+        settings = uvicorn.Config(
+            app, access_log=False, log_level="warning", loop="uvloop", http="httptools", lifespan="on",
+            timeout_graceful_shutdown=30, server_header=False, date_header=False,
+        )  # fmt: skip
+        server = uvicorn.Server(settings)
+        task = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started and not task.done():
+            await asyncio.sleep(0.005)
+        host, port = listening.getsockname()[:2]
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}", task
+        server.should_exit = True
+        await task
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port} ({error.strerror}); give another --port") from error
+
+
 async def serve(config: Config, *, started: Started) -> None:
     """Serve until told to stop; on SIGTERM requests under way are finished first."""
-    async with application(config) as app:
-        settings = uvicorn.Config(
-            app, host=config.gateway.host, port=config.gateway.port, access_log=False, log_level="warning",
-            loop="uvloop", http="httptools", timeout_graceful_shutdown=30, server_header=False, date_header=False,
-        )  # fmt: skip
-        await _Server(settings, started).serve()
-
-
-class _Server(uvicorn.Server):
-    """A server that says where it listens."""
-
-    def __init__(self, config: uvicorn.Config, started: Started) -> None:
-        super().__init__(config)
-        self._started = started
-
-    async def startup(self, sockets: Any = None) -> None:
-        """Listen, then say where."""
-        await super().startup(sockets)
-        if self.started:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._started(f"http://{host}:{port}")
+    async with running(config) as (url, task):
+        started(url)
+        await task

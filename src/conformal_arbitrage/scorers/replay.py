@@ -1,4 +1,4 @@
-"""ReplayScorer: recorded scores, or the answer key, by the query's id.
+"""ReplayScorer: recorded scores, or the answer key, by the query's id, or by an id that is the question's last line.
 
 Knows nothing of who made the scores.
 """
@@ -57,8 +57,14 @@ class ReplayScorer:
         return cls(log.id.tolist(), values, log.offsets, column=column, sha256=log.sha256(), costs=costs)
 
     @classmethod
-    def read(cls, path: str | Path, column: str) -> "ReplayScorer":
-        """A column of a file by its `id`: a list of scores per row, or the index of the right action."""
+    def read(cls, path: str | Path, column: str, *, cost: float | None = None) -> "ReplayScorer":
+        """A column of a file by its `id`: a list of scores per row, or the index of the right action.
+
+        Args:
+            path: the file.
+            column: whose scores.
+            cost: dollars that asking once stands for.
+        """
         with Table(path) as table:
             for name in ("id", column):
                 if name not in table.types:
@@ -68,14 +74,17 @@ class ReplayScorer:
             values = table.scalars(column) if lists is None else lists[0]
             sizes = None if lists is None else np.maximum(lists[1], 0)
         offsets = None if sizes is None else np.concatenate([[0], np.cumsum(sizes)])
-        return cls.of_values(ids, values, offsets, column=column)
+        return cls.of_values(ids, values, offsets, column=column, cost=cost)
 
     @classmethod
-    def of_values(cls, ids: list[str], values: Floats, offsets: Integers | None, *, column: str) -> "ReplayScorer":
+    def of_values(
+        cls, ids: list[str], values: Floats, offsets: Integers | None, *, column: str, cost: float | None = None
+    ) -> "ReplayScorer":
         """Scores, or right actions, at hand."""
         parts: list[Any] = ["\0".join(ids).encode(), values.tobytes(), b"" if offsets is None else offsets.tobytes()]
         digest = hashlib.sha256(b"\0\0".join(parts)).hexdigest()
-        return cls(ids, values, offsets, column=column, sha256=digest, costs=None)
+        costs = None if cost is None else np.full(len(ids), cost)
+        return cls(ids, values, offsets, column=column, sha256=digest, costs=costs)
 
     @property
     def identity(self) -> Identity:
@@ -85,6 +94,8 @@ class ReplayScorer:
     async def score(self, query: Query) -> Scores:
         """What was recorded for this id."""
         row = self._rows.get(query.id or "")
+        if row is None:  # a gateway makes ids of its own
+            row = self._rows.get(query.text.rsplit("\n", 1)[-1].removeprefix("user: "))
         if row is None:
             raise ReplyError(f"no row with id {query.id!r:.80} was recorded")
         places = range(len(query.actions)) if query.places is None else query.places
