@@ -24,18 +24,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def url():
-    command = [sys.executable, str(Path(__file__).with_name("serve.py"))]
-    server = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    yield server.stdout.readline().strip() + "/v1"
-    server.stdin.close()
-    server.wait(30)
-    server.stdout.close()
-
-
 def arbitrage(folder, *arguments):
     command = [str(Path(sys.executable).with_name("arbitrage")), *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
