@@ -170,11 +170,17 @@ def test_the_demo_runs_and_writes_its_files(run):
     assert "Worth routing" in shown
     assert "Not worth routing" in shown
     assert "assumed" in shown.lower()
-    assert sorted(p.name for p in Path("tour").iterdir()) == ["certificate.json", "frontier.png", "science.parquet"]
+    assert "300 questions that were not used for calibration" in shown
+    written = {"arbitrage.toml", "certificate.json", "frontier.png", "gateway.json", "science.parquet"}
+    assert written <= {p.name for p in Path("tour").iterdir()}
     run("verify", "tour/certificate.json", "tour/science.parquet")
     document = json.loads(run("demo", "--out", "tour", "--json").stdout)
     assert 0.4 < document["deferred"] < 0.6
     assert document["poor"]["worth_routing"] is False
+    served = document["served"]
+    assert served["loss"] < 0.1
+    assert served["deferred"] < 0.6 * served["questions"]
+    assert served["cost"] == pytest.approx(0.5 * served["deferred"] + 0.0002 * served["questions"])
 
 
 BAD = [

@@ -144,6 +144,7 @@ class Models:
             model = self.section("judge")
             if not isinstance(model, Chat):
                 raise ConfigError("[judge] must be of kind chat")
+            _pinned(model, "judge")
             return JudgeGrader(port=self.port(model, "judge"), settings=_settings(model))
         if not how.startswith("python:"):
             known = ", ".join([*COMPARISONS, "judge", "human", "python:MODULE:FUNCTION"])
@@ -206,7 +207,7 @@ class Models:
             port = Breaker(port)
         shared = self._extras.gate
         own = Gate(
-            concurrency=model.concurrency or (CONCURRENCY if shared is None else None),
+            concurrency=model.concurrency or (CONCURRENCY if self._extras == Extras() else None),
             requests_per_minute=model.requests_per_minute,
             tokens_per_minute=model.tokens_per_minute,
         )
