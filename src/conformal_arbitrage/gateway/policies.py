@@ -153,6 +153,11 @@ class PolicyTable:
             )
         return live
 
+    def exposes_all(self, name: str) -> bool:
+        """Whether callers may see relaxation and margin of a policy's decisions."""
+        settings = self._config.policies.get(name)
+        return settings is not None and settings.expose == "full"
+
     def all(self) -> list[LivePolicy]:
         """Every policy in force."""
         return list(self._live.values())
