@@ -131,8 +131,9 @@ def completion(name: str, decision: Decision, menu: Menu | None, arbitrage: Mapp
 def said(decision: Decision, menu: Menu | None) -> tuple[dict[str, Any], str]:
     """The assistant's message and why it ended."""
     if menu is not None:
-        text = str(decision.answer)
-        content = text if menu.field is None else json.dumps({menu.field: text}, ensure_ascii=False)
+        content = str(decision.answer)
+        if menu.field is not None:
+            content = json.dumps({menu.field: menu.values[decision.action or 0]}, ensure_ascii=False)
         return {"role": "assistant", "content": content, "refusal": None}, "stop"
     message = {"role": "assistant", "content": None, "refusal": None, **_plain(decision.answer)}
     reply: Any = next((leg.reply for leg in reversed(decision.legs) if leg.role == decision.decided_by), None)

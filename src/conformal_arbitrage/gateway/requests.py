@@ -73,10 +73,17 @@ class DecisionsRequest(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Menu:
-    """A choice from a menu inside a chat request; `field` is the property of a JSON answer, None for plain text."""
+    """A choice from a menu inside a chat request.
+
+    Attributes:
+        actions: the texts a model chooses from.
+        field: the property of a JSON answer, None for plain text.
+        values: what the property may be, in the actions' order.
+    """
 
     actions: tuple[str, ...]
-    field: str | None
+    field: str | None = None
+    values: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +159,7 @@ def _described(value: str, description: str | None) -> str:
     return value if not description else f"{value}: {description}"
 
 
-def _word(value: str | bool) -> str:
+def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -202,19 +209,24 @@ def _check_completion(body: Mapping[str, Any]) -> None:
 
 
 def _menu(body: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
+    tools = next((name for name in ("tools", "functions") if body.get(name)), None)
     if body.get("arbitrage") is not None:
+        if tools is not None:
+            raise RequestError(f"{tools} and arbitrage.actions do not go together", status=422, param=tools)
         actions = _texts(_object(body["arbitrage"]).get("actions"), "arbitrage.actions")
-        return Menu(actions=check_actions(actions, limits), field=None)
+        return Menu(actions=check_actions(actions, limits))
+    if tools is not None:
+        return None
     schema = _object(_object(_object(body.get("response_format")).get("json_schema")).get("schema"))
     properties = _object(schema.get("properties"))
     if schema.get("type") != "object" or len(properties) != 1:
         return None
     field, inner = next(iter(properties.items()))
     options: object = _object(inner).get("enum")
-    listed = cast("list[object]", options) if isinstance(options, list) else []
-    if not listed or not all(isinstance(option, str) for option in listed):
+    listed = tuple(cast("list[Any]", options)) if isinstance(options, list) else ()
+    if not listed or any(isinstance(option, list | dict) for option in listed):
         return None
-    return Menu(actions=check_actions(tuple(cast("list[str]", listed)), limits), field=field)
+    return Menu(actions=check_actions(tuple(map(_word, listed)), limits), field=field, values=listed)
 
 
 def _object(value: object) -> dict[str, Any]:
