@@ -187,7 +187,7 @@ class Gateway:
         id = new_id()
         if asked.menu is not None:
             query = Query(asked.body["messages"], asked.menu.actions, id=id)
-            return await self._decider.menu(policy, query, caller.id)
+            return await self._decider.menu(policy, query, caller.id, asked.body)
         return await self._decider.text(policy, ChatRequest(asked.body, id=id), caller.id)
 
     async def _commit(
