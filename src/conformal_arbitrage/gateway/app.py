@@ -82,7 +82,7 @@ def create_app(parts: Parts) -> Starlette:
         Route("/health/ready", gateway.ready),
         Route("/openapi.json", _schema),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _no_route, 405: _no_route})
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=_HANDLERS)
     app.router.redirect_slashes = False
     return app
 
@@ -319,12 +319,13 @@ def _refused(error: ArbitrageError) -> Response:
 def _error_document(error: ArbitrageError) -> tuple[int, dict[str, Any], dict[str, str]]:
     if isinstance(error, RequestError):
         return error.status, replies.refusal_body(error), error.headers
-    status, code = 500, "internal_error"
+    _log.error("%s: %s", type(error).__name__, error)  # callers are not told: it may quote an endpoint or a path
+    status, code, text = 500, "internal_error", "the request could not be served"
     if isinstance(error, StoreError):
-        status, code = 503, "record_unavailable"
+        status, code, text = 503, "record_unavailable", "decisions cannot be recorded, so none is made; try again later"
     elif isinstance(error, GuardianError):
-        status, code = 502, "guardian_failed"
-    return status, replies.error_body(str(error), code=code, status=status), {}
+        status, code, text = 502, "guardian_failed", "the Guardian was to decide and could not; try again later"
+    return status, replies.error_body(text, code=code, status=status), {}
 
 
 async def _gone(request: Request) -> None:
@@ -343,5 +344,14 @@ async def _schema(request: Request) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    text = f"{request.method} {request.url.path} is not served; /openapi.json lists what is"
-    return json_response(replies.error_body(text[:300], code="not_found", status=status), status=status)
+    text = f"{request.method} {request.url.path:.200} is not served; /openapi.json lists what is"
+    document = replies.error_body(text, code="not_found", status=status)
+    return json_response(document, status=status, headers=getattr(error, "headers", None))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A mistake of ours; the server's log has the traceback."""
+    return json_response(replies.error_body("something broke", code="internal_error", status=500), status=500)
+
+
+_HANDLERS = {404: _no_route, 405: _no_route, 500: _failed}

@@ -5,6 +5,7 @@ Knows nothing of how routes are implemented; a test holds the two together.
 
 from typing import Any
 
+_JSON = "application/json"
 _ERROR = {"$ref": "#/components/schemas/Error"}
 _MAP: dict[str, Any] = {"type": "object"}
 _TEXT = {"type": "string"}
@@ -84,11 +85,21 @@ _SCHEMAS: dict[str, Any] = {
 _ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503)
 
 
-def _operation(name: str, summary: str, *, body: str | None = None, reply: str | None = None, params: Any = ()) -> Any:
-    content: Any = {"application/json": {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}}
+def _operation(
+    name: str,
+    summary: str,
+    *,
+    body: str | None = None,
+    reply: str | None = None,
+    params: Any = (),
+    media: tuple[str, ...] = (_JSON,),
+) -> Any:
+    content: dict[str, Any] = {kind: {"schema": _TEXT} for kind in media}
+    if _JSON in content:
+        content[_JSON] = {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}
     responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
     responses |= {
-        str(status): {"description": "refused", "content": {"application/json": {"schema": _ERROR}}}
+        str(status): {"description": "refused", "content": {_JSON: {"schema": _ERROR}}}
         for status in _ERRORS
     }
     made: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
@@ -96,7 +107,7 @@ def _operation(name: str, summary: str, *, body: str | None = None, reply: str |
         made["parameters"] = list(params)
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body}"}
-        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        made["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
     return made
 
 
@@ -117,7 +128,10 @@ def schema() -> dict[str, Any]:
             "post": _operation("decide", "Choose, with a guarantee", body="DecisionsRequest", reply="Decision")
         },
         "/v1/chat/completions": {
-            "post": _operation("complete", "Chat, with a guarantee", body="ChatRequest", reply="ChatCompletion")
+            "post": _operation(
+                "complete", "Chat, with a guarantee", body="ChatRequest", reply="ChatCompletion",
+                media=(_JSON, "text/event-stream"),
+            )
         },
         "/v1/models": {"get": _operation("models", "The policies")},
         "/v1/arbitrage/records": {"get": _operation("records", "Stored decisions", reply="Records", params=filters)},
@@ -130,6 +144,8 @@ def schema() -> dict[str, Any]:
             "put": _operation("install", "Install a certificate", body="Install", params=name),
         },
         "/v1/arbitrage/policies/{name}/rollback": {"post": _operation("rollback", "Go back one version", params=name)},
+        "/v1/responses": {"post": _operation("responses", "Not served; says so")},
+        "/metrics": {"get": _operation("metrics", "Figures for Prometheus", media=("text/plain",))},
         "/health/live": {"get": _operation("live", "The process runs")},
         "/health/ready": {"get": _operation("ready", "It can serve")},
     }  # fmt: skip
