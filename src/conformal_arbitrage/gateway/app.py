@@ -22,7 +22,7 @@ from conformal_arbitrage.gateway import replies
 from conformal_arbitrage.gateway.answering import Answering, unless_gone
 from conformal_arbitrage.gateway.auditing import Auditor
 from conformal_arbitrage.gateway.deciding import Decider, Made
-from conformal_arbitrage.gateway.guards import Caller, Doorkeeper, Limits, is_loopback
+from conformal_arbitrage.gateway.guards import Caller, Doorkeeper, Limits, host_of, is_loopback
 from conformal_arbitrage.gateway.http import encoded, json_response, read_body
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.openapi import schema
@@ -99,7 +99,6 @@ class Gateway:
         self._limits = Limits(self._config)
         self._door = Doorkeeper(parts.store, open_house=parts.open_house)
         self._answering = Answering(parts.store, self._metrics)
-        self._open_house = parts.open_house
 
     def guarded(self, path: str, scope: Scope, run: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         """A route behind the door: key, host, limits; every error in one shape; one log line."""
@@ -107,7 +106,7 @@ class Gateway:
         async def route(request: Request) -> Response:
             start = time.perf_counter()
             try:
-                self._check_source(request)
+                await self._check_source(request)
                 caller = await self._door.caller(request.headers.get("authorization"), scope)
                 await self._policies.refresh()
                 with self._limits.admitted(caller):
@@ -124,15 +123,15 @@ class Gateway:
 
         return route
 
-    def _check_source(self, request: Request) -> None:
+    async def _check_source(self, request: Request) -> None:
         """Without keys a web page could call from this machine's browser: host and content type stop that."""
-        if self._open_house:
-            host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]")
+        if await self._door.is_open():
+            host = host_of(request.headers.get("host", ""))
             if not is_loopback(host):
                 raise RequestError(f"the host {host!r:.80} is not this machine", status=403, code="wrong_host")
         if request.method in ("POST", "PUT"):
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json" and not request.url.path.endswith("/rollback"):
+            if kind != "application/json":
                 raise RequestError("Content-Type must be application/json", status=415, code="content_type")
 
     async def _body(self, request: Request) -> bytes:

@@ -80,6 +80,7 @@ _SCHEMAS: dict[str, Any] = {
         grades=_nullable(_object(["primary", "guardian"], more=False, primary=_NUMBER, guardian=_NUMBER)),
         label={"anyOf": [{"type": "integer"}, _TEXT, {"type": "null"}]}, comment=_nullable(_TEXT),
     ),
+    "Nothing": {"type": "object"},
     "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run={"type": "boolean"}),
 }  # fmt: skip
 _ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503)
@@ -143,7 +144,9 @@ def schema() -> dict[str, Any]:
             "get": _operation("policy", "What is in force, and what was", params=name),
             "put": _operation("install", "Install a certificate", body="Install", params=name),
         },
-        "/v1/arbitrage/policies/{name}/rollback": {"post": _operation("rollback", "Go back one version", params=name)},
+        "/v1/arbitrage/policies/{name}/rollback": {
+            "post": _operation("rollback", "Go back one version", body="Nothing", params=name)
+        },
         "/v1/responses": {"post": _operation("responses", "Not served; says so")},
         "/metrics": {"get": _operation("metrics", "Figures for Prometheus", media=("text/plain",))},
         "/health/live": {"get": _operation("live", "The process runs")},
