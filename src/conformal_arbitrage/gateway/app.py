@@ -19,7 +19,7 @@ from starlette.routing import Route
 from conformal_arbitrage.config import Config
 from conformal_arbitrage.errors import ArbitrageError, GuardianError, RequestError, StoreError
 from conformal_arbitrage.gateway import replies
-from conformal_arbitrage.gateway.answering import Answering, unless_gone
+from conformal_arbitrage.gateway.answering import Answering, Replayed, unless_gone
 from conformal_arbitrage.gateway.auditing import Auditor
 from conformal_arbitrage.gateway.deciding import Decider, Made
 from conformal_arbitrage.gateway.guards import Caller, Doorkeeper, Limits, host_of, is_loopback
@@ -202,34 +202,36 @@ class Gateway:
         return done
 
     async def _answer(self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any) -> Response:
+        found = await self._found(request, caller, data, policy, work)
+        return Response(status_code=499) if found is None else _response(found.reply, again=found.again)
+
+    async def _found(
+        self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any
+    ) -> Replayed | None:
+        """The reply; None if the caller went away before, which is recorded."""
         name = request.headers.get("idempotency-key")
         found = await unless_gone(self._answering.answer(caller.id, name, data, work), _gone(request))
         if found is None:
             await self._answering.cancelled(new_id(), policy.name, caller.id)
-            return Response(status_code=499)
-        return _response(found.reply, again=found.again)
+        return found
 
     async def _streamed(self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any) -> Response:
         """Headers wait for the decision, or ten seconds; then comment lines keep the connection alive."""
-        name = request.headers.get("idempotency-key")
-        deciding = asyncio.ensure_future(
-            unless_gone(self._answering.answer(caller.id, name, data, work), _gone(request))
-        )
+        deciding = asyncio.ensure_future(self._found(request, caller, data, policy, work))
         await asyncio.wait({deciding}, timeout=PATIENCE)
         if deciding.done():
             found = deciding.result()
             if found is None:
-                await self._answering.cancelled(new_id(), policy.name, caller.id)
                 return Response(status_code=499)
             headers = {**found.reply.headers, **({"x-arbitrage-replayed": "true"} if found.again else {})}
-            sent = self._pieces(found.reply, None if found.again else headers.get("x-arbitrage-decision-id"))
-            return StreamingResponse(sent, status_code=found.reply.status, headers=headers)
-        return StreamingResponse(self._late(deciding, caller, policy), headers={"content-type": "text/event-stream"})
+            return StreamingResponse(self._pieces(found), status_code=found.reply.status, headers=headers)
+        return StreamingResponse(self._late(deciding), headers={"content-type": "text/event-stream"})
 
-    async def _pieces(self, reply: Replay, id: str | None) -> AsyncGenerator[bytes]:
+    async def _pieces(self, found: Replayed) -> AsyncGenerator[bytes]:
+        id = None if found.again else found.reply.headers.get("x-arbitrage-decision-id")
         whole = False
         try:
-            for piece in reply.body.split(b"\n\n"):
+            for piece in found.reply.body.split(b"\n\n"):
                 if piece:
                     yield piece + b"\n\n"
             whole = True
@@ -237,8 +239,9 @@ class Gateway:
             if not whole and id is not None:
                 await asyncio.shield(self._answering.broken_off(id))
 
-    async def _late(self, deciding: "asyncio.Future[Any]", caller: Caller, policy: LivePolicy) -> AsyncGenerator[bytes]:
-        try:
+    async def _late(self, deciding: "asyncio.Future[Replayed | None]") -> AsyncGenerator[bytes]:
+        """Comments, then the reply; if the caller goes away meanwhile, `deciding` notices and records it."""
+        with self._limits.held():
             while not deciding.done():
                 yield b": waiting for the decision\n\n"
                 await asyncio.wait({deciding}, timeout=PATIENCE)
@@ -247,13 +250,9 @@ class Gateway:
             except ArbitrageError as error:
                 yield replies.event(_error_document(error)[1])
                 return
-            if found is None:
-                await self._answering.cancelled(new_id(), policy.name, caller.id)
-                return
-            async for piece in self._pieces(found.reply, found.reply.headers.get("x-arbitrage-decision-id")):
-                yield piece
-        finally:
-            deciding.cancel()
+            if found is not None:
+                async for piece in self._pieces(found):
+                    yield piece
 
     async def not_served(self, request: Request, caller: Caller) -> Response:
         """POST /v1/responses."""

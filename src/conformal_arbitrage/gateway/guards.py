@@ -152,6 +152,12 @@ class Limits:
             if (wait := window.wait(now)) > 0:
                 raise too_many(f"this key makes at most {rate} requests a minute", wait)
             window.take(now, 1)
+        with self.held():
+            yield
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Count as under way, as a stream does that waits for its decision."""
         self.in_flight += 1
         try:
             yield
