@@ -45,9 +45,7 @@ class Decider:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    async def menu(
-        self, policy: LivePolicy, query: Query, caller: str, body: Mapping[str, Any] | None = None
-    ) -> Made:
+    async def menu(self, policy: LivePolicy, query: Query, caller: str, body: Mapping[str, Any] | None = None) -> Made:
         """A choice from a menu; of a chat request, with its body."""
         if policy.pair.form != "menu":
             raise RequestError(

@@ -99,10 +99,7 @@ def _operation(
     if _JSON in content:
         content[_JSON] = {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}
     responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
-    responses |= {
-        str(status): {"description": "refused", "content": {_JSON: {"schema": _ERROR}}}
-        for status in _ERRORS
-    }
+    responses |= {str(status): {"description": "refused", "content": {_JSON: {"schema": _ERROR}}} for status in _ERRORS}
     made: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
     if params:
         made["parameters"] = list(params)

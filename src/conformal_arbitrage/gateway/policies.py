@@ -122,7 +122,7 @@ class PolicyTable:
             self._live[version.name] = self.bind(version.name, version.certificate, version.version)
         except ArbitrageError as error:
             self._unusable[version.name] = error
-            _log.error("policy %s is out of service: %s", version.name, error)  # noqa: TRY400
+            _log.error("policy %s is out of service: %s", version.name, error)
 
     def bind(self, name: str, certificate: Mapping[str, Any], version: int = 0) -> LivePolicy:
         """A certificate with the models of a policy: its sentence, its key and its identities are checked.
