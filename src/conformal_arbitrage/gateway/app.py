@@ -234,6 +234,7 @@ class Gateway:
             for piece in found.reply.body.split(b"\n\n"):
                 if piece:
                     yield piece + b"\n\n"
+                    await asyncio.sleep(0)  # sending alone never waits, and a caller who left would go unnoticed
             whole = True
         finally:
             if not whole and id is not None:
