@@ -18,7 +18,12 @@ def keyed(house, **options):
 
 def test_without_a_key_or_with_a_wrong_one_nothing_is_served(house):
     made = keyed(house)
-    for headers in ({}, {"Authorization": "Bearer arb-wrong"}, {"Authorization": "Basic eDp5"}, {"Authorization": "Bearer"}):
+    for headers in (
+        {},
+        {"Authorization": "Bearer arb-wrong"},
+        {"Authorization": "Basic eDp5"},
+        {"Authorization": "Bearer"},
+    ):
         error_of(made.decide(headers=headers), 401, "invalid_api_key")
         error_of(made.get("/metrics", headers=headers), 401, "invalid_api_key")
         error_of(made.get("/v1/models", headers=headers), 401, "invalid_api_key")
@@ -137,7 +142,12 @@ def test_the_caller_s_key_and_headers_do_not_reach_the_upstreams(house):
     ):
         made = house(**options)
         secret, _ = made.key("call")
-        headers = {"Authorization": f"Bearer {secret}", "X-Secret": secret, "Cookie": f"a={secret}", "OpenAI-Project": secret}
+        headers = {
+            "Authorization": f"Bearer {secret}",
+            "X-Secret": secret,
+            "Cookie": f"a={secret}",
+            "OpenAI-Project": secret,
+        }
         assert made.post(path, body, headers=headers).status_code == 200
         for upstream in (made.primary, made.guardian):
             assert upstream.headers

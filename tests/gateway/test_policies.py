@@ -39,7 +39,9 @@ def test_a_certificate_is_in_force_from_the_next_request_on(house):
 
 def test_a_dry_run_checks_and_changes_nothing(house):
     made = house()
-    assert made.put(URL, {"certificate": document(made, 0.1), "dry_run": True}).json() == {"status": "would be installed"}
+    assert made.put(URL, {"certificate": document(made, 0.1), "dry_run": True}).json() == {
+        "status": "would be installed"
+    }
     assert alpha_of(made) == "0.05"
     assert len(made.get(URL).json()["history"]) == 1
     stale = document(made, 0.1, identities=other_models(made))
@@ -70,7 +72,9 @@ def test_a_certificate_that_was_tampered_with_is_refused(house, change):
     assert alpha_of(made) == "0.05"
 
 
-@pytest.mark.parametrize("body", [{}, {"certificate": 1}, {"certificate": {}}, {"certificate": {}, "threshold": 0.1}, []])
+@pytest.mark.parametrize(
+    "body", [{}, {"certificate": 1}, {"certificate": {}}, {"certificate": {}, "threshold": 0.1}, []]
+)
 def test_anything_else_than_a_certificate_is_refused(house, body):
     made = house()
     assert made.put(URL, body).status_code in (400, 422)

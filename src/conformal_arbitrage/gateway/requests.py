@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from conformal_arbitrage.config import GatewayConfig
 from conformal_arbitrage.errors import RequestError
-from conformal_arbitrage.types import Messages, Query, content_text, transcript
+from conformal_arbitrage.types import Query, content_text, transcript
 
 FORWARDED = frozenset({
     "messages", "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "max_completion_tokens",
@@ -166,8 +166,18 @@ def _word(value: Any) -> str:
 def query_of(request: DecisionsRequest, question: Question, id: str) -> Query:
     """One question as a query."""
     asked = question.instructions if isinstance(question.instructions, str) else content_text(question.instructions)
-    context = request.input if isinstance(request.input, str) else transcript(cast("Messages", request.input))
+    context = request.input if isinstance(request.input, str) else transcript([_spoken(m) for m in request.input])
     return Query(f"{asked}\n\n{context}", actions_of(question), id=id)
+
+
+def _spoken(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message as it is; a call of a tool and its output as messages."""
+    kind = str(item.get("type"))
+    if kind.endswith("_call_output"):
+        return {"role": "tool", "content": item.get("output")}
+    if kind.endswith("_call"):
+        return {"role": "assistant", "content": f"{item.get('name')}({item.get('arguments', item.get('input'))})"}
+    return item
 
 
 def read_completion(data: bytes, limits: GatewayConfig) -> CompletionRequest:
@@ -222,11 +232,17 @@ def _menu(body: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
     if schema.get("type") != "object" or len(properties) != 1:
         return None
     field, inner = next(iter(properties.items()))
-    options: object = _object(inner).get("enum")
+    options: object = _resolved(_object(inner), schema).get("enum")
     listed = tuple(cast("list[Any]", options)) if isinstance(options, list) else ()
     if not listed or any(isinstance(option, list | dict) for option in listed):
         return None
     return Menu(actions=check_actions(tuple(map(_word, listed)), limits), field=field, values=listed)
+
+
+def _resolved(inner: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A property's own schema, where it refers to one of the definitions beside it."""
+    name = str(inner.get("$ref", "")).removeprefix("#/$defs/")
+    return _object(_object(schema.get("$defs")).get(name)) if "$ref" in inner else inner
 
 
 def _object(value: object) -> dict[str, Any]:
