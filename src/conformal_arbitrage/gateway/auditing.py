@@ -56,7 +56,8 @@ class Auditor:
         await self._store.commit([Event(id=audit.id, kind="audit", body=body)])
 
     async def _asked(self, audit: Audit) -> dict[str, Any]:
-        pair = self._policies.named(audit.policy).pair
+        policy = self._policies.named(audit.policy)
+        pair = policy.pair
         if ("actions" in audit.payload) != (pair.form == "menu"):
             raise RequestError(f"policy {audit.policy} has another form now", code="wrong_form")
         if pair.form == "menu":
@@ -64,7 +65,9 @@ class Auditor:
             return _body(await scored("guardian", pair.guardian, query))
         request = ChatRequest(audit.payload["request"], id=audit.id)
         leg, answer = await answered("guardian", pair.guardian, request)
-        return {**_body(leg), "answer": None if answer is None else answer_text(answer.message)}
+        if answer is None or policy.settings.content != "full":
+            return {**_body(leg), "answer": None}
+        return {**_body(leg), "answer": answer_text(answer.message)}
 
 
 def _body(leg: Leg) -> dict[str, Any]:
