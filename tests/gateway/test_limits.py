@@ -6,9 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.gateway.house import (
-    CHAT, DECISION, MENU, QUESTION, UNSURE, error_of, hanging, says, until, votes,
-)  # fmt: skip
+from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, UNSURE, error_of, hanging, says, until, votes
 
 
 def choices(*values):
