@@ -146,7 +146,7 @@ class House:
     async def _serve(self, ready):
         async with application(self.config) as app:
             settings = uvicorn.Config(
-                app, host="127.0.0.1", port=0, access_log=False, log_level="warning", http="httptools",
+                app, host="127.0.0.1", port=0, access_log=False, log_config=None, http="httptools",
                 timeout_graceful_shutdown=5, server_header=False, date_header=False,
             )  # fmt: skip
             self.app, self._server = app, uvicorn.Server(settings)
