@@ -19,10 +19,10 @@ from starlette.routing import Route
 from conformal_arbitrage.config import Config
 from conformal_arbitrage.errors import ArbitrageError, GuardianError, RequestError, StoreError
 from conformal_arbitrage.gateway import replies
-from conformal_arbitrage.gateway.answering import Answering, unless_gone
+from conformal_arbitrage.gateway.answering import Answering, Replayed, unless_gone
 from conformal_arbitrage.gateway.auditing import Auditor
 from conformal_arbitrage.gateway.deciding import Decider, Made
-from conformal_arbitrage.gateway.guards import Caller, Doorkeeper, Limits, is_loopback
+from conformal_arbitrage.gateway.guards import Caller, Doorkeeper, Limits, host_of, is_loopback
 from conformal_arbitrage.gateway.http import encoded, json_response, read_body
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.openapi import schema
@@ -82,7 +82,7 @@ def create_app(parts: Parts) -> Starlette:
         Route("/health/ready", gateway.ready),
         Route("/openapi.json", _schema),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _no_route, 405: _no_route})
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=_HANDLERS)
     app.router.redirect_slashes = False
     return app
 
@@ -99,7 +99,6 @@ class Gateway:
         self._limits = Limits(self._config)
         self._door = Doorkeeper(parts.store, open_house=parts.open_house)
         self._answering = Answering(parts.store, self._metrics)
-        self._open_house = parts.open_house
 
     def guarded(self, path: str, scope: Scope, run: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         """A route behind the door: key, host, limits; every error in one shape; one log line."""
@@ -107,7 +106,7 @@ class Gateway:
         async def route(request: Request) -> Response:
             start = time.perf_counter()
             try:
-                self._check_source(request)
+                await self._check_source(request)
                 caller = await self._door.caller(request.headers.get("authorization"), scope)
                 await self._policies.refresh()
                 with self._limits.admitted(caller):
@@ -124,15 +123,15 @@ class Gateway:
 
         return route
 
-    def _check_source(self, request: Request) -> None:
+    async def _check_source(self, request: Request) -> None:
         """Without keys a web page could call from this machine's browser: host and content type stop that."""
-        if self._open_house:
-            host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]")
+        if await self._door.is_open():
+            host = host_of(request.headers.get("host", ""))
             if not is_loopback(host):
                 raise RequestError(f"the host {host!r:.80} is not this machine", status=403, code="wrong_host")
         if request.method in ("POST", "PUT"):
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json" and not request.url.path.endswith("/rollback"):
+            if kind != "application/json":
                 raise RequestError("Content-Type must be application/json", status=415, code="content_type")
 
     async def _body(self, request: Request) -> bytes:
@@ -187,7 +186,7 @@ class Gateway:
         id = new_id()
         if asked.menu is not None:
             query = Query(asked.body["messages"], asked.menu.actions, id=id)
-            return await self._decider.menu(policy, query, caller.id)
+            return await self._decider.menu(policy, query, caller.id, asked.body)
         return await self._decider.text(policy, ChatRequest(asked.body, id=id), caller.id)
 
     async def _commit(
@@ -203,43 +202,47 @@ class Gateway:
         return done
 
     async def _answer(self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any) -> Response:
+        found = await self._found(request, caller, data, policy, work)
+        return Response(status_code=499) if found is None else _response(found.reply, again=found.again)
+
+    async def _found(
+        self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any
+    ) -> Replayed | None:
+        """The reply; None if the caller went away before, which is recorded."""
         name = request.headers.get("idempotency-key")
         found = await unless_gone(self._answering.answer(caller.id, name, data, work), _gone(request))
         if found is None:
             await self._answering.cancelled(new_id(), policy.name, caller.id)
-            return Response(status_code=499)
-        return _response(found.reply, again=found.again)
+        return found
 
     async def _streamed(self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any) -> Response:
         """Headers wait for the decision, or ten seconds; then comment lines keep the connection alive."""
-        name = request.headers.get("idempotency-key")
-        deciding = asyncio.ensure_future(
-            unless_gone(self._answering.answer(caller.id, name, data, work), _gone(request))
-        )
+        deciding = asyncio.ensure_future(self._found(request, caller, data, policy, work))
         await asyncio.wait({deciding}, timeout=PATIENCE)
         if deciding.done():
             found = deciding.result()
             if found is None:
-                await self._answering.cancelled(new_id(), policy.name, caller.id)
                 return Response(status_code=499)
             headers = {**found.reply.headers, **({"x-arbitrage-replayed": "true"} if found.again else {})}
-            sent = self._pieces(found.reply, None if found.again else headers.get("x-arbitrage-decision-id"))
-            return StreamingResponse(sent, status_code=found.reply.status, headers=headers)
-        return StreamingResponse(self._late(deciding, caller, policy), headers={"content-type": "text/event-stream"})
+            return StreamingResponse(self._pieces(found), status_code=found.reply.status, headers=headers)
+        return StreamingResponse(self._late(deciding), headers={"content-type": "text/event-stream"})
 
-    async def _pieces(self, reply: Replay, id: str | None) -> AsyncGenerator[bytes]:
+    async def _pieces(self, found: Replayed) -> AsyncGenerator[bytes]:
+        id = None if found.again else found.reply.headers.get("x-arbitrage-decision-id")
         whole = False
         try:
-            for piece in reply.body.split(b"\n\n"):
+            for piece in found.reply.body.split(b"\n\n"):
                 if piece:
                     yield piece + b"\n\n"
+                    await asyncio.sleep(0)  # sending alone never waits, and a caller who left would go unnoticed
             whole = True
         finally:
             if not whole and id is not None:
                 await asyncio.shield(self._answering.broken_off(id))
 
-    async def _late(self, deciding: "asyncio.Future[Any]", caller: Caller, policy: LivePolicy) -> AsyncGenerator[bytes]:
-        try:
+    async def _late(self, deciding: "asyncio.Future[Replayed | None]") -> AsyncGenerator[bytes]:
+        """Comments, then the reply; if the caller goes away meanwhile, `deciding` notices and records it."""
+        with self._limits.held():
             while not deciding.done():
                 yield b": waiting for the decision\n\n"
                 await asyncio.wait({deciding}, timeout=PATIENCE)
@@ -248,13 +251,9 @@ class Gateway:
             except ArbitrageError as error:
                 yield replies.event(_error_document(error)[1])
                 return
-            if found is None:
-                await self._answering.cancelled(new_id(), policy.name, caller.id)
-                return
-            async for piece in self._pieces(found.reply, found.reply.headers.get("x-arbitrage-decision-id")):
-                yield piece
-        finally:
-            deciding.cancel()
+            if found is not None:
+                async for piece in self._pieces(found):
+                    yield piece
 
     async def not_served(self, request: Request, caller: Caller) -> Response:
         """POST /v1/responses."""
@@ -319,12 +318,13 @@ def _refused(error: ArbitrageError) -> Response:
 def _error_document(error: ArbitrageError) -> tuple[int, dict[str, Any], dict[str, str]]:
     if isinstance(error, RequestError):
         return error.status, replies.refusal_body(error), error.headers
-    status, code = 500, "internal_error"
+    _log.error("%s: %s", type(error).__name__, error)  # callers are not told: it may quote an endpoint or a path
+    status, code, text = 500, "internal_error", "the request could not be served"
     if isinstance(error, StoreError):
-        status, code = 503, "record_unavailable"
+        status, code, text = 503, "record_unavailable", "decisions cannot be recorded, so none is made; try again later"
     elif isinstance(error, GuardianError):
-        status, code = 502, "guardian_failed"
-    return status, replies.error_body(str(error), code=code, status=status), {}
+        status, code, text = 502, "guardian_failed", "the Guardian was to decide and could not; try again later"
+    return status, replies.error_body(text, code=code, status=status), {}
 
 
 async def _gone(request: Request) -> None:
@@ -343,5 +343,14 @@ async def _schema(request: Request) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    text = f"{request.method} {request.url.path} is not served; /openapi.json lists what is"
-    return json_response(replies.error_body(text[:300], code="not_found", status=status), status=status)
+    text = f"{request.method} {request.url.path:.200} is not served; /openapi.json lists what is"
+    document = replies.error_body(text, code="not_found", status=status)
+    return json_response(document, status=status, headers=getattr(error, "headers", None))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A mistake of ours; the server's log has the traceback."""
+    return json_response(replies.error_body("something broke", code="internal_error", status=500), status=500)
+
+
+_HANDLERS = {404: _no_route, 405: _no_route, 500: _failed}

@@ -4,6 +4,7 @@ Knows nothing of how they were drawn.
 """
 
 import asyncio
+import logging
 from typing import Any
 
 from conformal_arbitrage.errors import RequestError, StoreError
@@ -13,6 +14,7 @@ from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.store.base import Audit, Event, Store
 from conformal_arbitrage.types import ChatRequest, Leg, Query
 
+_log = logging.getLogger("conformal_arbitrage.gateway")
 LEASE = 120.0
 PAUSE = 0.5
 AT_ONCE = 8
@@ -38,7 +40,12 @@ class Auditor:
     async def once(self) -> int:
         """Do the audits that are there; how many."""
         audits = await self._store.take_audits(limit=AT_ONCE, lease=LEASE)
-        await asyncio.gather(*(self._do(audit) for audit in audits))
+        outcomes = await asyncio.gather(*(self._do(audit) for audit in audits), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, StoreError):
+                raise outcome
+            if outcome is not None:
+                _log.error("an audit failed and will be tried again", exc_info=outcome)
         return len(audits)
 
     async def _do(self, audit: Audit) -> None:
@@ -49,13 +56,18 @@ class Auditor:
         await self._store.commit([Event(id=audit.id, kind="audit", body=body)])
 
     async def _asked(self, audit: Audit) -> dict[str, Any]:
-        pair = self._policies.named(audit.policy).pair
+        policy = self._policies.named(audit.policy)
+        pair = policy.pair
+        if ("actions" in audit.payload) != (pair.form == "menu"):
+            raise RequestError(f"policy {audit.policy} has another form now", code="wrong_form")
         if pair.form == "menu":
             query = Query(audit.payload["context"], tuple(audit.payload["actions"]), id=audit.id)
             return _body(await scored("guardian", pair.guardian, query))
         request = ChatRequest(audit.payload["request"], id=audit.id)
         leg, answer = await answered("guardian", pair.guardian, request)
-        return {**_body(leg), "answer": None if answer is None else answer_text(answer.message)}
+        if answer is None or policy.settings.content != "full":
+            return {**_body(leg), "answer": None}
+        return {**_body(leg), "answer": answer_text(answer.message)}
 
 
 def _body(leg: Leg) -> dict[str, Any]:

@@ -13,13 +13,16 @@ from conformal_arbitrage.errors import GuardianError, RequestError
 from conformal_arbitrage.gateway.policies import LivePolicy
 from conformal_arbitrage.gateway.replies import recorded
 from conformal_arbitrage.policy import ConformalArbitrage, ConformalRouter, answered, margin_of, scored, top_of
-from conformal_arbitrage.scorers.answers import ChatAnswerer, answer_text
+from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import together
 from conformal_arbitrage.store.base import Audit, Event
 from conformal_arbitrage.terms import draw
 from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query
 
-_PINNED = ("temperature", "max_tokens", "max_completion_tokens", "reasoning_effort", "seed")
+_PINNED = {
+    "temperature": "temperature", "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens",
+    "reasoning_effort": "reasoning_effort", "seed": "seed",
+}  # fmt: skip
 _ALWAYS_PINNED = ("top_p", "frequency_penalty", "presence_penalty", "logit_bias", "service_tier")
 
 
@@ -42,16 +45,18 @@ class Decider:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    async def menu(self, policy: LivePolicy, query: Query, caller: str) -> Made:
-        """A choice from a menu."""
+    async def menu(self, policy: LivePolicy, query: Query, caller: str, body: Mapping[str, Any] | None = None) -> Made:
+        """A choice from a menu; of a chat request, with its body."""
         if policy.pair.form != "menu":
             raise RequestError(
                 f"policy {policy.name} answers in free text, not from menus", status=422, code="wrong_form"
             )
+        why = self._overrides(policy, body or {})
         if isinstance(policy.rule, ConformalArbitrage) and policy.settings.mode == "enforce":
             decision = await policy.rule.decide(query)
         else:
             decision = await self._shadow_menu(policy, query)
+        decision = replace(decision, no_guarantee=decision.no_guarantee or why)
         asked: dict[str, Any] = {"context": query.text, "actions": list(query.actions)}
         return self._made(policy, decision, caller, {**asked, "answer": decision.answer}, asked)
 
@@ -64,15 +69,14 @@ class Decider:
                 status=422,
                 code="wrong_form",
             )
-        why = self._overrides(policy, request)
+        why = self._overrides(policy, request.body)
         asked: dict[str, Any] = {"request": dict(request.body)}
         content = dict(asked)
         if isinstance(policy.rule, ConformalRouter) and policy.settings.mode == "enforce":
             decision = await policy.rule.decide(request)
         else:
             decision, content["primary_answer"] = await self._shadow_text(policy, request)
-        if why is not None:
-            decision = replace(decision, no_guarantee=decision.no_guarantee or why)
+        decision = replace(decision, no_guarantee=decision.no_guarantee or why)
         return self._made(policy, decision, caller, {**content, "answer": decision.answer}, asked)
 
     async def _shadow_menu(self, policy: LivePolicy, query: Query) -> Decision:
@@ -99,16 +103,16 @@ class Decider:
         decision = _shadowed(policy, request.id, (0.0, sure), (first, second), 0, theirs.message)
         return decision, None if mine is None else answer_text(mine.message)
 
-    def _overrides(self, policy: LivePolicy, request: ChatRequest) -> str | None:
-        """Why a request that overrides a pinned setting has no guarantee.
+    def _overrides(self, policy: LivePolicy, body: Mapping[str, Any]) -> str | None:
+        """Why a request that overrides a pinned setting of either model has no guarantee.
 
         Raises:
             RequestError: such requests are refused.
         """
-        primary = policy.pair.primary
-        pinned = primary.settings.body() if isinstance(primary, ChatAnswerer) else {}
-        changed = [n for n in _PINNED if request.body.get(n) is not None and request.body[n] != pinned.get(n)]
-        changed += [name for name in _ALWAYS_PINNED if request.body.get(name) is not None]
+        given = {name: value for name, value in body.items() if value is not None}
+        models = policy.pair.identities.values()
+        changed = [n for n, own in _PINNED.items() if n in given and any(m.get(own) != given[n] for m in models)]
+        changed += [name for name in _ALWAYS_PINNED if name in given]
         if not changed:
             return None
         if policy.settings.overrides == "refuse":

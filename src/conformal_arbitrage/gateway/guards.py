@@ -5,6 +5,7 @@ Knows nothing of policies or decisions.
 
 import hashlib
 import ipaddress
+import re
 import secrets
 import time
 from collections import deque
@@ -45,6 +46,12 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def host_of(header: str) -> str:
+    """The host of a Host header, without its port."""
+    name = header.rsplit(":", 1)[0] if re.search(r":\d*$", header) and not header.endswith("]") else header
+    return name.strip("[]")
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address reaches this machine only."""
     try:
@@ -67,12 +74,17 @@ class Doorkeeper:
 
     Args:
         store: where keys are.
-        open_house: no key was ever made, so callers on loopback need none.
+        open_house: no key was ever made, so callers on loopback need none; the first key ends that at once.
     """
 
     def __init__(self, store: Store, *, open_house: bool) -> None:
         self._store = store
         self._open_house = open_house
+
+    async def is_open(self) -> bool:
+        """Whether callers need no key; looked up every time until one was made."""
+        self._open_house = self._open_house and not await self._store.keys()
+        return self._open_house
 
     async def caller(self, authorization: str | None, scope: Scope) -> Caller:
         """The caller, if the key allows what is asked for; looked up every time, so revoking works at once.
@@ -80,7 +92,7 @@ class Doorkeeper:
         Raises:
             RequestError: 401 without a good key, 403 if it allows less.
         """
-        if self._open_house:
+        if await self.is_open():
             return Caller(ANONYMOUS, "admin")
         kind, _, key = (authorization or "").partition(" ")
         found = await self._store.find_key(digest(key.strip())) if kind.lower() == "bearer" and key else None
@@ -140,6 +152,12 @@ class Limits:
             if (wait := window.wait(now)) > 0:
                 raise too_many(f"this key makes at most {rate} requests a minute", wait)
             window.take(now, 1)
+        with self.held():
+            yield
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Count as under way, as a stream does that waits for its decision."""
         self.in_flight += 1
         try:
             yield

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
@@ -19,10 +19,13 @@ async def read_body(request: Request, limit: int) -> bytes:
     if length.isdecimal() and int(length) > limit:
         raise RequestError(f"the body is larger than {limit} bytes", status=413, code="body_too_large")
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limit:
-            raise RequestError(f"the body is larger than {limit} bytes", status=413, code="body_too_large")
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > limit:
+                raise RequestError(f"the body is larger than {limit} bytes", status=413, code="body_too_large")
+    except ClientDisconnect as error:
+        raise RequestError("the caller went away", status=499, code="caller_gone") from error
     return bytes(data)
 
 

@@ -5,10 +5,14 @@ Knows nothing of how routes are implemented; a test holds the two together.
 
 from typing import Any
 
+from conformal_arbitrage.gateway.requests import FORWARDED
+
+_JSON = "application/json"
 _ERROR = {"$ref": "#/components/schemas/Error"}
 _MAP: dict[str, Any] = {"type": "object"}
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "number"}
+_BOOLEAN = {"type": "boolean"}
 
 
 def _object(required: list[str], more: bool = True, **properties: Any) -> dict[str, Any]:
@@ -66,37 +70,82 @@ _SCHEMAS: dict[str, Any] = {
             ),
         ]
     },
-    "Decision": _object(["model", "answers", "usage"], model=_TEXT, answers=_array(_MAP), usage=_MAP),
-    "ChatRequest": _object(
-        ["model", "messages"], model=_TEXT, messages=_array(_MESSAGE, minItems=1), stream=_nullable({"type": "boolean"}),
-        n=_nullable({"const": 1}), arbitrage=_nullable(_object(["actions"], actions=_array(_TEXT, minItems=2))),
+    "Arbitrage": _object(
+        ["id", "decided_by", "alpha", "guarantee", "candidates", "legs"], id=_TEXT,
+        decided_by={"enum": ["primary", "guardian", "fallback"]}, alpha=_nullable(_NUMBER),
+        guarantee={"enum": ["crc", "none"]}, reason=_TEXT, candidates=_array({"type": "integer"}),
+        legs=_array(_object(
+            ["role", "model", "usage", "cost", "latency", "failed"], role={"enum": ["primary", "guardian"]},
+            model=_nullable(_TEXT), usage=_MAP, cost=_nullable(_NUMBER), latency=_NUMBER, failed=_BOOLEAN,
+        )),
     ),
-    "ChatCompletion": _object(["id", "model", "choices"], id=_TEXT, object=_TEXT, model=_TEXT, choices=_array(_MAP)),
-    "Records": _object(["object", "data"], object=_TEXT, data=_array({"$ref": "#/components/schemas/Record"})),
-    "Record": _object(["id", "created", "policy", "decided_by"], id=_TEXT, created=_NUMBER, policy=_TEXT, decided_by=_TEXT),
+    "Answer": _object(
+        ["type", "name", "arbitrage"], type={"enum": ["predicate", "choice", "score"]}, name=_nullable(_TEXT),
+        arbitrage={"$ref": "#/components/schemas/Arbitrage"},
+    ),
+    "Decision": _object(
+        ["model", "answers", "usage"], model=_TEXT, answers=_array({"$ref": "#/components/schemas/Answer"}), usage=_MAP
+    ),
+    "ChatRequest": _object(
+        ["model", "messages"], more=False, **{name: {} for name in sorted(FORWARDED - {"messages", "response_format"})},
+        model=_TEXT, messages=_array(_MESSAGE, minItems=1), response_format=_nullable(_MAP), stream=_nullable(_BOOLEAN),
+        stream_options=_nullable(_object([], include_usage=_BOOLEAN)), n=_nullable({"const": 1}),
+        logprobs=_nullable({"const": False}), top_logprobs=_nullable({"const": 0}),
+        arbitrage=_nullable(_object(["actions"], actions=_array({**_TEXT, "minLength": 1}, minItems=2, uniqueItems=True))),
+    ),
+    "ChatCompletion": _object(
+        ["id", "object", "created", "model", "choices", "usage", "arbitrage"], id=_TEXT, object=_TEXT,
+        created={"type": "integer"}, model=_TEXT, choices=_array(_MAP, minItems=1, maxItems=1), usage=_MAP,
+        arbitrage={"$ref": "#/components/schemas/Arbitrage"},
+    ),
+    "Models": _object(["object", "data"], object=_TEXT, data=_array(_object(["id", "object"], id=_TEXT, object=_TEXT))),
+    "Records": _object(
+        ["object", "data", "next"], object=_TEXT, data=_array({"$ref": "#/components/schemas/Record"}), next=_nullable(_TEXT)
+    ),
+    "Record": _object(
+        ["id", "created", "policy", "key_id", "decided_by", "decision", "completion", "feedback", "audit"], id=_TEXT,
+        created=_NUMBER, policy=_TEXT, key_id=_nullable(_TEXT), decided_by=_TEXT, decision=_MAP,
+        completion=_nullable(_MAP), feedback=_array(_MAP), audit=_nullable(_MAP),
+    ),
+    "Version": _object(
+        [], name=_TEXT, version={"type": "integer"}, certificate=_MAP, installed=_NUMBER, installed_by=_TEXT,
+        active=_BOOLEAN, status=_TEXT,
+    ),
+    "Policy": _object(
+        ["name", "version", "history"], name=_TEXT, version={"type": "integer"},
+        history=_array({"$ref": "#/components/schemas/Version"}),
+    ),
     "Feedback": _object(
         [], more=False, grade=_nullable({"type": "number", "minimum": 0, "maximum": 1}),
         grades=_nullable(_object(["primary", "guardian"], more=False, primary=_NUMBER, guardian=_NUMBER)),
         label={"anyOf": [{"type": "integer"}, _TEXT, {"type": "null"}]}, comment=_nullable(_TEXT),
     ),
-    "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run={"type": "boolean"}),
+    "Nothing": {"type": "object"},
+    "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run=_BOOLEAN),
 }  # fmt: skip
 _ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503)
 
 
-def _operation(name: str, summary: str, *, body: str | None = None, reply: str | None = None, params: Any = ()) -> Any:
-    content: Any = {"application/json": {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}}
+def _operation(
+    name: str,
+    summary: str,
+    *,
+    body: str | None = None,
+    reply: str | None = None,
+    params: Any = (),
+    media: tuple[str, ...] = (_JSON,),
+) -> Any:
+    content: dict[str, Any] = {kind: {"schema": _TEXT} for kind in media}
+    if _JSON in content:
+        content[_JSON] = {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}
     responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
-    responses |= {
-        str(status): {"description": "refused", "content": {"application/json": {"schema": _ERROR}}}
-        for status in _ERRORS
-    }
+    responses |= {str(status): {"description": "refused", "content": {_JSON: {"schema": _ERROR}}} for status in _ERRORS}
     made: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
     if params:
         made["parameters"] = list(params)
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body}"}
-        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        made["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
     return made
 
 
@@ -117,19 +166,26 @@ def schema() -> dict[str, Any]:
             "post": _operation("decide", "Choose, with a guarantee", body="DecisionsRequest", reply="Decision")
         },
         "/v1/chat/completions": {
-            "post": _operation("complete", "Chat, with a guarantee", body="ChatRequest", reply="ChatCompletion")
+            "post": _operation(
+                "complete", "Chat, with a guarantee", body="ChatRequest", reply="ChatCompletion",
+                media=(_JSON, "text/event-stream"),
+            )
         },
-        "/v1/models": {"get": _operation("models", "The policies")},
+        "/v1/models": {"get": _operation("models", "The policies", reply="Models")},
         "/v1/arbitrage/records": {"get": _operation("records", "Stored decisions", reply="Records", params=filters)},
         "/v1/arbitrage/records/{id}": {"get": _operation("record", "One decision", reply="Record", params=id)},
         "/v1/arbitrage/records/{id}/feedback": {
             "post": _operation("feedback", "A grade that arrives later", body="Feedback", params=id)
         },
         "/v1/arbitrage/policies/{name}": {
-            "get": _operation("policy", "What is in force, and what was", params=name),
-            "put": _operation("install", "Install a certificate", body="Install", params=name),
+            "get": _operation("policy", "What is in force, and what was", reply="Policy", params=name),
+            "put": _operation("install", "Install a certificate", body="Install", reply="Version", params=name),
         },
-        "/v1/arbitrage/policies/{name}/rollback": {"post": _operation("rollback", "Go back one version", params=name)},
+        "/v1/arbitrage/policies/{name}/rollback": {
+            "post": _operation("rollback", "Go back one version", body="Nothing", reply="Version", params=name)
+        },
+        "/v1/responses": {"post": _operation("responses", "Not served; says so", body="Nothing")},
+        "/metrics": {"get": _operation("metrics", "Figures for Prometheus", media=("text/plain",))},
         "/health/live": {"get": _operation("live", "The process runs")},
         "/health/ready": {"get": _operation("ready", "It can serve")},
     }  # fmt: skip

@@ -4,6 +4,7 @@ Knows nothing of requests.
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from conformal_arbitrage.policy import ConformalArbitrage, ConformalRouter
 from conformal_arbitrage.scorers.base import fingerprint
 from conformal_arbitrage.store.base import PolicyVersion, Store
 
+_log = logging.getLogger("conformal_arbitrage.gateway")
 _PROMISED = (
     "status", "alpha", "loss_bound", "n", "loss", "binarized", "guardian_sees", "boundary", "missing_guardian",
 )  # fmt: skip
@@ -70,6 +72,7 @@ class PolicyTable:
         self._identities = fingerprint(pair.identities)
         self._keys = _keys(config)
         self._live: dict[str, LivePolicy] = {}
+        self._unusable: dict[str, ArbitrageError] = {}
         self._aliases = {alias: name for name, p in config.policies.items() for alias in (*p.aliases, name)}
         self._seen = -1
 
@@ -85,6 +88,8 @@ class PolicyTable:
                 self.bind(name, made)
                 await self._store.install(name, made, by="configuration")
         await self.refresh()
+        for error in self._unusable.values():
+            raise error
 
     def _without_certificate(self, name: str) -> LivePolicy:
         settings = self._config.policies[name]
@@ -96,15 +101,28 @@ class PolicyTable:
         )  # fmt: skip
 
     async def refresh(self) -> None:
-        """Take up what was installed meanwhile, by this gateway or another. Also shows that the store answers."""
+        """Take up what was installed meanwhile, by this gateway or another. Also shows that the store answers.
+
+        A version that cannot be used here, such as one that another gateway installed for other models, takes its policy
+        out of service; the others go on.
+        """
         count = await self._store.change_count()
         if count == self._seen:
             return
         for version in await self._store.policies():
             live = self._live.get(version.name)
             if version.name in self._config.policies and (live is None or live.version != version.version):
-                self._live[version.name] = self.bind(version.name, version.certificate, version.version)
+                self._take_up(version)
         self._seen = count
+
+    def _take_up(self, version: PolicyVersion) -> None:
+        self._live.pop(version.name, None)
+        self._unusable.pop(version.name, None)
+        try:
+            self._live[version.name] = self.bind(version.name, version.certificate, version.version)
+        except ArbitrageError as error:
+            self._unusable[version.name] = error
+            _log.error("policy %s is out of service: %s", version.name, error)
 
     def bind(self, name: str, certificate: Mapping[str, Any], version: int = 0) -> LivePolicy:
         """A certificate with the models of a policy: its sentence, its key and its identities are checked.
@@ -142,7 +160,13 @@ class PolicyTable:
         Raises:
             RequestError: there is none.
         """
-        live = self._live.get(self._aliases.get(model, ""))
+        name = self._aliases.get(model, "")
+        live = self._live.get(name)
+        if name in self._unusable:
+            raise RequestError(
+                f"policy {name} is out of service: its certificate does not go with the models of this gateway",
+                status=503, code="policy_unusable", param="model",
+            )  # fmt: skip
         if live is None:
             known = ", ".join(self._live)
             raise RequestError(
@@ -153,6 +177,11 @@ class PolicyTable:
             )
         return live
 
+    def exposes_all(self, name: str) -> bool:
+        """Whether callers may see relaxation and margin of a policy's decisions."""
+        settings = self._config.policies.get(name)
+        return settings is not None and settings.expose == "full"
+
     def all(self) -> list[LivePolicy]:
         """Every policy in force."""
         return list(self._live.values())
@@ -162,10 +191,7 @@ class PolicyTable:
     ) -> PolicyVersion | None:
         """Install a certificate, checked against the models; None after a dry run."""
         self._known(name)
-        try:
-            self.bind(name, certificate)
-        except ArbitrageError as error:
-            raise RequestError(str(error), status=422, code="certificate_refused") from error
+        self._check(name, certificate)
         if dry_run:
             return None
         made = await self._store.install(name, certificate, by=by)
@@ -173,13 +199,23 @@ class PolicyTable:
         return made
 
     async def rollback(self, name: str, *, by: str) -> PolicyVersion:
-        """Go back to the version before the active one."""
+        """Go back to the version before the active one, if it goes with the models."""
         self._known(name)
+        history = {version.version: version for version in await self._store.policy_history(name)}
+        earlier = history.get(history[max(history)].origin - 1) if history else None
+        if earlier is not None:
+            self._check(name, earlier.certificate)
         made = await self._store.rollback(name, by=by)
         if made is None:
             raise RequestError(f"policy {name} has no earlier version", status=409, code="nothing_to_roll_back")
         await self.refresh()
         return made
+
+    def _check(self, name: str, certificate: Mapping[str, Any]) -> None:
+        try:
+            self.bind(name, certificate)
+        except ArbitrageError as error:
+            raise RequestError(str(error), status=422, code="certificate_refused") from error
 
     def _known(self, name: str) -> None:
         if name not in self._config.policies:

@@ -58,11 +58,21 @@ class RecordRoutes:
         """GET /v1/arbitrage/records: newest first; a key of scope call sees its own."""
         found = await self._store.records(**_filters(request), key_id=_only_own(caller))
         last = found[-1].id if found else None
-        return json_response({"object": "list", "data": [asdict(record) for record in found], "next": last})
+        return json_response({"object": "list", "data": [self._shown(r, caller) for r in found], "next": last})
 
     async def one(self, request: Request, caller: Caller) -> Response:
         """GET /v1/arbitrage/records/{id}."""
-        return json_response(asdict(await self._own(request, caller)))
+        return json_response(self._shown(await self._own(request, caller), caller))
+
+    def _shown(self, record: DecisionRecord, caller: Caller) -> dict[str, Any]:
+        """A record; a key of scope call sees no more of it than replies show."""
+        shown = asdict(record)
+        if caller.scope != "call" or self._policies.exposes_all(record.policy):
+            return shown
+        shown["decision"] = _without(shown["decision"], "margin", "relaxation")
+        shown["decision"]["legs"] = [_without(leg, "scores", "error") for leg in shown["decision"].get("legs", ())]
+        shown["audit"] = None if record.audit is None else _without(shown["audit"], "scores", "error")
+        return shown
 
     async def feedback(self, request: Request, caller: Caller) -> Response:
         """POST /v1/arbitrage/records/{id}/feedback."""
@@ -105,6 +115,10 @@ class RecordRoutes:
 
 def _version(version: PolicyVersion) -> dict[str, Any]:
     return asdict(version)
+
+
+def _without(document: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in names}
 
 
 def _only_own(caller: Caller) -> str | None:

@@ -14,6 +14,7 @@ from conformal_arbitrage.gateway.requests import Choice, Menu, Predicate, Questi
 from conformal_arbitrage.types import Decision, Leg, Spent
 
 CHUNK = 400
+_IN_PARTS = ("role", "content", "tool_calls")
 
 
 def error_body(message: str, *, code: str, status: int, param: str | None = None) -> dict[str, Any]:
@@ -131,8 +132,9 @@ def completion(name: str, decision: Decision, menu: Menu | None, arbitrage: Mapp
 def said(decision: Decision, menu: Menu | None) -> tuple[dict[str, Any], str]:
     """The assistant's message and why it ended."""
     if menu is not None:
-        text = str(decision.answer)
-        content = text if menu.field is None else json.dumps({menu.field: text}, ensure_ascii=False)
+        content = str(decision.answer)
+        if menu.field is not None:
+            content = json.dumps({menu.field: menu.values[decision.action or 0]}, ensure_ascii=False)
         return {"role": "assistant", "content": content, "refusal": None}, "stop"
     message = {"role": "assistant", "content": None, "refusal": None, **_plain(decision.answer)}
     reply: Any = next((leg.reply for leg in reversed(decision.legs) if leg.role == decision.decided_by), None)
@@ -156,6 +158,9 @@ def chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[bytes]:
         return event({**base, "choices": [one], **empty, **more})
 
     yield chunk({"role": "assistant", "content": ""}, arbitrage=whole["arbitrage"])
+    rest = {name: value for name, value in message.items() if name not in _IN_PARTS and value is not None}
+    if rest:
+        yield chunk(rest)
     content = message.get("content") or ""
     for start in range(0, len(content), CHUNK):
         yield chunk({"content": content[start : start + CHUNK]})
@@ -164,7 +169,7 @@ def chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[bytes]:
         yield chunk({"tool_calls": [{"index": place, **call}]})
     yield chunk({}, choice["finish_reason"], arbitrage=whole["arbitrage"])
     if include_usage:
-        yield event({**base, "choices": [], "usage": whole["usage"]})
+        yield event({**base, "choices": [], "usage": whole["usage"], "arbitrage": whole["arbitrage"]})
     yield b"data: [DONE]\n\n"
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from conformal_arbitrage.config import GatewayConfig
 from conformal_arbitrage.errors import RequestError
-from conformal_arbitrage.types import Messages, Query, content_text, transcript
+from conformal_arbitrage.types import Query, content_text, transcript
 
 FORWARDED = frozenset({
     "messages", "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "max_completion_tokens",
@@ -73,10 +73,17 @@ class DecisionsRequest(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Menu:
-    """A choice from a menu inside a chat request; `field` is the property of a JSON answer, None for plain text."""
+    """A choice from a menu inside a chat request.
+
+    Attributes:
+        actions: the texts a model chooses from.
+        field: the property of a JSON answer, None for plain text.
+        values: what the property may be, in the actions' order.
+    """
 
     actions: tuple[str, ...]
-    field: str | None
+    field: str | None = None
+    values: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,15 +159,25 @@ def _described(value: str, description: str | None) -> str:
     return value if not description else f"{value}: {description}"
 
 
-def _word(value: str | bool) -> str:
+def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def query_of(request: DecisionsRequest, question: Question, id: str) -> Query:
     """One question as a query."""
     asked = question.instructions if isinstance(question.instructions, str) else content_text(question.instructions)
-    context = request.input if isinstance(request.input, str) else transcript(cast("Messages", request.input))
+    context = request.input if isinstance(request.input, str) else transcript([_spoken(m) for m in request.input])
     return Query(f"{asked}\n\n{context}", actions_of(question), id=id)
+
+
+def _spoken(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message as it is; a call of a tool and its output as messages."""
+    kind = str(item.get("type"))
+    if kind.endswith("_call_output"):
+        return {"role": "tool", "content": item.get("output")}
+    if kind.endswith("_call"):
+        return {"role": "assistant", "content": f"{item.get('name')}({item.get('arguments', item.get('input'))})"}
+    return item
 
 
 def read_completion(data: bytes, limits: GatewayConfig) -> CompletionRequest:
@@ -202,19 +219,30 @@ def _check_completion(body: Mapping[str, Any]) -> None:
 
 
 def _menu(body: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
+    tools = next((name for name in ("tools", "functions") if body.get(name)), None)
     if body.get("arbitrage") is not None:
+        if tools is not None:
+            raise RequestError(f"{tools} and arbitrage.actions do not go together", status=422, param=tools)
         actions = _texts(_object(body["arbitrage"]).get("actions"), "arbitrage.actions")
-        return Menu(actions=check_actions(actions, limits), field=None)
+        return Menu(actions=check_actions(actions, limits))
+    if tools is not None:
+        return None
     schema = _object(_object(_object(body.get("response_format")).get("json_schema")).get("schema"))
     properties = _object(schema.get("properties"))
     if schema.get("type") != "object" or len(properties) != 1:
         return None
     field, inner = next(iter(properties.items()))
-    options: object = _object(inner).get("enum")
-    listed = cast("list[object]", options) if isinstance(options, list) else []
-    if not listed or not all(isinstance(option, str) for option in listed):
+    options: object = _resolved(_object(inner), schema).get("enum")
+    listed = tuple(cast("list[Any]", options)) if isinstance(options, list) else ()
+    if not listed or any(isinstance(option, list | dict) for option in listed):
         return None
-    return Menu(actions=check_actions(tuple(cast("list[str]", listed)), limits), field=field)
+    return Menu(actions=check_actions(tuple(map(_word, listed)), limits), field=field, values=listed)
+
+
+def _resolved(inner: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A property's own schema, where it refers to one of the definitions beside it."""
+    name = str(inner.get("$ref", "")).removeprefix("#/$defs/")
+    return _object(_object(schema.get("$defs")).get(name)) if "$ref" in inner else inner
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -86,10 +86,11 @@ class Audit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyVersion:
-    """One installed certificate of a policy."""
+    """One installed certificate of a policy; `origin` is the version that first brought it."""
 
     name: str
     version: int
+    origin: int
     certificate: Mapping[str, Any]
     installed: float
     installed_by: str

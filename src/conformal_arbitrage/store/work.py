@@ -191,7 +191,7 @@ def take_audits(session: Session, *, limit: int, lease: float) -> list[Audit]:
 
 
 _VERSIONS = (
-    "select p.name, p.version, p.certificate, p.installed, p.installed_by, "
+    "select p.name, p.version, p.origin, p.certificate, p.installed, p.installed_by, "
     "p.version = (select max(version) from policies q where q.name = p.name) from policies p "
 )
 
@@ -208,10 +208,15 @@ def policy_history(session: Session, name: str) -> list[PolicyVersion]:
 
 
 def _version(row: Sequence[Any]) -> PolicyVersion:
-    name, version, certificate, installed, by, active = row
-    document = json.loads(certificate)
+    name, version, origin, certificate, installed, by, active = row
     return PolicyVersion(
-        name=name, version=version, certificate=document, installed=installed, installed_by=by, active=bool(active)
+        name=name,
+        version=version,
+        origin=origin,
+        certificate=json.loads(certificate),
+        installed=installed,
+        installed_by=by,
+        active=bool(active),
     )
 
 
@@ -253,7 +258,7 @@ def _add_version(session: Session, name: str, version: int, *, origin: int, cert
         *(name, version, origin, certificate, now, by),
     )
     session.run("update changes set count = count + 1")
-    return _version((name, version, certificate, now, by, True))
+    return _version((name, version, origin, certificate, now, by, True))
 
 
 def change_count(session: Session) -> int:

@@ -1,0 +1,142 @@
+import pytest
+
+from tests.gateway.house import UNSURE, error_of, votes
+
+URL = "/v1/arbitrage/policies/support"
+
+
+def document(made, alpha, **rest):
+    return {**made.certificate(alpha, **rest).to_dict()}
+
+
+def alpha_of(made):
+    return made.decide().headers["x-arbitrage-alpha"]
+
+
+def other_models(made):
+    return {"primary": {"kind": "decisions", "model": "other"}, "guardian": {"kind": "decisions", "model": "other"}}
+
+
+def test_the_policy_in_force_and_its_history_can_be_seen(house):
+    made = house()
+    found = made.get(URL).json()
+    assert (found["name"], found["version"]) == ("support", 1)
+    [version] = found["history"]
+    assert (version["active"], version["installed_by"]) == (True, "configuration")
+    assert version["certificate"]["alpha"] == 0.05
+
+
+def test_a_certificate_is_in_force_from_the_next_request_on(house):
+    made = house()
+    assert alpha_of(made) == "0.05"
+    made_version = made.put(URL, {"certificate": document(made, 0.1)}).json()
+    assert (made_version["version"], made_version["active"]) == (2, True)
+    assert alpha_of(made) == "0.1"
+    assert made.get(URL).json()["version"] == 2
+    made.restart()
+    assert alpha_of(made) == "0.1"
+
+
+def test_a_dry_run_checks_and_changes_nothing(house):
+    made = house()
+    assert made.put(URL, {"certificate": document(made, 0.1), "dry_run": True}).json() == {
+        "status": "would be installed"
+    }
+    assert alpha_of(made) == "0.05"
+    assert len(made.get(URL).json()["history"]) == 1
+    stale = document(made, 0.1, identities=other_models(made))
+    error_of(made.put(URL, {"certificate": stale, "dry_run": True}), 422, "certificate_refused")
+
+
+def test_a_certificate_of_other_models_is_refused_with_what_differs(house):
+    made = house()
+    stale = document(made, 0.1, identities=other_models(made))
+    assert "primary.model" in error_of(made.put(URL, {"certificate": stale}), 422, "certificate_refused")["message"]
+    assert alpha_of(made) == "0.05"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"guarantee": "Everything is fine."}, {"alpha": 0.5}, {"relaxation": 0.0}, {"relaxation": "x"}, {"n": 10**30},
+        {"alpha": -1}, {"schema": 99}, {"unknown": 1}, {"identities": "unbound"}, {"identities": {}}, {"identities": 5},
+    ],
+)  # fmt: skip
+def test_a_certificate_that_was_tampered_with_is_refused(house, change):
+    made = house()
+    changed = {**document(made, 0.1), **change}
+    reply = made.put(URL, {"certificate": changed})
+    if change == {"relaxation": 0.0}:  # nothing in a certificate but its log can show this one
+        return
+    error_of(reply, 422, "certificate_refused")
+    assert alpha_of(made) == "0.05"
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"certificate": 1}, {"certificate": {}}, {"certificate": {}, "threshold": 0.1}, []]
+)
+def test_anything_else_than_a_certificate_is_refused(house, body):
+    made = house()
+    assert made.put(URL, body).status_code in (400, 422)
+    assert alpha_of(made) == "0.05"
+
+
+def test_a_rollback_goes_back_one_version_at_a_time(house):
+    made = house()
+    for alpha in (0.1, 0.2):
+        made.put(URL, {"certificate": document(made, alpha)})
+    assert alpha_of(made) == "0.2"
+    assert made.post(f"{URL}/rollback", {}).json()["version"] == 4
+    assert alpha_of(made) == "0.1"
+    made.post(f"{URL}/rollback", {})
+    assert alpha_of(made) == "0.05"
+    error_of(made.post(f"{URL}/rollback", {}), 409, "nothing_to_roll_back")
+
+
+def test_a_rollback_to_a_certificate_of_other_models_is_refused_and_changes_nothing(house):
+    made = house()
+    stale = document(made, 0.3, identities=other_models(made))
+    made.with_store(lambda store: store.install("support", stale, by="elsewhere"))
+    made.put(URL, {"certificate": document(made, 0.1)})
+    assert alpha_of(made) == "0.1"
+    error_of(made.post(f"{URL}/rollback", {}), 422, "certificate_refused")
+    assert alpha_of(made) == "0.1"
+    assert len(made.get(URL).json()["history"]) == 3
+
+
+def test_what_another_gateway_installs_is_taken_up(house):
+    made = house()
+    fresh = document(made, 0.1)
+    made.with_store(lambda store: store.install("support", fresh, by="elsewhere"))
+    assert alpha_of(made) == "0.1"
+
+
+def test_what_another_gateway_installs_for_other_models_stops_this_policy_and_no_other(house):
+    made = house(**{"policies.second": {"aliases": ["two"]}})
+    stale = document(made, 0.3, identities=other_models(made))
+    made.with_store(lambda store: store.install("support", stale, by="elsewhere"))
+    error_of(made.decide(), 503, "policy_unusable")
+    assert not made.primary.bodies
+    assert made.decide({"model": "two", "input": "x", "questions": [{"type": "predicate", "instructions": "?"}]}).ok
+    assert made.get("/v1/models").status_code == 200
+    assert made.get("/health/ready").json()["policies"] == ["second"]
+    made.put(URL, {"certificate": document(made, 0.1)})
+    assert alpha_of(made) == "0.1"
+
+
+def test_policies_that_are_not_configured_are_not_there(house):
+    made = house()
+    other = "/v1/arbitrage/policies/other"
+    error_of(made.get(other), 404)
+    error_of(made.put(other, {"certificate": document(made, 0.1)}), 404)
+    error_of(made.post(f"{other}/rollback", {}), 404)
+
+
+def test_what_a_certificate_allows_by_name_is_answered_without_a_guarantee(house):
+    made = house(primary=votes(*UNSURE), policy={"allow": ["primary.model"]})
+    identities = made.certificate().identities
+    other = {**identities, "primary": {**identities["primary"], "model": "other"}}
+    assert made.put(URL, {"certificate": document(made, 0.1, identities=other)}).status_code == 200
+    [answer] = made.decide().json()["answers"]
+    assert answer["arbitrage"]["guarantee"] == "none"
+    assert "primary.model" in answer["arbitrage"]["reason"]
