@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 from starlette.applications import Starlette
 
 from conformal_arbitrage.config import Config
@@ -98,12 +99,17 @@ async def application(config: Config, store: Store | None = None) -> AsyncGenera
             await opened.close()
 
 
+def run(config: Config, *, started: Started) -> None:
+    """Serve on an event loop of uvloop's, which uvicorn only makes where it starts the loop itself."""
+    uvloop.run(serve(config, started=started))
+
+
 async def serve(config: Config, *, started: Started) -> None:
     """Serve until told to stop; on SIGTERM requests under way are finished first."""
     async with application(config) as app:
         settings = uvicorn.Config(
             app, host=config.gateway.host, port=config.gateway.port, access_log=False, log_level="warning",
-            loop="uvloop", http="httptools", timeout_graceful_shutdown=30, server_header=False, date_header=False,
+            http="httptools", timeout_graceful_shutdown=30, server_header=False, date_header=False,
         )  # fmt: skip
         await _Server(settings, started).serve()
 
