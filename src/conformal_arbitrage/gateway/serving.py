@@ -118,6 +118,7 @@ async def serve(config: Config, *, started: Started) -> None:
         settings = uvicorn.Config(
             app, host=config.gateway.host, port=config.gateway.port, access_log=False, log_level="warning",
             http="httptools", timeout_graceful_shutdown=30, server_header=False, date_header=False,
+            proxy_headers=False,  # no rule depends on where a caller says it is
         )  # fmt: skip
         await _Server(settings, started).serve()
 
