@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.gaps import as_row, gaps, is_candidate
+from conformal_arbitrage.core.gaps import row_candidates, row_gaps
 from conformal_arbitrage.core.losses import GuardianSees, Loss, Number, exact
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
 from conformal_arbitrage.decisions import Decisions, decide_rows
@@ -167,9 +167,9 @@ class Calibration:
             primary_scores: one number per action; None or NaN anywhere means no opinion, so all stay.
             id: the query's id, fixed before its scores; needed for boundary="random".
         """
-        gap = gaps(as_row(primary_scores), digits=self.score_digits)[:, 0]
+        gap = row_gaps(primary_scores, digits=self.score_digits)
         u = 0.0 if self.boundary_u is None else self._draw(id)
-        return np.flatnonzero(is_candidate(gap, self.relaxation, u=u, boundary_u=self.boundary_u))
+        return np.array(row_candidates(gap, self.relaxation, u=u, boundary_u=self.boundary_u), dtype=np.intp)
 
     def apply(self, log: ScoreLog) -> Decisions:
         """The rule on every row of a log."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 
 from conformal_arbitrage.certificate import Calibration
-from conformal_arbitrage.core.gaps import as_row, gaps
+from conformal_arbitrage.core.gaps import row_gaps, row_margin
 from conformal_arbitrage.errors import GuardianError, OptionError, ScorerError, StaleCalibrationError
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, checked_scores, spent_of
 from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Role, Spent
@@ -244,8 +244,7 @@ def top_of(scores: tuple[float, ...]) -> int:
 
 def margin_of(scores: Collection[float | None], digits: int) -> float:
     """How far the top action leads: the second smallest gap."""
-    gap = np.sort(gaps(as_row(tuple(scores)), digits=digits)[:, 0])
-    return float(gap[1]) if len(gap) > 1 else float("inf")
+    return row_margin(row_gaps(tuple(scores), digits=digits))
 
 
 def _bound(

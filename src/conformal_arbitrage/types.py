@@ -153,7 +153,7 @@ class Decision:
     @property
     def spent(self) -> Spent:
         """What the decision took in all."""
-        return sum((leg.spent for leg in self.legs), start=Spent())
+        return self.legs[0].spent if len(self.legs) == 1 else sum((leg.spent for leg in self.legs), start=Spent())
 
 
 def transcript(messages: Messages) -> str:

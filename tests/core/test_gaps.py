@@ -2,11 +2,21 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import ScoreLogError
-from conformal_arbitrage.core.gaps import as_row, gaps, is_candidate, margins, sorted_gaps
+from conformal_arbitrage.core import gaps as module
+from conformal_arbitrage.core.gaps import (
+    LARGEST_SCORE,
+    as_row,
+    gaps,
+    is_candidate,
+    margins,
+    row_candidates,
+    row_margin,
+    sorted_gaps,
+)
 
 
 def row_gaps(scores, digits=12):
@@ -89,3 +99,54 @@ def test_at_the_boundary_the_draw_decides_except_at_gap_zero():
     assert is_candidate(gap, 0.2, u=0.6, boundary_u=0.5).tolist() == [True, True, False, False]
     assert is_candidate(gap, 0.0, u=0.9, boundary_u=0.0).tolist() == [True, False, False, False]
     assert is_candidate(gap, None).all()
+
+
+def _nasty():
+    """Decimals, their neighbours among the floats, powers of ten, zeros of both signs, subnormals and the largest."""
+    decimals = st.builds(lambda k, e: float(f"{k}e{e}"), st.integers(-(10**4), 10**4), st.integers(-330, 296))
+    near = st.builds(lambda x, up: float(np.nextafter(x, np.inf if up else -np.inf)), decimals, st.booleans())
+    shares = st.builds(lambda a, b: a / b, st.integers(0, 100), st.integers(100, 300))
+    halves = st.builds(lambda k, d: (k + 0.5) / 10.0**d, st.integers(-99, 99), st.integers(0, 14))
+    fixed = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e-16, 1e22, LARGEST_SCORE, -LARGEST_SCORE])
+    one = st.one_of(decimals, near, shares, halves, fixed, st.floats(-LARGEST_SCORE, LARGEST_SCORE))
+    return one.filter(lambda x: abs(x) <= LARGEST_SCORE)
+
+
+def bits(values):
+    return np.array(values, dtype=np.float64).view(np.int64).tolist()
+
+
+@settings(max_examples=1000)
+@given(
+    st.one_of(
+        st.lists(_nasty(), min_size=1, max_size=40),
+        st.lists(st.integers(0, 1000).map(lambda k: k / 1000), min_size=1, max_size=6),
+    ),
+    st.sampled_from([6, 12]),
+)
+def test_plain_floats_and_arrays_give_one_query_the_same_gaps_to_the_bit(scores, digits):
+    found = module.row_gaps(scores, digits=digits)
+    block = gaps(as_row(scores), digits=digits)
+    assert bits(found) == bits(block[:, 0])
+    assert bits(module.row_gaps(tuple(scores), digits=digits)) == bits(found)
+    ascending = sorted_gaps(as_row(scores), digits=digits)[0]
+    assert bits([row_margin(found)]) == bits(margins(ascending))
+    assert bits(sorted(found)) == bits(ascending[:, 0])
+    for relaxation in (None, 0.0, *found):
+        for u, boundary in ((0.0, None), (0.4, 0.5), (0.5, 0.5), (0.6, 0.5)):
+            kept = is_candidate(block[:, 0], relaxation, u=u, boundary_u=boundary)
+            assert row_candidates(found, relaxation, u=u, boundary_u=boundary) == np.flatnonzero(kept).tolist()
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [(None, 0.5), (float("nan"), 0.5), (1, 0), [1, 0.5], np.array([0.9, 0.7]), np.float32([0.5, 0.25]), (0.1,) * 40],
+)
+def test_other_rows_than_short_plain_ones_are_checked_as_ever(scores):
+    assert module.row_gaps(scores, digits=12) == row_gaps(scores)
+
+
+@pytest.mark.parametrize("scores", [(), (float("inf"), 0.0), (2e300, 0.0), ("0.5", 0.1), 0.5, None])
+def test_a_row_that_is_refused_is_refused_without_arrays_too(scores):
+    with pytest.raises(ScoreLogError):
+        module.row_gaps(scores, digits=12)

@@ -47,9 +47,7 @@ def serve(*, config: str, host: str | None, port: int | None) -> None:
     )
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     policy = next(iter(read.policies), "POLICY")
-    import uvloop
-
-    uvloop.run(gateway.serve(structs.replace(read, gateway=listening), started=lambda url: _announce(url, policy)))
+    gateway.run(structs.replace(read, gateway=listening), started=lambda url: _announce(url, policy))
 
 
 def _announce(url: str, policy: str) -> None:

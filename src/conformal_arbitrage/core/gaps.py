@@ -9,8 +9,10 @@ Blocks are actions x rows throughout: a row is short, so its actions lie in sepa
 Knows nothing of Guardians, losses, files or whole logs.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +28,12 @@ LARGEST_SCORE: Final = 1e300
 
 _LAST_EXACT_POWER: Final = 22  # 10^22 is the largest power of ten that a float64 holds exactly
 _LONGEST_NETWORK: Final = 6
+_LONGEST_PLAIN: Final = 32  # up to here plain floats beat arrays, tenfold at four actions
 _LOWEST_EXPONENT: Final = -16  # below it every row uses the last exact power anyway
 _CEILINGS: Final = np.array([float(f"1e{e}") for e in range(_LOWEST_EXPONENT, 309)])
 _POWERS: Final = np.array([float(f"1e{d}") for d in range(309)])
+_PLAIN_CEILINGS: Final[list[float]] = _CEILINGS.tolist()
+_PLAIN_POWERS: Final[list[float]] = _POWERS.tolist()
 
 
 def digits_of(dtype: np.dtype[np.generic]) -> int:
@@ -76,6 +81,7 @@ def gaps(scores: Floats, *, digits: int) -> Floats:
         digits: 12, or 6 where the scores were single precision.
     """
     ticks, decimals = _ticks(scores, digits)
+    ticks += 0.0  # -0.0 - 0.0 is -0.0; a gap of nothing has no sign
     _shift(ticks, -decimals)
     return ticks
 
@@ -135,9 +141,57 @@ def is_candidate(
     """
     if relaxation is None:
         return np.ones(gap.shape, dtype=np.bool_)
+    return _within(gap, relaxation, u, boundary_u)
+
+
+def _within(gap: Any, relaxation: float, u: Any, boundary_u: float | None) -> Any:
+    """`is_candidate` at a finite relaxation, of arrays or of one number each."""
     if boundary_u is None:
         return gap <= relaxation
     return (gap < relaxation) | (gap == 0) | ((gap == relaxation) & (u <= boundary_u))
+
+
+def row_gaps(scores: object, *, digits: int) -> list[float]:
+    """`gaps` of one query, to the bit; short lists of plain floats go without arrays.
+
+    Args:
+        scores: one number per action; checked as by `as_row`.
+        digits: as in `gaps`.
+    """
+    if not _is_plain(scores):
+        return gaps(as_row(scores), digits=digits)[:, 0].tolist()
+    top = max(scores)
+    exponent = bisect_left(_PLAIN_CEILINGS, max(top, -min(scores))) + _LOWEST_EXPONENT
+    decimals = min(digits - exponent, _LAST_EXACT_POWER)
+    if decimals >= 0:
+        power = _PLAIN_POWERS[decimals]
+        return [round((top - score) * power) / power for score in scores]
+    power = _PLAIN_POWERS[-decimals]
+    return [round((top - score) / power) * power for score in scores]
+
+
+def _is_plain(scores: object) -> TypeGuard[Sequence[float]]:
+    """Whether a row is short and of floats that `as_row` takes as they are."""
+    if type(scores) not in (tuple, list):
+        return False
+    listed = cast("Sequence[object]", scores)
+    return 0 < len(listed) <= _LONGEST_PLAIN and all(
+        type(score) is float and -LARGEST_SCORE <= score <= LARGEST_SCORE for score in listed
+    )
+
+
+def row_candidates(
+    gap: Sequence[float], relaxation: float | None, *, u: float = 0.0, boundary_u: float | None = None
+) -> list[int]:
+    """The actions of one query that stay in sight; see `is_candidate`."""
+    if relaxation is None:
+        return list(range(len(gap)))
+    return [place for place, one in enumerate(gap) if _within(one, relaxation, u, boundary_u)]
+
+
+def row_margin(gap: Sequence[float]) -> float:
+    """How far the top action of one query leads; see `margins`."""
+    return sorted(gap)[1] if len(gap) > 1 else float("inf")
 
 
 def as_row(scores: object) -> Floats:

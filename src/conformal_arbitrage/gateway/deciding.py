@@ -23,6 +23,7 @@ _PINNED = {
     "temperature": "temperature", "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens",
     "reasoning_effort": "reasoning_effort", "seed": "seed",
 }  # fmt: skip
+_sorted = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 _ALWAYS_PINNED = ("top_p", "frequency_penalty", "presence_penalty", "logit_bias", "service_tier")
 
 
@@ -44,6 +45,7 @@ class Decider:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+        self._mac = hmac.new(secret, digestmod="sha256")
 
     async def menu(self, policy: LivePolicy, query: Query, caller: str, body: Mapping[str, Any] | None = None) -> Made:
         """A choice from a menu; of a chat request, with its body."""
@@ -152,8 +154,9 @@ class Decider:
         return {name: self._digest(value) for name, value in content.items()}
 
     def _digest(self, value: Any) -> str:
-        text = json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        return "hmac-sha256:" + hmac.digest(self._secret, text, "sha256").hex()
+        mac = self._mac.copy()  # keyed once, and unlike hmac.digest it keeps the interpreter while it hashes
+        mac.update(_sorted.encode(value).encode("utf-8", "surrogatepass"))
+        return "hmac-sha256:" + mac.hexdigest()
 
 
 def _shadowed(

@@ -3,10 +3,10 @@
 Knows nothing of decisions.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -36,4 +36,4 @@ def json_response(document: Any, *, status: int = 200, headers: Mapping[str, str
 
 def encoded(document: Any) -> bytes:
     """A JSON document as bytes."""
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return msgspec.json.encode(document)

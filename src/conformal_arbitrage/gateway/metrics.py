@@ -5,7 +5,7 @@ Knows nothing of what happens with the figures.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from conformal_arbitrage.types import Decision
+from conformal_arbitrage.types import Decision, Role
 
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -27,6 +27,7 @@ class Metrics:
         self.upstream = self._histogram("upstream_seconds", "Time of a leg", _SLOW, "role")
         self.commit = self._histogram("commit_seconds", "Time until a decision was durable", _FAST)
         self.overhead = self._histogram("overhead_seconds", "Time of a request not spent in legs", _FAST)
+        self._legs: dict[tuple[str, Role], tuple[Histogram, Counter, Counter, Counter]] = {}
         self.in_flight = Gauge("arbitrage_in_flight", "Requests under way", registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -41,12 +42,22 @@ class Metrics:
         if decision.deferred:
             self.deferred.labels(policy).inc()
         for leg in decision.legs:
-            self.upstream.labels(leg.role).observe(leg.seconds)
-            self.cost.labels(policy, leg.role).inc(leg.spent.cost or 0.0)
-            self.tokens.labels(policy, leg.role, "input").inc(leg.spent.input_tokens or 0)
-            self.tokens.labels(policy, leg.role, "output").inc(leg.spent.output_tokens or 0)
+            seconds, cost, into, out = self._of_leg(policy, leg.role)
+            seconds.observe(leg.seconds)
+            cost.inc(leg.spent.cost or 0.0)
+            into.inc(leg.spent.input_tokens or 0)
+            out.inc(leg.spent.output_tokens or 0)
             if leg.error is not None:
                 self.upstream_errors.labels(policy, leg.role).inc()
+
+    def _of_leg(self, policy: str, role: Role) -> tuple[Histogram, Counter, Counter, Counter]:
+        """The time, cost, input and output tokens of a role's legs, looked up once."""
+        found = self._legs.get((policy, role))
+        if found is None:
+            tokens = [self.tokens.labels(policy, role, direction) for direction in ("input", "output")]
+            found = (self.upstream.labels(role), self.cost.labels(policy, role), tokens[0], tokens[1])
+            self._legs[policy, role] = found
+        return found
 
     def text(self) -> bytes:
         """All figures in Prometheus' own format."""

@@ -6,7 +6,7 @@ Knows nothing of HTTP beyond headers.
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from conformal_arbitrage.errors import RequestError
@@ -15,6 +15,8 @@ from conformal_arbitrage.types import Decision, Leg, Spent
 
 CHUNK = 400
 _IN_PARTS = ("role", "content", "tool_calls")
+_LEG = tuple(field.name for field in fields(Leg))
+_SPENT = tuple(field.name for field in fields(Spent))
 
 
 def error_body(message: str, *, code: str, status: int, param: str | None = None) -> dict[str, Any]:
@@ -181,13 +183,18 @@ def event(document: Mapping[str, Any]) -> bytes:
 def recorded(decision: Decision) -> dict[str, Any]:
     """A decision as the record keeps it; content is added as the policy says."""
     margin = None if decision.margin == float("inf") else decision.margin
-    legs = [{**asdict(leg), "reply": None} for leg in decision.legs]
     return {
         "action": decision.action,
         "candidates": list(decision.candidates),
         "margin": margin,
         "relaxation": decision.relaxation,
         "no_guarantee": decision.no_guarantee,
-        "legs": legs,
+        "legs": [_recorded_leg(leg) for leg in decision.legs],
         "cost": decision.spent.cost,
     }
+
+
+def _recorded_leg(leg: Leg) -> dict[str, Any]:
+    """All of a leg but the reply; field by field, since `asdict` copies deeply."""
+    spent = {name: getattr(leg.spent, name) for name in _SPENT}
+    return {**{name: getattr(leg, name) for name in _LEG}, "spent": spent, "reply": None}

@@ -4,6 +4,7 @@ Knows nothing of routes.
 """
 
 import asyncio
+import gc
 import hashlib
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 from starlette.applications import Starlette
 
 from conformal_arbitrage.config import Config
@@ -106,8 +108,9 @@ async def running(config: Config) -> AsyncGenerator["tuple[str, asyncio.Task[Non
     async with application(config) as app:
         listening = _listen(config.gateway.host, config.gateway.port)
         settings = uvicorn.Config(
-            app, access_log=False, log_level="warning", loop="uvloop", http="httptools", lifespan="on",
+            app, access_log=False, log_level="warning", http="httptools", lifespan="on",
             timeout_graceful_shutdown=30, server_header=False, date_header=False,
+            proxy_headers=False,  # no rule depends on where a caller says it is
         )  # fmt: skip
         server = uvicorn.Server(settings)
         task = asyncio.create_task(server.serve(sockets=[listening]))
@@ -125,6 +128,18 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port} ({error.strerror}); give another --port") from error
+
+
+def run(config: Config, *, started: Started) -> None:
+    """Serve on an event loop of uvloop's, which uvicorn only makes where it starts the loop itself."""
+
+    def quiet(url: str) -> None:
+        gc.collect()
+        gc.freeze()  # what is there now stays; collections look at what requests leave behind
+        gc.set_threshold(10_000, 20, 50)
+        started(url)
+
+    uvloop.run(serve(config, started=quiet))
 
 
 async def serve(config: Config, *, started: Started) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, TypeVar, cast
 
 from conformal_arbitrage.core.gaps import LARGEST_SCORE
@@ -154,7 +154,7 @@ async def checked_scores(scorer: Scorer, query: Query) -> Scores:
     scores = await scorer.score(query)
     wide = {"lowest": -LARGEST_SCORE, "highest": LARGEST_SCORE}
     values = check_values(scores.values, len(query.actions), spent=scores.spent, raw=scores.raw, **wide)
-    return replace(scores, values=values)
+    return Scores(values=values, spent=scores.spent, raw=scores.raw, served=scores.served)
 
 
 async def together(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -162,6 +162,8 @@ async def together(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]
 
     A call that is refused for want of money cancels nothing: the others are paid for, and end first.
     """
+    if len(calls) == 1:
+        return [await calls[0]]
     refused: list[CostLimitError] = []
 
     async def ended(call: Coroutine[Any, Any, Result]) -> Result | None:
@@ -205,4 +207,4 @@ def check_values(
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a JSON value is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is float or (isinstance(value, int | float) and not isinstance(value, bool))

@@ -16,6 +16,7 @@ from conformal_arbitrage.scorers.base import Identity, fingerprint, is_number
 from conformal_arbitrage.types import Query
 
 Message = dict[str, Any]
+_plain = json.JSONEncoder(ensure_ascii=False)
 
 
 class Prompt(Protocol):
@@ -76,7 +77,7 @@ class Confidences:
 
     def messages(self, query: Query) -> list[Message]:
         """The instructions, then the question with its options as a JSON array."""
-        choices = json.dumps(list(query.actions), ensure_ascii=False)
+        choices = _plain.encode(query.actions)
         asked = _CONFIDENCES_USER.format(question=query.text, choices=choices, count=len(query.actions))
         return [{"role": "system", "content": _CONFIDENCES}, {"role": "user", "content": asked}]
 

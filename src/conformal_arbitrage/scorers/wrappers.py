@@ -60,7 +60,7 @@ class Retry:
                 for attempt in range(1, self.attempts + 1):
                     try:
                         reply = await self.port.call(call)
-                        return replace(reply, spent=spent + reply.spent)
+                        return Reply(document=reply.document, spent=spent + reply.spent)
                     except UpstreamError as error:
                         spent += spent_of(error)
                         error.spent = spent
@@ -205,10 +205,17 @@ class Priced:
         except UpstreamError as error:
             error.spent = self._priced(spent_of(error))
             raise
-        return replace(reply, spent=self._priced(reply.spent))
+        return Reply(document=reply.document, spent=self._priced(reply.spent))
 
     def _priced(self, spent: Spent) -> Spent:
-        return replace(spent, cost=None if self.pricing is None else self.pricing.cost(spent))
+        return Spent(
+            calls=spent.calls,
+            input_tokens=spent.input_tokens,
+            output_tokens=spent.output_tokens,
+            reasoning_tokens=spent.reasoning_tokens,
+            cached_tokens=spent.cached_tokens,
+            cost=None if self.pricing is None else self.pricing.cost(spent),
+        )
 
 
 class Purse:
