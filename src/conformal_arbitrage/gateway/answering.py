@@ -9,10 +9,11 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from conformal_arbitrage.errors import LostClaimError, RequestError
+from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
 from conformal_arbitrage.gateway.deciding import Made
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.store.base import Claim, Event, Replay, Store
@@ -89,8 +90,11 @@ class Answering:
         return reply
 
     async def _keep(self, claim: Claim) -> None:
-        while await self._store.renew(claim, lease=LEASE):
+        held = True
+        while held:
             await asyncio.sleep(LEASE / 3)
+            with suppress(StoreError):  # the database is away for now; there is time for another try within the lease
+                held = await self._store.renew(claim, lease=LEASE)
 
     async def commit(self, made: Sequence[Made], claim: Claim | None, reply: Replay) -> Replay:
         """Make decisions durable, with the reply of their claim and their audits; then the reply may go out."""
