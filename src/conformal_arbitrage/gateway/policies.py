@@ -102,9 +102,9 @@ class PolicyTable:
             return
         for version in await self._store.policies():
             live = self._live.get(version.name)
-            if version.name in self._config.policies and (live is None or live.version != version.version):
+            if version.name in self._config.policies and (live is None or live.version < version.version):
                 self._live[version.name] = self.bind(version.name, version.certificate, version.version)
-        self._seen = count
+        self._seen = max(self._seen, count)  # another refresh may have seen more meanwhile
 
     def bind(self, name: str, certificate: Mapping[str, Any], version: int = 0) -> LivePolicy:
         """A certificate with the models of a policy: its sentence, its key and its identities are checked.
