@@ -39,7 +39,7 @@ from conformal_arbitrage.gateway.export import score_log_of
 from conformal_arbitrage.gateway.serving import identities_of
 from conformal_arbitrage.store import DecisionRecord, Store, open_store
 
-ALPHA = 0.05
+ALPHA = 0.02
 FAULTS = 0.02
 SAMPLES = 400
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -233,10 +233,10 @@ def faults_of(record: DecisionRecord, rule: Calibration) -> list[str]:
     """Where a decision is not the one that the certificate makes of the scores in its record."""
     made = record.decision
     legs = {leg["role"]: leg for leg in made["legs"]}
-    mine = legs["primary"]["scores"]
+    mine, theirs = legs["primary"]["scores"], legs.get("guardian", {}).get("scores")
     name = str(named_in(made["content"]["context"]))
     sight = rule.candidates(mine or (None,) * len(ACTIONS), id=record.id).tolist()
-    top = int(np.argmax(legs["guardian"]["scores"])) if len(sight) > 1 and legs["guardian"]["scores"] else sight[0]
+    top = sight[0] if len(sight) == 1 or theirs is None else int(np.argmax(theirs))
     checks = {
         "candidates": made["candidates"] == sight,
         "relaxation": made["relaxation"] == rule.relaxation,
