@@ -1,4 +1,4 @@
-"""Claims and policies while the database is slow or away for a moment."""
+"""Claims, commits and policies while the database is slow or away for a moment."""
 
 import asyncio
 
@@ -7,13 +7,15 @@ import pytest
 from conformal_arbitrage.config import read_config
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway import answering
-from conformal_arbitrage.gateway.answering import Answering
+from conformal_arbitrage.gateway.answering import Answering, unless_gone
+from conformal_arbitrage.gateway.deciding import Made
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import PolicyTable
 from conformal_arbitrage.gateway.serving import pair_of
 from conformal_arbitrage.models import Models
 from conformal_arbitrage.store import Replay, SQLiteStore
-from tests.gateway.durability import certificate, write_config
+from tests.gateway.durability import all_records, certificate, write_config
+from tests.store.facts import decision
 
 REPLY = Replay(status=200, headers={}, body=b"{}")
 
@@ -80,3 +82,28 @@ def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, s
     live, newest = asyncio.run(story())
     assert live.version == 3
     assert live.calibration.relaxation == newest.relaxation
+
+
+def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_decision(store, monkeypatch):
+    commit, begun = store.commit, asyncio.Event()
+
+    async def slow(events, **rest):
+        begun.set()
+        await asyncio.sleep(0.2)
+        await commit(events, **rest)
+
+    monkeypatch.setattr(store, "commit", slow)
+    answers = Answering(store, Metrics())
+    made = Made(decision=None, event=decision(), audit=None)
+
+    async def work(claim):
+        return await answers.commit([made], claim, REPLY)
+
+    async def story():
+        left = await unless_gone(answers.answer("k", "n", b"{}", work), begun.wait())
+        return left, await answers.answer("k", "n", b"{}", work), await all_records(store)
+
+    left, again, records = asyncio.run(story())
+    assert left.reply == again.reply == REPLY
+    assert again.again
+    assert [record.id for record in records] == [made.event.id]
