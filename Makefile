@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test test-live lint bench clean
+.PHONY: demo demo-serve test test-live lint bench soak clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -26,6 +26,9 @@ lint: .venv/.installed-dev
 
 bench: .venv/.installed .venv-mapie/.installed
 	$(BIN)/python benchmarks/calibration.py --mapie .venv-mapie/bin/python $(BENCH)
+
+soak: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.soak $(SOAK)
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv

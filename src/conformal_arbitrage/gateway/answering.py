@@ -9,10 +9,11 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from conformal_arbitrage.errors import LostClaimError, RequestError
+from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
 from conformal_arbitrage.gateway.deciding import Made
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.store.base import Claim, Event, Replay, Store
@@ -89,18 +90,31 @@ class Answering:
         return reply
 
     async def _keep(self, claim: Claim) -> None:
-        while await self._store.renew(claim, lease=LEASE):
+        held = True
+        while held:
             await asyncio.sleep(LEASE / 3)
+            with suppress(StoreError):  # the database is away for now; there is time for another try within the lease
+                held = await self._store.renew(claim, lease=LEASE)
 
     async def commit(self, made: Sequence[Made], claim: Claim | None, reply: Replay) -> Replay:
-        """Make decisions durable, with the reply of their claim and their audits; then the reply may go out."""
+        """Make decisions durable, with the reply of their claim and their audits; then the reply may go out.
+
+        A commit that has begun cannot be called back: if it is cancelled and yet succeeds, the decision stands.
+        """
         start = time.perf_counter()
-        await self._store.commit(
+        writing = self._store.commit(
             [one.event for one in made],
             claim=claim,
             replay=None if claim is None else reply,
             audits=[one.audit for one in made if one.audit is not None],
         )
+        committing = asyncio.ensure_future(writing)
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            await asyncio.wait({committing})
+            if committing.cancelled() or committing.exception() is not None:
+                raise
         self._metrics.commit.observe(time.perf_counter() - start)
         return reply
 
@@ -116,15 +130,13 @@ class Answering:
 
 
 async def unless_gone(work: Awaitable[Result], gone: Awaitable[Any]) -> Result | None:
-    """The result, or None if the caller went away first; then the work is cancelled."""
+    """The result; if the caller goes away first, the work is cancelled, and None unless it was past cancelling."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone)
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        return None
     finally:
         leaving.cancel()
         if not working.done():
             working.cancel()
             await asyncio.wait({working})
+    return None if working.cancelled() else working.result()

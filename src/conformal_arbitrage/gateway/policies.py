@@ -111,9 +111,9 @@ class PolicyTable:
             return
         for version in await self._store.policies():
             live = self._live.get(version.name)
-            if version.name in self._config.policies and (live is None or live.version != version.version):
+            if version.name in self._config.policies and (live is None or live.version < version.version):
                 self._take_up(version)
-        self._seen = count
+        self._seen = max(self._seen, count)  # another refresh may have seen more meanwhile
 
     def _take_up(self, version: PolicyVersion) -> None:
         self._live.pop(version.name, None)

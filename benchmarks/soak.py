@@ -1,0 +1,390 @@
+"""A long run of the gateway: memory, the record and the rule over many requests, with an upstream that fails at times.
+
+The upstream is a chat endpoint in a process of its own that cuts connections, refuses and talks nonsense in 2 % of the
+calls. First the gateway shadows, and half of its export is calibrated and tried on the other half; then it enforces
+that certificate. `make soak`, or `python -m benchmarks.soak --requests 200000`.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from tests.gateway.durability import (
+    ACTIONS,
+    LOST,
+    ROOT,
+    Gateway,
+    chat_request,
+    decision_request,
+    named_in,
+    numbers,
+    run_sql,
+)
+
+from conformal_arbitrage import Calibration, ScoreLog, calibrate
+from conformal_arbitrage.config import read_config
+from conformal_arbitrage.gateway.export import score_log_of
+from conformal_arbitrage.gateway.serving import identities_of
+from conformal_arbitrage.store import DecisionRecord, Store, open_store
+
+ALPHA = 0.02
+FAULTS = 0.02
+SAMPLES = 400
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_CONFIG = """\
+guardian_sees = "all"
+
+[primary]
+kind = "chat"
+url = "{url}"
+model = "primary"
+concurrency = 64
+attempts = 2
+
+[primary.pinned]
+mode = "plain"
+
+[guardian]
+kind = "chat"
+url = "{url}"
+model = "guardian"
+concurrency = 64
+attempts = 2
+
+[guardian.pinned]
+mode = "plain"
+
+[gateway]
+database = "{database}"
+
+[policies.support]
+{certificate}
+mode = "{mode}"
+audit_rate = {audit_rate}
+content = "full"
+"""
+
+
+class Upstream(asyncio.Protocol):
+    """A chat endpoint in as little HTTP as will do; some calls it fails."""
+
+    coin = random.Random(7)
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the way back."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Answer every request that is complete, a few milliseconds later."""
+        self._data += data
+        while (end := self._data.find(b"\r\n\r\n")) >= 0:
+            found = _LENGTH.search(self._data, 0, end + 2)
+            whole = end + 4 + (int(found[1]) if found else 0)
+            if len(self._data) < whole:
+                return
+            body = json.loads(self._data[end + 4 : whole])
+            del self._data[:whole]
+            asyncio.get_running_loop().call_later(self.coin.uniform(0.001, 0.005), self._answer, body)
+
+    def _answer(self, body: dict[str, Any]) -> None:
+        if self._transport.is_closing():
+            return
+        if self.coin.random() >= FAULTS:
+            self._send(_completion(body))
+            return
+        kind = self.coin.choice(("refuse", "limit", "cut", "half", "nonsense", "numbers"))
+        if kind == "refuse":
+            self._send(b'{"error": {"message": "down"}}', status=b"503 Service Unavailable")
+        elif kind == "limit":
+            self._send(b'{"error": {"message": "slower"}}', status=b"429 Too Many Requests")
+        elif kind == "nonsense":
+            self._send(b"<html>")
+        elif kind == "numbers":
+            self._send(_completion(body, '{"scores": [0.5, "x"]}'))
+        else:
+            self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{" if kind == "half" else b"")
+            self._transport.close()
+
+    def _send(self, body: bytes, *, status: bytes = b"200 OK") -> None:
+        head = b"HTTP/1.1 " + status + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        self._transport.write(head + body)
+
+
+def scores_of(role: str, name: str) -> list[float]:
+    """What a model thinks of a question; the Guardian agrees with the Primary in part."""
+    own = numbers(role, name, len(ACTIONS))
+    if role == "primary":
+        return own
+    return [round((a + b) / 2, 6) for a, b in zip(own, scores_of("primary", name), strict=True)]
+
+
+def _completion(body: dict[str, Any], content: str | None = None) -> bytes:
+    name = str(named_in(body["messages"][-1]["content"]))
+    said = json.dumps({"scores": scores_of(body["model"], name)}) if content is None else content
+    message = {"role": "assistant", "content": said}
+    usage = {"prompt_tokens": 200, "completion_tokens": 20, "total_tokens": 220}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    whole = {"id": "c", "object": "chat.completion", "created": 1, "model": body["model"]}
+    return json.dumps({**whole, "choices": [choice], "usage": usage}).encode()
+
+
+async def serve_upstream() -> None:
+    server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+@asynccontextmanager
+async def upstream() -> AsyncIterator[str]:
+    """The endpoint in a child process."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.soak", "--upstream", cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(await process.stdout.readline())}/v1"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@dataclass(slots=True)
+class Load:
+    """What callers got: decision ids by request, and the gateway's memory on the way."""
+
+    ids: dict[str, str] = field(default_factory=dict[str, str])
+    memory: list[int] = field(default_factory=list[int])
+    failed: int = 0
+    wrong: list[str] = field(default_factory=list[str])
+    seconds: float = 0.0
+
+    @property
+    def drift(self) -> float:
+        """Mean memory in the last quarter over that in the second."""
+        quarter = len(self.memory) // 4
+        return float(np.mean(self.memory[-quarter:]) / np.mean(self.memory[quarter : 2 * quarter]))
+
+
+async def send(gateway: Gateway, session: aiohttp.ClientSession, load: Load, name: str) -> None:
+    """One request until it is answered; where the Guardian failed it is sent again."""
+    number = int(name[1:])
+    path, body = chat_request(name, stream=number % 6 == 0) if number % 2 else decision_request(name)
+    headers = {"Idempotency-Key": name} if number % 5 else {}
+    while True:
+        try:
+            async with session.post(gateway.url + path, json=body, headers=headers) as reply:
+                text = await reply.read()
+        except LOST as error:
+            load.wrong.append(f"{name}: {error!r}")
+            return
+        if reply.status == 200:
+            load.ids[name] = reply.headers["x-arbitrage-decision-id"]
+            return
+        if reply.status != 502:
+            load.wrong.append(f"{name}: {reply.status} {text[:200]!r}")
+            return
+        load.failed += 1
+
+
+async def press(gateway: Gateway, requests: int, concurrency: int) -> Load:
+    """Many requests at once, the memory looked at now and then."""
+    load, start = Load(), time.perf_counter()
+    names = iter(range(requests))
+    every = max(1, requests // SAMPLES)
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def caller() -> None:
+            for number in names:
+                await send(gateway, session, load, f"n{number}")
+                if number % every == 0:
+                    load.memory.append(gateway.memory)
+
+        await asyncio.gather(*(caller() for _ in range(concurrency)))
+    load.seconds = time.perf_counter() - start
+    return load
+
+
+async def every_record(store: Store) -> AsyncIterator[DecisionRecord]:
+    before: str | None = None
+    while page := await store.records(before=before, limit=1000):
+        for record in page:
+            yield record
+        before = page[-1].id
+
+
+def faults_of(record: DecisionRecord, rule: Calibration) -> list[str]:
+    """Where a decision is not the one that the certificate makes of the scores in its record."""
+    made = record.decision
+    legs = {leg["role"]: leg for leg in made["legs"]}
+    mine, theirs = legs["primary"]["scores"], legs.get("guardian", {}).get("scores")
+    name = str(named_in(made["content"]["context"]))
+    sight = rule.candidates(mine or (None,) * len(ACTIONS), id=record.id).tolist()
+    top = sight[0] if len(sight) == 1 or theirs is None else int(np.argmax(theirs))
+    checks = {
+        "candidates": made["candidates"] == sight,
+        "relaxation": made["relaxation"] == rule.relaxation,
+        "who decided": record.decided_by == ("primary" if len(sight) == 1 else "guardian"),
+        "action": made["action"] == top,
+        "Primary's scores": mine is None or bool(np.allclose(mine, _normal("primary", name))),
+        "guarantee": made["no_guarantee"] is None,
+    }
+    return [f"{record.id}: {what} ({made})" for what, holds in checks.items() if not holds]
+
+
+def _normal(role: str, name: str) -> list[float]:
+    found = scores_of(role, name)
+    return [score / sum(found) for score in found]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soaked:
+    """What a run showed."""
+
+    requests: int
+    seconds: float
+    guardian_failures: int
+    records: int
+    lost: int
+    extra: int
+    audits: int
+    audits_open: int
+    faults: list[str]
+    broken_chains: list[str]
+    memory_mb: list[float]
+    drift: float
+
+
+async def soak(config: Path, database: str, requests: int, concurrency: int, rule: Calibration) -> Soaked:
+    """Enforce under load, then read the whole record."""
+    async with Gateway(config) as gateway:
+        load = await press(gateway, requests, concurrency)
+        for _ in range(600):  # the last audits
+            if run_sql(database, "select count(*) from audits") == [(0,)]:
+                break
+            await asyncio.sleep(0.2)
+    store = await open_store(database)
+    try:
+        faults, kept, audits, waiting = load.wrong, set[str](), 0, 0
+        async for record in every_record(store):
+            kept.add(record.id)
+            faults += faults_of(record, rule)
+            audits += bool(record.decision.get("audited"))
+            waiting += bool(record.decision.get("audited")) and record.audit is None
+        chains = await store.verify()
+    finally:
+        await store.close()
+    given = set(load.ids.values())
+    quarters = np.array_split(np.array(load.memory) / 2**20, 4)
+    return Soaked(
+        requests=requests, seconds=round(load.seconds, 1), guardian_failures=load.failed, records=len(kept),
+        lost=len(given - kept) + requests - len(given), extra=len(kept - given), audits=audits, audits_open=waiting,
+        faults=faults, broken_chains=chains, memory_mb=[round(float(q.mean()), 2) for q in quarters], drift=load.drift,
+    )  # fmt: skip
+
+
+def write_config(folder: Path, url: str, database: str, rule: Calibration | None) -> Path:
+    """Shadow without a certificate, else enforce it."""
+    if rule is not None:
+        rule.save(folder / "certificate.json")
+    named = "" if rule is None else 'certificate = "certificate.json"'
+    mode, rate = ("shadow", 0.0) if rule is None else ("enforce", 0.05)
+    path = folder / "arbitrage.toml"
+    path.write_text(_CONFIG.format(url=url, database=database, certificate=named, mode=mode, audit_rate=rate))
+    return path
+
+
+async def shadow(config: Path, database: str, requests: int, concurrency: int) -> ScoreLog:
+    """The export of a gateway that shadows."""
+    async with Gateway(config) as gateway:
+        load = await press(gateway, requests, concurrency)
+    assert not load.wrong, load.wrong[:3]
+    store = await open_store(database)
+    try:
+        log = await score_log_of(store, "support", identities=identities_of(read_config(config)))
+    finally:
+        await store.close()
+    assert len(log) == requests, f"{len(log)} rows exported of {requests}"
+    return log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalibrated:
+    """A certificate from half of an export, and its loss on the other half."""
+
+    rule: Calibration
+    rows: int
+    loss: float
+    error: float
+    deferred: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the loss is within the quota, up to three standard errors."""
+        return self.loss <= ALPHA + 3 * self.error
+
+
+def recalibrated(log: ScoreLog) -> Recalibrated:
+    """Calibrate on one half of the rows, drawn at random, and decide the other."""
+    order = np.random.default_rng(5).permutation(len(log))
+    half = len(log) // 2
+    rule = calibrate(log.select(order[:half]), ALPHA, guardian_sees="all")
+    rest = log.select(order[half:])
+    made = rule.apply(rest)
+    menus = rest.guardian.reshape(len(rest), len(ACTIONS))
+    losses = menus.max(axis=1) - menus[np.arange(len(rest)), made.action]
+    return Recalibrated(
+        rule=rule, rows=half, loss=float(losses.mean()), error=float(losses.std() / np.sqrt(len(losses))),
+        deferred=float(made.deferred.mean()),
+    )  # fmt: skip
+
+
+async def run(folder: Path, *, requests: int, shadowed: int, concurrency: int) -> tuple[Recalibrated, Soaked]:
+    """Shadow, calibrate, enforce."""
+    async with upstream() as url:
+        first = str(folder / "shadow.db")
+        found = recalibrated(await shadow(write_config(folder, url, first, None), first, shadowed, concurrency))
+        second = str(folder / "enforce.db")
+        config = write_config(folder, url, second, found.rule)
+        return found, await soak(config, second, requests, concurrency, found.rule)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--shadow", type=int, default=10_000)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--upstream", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.upstream:
+        asyncio.run(serve_upstream())
+        return
+    sizes = {"requests": asked.requests, "shadowed": asked.shadow, "concurrency": asked.concurrency}
+    with tempfile.TemporaryDirectory() as folder:
+        found, soaked = asyncio.run(run(Path(folder), **sizes))
+    print(f"Certificate: relaxation {found.rule.relaxation}, from {found.rows} shadow rows, alpha {ALPHA}")
+    print(f"On the rest: loss {found.loss:.4f} +- {found.error:.4f}, {found.deferred:.1%} deferred")
+    print(json.dumps(asdict(replace(soaked, faults=soaked.faults[:10])), indent=1))
+    good = found.holds and not (soaked.lost or soaked.extra or soaked.audits_open or soaked.faults)
+    if not (good and not soaked.broken_chains and abs(soaked.drift - 1) <= 0.1):
+        raise SystemExit("The soak failed.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Claims, commits and policies while the database is slow or away for a moment."""
+
+import asyncio
+
+import pytest
+
+from conformal_arbitrage.config import read_config
+from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.gateway import answering
+from conformal_arbitrage.gateway.answering import Answering, unless_gone
+from conformal_arbitrage.gateway.deciding import Made
+from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.gateway.policies import PolicyTable
+from conformal_arbitrage.gateway.serving import pair_of
+from conformal_arbitrage.models import Models
+from conformal_arbitrage.store import Replay, SQLiteStore
+from tests.gateway.durability import all_records, certificate, write_config
+from tests.store.facts import decision
+
+REPLY = Replay(status=200, headers={}, body=b"{}")
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = SQLiteStore(tmp_path / "store.db")
+    yield made
+    asyncio.run(made.close())
+
+
+def test_a_claim_is_kept_though_the_database_was_away_when_it_was_to_be_renewed(store, monkeypatch):
+    monkeypatch.setattr(answering, "LEASE", 0.6)
+    renew, failures = store.renew, [StoreError("away")]
+
+    async def renewing(claim, *, lease):
+        if failures:
+            raise failures.pop()
+        return await renew(claim, lease=lease)
+
+    monkeypatch.setattr(store, "renew", renewing)
+    answers, works = Answering(store, Metrics()), []
+
+    async def work(claim):
+        works.append(claim)
+        await asyncio.sleep(1.2)
+        return await answers.commit([], claim, REPLY)
+
+    async def story():
+        return await asyncio.gather(*(answers.answer("k", "n", b"{}", work) for _ in range(3)))
+
+    found = asyncio.run(story())
+    assert failures == []
+    assert len(works) == 1
+    assert sorted(one.again for one in found) == [False, True, True]
+
+
+def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, store, monkeypatch):
+    config = read_config(write_config(tmp_path, str(tmp_path / "store.db")))
+    slow = asyncio.Event()
+    policies = store.policies
+
+    async def story():
+        async with Models(config) as models:
+            table = PolicyTable(config, store, pair_of(models))
+            await table.load()
+            await store.install("support", certificate(0.2).to_dict(), by="test")
+
+            async def late():
+                found = await policies()
+                monkeypatch.setattr(store, "policies", policies)
+                await slow.wait()
+                return found
+
+            monkeypatch.setattr(store, "policies", late)
+            first = asyncio.create_task(table.refresh())
+            await asyncio.sleep(0.1)
+            newest = certificate(0.3)
+            await table.install("support", newest.to_dict(), by="test", dry_run=False)
+            slow.set()
+            await first
+            return table.named("support"), newest
+
+    live, newest = asyncio.run(story())
+    assert live.version == 3
+    assert live.calibration.relaxation == newest.relaxation
+
+
+def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_decision(store, monkeypatch):
+    commit, begun = store.commit, asyncio.Event()
+
+    async def slow(events, **rest):
+        begun.set()
+        await asyncio.sleep(0.2)
+        await commit(events, **rest)
+
+    monkeypatch.setattr(store, "commit", slow)
+    answers = Answering(store, Metrics())
+    made = Made(decision=None, event=decision(), audit=None)
+
+    async def work(claim):
+        return await answers.commit([made], claim, REPLY)
+
+    async def story():
+        left = await unless_gone(answers.answer("k", "n", b"{}", work), begun.wait())
+        return left, await answers.answer("k", "n", b"{}", work), await all_records(store)
+
+    left, again, records = asyncio.run(story())
+    assert left.reply == again.reply == REPLY
+    assert again.again
+    assert [record.id for record in records] == [made.event.id]
