@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-live lint bench clean
+.PHONY: demo test test-live lint bench bench-gateway clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -22,6 +22,9 @@ lint: .venv/.installed-dev
 
 bench: .venv/.installed .venv-mapie/.installed
 	$(BIN)/python benchmarks/calibration.py --mapie .venv-mapie/bin/python $(BENCH)
+
+bench-gateway: .venv/.installed .venv-litellm/.installed
+	$(BIN)/python benchmarks/gateway.py --litellm .venv-litellm/bin/python $(BENCH)
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -44,5 +47,10 @@ bench: .venv/.installed .venv-mapie/.installed
 	.venv-mapie/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/mapie.txt
 	touch $@
 
+.venv-litellm/.installed: benchmarks/litellm.txt
+	$(PYTHON) -m venv .venv-litellm
+	.venv-litellm/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/litellm.txt
+	touch $@
+
 clean:
-	rm -rf .venv .venv-mapie demo
+	rm -rf .venv .venv-mapie .venv-litellm demo
