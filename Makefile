@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test test-live lint bench soak clean
+.PHONY: demo demo-serve test test-live lint bench bench-live bench-gateway soak clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -26,6 +26,12 @@ lint: .venv/.installed-dev
 
 bench: .venv/.installed .venv-mapie/.installed
 	$(BIN)/python benchmarks/calibration.py --mapie .venv-mapie/bin/python $(BENCH)
+
+bench-live: .venv/.installed-dev
+	$(BIN)/python benchmarks/live.py $(BENCH)
+
+bench-gateway: .venv/.installed .venv-litellm/.installed
+	$(BIN)/python benchmarks/gateway.py --litellm .venv-litellm/bin/python $(BENCH)
 
 soak: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.soak $(SOAK)
@@ -51,5 +57,10 @@ soak: .venv/.installed-dev
 	.venv-mapie/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/mapie.txt
 	touch $@
 
+.venv-litellm/.installed: benchmarks/litellm.txt
+	$(PYTHON) -m venv .venv-litellm
+	.venv-litellm/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/litellm.txt
+	touch $@
+
 clean:
-	rm -rf .venv .venv-mapie demo
+	rm -rf .venv .venv-mapie .venv-litellm demo

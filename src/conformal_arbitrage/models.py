@@ -76,6 +76,7 @@ class Models:
         self._extras = extras or Extras()
         self._open = AsyncExitStack()
         self.terminal = Terminal()
+        self.breakers: list[Breaker] = []
 
     async def __aenter__(self) -> "Models":
         return self
@@ -205,6 +206,7 @@ class Models:
             port = Retry(port, attempts=model.attempts, deadline=model.deadline)
         if self._extras.breaker:
             port = Breaker(port)
+            self.breakers.append(port)
         shared = self._extras.gate
         own = Gate(
             concurrency=model.concurrency or (CONCURRENCY if self._extras == Extras() else None),

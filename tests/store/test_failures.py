@@ -165,8 +165,8 @@ def test_a_lost_connection_is_replaced_without_a_word(postgres, opened, server):
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_while_the_server_is_away_calls_fail_quickly_and_then_work_again(start_server, tmp_path, silent):
-    server = start_server(tmp_path / "own")
+def test_while_the_server_is_away_calls_fail_quickly_and_then_work_again(start_server, short_path, silent):
+    server = start_server(short_path)
 
     async def story():
         store = PostgresStore(server.get_uri())

@@ -6,7 +6,7 @@ Knows nothing of files or command lines; `serving` puts it on a port.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.records import RecordRoutes
 from conformal_arbitrage.gateway.requests import CompletionRequest, query_of, read_completion, read_decisions
 from conformal_arbitrage.scorers.base import together
+from conformal_arbitrage.scorers.wrappers import Breaker
 from conformal_arbitrage.store import new_id
 from conformal_arbitrage.store.base import Claim, Replay, Scope, Store
 from conformal_arbitrage.types import ChatRequest, Query, Spent
@@ -47,6 +48,7 @@ class Parts:
     store: Store
     policies: PolicyTable
     secret: bytes
+    breakers: Sequence[Breaker] = ()
     open_house: bool
 
 
@@ -94,6 +96,7 @@ class Gateway:
         self._config = parts.config.gateway
         self._store = parts.store
         self._policies = parts.policies
+        self._breakers = parts.breakers
         self._decider = Decider(parts.secret)
         self._metrics = Metrics()
         self._limits = Limits(self._config)
@@ -274,6 +277,8 @@ class Gateway:
     async def figures(self, request: Request, caller: Caller) -> Response:
         """GET /metrics."""
         self._metrics.in_flight.set(self._limits.in_flight)
+        for breaker in self._breakers:
+            self._metrics.resting.labels(breaker.origin).set(breaker.resting)
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def ready(self, request: Request) -> Response:

@@ -58,9 +58,10 @@ class Decider:
             decision = await policy.rule.decide(query)
         else:
             decision = await self._shadow_menu(policy, query)
-        decision = replace(decision, no_guarantee=decision.no_guarantee or why)
+        if why is not None:
+            decision = replace(decision, no_guarantee=decision.no_guarantee or why)
         asked: dict[str, Any] = {"context": query.text, "actions": list(query.actions)}
-        return self._made(policy, decision, caller, {**asked, "answer": decision.answer}, asked)
+        return self._made(policy, decision, caller, {**asked, "answer": decision.answer}, asked, why)
 
     async def text(self, policy: LivePolicy, request: ChatRequest, caller: str) -> Made:
         """An answer in free text or tool calls."""
@@ -78,8 +79,9 @@ class Decider:
             decision = await policy.rule.decide(request)
         else:
             decision, content["primary_answer"] = await self._shadow_text(policy, request)
-        decision = replace(decision, no_guarantee=decision.no_guarantee or why)
-        return self._made(policy, decision, caller, {**content, "answer": decision.answer}, asked)
+        if why is not None:
+            decision = replace(decision, no_guarantee=decision.no_guarantee or why)
+        return self._made(policy, decision, caller, {**content, "answer": decision.answer}, asked, why)
 
     async def _shadow_menu(self, policy: LivePolicy, query: Query) -> Decision:
         """Both are asked; the Guardian's choice is the answer, and the Primary is recorded."""
@@ -125,7 +127,13 @@ class Decider:
         return f"the request overrides {', '.join(changed)}"
 
     def _made(
-        self, policy: LivePolicy, decision: Decision, caller: str, content: Mapping[str, Any], asked: Mapping[str, Any]
+        self,
+        policy: LivePolicy,
+        decision: Decision,
+        caller: str,
+        content: Mapping[str, Any],
+        asked: Mapping[str, Any],
+        overridden: str | None,
     ) -> Made:
         """The event of a decision, and its audit if the coin says so."""
         id = str(decision.id)
@@ -133,6 +141,8 @@ class Decider:
         body |= {"alpha": policy.alpha, "version": policy.version, "mode": policy.settings.mode}
         body |= {"form": policy.pair.form, "content": self._kept(policy, content)}
         body |= {"identities_sha256": policy.identities_sha256, "size": len(asked.get("actions", ())) or 2}
+        if overridden is not None:
+            body["overridden"] = True  # other settings than the certificate's: other traffic
         audit = None
         if policy.settings.mode == "enforce" and self._drawn(id, policy.settings.audit_rate):
             body["audited"] = True

@@ -49,7 +49,9 @@ async def score_log_of(
 
 
 def fit(record: DecisionRecord) -> bool:
-    """Whether a row was chosen without regard to its scores."""
+    """Whether a row was chosen without regard to its scores, and made with the pinned settings."""
+    if record.decision.get("overridden"):
+        return False
     return record.decision.get("mode") == "shadow" or bool(record.decision.get("audited"))
 
 

@@ -21,7 +21,7 @@ class Metrics:
         self.deferred = self._counter("deferred", "Decisions that went to the Guardian", "policy")
         self.cost = self._counter("cost_dollars", "Known cost of calls", "policy", "role")
         self.tokens = self._counter("tokens", "Tokens", "policy", "role", "direction")
-        self.upstream_errors = self._counter("upstream_errors", "Legs that failed", "policy", "role")
+        self.upstream_errors = self._counter("upstream_errors", "Legs that failed, by error", "policy", "role", "error")
         self.audits = self._counter("audits_queued", "Audits drawn", "policy")
         self.replays = self._counter("replays", "Requests answered from an earlier one with the same key")
         self.upstream = self._histogram("upstream_seconds", "Time of a leg", _SLOW, "role")
@@ -29,6 +29,9 @@ class Metrics:
         self.overhead = self._histogram("overhead_seconds", "Time of a request not spent in legs", _FAST)
         self._legs: dict[tuple[str, Role], tuple[Histogram, Counter, Counter, Counter]] = {}
         self.in_flight = Gauge("arbitrage_in_flight", "Requests under way", registry=self.registry)
+        self.resting = Gauge(
+            "arbitrage_upstream_resting", "1 while calls are spared", ["upstream"], registry=self.registry
+        )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"arbitrage_{name}", text, labels, registry=self.registry)
@@ -48,7 +51,7 @@ class Metrics:
             into.inc(leg.spent.input_tokens or 0)
             out.inc(leg.spent.output_tokens or 0)
             if leg.error is not None:
-                self.upstream_errors.labels(policy, leg.role).inc()
+                self.upstream_errors.labels(policy, leg.role, leg.error.partition(":")[0]).inc()
 
     def _of_leg(self, policy: str, role: Role) -> tuple[Histogram, Counter, Counter, Counter]:
         """The time, cost, input and output tokens of a role's legs, looked up once."""

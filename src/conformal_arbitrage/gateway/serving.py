@@ -95,7 +95,14 @@ async def application(config: Config, store: Store | None = None) -> AsyncGenera
             check_binding(config.gateway.host, has_keys=has_keys)
             secret = secret_of(config)
             yield create_app(
-                Parts(config=config, store=opened, policies=policies, secret=secret, open_house=not has_keys)
+                Parts(
+                    config=config,
+                    store=opened,
+                    policies=policies,
+                    secret=secret,
+                    open_house=not has_keys,
+                    breakers=models.breakers,
+                )
             )
     finally:
         if store is None:

@@ -100,10 +100,15 @@ class Breaker:
         """The port's."""
         return self.port.origin
 
+    @property
+    def resting(self) -> bool:
+        """Whether calls fail at once for now."""
+        return self._failed >= self._most and asyncio.get_running_loop().time() < self._until
+
     async def call(self, call: Call) -> Reply:
         """The port's reply, unless it is resting."""
         clock = asyncio.get_running_loop().time
-        if self._failed >= self._most and clock() < self._until:
+        if self.resting:
             raise UpstreamError(f"{self.origin}: is not asked for now, after {self._failed} failures in a row")
         self._until = clock() + self._rest  # while one tries, the others rest
         try:
