@@ -88,7 +88,7 @@ def test_in_shadow_mode_a_primary_that_fails_is_recorded_and_a_guardian_that_fai
     error_of(made.decide(), 502, "guardian_failed")
     made.guardian.reply = votes(0, 1)
     log = ScoreLog.read(exported(made, "--score-log"))
-    assert len(log) == 1
+    assert log.missing.tolist() == [False, True]
 
 
 def test_free_text_is_shadowed_too(house):
@@ -244,3 +244,15 @@ def test_a_caller_who_leaves_while_sending_is_no_failure(house, caplog):
     assert made.decide().status_code == 200
     assert "Traceback" not in caplog.text
     assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+def test_a_shadow_row_whose_guardian_failed_stays_in_the_export_as_missing(house):
+    def guardian(path, body, number):
+        return (500, {}) if "unsure" in str(body["input"]) else truth(path, body, number)
+
+    made = house(certificate=False, primary=by_letter, guardian=guardian, policy={"mode": "shadow"})
+    replies = [made.decide({**DECISION, "input": text}).status_code for text in ("plain", "unsure", "plain")]
+    assert replies == [200, 502, 200]
+    log = ScoreLog.read(exported(made, "--score-log"))
+    assert log.missing.tolist() == [False, True, False]
+    assert not log.no_opinion.any()

@@ -150,6 +150,7 @@ class Gateway:
             start = time.perf_counter()
             queries = [query_of(asked, question, new_id()) for question in asked.questions]
             made = await together([self._decider.menu(policy, query, caller.id) for query in queries])
+            await self._refuse_unanswered(made)
             full = policy.settings.expose == "full"
             alpha = policy.alpha
             seen = [replies.arbitrage_object(one.decision, alpha=alpha, full=full) for one in made]
@@ -173,6 +174,7 @@ class Gateway:
         async def work(claim: Claim | None) -> Replay:
             start = time.perf_counter()
             made = await self._decided(policy, asked, caller)
+            await self._refuse_unanswered([made])
             full = policy.settings.expose == "full"
             alpha = policy.alpha
             seen = replies.arbitrage_object(made.decision, alpha=alpha, full=full)
@@ -191,6 +193,17 @@ class Gateway:
             query = Query(asked.body["messages"], asked.menu.actions, id=id)
             return await self._decider.menu(policy, query, caller.id, asked.body)
         return await self._decider.text(policy, ChatRequest(asked.body, id=id), caller.id)
+
+    async def _refuse_unanswered(self, made: Sequence[Made]) -> None:
+        """In shadow mode a Guardian that failed leaves a record without a choice, and no answer.
+
+        Raises:
+            GuardianError: there is such a one.
+        """
+        failed = [one for one in made if one.decision.action is None]
+        if failed:
+            await self._store.commit([one.event for one in made])
+            raise GuardianError(f"the Guardian could not decide: {failed[0].decision.legs[-1].error}")
 
     async def _commit(
         self, policy: LivePolicy, made: list[Made], claim: Claim | None, reply: Replay, start: float

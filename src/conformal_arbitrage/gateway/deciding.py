@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from conformal_arbitrage.errors import GuardianError, RequestError
+from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.policies import LivePolicy
 from conformal_arbitrage.gateway.replies import recorded
 from conformal_arbitrage.policy import ConformalArbitrage, ConformalRouter, answered, margin_of, scored, top_of
@@ -89,11 +89,10 @@ class Decider:
         first, second = await together(
             [scored("primary", pair.primary, query), scored("guardian", pair.guardian, query)]
         )
-        if second.scores is None:
-            raise GuardianError(f"the Guardian could not decide: {second.error}")
         scores = first.scores or (None,) * len(query.actions)
-        chosen = top_of(second.scores)
-        return _shadowed(policy, query.id, scores, (first, second), chosen, query.actions[chosen])
+        chosen = None if second.scores is None else top_of(second.scores)
+        said = None if chosen is None else query.actions[chosen]
+        return _shadowed(policy, query.id, scores, (first, second), chosen, said)
 
     async def _shadow_text(self, policy: LivePolicy, request: ChatRequest) -> tuple[Decision, str | None]:
         """Both answer; the Guardian's answer is given, and the Primary's recorded."""
@@ -101,10 +100,9 @@ class Decider:
         (first, mine), (second, theirs) = await together(
             [answered("primary", pair.primary, request), answered("guardian", pair.guardian, request)]
         )
-        if theirs is None:
-            raise GuardianError(f"the Guardian could not answer: {second.error}")
         sure = 0.0 if mine is None or mine.confidence is None else mine.confidence
-        decision = _shadowed(policy, request.id, (0.0, sure), (first, second), 0, theirs.message)
+        chosen, said = (None, None) if theirs is None else (0, theirs.message)
+        decision = _shadowed(policy, request.id, (0.0, sure), (first, second), chosen, said)
         return decision, None if mine is None else answer_text(mine.message)
 
     def _overrides(self, policy: LivePolicy, body: Mapping[str, Any]) -> str | None:
@@ -113,8 +111,8 @@ class Decider:
         Raises:
             RequestError: such requests are refused.
         """
-        given = {name: value for name, value in body.items() if value is not None}
-        models = policy.pair.identities.values()
+        given = {name: body[name] for name in (*_PINNED, *_ALWAYS_PINNED) if body.get(name) is not None}
+        models = policy.pair.identities.values() if given else ()
         changed = [n for n, own in _PINNED.items() if n in given and any(m.get(own) != given[n] for m in models)]
         changed += [name for name in _ALWAYS_PINNED if name in given]
         if not changed:
@@ -174,10 +172,13 @@ def _shadowed(
     id: str | None,
     scores: tuple[float | None, ...],
     legs: tuple[Leg, Leg],
-    chosen: int,
-    said: str | Mapping[str, Any],
+    chosen: int | None,
+    said: str | Mapping[str, Any] | None,
 ) -> Decision:
-    """What the Guardian decided, beside what the rule would have made of the Primary's scores."""
+    """What the Guardian decided, beside what the rule would have made of the Primary's scores.
+
+    If it failed, nothing is chosen; the row is recorded all the same, since an export must not lack it.
+    """
     rule = policy.calibration
     return Decision(
         id=id,
