@@ -320,7 +320,10 @@ async def shadow(config: Path, database: str, requests: int, concurrency: int) -
         log = await score_log_of(store, "support", identities=identities_of(read_config(config)))
     finally:
         await store.close()
-    assert len(log) == requests, f"{len(log)} rows exported of {requests}"
+    lacking = int(log.missing.sum())
+    assert (len(log), lacking) == (requests + load.failed, load.failed), (
+        f"{len(log)} rows, {lacking} without a Guardian"
+    )
     return log
 
 
@@ -341,11 +344,12 @@ class Recalibrated:
 
 
 def recalibrated(log: ScoreLog) -> Recalibrated:
-    """Calibrate on one half of the rows, drawn at random, and decide the other."""
+    """Calibrate on one half of the rows, drawn at random, and decide what the Guardian scored of the other."""
     order = np.random.default_rng(5).permutation(len(log))
     half = len(log) // 2
-    rule = calibrate(log.select(order[:half]), ALPHA, guardian_sees="all")
+    rule = calibrate(log.select(order[:half]), ALPHA, guardian_sees="all", missing_guardian="worst_case")
     rest = log.select(order[half:])
+    rest = rest.select(~rest.missing)
     made = rule.apply(rest)
     menus = rest.guardian.reshape(len(rest), len(ACTIONS))
     losses = menus.max(axis=1) - menus[np.arange(len(rest)), made.action]
