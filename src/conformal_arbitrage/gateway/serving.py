@@ -9,9 +9,11 @@ import hashlib
 import os
 import re
 import secrets
+import signal
 import socket
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from conformal_arbitrage.gateway.policies import Pair, PolicyTable, check_polici
 from conformal_arbitrage.models import Extras, Models
 from conformal_arbitrage.store import Store, open_store
 
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 Started = Callable[[str], None]
 
 
@@ -119,7 +122,7 @@ async def running(config: Config) -> AsyncGenerator["tuple[str, asyncio.Task[Non
             timeout_graceful_shutdown=30, server_header=False, date_header=False,
             proxy_headers=False,  # no rule depends on where a caller says it is
         )  # fmt: skip
-        server = uvicorn.Server(settings)
+        server = _Server(settings)
         task = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started and not task.done():
             await asyncio.sleep(0.005)
@@ -127,6 +130,23 @@ async def running(config: Config) -> AsyncGenerator["tuple[str, asyncio.Task[Non
         yield f"http://{f'[{host}]' if ':' in host else host}:{port}", task
         server.should_exit = True
         await task
+
+
+class _Server(uvicorn.Server):
+    """A server that ends well on a signal: what is open is closed, and the process exits as it would otherwise."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take SIGTERM and SIGINT as the wish to stop, without raising them again afterwards."""
+        loop = asyncio.get_running_loop()
+        taken = _STOPPING if threading.current_thread() is threading.main_thread() else ()
+        for number in taken:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in taken:
+                loop.remove_signal_handler(number)
 
 
 def _listen(host: str, port: int) -> socket.socket:
