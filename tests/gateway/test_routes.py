@@ -357,3 +357,13 @@ def test_messages_without_content_or_of_any_shape_are_no_reason_to_fail(house):
     made = house()
     for messages in ([{"role": "user"}], [{"role": "user", "content": [1, {"type": "image_url"}]}], MESSAGES * 50):
         assert made.chat({**MENU, "messages": messages}).status_code == 200
+
+
+def test_metrics_show_failed_legs_by_error_and_endpoints_that_are_left_alone(house):
+    made = house(primary=failing(500))
+    for _ in range(10):
+        assert made.decide().status_code == 200
+    figures = made.get("/metrics").text
+    assert 'arbitrage_upstream_errors_total{error="UpstreamError",policy="support",role="primary"} 10.0' in figures
+    resting = {line.split("} ")[1] for line in figures.splitlines() if line.startswith("arbitrage_upstream_resting{")}
+    assert resting == {"1.0", "0.0"}

@@ -17,9 +17,10 @@ from conformal_arbitrage.errors import (
     UpstreamError,
 )
 from conformal_arbitrage.pricing import Price, list_price
-from conformal_arbitrage.scorers.base import Call
+from conformal_arbitrage.scorers.base import Call, Reply
 from conformal_arbitrage.scorers.http import Endpoint
 from conformal_arbitrage.scorers.wrappers import (
+    Breaker,
     Cache,
     Capped,
     Estimate,
@@ -785,3 +786,32 @@ def test_an_estimate_leaves_out_what_is_stored(tmp_path):
 
     with_cache(server, tmp_path / "replies.sqlite", use, per_query=True)
     assert len(server.bodies) == 1
+
+
+def test_an_endpoint_that_keeps_failing_is_left_alone_for_a_while_and_then_tried_by_one_call():
+    server = Upstream(lambda *_: (400, {}))
+
+    async def use(endpoint):
+        port = Breaker(endpoint, failures=3, rest=0.2)
+        server.reply = lambda *_: (400, {})
+        await all_of(port, [CALL] * 5)
+        assert not port.resting  # a request that is refused says nothing of others
+        server.reply = lambda *_: (500, {})
+        for _ in range(3):
+            with pytest.raises(UpstreamError, match="status 500"):
+                await port.call(CALL)
+        assert port.resting
+        assert port.origin == endpoint.origin
+        for found in await all_of(port, [CALL] * 20):
+            assert "is not asked for now" in str(found)
+        assert len(server.bodies) == 8
+        await asyncio.sleep(0.25)
+        await all_of(port, [CALL] * 20)
+        assert len(server.bodies) == 9
+        server.reply = lambda *_: GOOD
+        await asyncio.sleep(0.25)
+        await port.call(CALL)
+        assert not port.resting
+        assert len([found for found in await all_of(port, [CALL] * 20) if isinstance(found, Reply)]) == 20
+
+    with_endpoint(server, use)

@@ -113,9 +113,10 @@ class Breaker:
         self._until = clock() + self._rest  # while one tries, the others rest
         try:
             reply = await self.port.call(call)
-        except UpstreamError:
-            self._failed += 1
-            self._until = clock() + self._rest
+        except UpstreamError as error:
+            if error.retryable or isinstance(error, DeadlineError):  # a request that it refuses says nothing of others
+                self._failed += 1
+                self._until = clock() + self._rest
             raise
         self._failed = 0
         return reply
