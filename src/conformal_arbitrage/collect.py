@@ -7,6 +7,7 @@ Knows nothing of thresholds.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -345,12 +346,15 @@ class Collection:
 
         def instead(port: Port, pricing: Pricing | None, role: str) -> Port:
             stored = Cache(port, replies, per_query=True, role=role) if replies.exists() else None
+            if stored is not None:
+                files.callback(stored.close)
             counted.append(Estimate(port, pricing, stored))
             return counted[-1]
 
         quiet = structs.replace(self.config, **{role: _asked_once(getattr(self.config, role)) for role in ROLES})
-        async with Models(quiet, Extras(instead=instead)) as models:
-            await self._collect(models, lambda _: None, patient=True)
+        with ExitStack() as files:
+            async with Models(quiet, Extras(instead=instead)) as models:
+                await self._collect(models, lambda _: None, patient=True)
         return [Estimated(origin=one.origin, spent=one.spent) for one in counted if one.spent.calls]
 
     async def _collect(self, models: Models, told: Told, *, patient: bool = False) -> ScoreLog:

@@ -15,16 +15,13 @@ import secrets
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.core.gaps import Bools, Floats, Integers
 from conformal_arbitrage.errors import OutputError, ScoreLogError
-
-if TYPE_CHECKING:
-    pass
 
 Strings = NDArray[Any]
 """Text of any length, without a Python object per entry (numpy.dtypes.StringDType)."""

@@ -47,7 +47,7 @@ from conformal_arbitrage.scorers.replay import ReplayScorer
 from conformal_arbitrage.scorers.sampling import SamplingScorer, named_option
 from conformal_arbitrage.scorers.wrappers import Breaker, Cache, Capped, Gate, Limit, Priced, Purse, Retry
 
-_NO_PRICE = Human(name="grader")
+_GRADING_PERSON = Human(name="grader")  # unpriced, and never hurried by a deadline
 Section = Literal["primary", "guardian", "judge", "stronger"]
 CONCURRENCY = 16
 
@@ -140,7 +140,7 @@ class Models:
         if how in COMPARISONS:
             return Comparison(how)
         if how == "human":
-            return HumanGrader(self.terminal, through=lambda port: self._around(port, _NO_PRICE, "judge"))
+            return HumanGrader(self.terminal, through=lambda port: self._around(port, _GRADING_PERSON, "judge"))
         if how == "judge":
             model = self.section("judge")
             if not isinstance(model, Chat):
