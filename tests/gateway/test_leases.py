@@ -7,8 +7,7 @@ import pytest
 from conformal_arbitrage.config import read_config
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway import answering
-from conformal_arbitrage.gateway.answering import Answering, unless_gone
-from conformal_arbitrage.gateway.deciding import Made
+from conformal_arbitrage.gateway.answering import Answering
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import PolicyTable
 from conformal_arbitrage.gateway.serving import pair_of
@@ -39,13 +38,14 @@ def test_a_claim_is_kept_though_the_database_was_away_when_it_was_to_be_renewed(
     monkeypatch.setattr(store, "renew", renewing)
     answers, works = Answering(store, Metrics()), []
 
-    async def work(claim):
-        works.append(claim)
+    async def work(turn):
+        works.append(turn)
         await asyncio.sleep(1.2)
-        return await answers.commit([], claim, REPLY)
+        await turn.commit([], reply=REPLY)
+        return REPLY
 
     async def story():
-        return await asyncio.gather(*(answers.answer("k", "n", b"{}", work) for _ in range(3)))
+        return await asyncio.gather(*(answers.answer("k", "n", b"{}", work, asyncio.sleep(60)) for _ in range(3)))
 
     found = asyncio.run(story())
     assert failures == []
@@ -71,7 +71,7 @@ def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, s
                 return found
 
             monkeypatch.setattr(store, "policies", late)
-            first = asyncio.create_task(table.refresh())
+            first = asyncio.create_task(table.refresh(await store.change_count()))
             await asyncio.sleep(0.1)
             newest = certificate(0.3)
             await table.install("support", newest.to_dict(), by="test", dry_run=False)
@@ -94,16 +94,18 @@ def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_de
 
     monkeypatch.setattr(store, "commit", slow)
     answers = Answering(store, Metrics())
-    made = Made(decision=None, event=decision(), audit=None)
+    event = decision()
 
-    async def work(claim):
-        return await answers.commit([made], claim, REPLY)
+    async def work(turn):
+        await turn.commit([event], reply=REPLY)
+        return REPLY
 
     async def story():
-        left = await unless_gone(answers.answer("k", "n", b"{}", work), begun.wait())
-        return left, await answers.answer("k", "n", b"{}", work), await all_records(store)
+        left = await answers.answer("k", "n", b"{}", work, begun.wait())
+        again = await answers.answer("k", "n", b"{}", work, asyncio.sleep(60))
+        return left, again, await all_records(store)
 
     left, again, records = asyncio.run(story())
     assert left.reply == again.reply == REPLY
     assert again.again
-    assert [record.id for record in records] == [made.event.id]
+    assert [record.id for record in records] == [event.id]

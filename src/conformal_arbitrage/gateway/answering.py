@@ -8,20 +8,17 @@ Knows nothing of routes.
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
-from conformal_arbitrage.gateway.deciding import Made
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.store.base import Claim, Event, Replay, Store
+from conformal_arbitrage.store.base import Audit, Claim, Event, Replay, Store
 
 LEASE = 6.0
 LONGEST_WAIT = 120.0
-Result = TypeVar("Result")
-Work = Callable[[Claim | None], Awaitable[Replay]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +29,50 @@ class Replayed:
     again: bool
 
 
+class Turn:
+    """One request under way: what it commits, for which claim, and its caller, who may leave.
+
+    A commit that has begun is not called back: the decision of a caller who leaves meanwhile stands.
+    """
+
+    def __init__(self, store: Store, metrics: Metrics) -> None:
+        self.claim: Claim | None = None
+        self.left = False
+        self._store = store
+        self._metrics = metrics
+        self._task = asyncio.current_task()
+        self._committing = False
+
+    async def commit(
+        self, events: Sequence[Event], *, audits: Sequence[Audit] = (), reply: Replay | None = None
+    ) -> None:
+        """Make events durable, with audits, and with the reply that ends the claim."""
+        start = time.perf_counter()
+        self._committing = True
+        try:
+            await self._store.commit(
+                events, claim=self.claim, replay=None if self.claim is None else reply, audits=audits
+            )
+        finally:
+            self._committing = False
+        self._metrics.commit.observe(time.perf_counter() - start)
+
+    def leave(self, _: object) -> None:
+        """The caller went away: stop, unless it is too late for that."""
+        if self._task is not None and not self._committing:
+            self.left = True
+            self._task.cancel()
+
+    def stopped(self) -> bool:
+        """Whether it was stopped because the caller left, and for no other reason."""
+        return self.left and self._task is not None and self._task.uncancel() == 0
+
+
+Work = Callable[[Turn], Awaitable[Replay]]
+
+
 class Answering:
-    """Makes replies durable and gives each idempotency key one.
+    """Gives each idempotency key one reply.
 
     Args:
         store: the record.
@@ -44,17 +83,32 @@ class Answering:
         self._store = store
         self._metrics = metrics
 
-    async def answer(self, caller: str, name: str | None, data: bytes, work: Work) -> Replayed:
-        """Do the work once per idempotency key; without a key, just do it.
+    async def answer(
+        self, caller: str, name: str | None, data: bytes, work: Work, gone: Coroutine[Any, Any, None]
+    ) -> Replayed | None:
+        """Do the work, once per idempotency key if there is one; None if the caller is gone before it is done.
 
         Raises:
             RequestError: 422 for another body, 409 if the first request does not end.
         """
-        if name is None:
-            return Replayed(await work(None), again=False)
+        turn = Turn(self._store, self._metrics)
+        watching = asyncio.create_task(gone)
+        watching.add_done_callback(turn.leave)
+        try:
+            if name is None:
+                return Replayed(await work(turn), again=False)
+            return await self._once(caller, name, hashlib.sha256(data).hexdigest(), work, turn)
+        except asyncio.CancelledError:
+            if not turn.stopped():
+                raise
+            return None
+        finally:
+            watching.remove_done_callback(turn.leave)
+            watching.cancel()
+
+    async def _once(self, caller: str, name: str, body: str, work: Work, turn: Turn) -> Replayed:
         if not 0 < len(name) <= 255 or not name.isprintable():
             raise RequestError("Idempotency-Key must have 1 to 255 printable characters", code="bad_idempotency_key")
-        body = hashlib.sha256(data).hexdigest()
         ends = time.monotonic() + LONGEST_WAIT
         while time.monotonic() < ends:
             claimed = await self._store.claim(caller, name, body, lease=LEASE)
@@ -67,8 +121,9 @@ class Answering:
                     headers={"x-should-retry": "false"},
                 )  # fmt: skip
             if isinstance(claimed, Claim):
+                turn.claim = claimed
                 try:
-                    return Replayed(await self._working(claimed, work), again=False)
+                    return Replayed(await self._working(claimed, work, turn), again=False)
                 except LostClaimError:
                     continue  # whoever took over has the answer, or will
             await asyncio.sleep(0.05)
@@ -76,12 +131,12 @@ class Answering:
             "the first request with this Idempotency-Key is still under way", status=409, code="under_way"
         )
 
-    async def _working(self, claim: Claim, work: Work) -> Replay:
+    async def _working(self, claim: Claim, work: Work, turn: Turn) -> Replay:
         """Do the work while keeping the claim; give it up if the work fails."""
         keeping = asyncio.create_task(self._keep(claim))
         finished = False
         try:
-            reply = await work(claim)
+            reply = await work(turn)
             finished = True
         finally:
             keeping.cancel()
@@ -96,28 +151,6 @@ class Answering:
             with suppress(StoreError):  # the database is away for now; there is time for another try within the lease
                 held = await self._store.renew(claim, lease=LEASE)
 
-    async def commit(self, made: Sequence[Made], claim: Claim | None, reply: Replay) -> Replay:
-        """Make decisions durable, with the reply of their claim and their audits; then the reply may go out.
-
-        A commit that has begun cannot be called back: if it is cancelled and yet succeeds, the decision stands.
-        """
-        start = time.perf_counter()
-        writing = self._store.commit(
-            [one.event for one in made],
-            claim=claim,
-            replay=None if claim is None else reply,
-            audits=[one.audit for one in made if one.audit is not None],
-        )
-        committing = asyncio.ensure_future(writing)
-        try:
-            await asyncio.shield(committing)
-        except asyncio.CancelledError:
-            await asyncio.wait({committing})
-            if committing.cancelled() or committing.exception() is not None:
-                raise
-        self._metrics.commit.observe(time.perf_counter() - start)
-        return reply
-
     async def cancelled(self, id: str, policy: str, caller: str) -> None:
         """Record that the caller went away before an answer was there."""
         body: dict[str, Any] = {"cancelled": True}
@@ -127,16 +160,3 @@ class Answering:
     async def broken_off(self, id: str) -> None:
         """Record that the caller went away in the middle of the answer."""
         await self._store.commit([Event(id=id, kind="completion", body={"finish": "cancelled"})])
-
-
-async def unless_gone(work: Awaitable[Result], gone: Awaitable[Any]) -> Result | None:
-    """The result; if the caller goes away first, the work is cancelled, and None unless it was past cancelling."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone)
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
-        if not working.done():
-            working.cancel()
-            await asyncio.wait({working})
-    return None if working.cancelled() else working.result()

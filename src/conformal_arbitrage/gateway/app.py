@@ -19,7 +19,7 @@ from starlette.routing import Route
 from conformal_arbitrage.config import Config
 from conformal_arbitrage.errors import ArbitrageError, GuardianError, RequestError, StoreError
 from conformal_arbitrage.gateway import replies
-from conformal_arbitrage.gateway.answering import Answering, Replayed, unless_gone
+from conformal_arbitrage.gateway.answering import Answering, Replayed, Turn, Work
 from conformal_arbitrage.gateway.auditing import Auditor
 from conformal_arbitrage.gateway.deciding import Decider, Made
 from conformal_arbitrage.gateway.guards import Caller, Doorkeeper, Limits, host_of, is_loopback
@@ -32,7 +32,7 @@ from conformal_arbitrage.gateway.requests import CompletionRequest, query_of, re
 from conformal_arbitrage.scorers.base import together
 from conformal_arbitrage.scorers.wrappers import Breaker
 from conformal_arbitrage.store import new_id
-from conformal_arbitrage.store.base import Claim, Replay, Scope, Store
+from conformal_arbitrage.store.base import Replay, Scope, Store
 from conformal_arbitrage.types import ChatRequest, Query, Spent
 
 PATIENCE = 10.0
@@ -49,7 +49,6 @@ class Parts:
     policies: PolicyTable
     secret: bytes
     breakers: Sequence[Breaker] = ()
-    open_house: bool
 
 
 def create_app(parts: Parts) -> Starlette:
@@ -100,7 +99,7 @@ class Gateway:
         self._decider = Decider(parts.secret)
         self._metrics = Metrics()
         self._limits = Limits(self._config)
-        self._door = Doorkeeper(parts.store, open_house=parts.open_house)
+        self._door = Doorkeeper(parts.store)
         self._answering = Answering(parts.store, self._metrics)
 
     def guarded(self, path: str, scope: Scope, run: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -109,9 +108,11 @@ class Gateway:
         async def route(request: Request) -> Response:
             start = time.perf_counter()
             try:
-                await self._check_source(request)
+                count = await self._store.change_count()  # which also shows that the store answers
+                await self._door.refresh(count)
+                self._check_source(request)
                 caller = await self._door.caller(request.headers.get("authorization"), scope)
-                await self._policies.refresh()
+                await self._policies.refresh(count)
                 with self._limits.admitted(caller):
                     response = await run(request, caller)
             except ArbitrageError as error:
@@ -126,9 +127,9 @@ class Gateway:
 
         return route
 
-    async def _check_source(self, request: Request) -> None:
+    def _check_source(self, request: Request) -> None:
         """Without keys a web page could call from this machine's browser: host and content type stop that."""
-        if await self._door.is_open():
+        if self._door.open_house:
             host = host_of(request.headers.get("host", ""))
             if not is_loopback(host):
                 raise RequestError(f"the host {host!r:.80} is not this machine", status=403, code="wrong_host")
@@ -146,7 +147,7 @@ class Gateway:
         asked = read_decisions(data, self._config)
         policy = self._policies.named(asked.model)
 
-        async def work(claim: Claim | None) -> Replay:
+        async def work(turn: Turn) -> Replay:
             start = time.perf_counter()
             queries = [query_of(asked, question, new_id()) for question in asked.questions]
             made = await together([self._decider.menu(policy, query, caller.id) for query in queries])
@@ -161,7 +162,7 @@ class Gateway:
             spent = sum((one.decision.spent for one in made), start=Spent())
             body = {"model": policy.name, "answers": answers, "usage": _decision_usage(spent)}
             headers = replies.headers(made[0].decision, alpha) if len(made) == 1 else {}
-            return await self._commit(policy, made, claim, _json_reply(body, headers), start)
+            return await self._commit(policy, made, turn, _json_reply(body, headers), start)
 
         return await self._answer(request, caller, data, policy, work)
 
@@ -171,7 +172,7 @@ class Gateway:
         asked = read_completion(data, self._config)
         policy = self._policies.named(asked.model)
 
-        async def work(claim: Claim | None) -> Replay:
+        async def work(turn: Turn) -> Replay:
             start = time.perf_counter()
             made = await self._decided(policy, asked, caller)
             await self._refuse_unanswered([made])
@@ -181,7 +182,7 @@ class Gateway:
             whole = replies.completion(policy.name, made.decision, asked.menu, seen)
             headers = replies.headers(made.decision, alpha)
             reply = _stream_reply(whole, headers, asked) if asked.stream else _json_reply(whole, headers)
-            return await self._commit(policy, [made], claim, reply, start)
+            return await self._commit(policy, [made], turn, reply, start)
 
         if asked.stream:
             return await self._streamed(request, caller, data, policy, work)
@@ -205,33 +206,32 @@ class Gateway:
             await self._store.commit([one.event for one in made])
             raise GuardianError(f"the Guardian could not decide: {failed[0].decision.legs[-1].error}")
 
-    async def _commit(
-        self, policy: LivePolicy, made: list[Made], claim: Claim | None, reply: Replay, start: float
-    ) -> Replay:
+    async def _commit(self, policy: LivePolicy, made: list[Made], turn: Turn, reply: Replay, start: float) -> Replay:
         for one in made:
             self._metrics.decided(policy.name, one.decision)
             if one.audit is not None:
                 self._metrics.audits.labels(policy.name).inc()
-        done = await self._answering.commit(made, claim, reply)
+        audits = [one.audit for one in made if one.audit is not None]
+        await turn.commit([one.event for one in made], audits=audits, reply=reply)
         legs = max(sum(leg.seconds for leg in one.decision.legs) for one in made)
         self._metrics.overhead.observe(max(0.0, time.perf_counter() - start - legs))
-        return done
+        return reply
 
-    async def _answer(self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any) -> Response:
+    async def _answer(self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Work) -> Response:
         found = await self._found(request, caller, data, policy, work)
         return Response(status_code=499) if found is None else _response(found.reply, again=found.again)
 
     async def _found(
-        self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any
+        self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Work
     ) -> Replayed | None:
         """The reply; None if the caller went away before, which is recorded."""
         name = request.headers.get("idempotency-key")
-        found = await unless_gone(self._answering.answer(caller.id, name, data, work), _gone(request))
+        found = await self._answering.answer(caller.id, name, data, work, _gone(request))
         if found is None:
             await self._answering.cancelled(new_id(), policy.name, caller.id)
         return found
 
-    async def _streamed(self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Any) -> Response:
+    async def _streamed(self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Work) -> Response:
         """Headers wait for the decision, or ten seconds; then comment lines keep the connection alive."""
         deciding = asyncio.ensure_future(self._found(request, caller, data, policy, work))
         await asyncio.wait({deciding}, timeout=PATIENCE)

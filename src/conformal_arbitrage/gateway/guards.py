@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from conformal_arbitrage.config import GatewayConfig
 from conformal_arbitrage.errors import ConfigError, RequestError
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, Scores
-from conformal_arbitrage.store.base import Scope, Store
+from conformal_arbitrage.store.base import KeyInfo, Scope, Store
 from conformal_arbitrage.types import ChatRequest, Query, Spent
 
 _ALLOWS: dict[Scope, frozenset[str]] = {
@@ -74,28 +74,37 @@ class Doorkeeper:
 
     Args:
         store: where keys are.
+
+    Attributes:
         open_house: no key was ever made, so callers on loopback need none; the first key ends that at once.
     """
 
-    def __init__(self, store: Store, *, open_house: bool) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._open_house = open_house
+        self._seen = -1
+        self._found: dict[str, KeyInfo] = {}
+        self.open_house = True
 
-    async def is_open(self) -> bool:
-        """Whether callers need no key; looked up every time until one was made."""
-        self._open_house = self._open_house and not await self._store.keys()
-        return self._open_house
+    async def refresh(self, count: int) -> None:
+        """Forget what was found before the store changed; `count` is its change count."""
+        if count <= self._seen:
+            return
+        if self.open_house:
+            none = not await self._store.keys()
+            self.open_house = self.open_house and none  # meanwhile another refresh may have seen a key
+        if count > self._seen:
+            self._seen, self._found = count, {}
 
     async def caller(self, authorization: str | None, scope: Scope) -> Caller:
-        """The caller, if the key allows what is asked for; looked up every time, so revoking works at once.
+        """The caller, if the key allows what is asked for.
 
         Raises:
             RequestError: 401 without a good key, 403 if it allows less.
         """
-        if await self.is_open():
+        if self.open_house:
             return Caller(ANONYMOUS, "admin")
         kind, _, key = (authorization or "").partition(" ")
-        found = await self._store.find_key(digest(key.strip())) if kind.lower() == "bearer" and key else None
+        found = await self._find(digest(key.strip())) if kind.lower() == "bearer" and key else None
         if found is None or found.revoked is not None:
             raise RequestError(
                 "a valid API key is needed: Authorization: Bearer arb-...", status=401, code="invalid_api_key"
@@ -105,6 +114,13 @@ class Doorkeeper:
                 f"this key has the scope {found.scope}; {scope} is needed", status=403, code="insufficient_scope"
             )
         return Caller(found.id, found.scope)
+
+    async def _find(self, sha256: str) -> KeyInfo | None:
+        known = self._found  # a refresh while the store is asked begins another: what was read then may be old
+        found = known.get(sha256) or await self._store.find_key(sha256)
+        if found is not None:
+            known[sha256] = found
+        return found
 
 
 class Window:

@@ -87,7 +87,7 @@ class PolicyTable:
             if all(version.certificate != made for version in history):
                 self.bind(name, made)
                 await self._store.install(name, made, by="configuration")
-        await self.refresh()
+        await self.refresh(await self._store.change_count())
         for error in self._unusable.values():
             raise error
 
@@ -100,22 +100,24 @@ class PolicyTable:
             identities_sha256=self._identities,
         )  # fmt: skip
 
-    async def refresh(self) -> None:
-        """Take up what was installed meanwhile, by this gateway or another. Also shows that the store answers.
+    async def refresh(self, count: int) -> None:
+        """Take up what was installed before the store's change count was this, by this gateway or another.
 
         A version that cannot be used here, such as one that another gateway installed for other models, takes its policy
         out of service; the others go on.
         """
-        count = await self._store.change_count()
-        if count == self._seen:
+        if count <= self._seen:
             return
         for version in await self._store.policies():
-            live = self._live.get(version.name)
-            if version.name in self._config.policies and (live is None or live.version < version.version):
+            if version.name in self._config.policies:
                 self._take_up(version)
         self._seen = max(self._seen, count)  # another refresh may have seen more meanwhile
 
     def _take_up(self, version: PolicyVersion) -> None:
+        """Put a version in force, unless a later one is."""
+        live = self._live.get(version.name)
+        if live is not None and live.version >= version.version:
+            return
         self._live.pop(version.name, None)
         self._unusable.pop(version.name, None)
         try:
@@ -195,7 +197,7 @@ class PolicyTable:
         if dry_run:
             return None
         made = await self._store.install(name, certificate, by=by)
-        await self.refresh()
+        self._take_up(made)
         return made
 
     async def rollback(self, name: str, *, by: str) -> PolicyVersion:
@@ -208,7 +210,7 @@ class PolicyTable:
         made = await self._store.rollback(name, by=by)
         if made is None:
             raise RequestError(f"policy {name} has no earlier version", status=409, code="nothing_to_roll_back")
-        await self.refresh()
+        self._take_up(made)
         return made
 
     def _check(self, name: str, certificate: Mapping[str, Any]) -> None:

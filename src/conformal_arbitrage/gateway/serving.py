@@ -103,7 +103,6 @@ async def application(config: Config, store: Store | None = None) -> AsyncGenera
                     store=opened,
                     policies=policies,
                     secret=secret,
-                    open_house=not has_keys,
                     breakers=models.breakers,
                 )
             )

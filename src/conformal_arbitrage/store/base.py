@@ -186,7 +186,7 @@ class Store(Protocol):
         ...
 
     async def change_count(self) -> int:
-        """Grows whenever a policy is installed or rolled back, by any gateway."""
+        """Grows whenever a policy is installed or rolled back, or a key made or revoked, by any gateway."""
         ...
 
     async def create_key(self, *, id: str, sha256: str, scope: Scope, label: str) -> None:

@@ -5,7 +5,7 @@
     claims       idempotency keys: pending, decided or finished; replays holds the finished responses
     audits       questions to ask in the background; `lease` is the time until which someone has it
     policies     every installed certificate; `origin` is the version that first brought it
-    changes      one row: grows with every installation
+    changes      one row: grows with every installation, and every key made or revoked
     keys         API keys by digest
 
 Knows nothing of what is done with them.

@@ -78,7 +78,7 @@ class SQLStore(ABC):
             raise OptionError("replay= belongs to a claim; pass claim= too")
         texts = [(event, canonical(event.body, f"the {event.kind} of {event.id}")) for event in events]
         queued = [(audit, canonical(audit.payload, f"the audit of {audit.id}")) for audit in audits]
-        await self._write(partial(work.commit, events=texts, claim=claim, replay=replay, audits=queued))
+        await self._write(work.Commit(events=texts, claim=claim, replay=replay, audits=queued))
 
     async def claim(self, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
         """See `Store.claim`; now and then also removes what has expired."""

@@ -19,8 +19,10 @@ from conformal_arbitrage.store.chain import Chain
 from conformal_arbitrage.store.schema import migrate
 from conformal_arbitrage.store.session import SQLITE, Session
 from conformal_arbitrage.store.shared import UNUSABLE, Job, SQLStore, T, unusable
+from conformal_arbitrage.store.work import Commit, append
 
 _PATIENCE = 2.0
+_TOGETHER = 64
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing; stop it or try again",
     sqlite3.SQLITE_LOCKED: "another process is writing; stop it or try again",
@@ -54,6 +56,7 @@ class SQLiteStore(SQLStore):
         self._writer = _Writer(self._path)
         self._reader = _open(self._path)
         self._session = Session(self._reader, SQLITE)
+        self._count: int | None = None
         self._writer.start()
 
     async def close(self) -> None:
@@ -61,6 +64,19 @@ class SQLiteStore(SQLStore):
         self._writer.finish()
         await asyncio.to_thread(self._writer.join)
         self._reader.close()
+
+    async def change_count(self) -> int:
+        """See `Store.change_count`; one read serves all who ask in the same turn of the event loop.
+
+        Whatever they ask for had arrived before that turn, so before the read.
+        """
+        if self._count is None:
+            self._count = await super().change_count()
+            asyncio.get_running_loop().call_soon(self._forget_count)
+        return self._count
+
+    def _forget_count(self) -> None:
+        self._count = None
 
     async def _write(self, job: Job[T]) -> T:
         return await self._writer.submit(job)
@@ -89,7 +105,9 @@ class SQLiteStore(SQLStore):
 class _Writer(threading.Thread):
     """The thread that writes.
 
-    Each job has a savepoint, so that one may fail without the others; one commit makes all of a batch durable.
+    One commit makes all of a batch durable. Decisions alone are one statement: whenever this thread comes back from the
+    database it waits for the interpreter, and the event loop for it. Other jobs have a savepoint each, so that one may
+    fail without the others.
     """
 
     def __init__(self, path: Path) -> None:
@@ -140,6 +158,8 @@ class _Writer(threading.Thread):
 
     def _together(self, jobs: Sequence[Job[Any]]) -> list[Any]:
         """What each job gave, an error where it failed, once all is on disk."""
+        if self._appended(jobs):
+            return [None] * len(jobs)
         try:
             self._session.run("begin immediate")
             outcomes = [self._alone(job) for job in jobs]
@@ -148,6 +168,19 @@ class _Writer(threading.Thread):
             self._start_afresh()
             return [_translated(self._path, error) for _ in jobs]
         return outcomes
+
+    def _appended(self, jobs: Sequence[Job[Any]]) -> bool:
+        """Do jobs that only append, and few, in one statement; False if they are others or it fails."""
+        commits = [job for job in jobs if isinstance(job, Commit) and job.only_appends]
+        events = [event for job in commits for event in job.events]
+        if len(commits) < len(jobs) or len(events) > _TOGETHER:
+            return False
+        try:
+            append(self._session, events)
+        except _FAILURES:  # which job is at fault shows when each is on its own
+            self._start_afresh()
+            return False
+        return True
 
     def _alone(self, job: Job[Any]) -> Any:
         """What a job gave; if it fails, an error, and nothing of it stays.

@@ -10,7 +10,8 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Any
 
 from conformal_arbitrage.errors import LostClaimError
@@ -33,29 +34,48 @@ CHUNK = 500
 
 _DAY = 86400.0
 _BEYOND = 2**62  # any event's number is below
+_CHANGED = "update changes set count = count + 1"
 _LINK = "writer, seq, hash, id, kind, at, body, policy, key_id, decided_by"
 _BURY = (
     "update events set id = null, kind = null, at = null, body = null, policy = null, key_id = null, decided_by = null "
 )
 
 
-def commit(
-    session: Session,
-    *,
-    events: Sequence[tuple[Event, str]],
-    claim: Claim | None,
-    replay: Replay | None,
-    audits: Sequence[tuple[Audit, str]],
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
     """Append events, each with its body as text; settle a claim; queue audits."""
+
+    events: Sequence[tuple[Event, str]]
+    claim: Claim | None
+    replay: Replay | None
+    audits: Sequence[tuple[Audit, str]]
+
+    @property
+    def only_appends(self) -> bool:
+        """Whether one statement is enough, which several commits can share."""
+        return self.claim is None and not self.audits and all(event.kind != "audit" for event, _ in self.events)
+
+    def __call__(self, session: Session) -> None:
+        """Do it."""
+        if self.claim is not None:
+            _settle(session, self.claim, self.replay, time.time())
+        append(session, self.events)
+        for event, _ in self.events:
+            if event.kind == "audit":
+                session.run("delete from audits where id = ?", event.id)
+        _queue(session, self.audits)
+
+
+def append(session: Session, events: Sequence[tuple[Event, str]]) -> None:
+    """Append events in one statement."""
     now = time.time()
-    if claim is not None:
-        _settle(session, claim, replay, now)
-    for event, body in events:
-        link = session.chain.append(event, body, now)
-        session.run(f"insert into events ({_LINK}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *link)
-        if event.kind == "audit":
-            session.run("delete from audits where id = ?", event.id)
+    links = [session.chain.append(event, body, now) for event, body in events]
+    if links:
+        rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(links))
+        session.run(f"insert into events ({_LINK}) values {rows}", *chain.from_iterable(links))
+
+
+def _queue(session: Session, audits: Sequence[tuple[Audit, str]]) -> None:
     for queued, payload in audits:
         values = (queued.id, queued.policy, payload, 0.0)
         session.run("insert into audits (id, policy, payload, lease) values (?, ?, ?, ?)", *values)
@@ -257,12 +277,12 @@ def _add_version(session: Session, name: str, version: int, *, origin: int, cert
         "insert into policies (name, version, origin, certificate, installed, installed_by) values (?, ?, ?, ?, ?, ?)",
         *(name, version, origin, certificate, now, by),
     )
-    session.run("update changes set count = count + 1")
+    session.run(_CHANGED)
     return _version((name, version, origin, certificate, now, by, True))
 
 
 def change_count(session: Session) -> int:
-    """How many versions were ever installed."""
+    """How often a policy was installed, or a key made or revoked."""
     [(count,)] = session.rows("select count from changes")
     return int(count)
 
@@ -274,6 +294,7 @@ def create_key(session: Session, *, id: str, sha256: str, scope: Scope, label: s
     """Keep a key's digest."""
     values = (id, sha256, scope, label, time.time())
     session.run("insert into keys (id, sha256, scope, label, created) values (?, ?, ?, ?, ?)", *values)
+    session.run(_CHANGED)
 
 
 def find_key(session: Session, sha256: str) -> KeyInfo | None:
@@ -294,7 +315,9 @@ def _key(row: Sequence[Any]) -> KeyInfo:
 
 def revoke_key(session: Session, id: str) -> bool:
     """Note when a key was revoked, the first time."""
-    return session.run("update keys set revoked = coalesce(revoked, ?) where id = ?", time.time(), id) == 1
+    found = session.run("update keys set revoked = coalesce(revoked, ?) where id = ?", time.time(), id) == 1
+    session.run(_CHANGED)
+    return found
 
 
 def prune(session: Session, *, before: float) -> int:
