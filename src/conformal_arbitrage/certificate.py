@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.gaps import row_candidates, row_gaps
+from conformal_arbitrage.core.gaps import row_candidates, row_gaps, row_margin
 from conformal_arbitrage.core.losses import GuardianSees, Loss, Number, exact
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
 from conformal_arbitrage.decisions import Decisions, decide_rows
@@ -167,9 +167,13 @@ class Calibration:
             primary_scores: one number per action; None or NaN anywhere means no opinion, so all stay.
             id: the query's id, fixed before its scores; needed for boundary="random".
         """
+        return np.array(self.sight(primary_scores, id=id)[0], dtype=np.intp)
+
+    def sight(self, primary_scores: object, *, id: str | None = None) -> tuple[list[int], float]:
+        """The candidates of one query as plain numbers, and how far the top action leads."""
         gap = row_gaps(primary_scores, digits=self.score_digits)
         u = 0.0 if self.boundary_u is None else self._draw(id)
-        return np.array(row_candidates(gap, self.relaxation, u=u, boundary_u=self.boundary_u), dtype=np.intp)
+        return row_candidates(gap, self.relaxation, u=u, boundary_u=self.boundary_u), row_margin(gap)
 
     def apply(self, log: ScoreLog) -> Decisions:
         """The rule on every row of a log."""

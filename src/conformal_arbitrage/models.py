@@ -207,13 +207,15 @@ class Models:
         if self._extras.breaker:
             port = Breaker(port)
             self.breakers.append(port)
-        shared = self._extras.gate
-        own = Gate(
-            concurrency=model.concurrency or (CONCURRENCY if self._extras == Extras() else None),
-            requests_per_minute=model.requests_per_minute,
-            tokens_per_minute=model.tokens_per_minute,
-        )
-        port = Limit(port if shared is None else Limit(port, shared), own)  # no shared slot is held while rates wait
+        if self._extras.gate is not None:
+            port = Limit(port, self._extras.gate)
+        own: dict[str, int | None] = {
+            "concurrency": model.concurrency or (CONCURRENCY if self._extras == Extras() else None),
+            "requests_per_minute": model.requests_per_minute,
+            "tokens_per_minute": model.tokens_per_minute,
+        }
+        if any(own.values()):
+            port = Limit(port, Gate(**own))  # outside the other: no shared slot is held while rates wait
         if self._extras.replies is not None:
             return self._cache(Cache(port, self._extras.replies, per_query=True, role=role))
         return port if model.cache is None else self._cache(Cache(port, Path(self.config.folder) / model.cache))

@@ -10,7 +10,7 @@ Knows nothing of configuration files or HTTP.
 import random
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from conformal_arbitrage.certificate import Calibration
 from conformal_arbitrage.core.gaps import row_gaps, row_margin
 from conformal_arbitrage.errors import GuardianError, OptionError, ScorerError, StaleCalibrationError
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, checked_scores, spent_of
-from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Role, Spent
+from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Role, Sink, Spent
 
 Asked = TypeVar("Asked", contravariant=True)
 UNBOUND = "unbound"
@@ -72,11 +72,11 @@ class ConformalArbitrage:
         query = Query(query.context, _checked_menu(query.actions), id=name)
         first = await scored("primary", self.primary, query) if len(query.actions) > 1 else _NOT_ASKED
         scores = first.scores or (None,) * len(query.actions)
-        candidates: list[int] = self.calibration.candidates(scores, id=name).tolist()
+        candidates, margin = self.calibration.sight(scores, id=name)
         made: dict[str, Any] = {
             "id": name,
             "candidates": tuple(candidates),
-            "margin": margin_of(scores, self.calibration.score_digits),
+            "margin": margin,
             "relaxation": self.calibration.relaxation,
             "no_guarantee": self._no_guarantee,
         }
@@ -129,8 +129,13 @@ class ConformalRouter:
         """Bind the certificate to the models."""
         object.__setattr__(self, "_no_guarantee", _bound(self.calibration, self.primary, self.guardian, self.allow))
 
-    async def decide(self, query: ChatRequest) -> Decision:
+    async def decide(self, query: ChatRequest, *, stream: Callable[[Decision], Sink] | None = None) -> Decision:
         """Whose answer, and why.
+
+        Args:
+            query: the request.
+            stream: given the decision as it stands once the Guardian is to answer, takes its answer's chunks as they
+                come; what the Guardian said before it failed, if it fails, has gone there.
 
         Raises:
             GuardianError: the Guardian was to answer and could not, and there is no safe answer.
@@ -139,17 +144,20 @@ class ConformalRouter:
         request = ChatRequest(query.body, id=name)
         first, answer = await answered("primary", self.primary, request)
         sure = 0.0 if answer is None or answer.confidence is None else answer.confidence
-        candidates: list[int] = self.calibration.candidates((0.0, sure), id=name).tolist()
+        candidates, margin = self.calibration.sight((0.0, sure), id=name)
         made: dict[str, Any] = {
             "id": name,
             "candidates": tuple(candidates),
-            "margin": margin_of((0.0, sure), self.calibration.score_digits),
+            "margin": margin,
             "relaxation": self.calibration.relaxation,
         }
         why = self._no_guarantee
         if candidates == [1] and answer is not None:
             said = answer.message
             return Decision(action=1, answer=said, decided_by="primary", legs=(first,), no_guarantee=why, **made)
+        if stream is not None:
+            so_far = Decision(action=0, decided_by="guardian", legs=(first,), no_guarantee=why, **made)
+            request = ChatRequest(query.body, id=name, sink=stream(so_far))
         second, answer = await answered("guardian", self.guardian, request)
         legs = (first, second)
         if answer is not None:

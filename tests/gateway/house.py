@@ -78,7 +78,7 @@ class House:
         menu = form == "menu"
         self.primary = Upstream(primary or (votes(*SURE) if menu else says("mine", 0.9)))
         self.guardian = Upstream(guardian or (votes(0, 1) if menu else says("theirs")))
-        self.headers = {}
+        self.headers, self.lines = {}, []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._upstreams = AsyncExitStack()
@@ -144,7 +144,7 @@ class House:
                 self._serving.result()
 
     async def _serve(self, ready):
-        async with application(self.config) as app:
+        async with application(self.config, self.lines.append) as app:
             settings = uvicorn.Config(
                 app, host="127.0.0.1", port=0, access_log=False, log_config=None, http="httptools",
                 timeout_graceful_shutdown=5, server_header=False, date_header=False,

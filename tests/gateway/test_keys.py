@@ -1,4 +1,5 @@
 import asyncio
+import json
 
 import pytest
 
@@ -156,11 +157,12 @@ def test_the_caller_s_key_and_headers_do_not_reach_the_upstreams(house):
 
 
 def test_the_record_and_the_log_do_not_hold_the_key(house, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     made = house(policy={"content": "full"})
     secret, name = made.key("call")
     made.decide(headers={"Authorization": f"Bearer {secret}"})
     [record] = made.records()
     assert record.key_id == name
-    assert secret not in str(record) + caplog.text
-    assert '"route": "POST /v1/decisions", "status": 200' in caplog.text
+    assert secret not in str(record) + caplog.text + str(made.lines)
+    line = json.loads(made.lines[-1])
+    assert line == {"route": "POST /v1/decisions", "status": 200, "seconds": line["seconds"], "id": record.id}

@@ -332,8 +332,10 @@ def decision_json(decision: "Decision") -> dict[str, Any]:
     """A decision as a JSON document; an infinite margin (a single action) is null."""
     from math import isinf
 
+    import msgspec
+
     margin = None if isinf(decision.margin) else decision.margin
-    return {**asdict(decision), "margin": margin, "spent": asdict(decision.spent)}
+    return {**msgspec.to_builtins(decision), "margin": margin, "spent": msgspec.to_builtins(decision.spent)}
 
 
 def _show_decision(decision: "Decision", alpha: float) -> None:

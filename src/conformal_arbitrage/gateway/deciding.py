@@ -3,11 +3,13 @@
 Knows nothing of HTTP.
 """
 
-import hmac
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.policies import LivePolicy
@@ -23,12 +25,11 @@ _PINNED = {
     "temperature": "temperature", "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens",
     "reasoning_effort": "reasoning_effort", "seed": "seed",
 }  # fmt: skip
-_sorted = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
+_sorted = msgspec.json.Encoder(order="sorted")
 _ALWAYS_PINNED = ("top_p", "frequency_penalty", "presence_penalty", "logit_bias", "service_tier")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class Made(Struct, frozen=True, kw_only=True):
     """A decision with its event, and the audit it was drawn for."""
 
     decision: Decision
@@ -45,7 +46,6 @@ class Decider:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
-        self._mac = hmac.new(secret, digestmod="sha256")
 
     async def menu(self, policy: LivePolicy, query: Query, caller: str, body: Mapping[str, Any] | None = None) -> Made:
         """A choice from a menu; of a chat request, with its body."""
@@ -162,9 +162,7 @@ class Decider:
         return {name: self._digest(value) for name, value in content.items()}
 
     def _digest(self, value: Any) -> str:
-        mac = self._mac.copy()  # keyed once, and unlike hmac.digest it keeps the interpreter while it hashes
-        mac.update(_sorted.encode(value).encode("utf-8", "surrogatepass"))
-        return "hmac-sha256:" + mac.hexdigest()
+        return "blake2b-256:" + blake2b(_sorted.encode(value), key=self._secret, digest_size=32).hexdigest()
 
 
 def _shadowed(
@@ -180,13 +178,17 @@ def _shadowed(
     If it failed, nothing is chosen; the row is recorded all the same, since an export must not lack it.
     """
     rule = policy.calibration
+    if rule is None:
+        candidates, margin = list(range(len(scores))), margin_of(scores, 12)
+    else:
+        candidates, margin = rule.sight(scores, id=id)
     return Decision(
         id=id,
         action=chosen,
         answer=said,
-        candidates=tuple(range(len(scores)) if rule is None else rule.candidates(scores, id=id).tolist()),
+        candidates=tuple(candidates),
         decided_by="guardian",
-        margin=margin_of(scores, 12 if rule is None else rule.score_digits),
+        margin=margin,
         relaxation=None if rule is None else rule.relaxation,
         legs=legs,
         no_guarantee="there is no certificate yet; the Guardian decides" if rule is None else None,

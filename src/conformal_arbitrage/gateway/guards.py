@@ -95,7 +95,7 @@ class Doorkeeper:
         if count > self._seen:
             self._seen, self._found = count, {}
 
-    async def caller(self, authorization: str | None, scope: Scope) -> Caller:
+    async def caller(self, authorization: str, scope: Scope) -> Caller:
         """The caller, if the key allows what is asked for.
 
         Raises:
@@ -103,7 +103,7 @@ class Doorkeeper:
         """
         if self.open_house:
             return Caller(ANONYMOUS, "admin")
-        kind, _, key = (authorization or "").partition(" ")
+        kind, _, key = authorization.partition(" ")
         found = await self._find(digest(key.strip())) if kind.lower() == "bearer" and key else None
         if found is None or found.revoked is not None:
             raise RequestError(

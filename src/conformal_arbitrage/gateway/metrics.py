@@ -3,9 +3,11 @@
 Knows nothing of what happens with the figures.
 """
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from conformal_arbitrage.types import Decision, Role
+from conformal_arbitrage.types import Decision
 
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -16,6 +18,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self.requests = self._counter("requests", "Requests by route and status", "route", "status")
         self.decisions = self._counter("decisions", "Decisions by policy and who decided", "policy", "decided_by")
         self.deferred = self._counter("deferred", "Decisions that went to the Guardian", "policy")
@@ -27,7 +30,6 @@ class Metrics:
         self.upstream = self._histogram("upstream_seconds", "Time of a leg", _SLOW, "role")
         self.commit = self._histogram("commit_seconds", "Time until a decision was durable", _FAST)
         self.overhead = self._histogram("overhead_seconds", "Time of a request not spent in legs", _FAST)
-        self._legs: dict[tuple[str, Role], tuple[Histogram, Counter, Counter, Counter]] = {}
         self.in_flight = Gauge("arbitrage_in_flight", "Requests under way", registry=self.registry)
         self.resting = Gauge(
             "arbitrage_upstream_resting", "1 while calls are spared", ["upstream"], registry=self.registry
@@ -39,28 +41,25 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"arbitrage_{name}", text, labels, buckets=buckets, registry=self.registry)
 
+    def child(self, metric: Any, *labels: str) -> Any:
+        """A metric with its labels, looked up once: `labels` takes longer than counting."""
+        found = self._children.get((metric, labels))
+        if found is None:
+            found = self._children[metric, labels] = metric.labels(*labels)
+        return found
+
     def decided(self, policy: str, decision: Decision) -> None:
         """Count one decision and its legs."""
-        self.decisions.labels(policy, decision.decided_by).inc()
+        self.child(self.decisions, policy, decision.decided_by).inc()
         if decision.deferred:
-            self.deferred.labels(policy).inc()
+            self.child(self.deferred, policy).inc()
         for leg in decision.legs:
-            seconds, cost, into, out = self._of_leg(policy, leg.role)
-            seconds.observe(leg.seconds)
-            cost.inc(leg.spent.cost or 0.0)
-            into.inc(leg.spent.input_tokens or 0)
-            out.inc(leg.spent.output_tokens or 0)
+            self.child(self.upstream, leg.role).observe(leg.seconds)
+            self.child(self.cost, policy, leg.role).inc(leg.spent.cost or 0.0)
+            self.child(self.tokens, policy, leg.role, "input").inc(leg.spent.input_tokens or 0)
+            self.child(self.tokens, policy, leg.role, "output").inc(leg.spent.output_tokens or 0)
             if leg.error is not None:
-                self.upstream_errors.labels(policy, leg.role, leg.error.partition(":")[0]).inc()
-
-    def _of_leg(self, policy: str, role: Role) -> tuple[Histogram, Counter, Counter, Counter]:
-        """The time, cost, input and output tokens of a role's legs, looked up once."""
-        found = self._legs.get((policy, role))
-        if found is None:
-            tokens = [self.tokens.labels(policy, role, direction) for direction in ("input", "output")]
-            found = (self.upstream.labels(role), self.cost.labels(policy, role), tokens[0], tokens[1])
-            self._legs[policy, role] = found
-        return found
+                self.child(self.upstream_errors, policy, leg.role, leg.error.partition(":")[0]).inc()
 
     def text(self) -> bytes:
         """All figures in Prometheus' own format."""

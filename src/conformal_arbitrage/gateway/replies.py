@@ -6,8 +6,9 @@ Knows nothing of HTTP beyond headers.
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
+
+from msgspec.structs import asdict
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.requests import Choice, Menu, Predicate, Question, Score
@@ -15,8 +16,6 @@ from conformal_arbitrage.types import Decision, Leg, Spent
 
 CHUNK = 400
 _IN_PARTS = ("role", "content", "tool_calls")
-_LEG = tuple(field.name for field in fields(Leg))
-_SPENT = tuple(field.name for field in fields(Spent))
 
 
 def error_body(message: str, *, code: str, status: int, param: str | None = None) -> dict[str, Any]:
@@ -195,6 +194,5 @@ def recorded(decision: Decision) -> dict[str, Any]:
 
 
 def _recorded_leg(leg: Leg) -> dict[str, Any]:
-    """All of a leg but the reply; field by field, since `asdict` copies deeply."""
-    spent = {name: getattr(leg.spent, name) for name in _SPENT}
-    return {**{name: getattr(leg, name) for name in _LEG}, "spent": spent, "reply": None}
+    """All of a leg but the reply."""
+    return {**asdict(leg), "spent": asdict(leg.spent), "reply": None}

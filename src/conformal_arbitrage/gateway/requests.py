@@ -5,7 +5,6 @@ Knows nothing of policies or models.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -23,6 +22,7 @@ FORWARDED = frozenset({
     "web_search_options",
 })  # fmt: skip
 _OWN = frozenset({"model", "n", "stream", "stream_options", "arbitrage", "logprobs", "top_logprobs"})
+_KNOWN = FORWARDED | _OWN
 FEWEST_CHOICES = 2
 
 
@@ -71,8 +71,7 @@ class DecisionsRequest(Struct, forbid_unknown_fields=True):
     safety_identifier: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Menu:
+class Menu(Struct, frozen=True, kw_only=True):
     """A choice from a menu inside a chat request.
 
     Attributes:
@@ -86,8 +85,7 @@ class Menu:
     values: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
+class CompletionRequest(Struct, frozen=True, kw_only=True):
     """A checked chat request.
 
     Attributes:
@@ -186,11 +184,10 @@ def read_completion(data: bytes, limits: GatewayConfig) -> CompletionRequest:
     if not isinstance(document, dict):
         raise RequestError("the body must be a JSON object")
     body = cast("dict[str, Any]", document)
-    unknown = sorted(set(body) - FORWARDED - _OWN)
+    unknown = body.keys() - _KNOWN
     if unknown:
-        raise RequestError(
-            f"{unknown[0]!r:.80} is not a field of a chat request", param=unknown[0][:80], code="unknown_field"
-        )
+        name = min(unknown)
+        raise RequestError(f"{name!r:.80} is not a field of a chat request", param=name[:80], code="unknown_field")
     _check_completion(body)
     menu = _menu(body, limits)
     return CompletionRequest(

@@ -11,15 +11,16 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import uvicorn
 import uvloop
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from conformal_arbitrage.config import Config
 from conformal_arbitrage.errors import ConfigError
@@ -33,10 +34,14 @@ from conformal_arbitrage.gateway.guards import (
 )
 from conformal_arbitrage.gateway.policies import Pair, PolicyTable, check_policies
 from conformal_arbitrage.models import Extras, Models
-from conformal_arbitrage.store import Store, open_store
+from conformal_arbitrage.store import open_store
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 Started = Callable[[str], None]
+Log = Callable[[str], None]
+
+
+def _unlogged(_: str) -> None: ...
 
 
 def database_of(config: Config) -> str:
@@ -80,41 +85,62 @@ def identities_of(config: Config) -> dict[str, Any]:
     return pair_of(Models(config)).identities
 
 
+class Lines:
+    """Lines for a stream, written together within a twentieth of a second: a write a request costs as much as deciding."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._waiting: list[str] = []
+
+    def add(self, line: str) -> None:
+        """Write a line soon."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_later(0.05, self.flush)
+        self._waiting.append(line)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            self._stream.write("\n".join([*self._waiting, ""]))
+            self._stream.flush()
+            self._waiting.clear()
+
+
 @asynccontextmanager
-async def application(config: Config, store: Store | None = None) -> AsyncGenerator[Starlette]:
+async def application(config: Config, log: Log = _unlogged) -> AsyncGenerator[ASGIApp]:
     """The application of a configuration, with its models and its record open.
 
     Args:
         config: the whole configuration.
-        store: a record in place of the configured one.
+        log: takes a line of JSON for every request.
     """
     check_policies(config)
-    opened = store or await open_store(database_of(config))
+    store = await open_store(database_of(config))
     try:
         async with Models(config, Extras(breaker=True)) as models:
-            policies = PolicyTable(config, opened, pair_of(models))
+            policies = PolicyTable(config, store, pair_of(models))
             await policies.load()
-            has_keys = bool(await opened.keys())
+            has_keys = bool(await store.keys())
             check_binding(config.gateway.host, has_keys=has_keys)
             secret = secret_of(config)
             yield create_app(
                 Parts(
                     config=config,
-                    store=opened,
+                    store=store,
                     policies=policies,
                     secret=secret,
                     breakers=models.breakers,
+                    log=log,
                 )
             )
     finally:
-        if store is None:
-            await opened.close()
+        await store.close()
 
 
 @asynccontextmanager
-async def running(config: Config) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
+async def running(config: Config, log: Log = _unlogged) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
     """A gateway that listens: its address, and the task that ends when it is told to stop."""
-    async with application(config) as app:
+    async with application(config, log) as app:
         listening = _listen(config.gateway.host, config.gateway.port)
         settings = uvicorn.Config(
             app, access_log=False, log_level="warning", http="httptools", lifespan="on",
@@ -169,7 +195,9 @@ def run(config: Config, *, started: Started) -> None:
 
 
 async def serve(config: Config, *, started: Started) -> None:
-    """Serve until told to stop; on SIGTERM requests under way are finished first."""
-    async with running(config) as (url, task):
+    """Serve until told to stop, with a log on stderr; on SIGTERM requests under way are finished first."""
+    lines = Lines(sys.stderr)
+    async with running(config, lines.add) as (url, task):
         started(url)
         await task
+    lines.flush()

@@ -21,12 +21,13 @@ from conformal_arbitrage.scorers.chat import (
     TokenField,
     choice_of,
     message_of,
+    other_model,
     response_format,
     served_by,
 )
 from conformal_arbitrage.scorers.logprob import LOWEST
 from conformal_arbitrage.scorers.prompts import json_object
-from conformal_arbitrage.types import ChatRequest, Spent, content_text, transcript
+from conformal_arbitrage.types import ChatRequest, Sink, Spent, content_text, transcript
 
 Confidence = Literal["logprob", "ask"]
 _RATING_LIMIT = 50
@@ -87,7 +88,8 @@ class ChatAnswerer:
             body.pop(self.settings.token_field, None)
         body |= {"logprobs": True} if self.confidence == "logprob" else {}
         limit = asked if isinstance(asked, int) else None
-        reply = await self.port.call(Call(path=PATH, body=body, id=request.id, output_limit=limit))
+        sink = None if request.sink is None else self._served_right(request.sink)
+        reply = await self.port.call(Call(path=PATH, body=body, id=request.id, output_limit=limit, sink=sink))
         message = message_of(reply, self.settings, reply.spent, tools=True)
         try:
             answer_text(message)  # what cannot be graded in a log does not stand in a live decision either
@@ -96,6 +98,17 @@ class ChatAnswerer:
             raise
         sure, spent = await self._confidence(request, message, reply)
         return Answer(message=message, confidence=sure, spent=spent, document=reply.document, served=served_by(reply))
+
+    def _served_right(self, sink: Sink) -> Sink:
+        """The sink behind a check that the pinned model answers, since nothing passed on can be taken back."""
+
+        async def checked(chunk: Mapping[str, Any]) -> None:
+            pinned, served = self.settings.served, chunk.get("model")
+            if pinned is not None and served != pinned:
+                raise other_model(str(served), pinned, Spent(calls=1, input_tokens=None, output_tokens=None, cost=None))
+            await sink(chunk)
+
+        return checked
 
     async def _confidence(
         self, request: ChatRequest, message: Mapping[str, Any], reply: Reply

@@ -11,12 +11,13 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, TypeVar, cast
+
+from msgspec import Struct, field
 
 from conformal_arbitrage.core.gaps import LARGEST_SCORE
 from conformal_arbitrage.errors import ArbitrageError, CostLimitError, ReplyError, ScorerError
-from conformal_arbitrage.types import ChatRequest, Query, Spent
+from conformal_arbitrage.types import ChatRequest, Query, Sink, Spent
 
 Result = TypeVar("Result")
 
@@ -24,8 +25,7 @@ Identity = Mapping[str, Any]
 """All that the scores depend on, as a JSON object of texts, numbers, truth values and nulls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """One request to a port.
 
     Attributes:
@@ -34,6 +34,7 @@ class Call:
         id: the query it belongs to.
         sample: tells equal requests of one query apart.
         output_limit: the most output tokens the reply can have; None if unknown.
+        sink: takes the chunks of the reply as they come, where the port can stream; the reply is whole all the same.
     """
 
     path: str
@@ -41,10 +42,10 @@ class Call:
     id: str | None = None
     sample: int = 0
     output_limit: int | None = None
+    sink: Sink | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     """What a port answered.
 
     Attributes:
@@ -73,8 +74,7 @@ class Port(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class Scores(Struct, frozen=True, kw_only=True):
     """One number per action of a query, in its order; the larger the better."""
 
     values: tuple[float, ...]
@@ -100,8 +100,7 @@ class Scorer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """A finished answer to a chat request.
 
     Attributes:

@@ -19,7 +19,8 @@ import msgspec
 
 from conformal_arbitrage.errors import ConfigError, DeadlineError, UpstreamError
 from conformal_arbitrage.scorers.base import Call, Reply
-from conformal_arbitrage.types import Spent
+from conformal_arbitrage.scorers.streams import Assembly, Events
+from conformal_arbitrage.types import Sink, Spent
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -30,6 +31,7 @@ _LOOKS_SECRET = re.compile(r"\b(?:sk|pk|key|Bearer)[-_ ][A-Za-z0-9_\-.]{8,}")
 _MOST_TOKENS = 10**9
 _SHORTEST_SECRET = 8  # a shorter key, as for a local server, is a word that replies may hold
 _UNKNOWN = Spent(calls=1, input_tokens=None, output_tokens=None, cost=None)
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 class Endpoint:
@@ -72,43 +74,75 @@ class Endpoint:
         await self.close()
 
     async def call(self, call: Call) -> Reply:
-        """POST the body and decode the reply.
+        """POST the body and decode the reply; with a sink, ask for a stream and put it together.
 
         Raises:
-            UpstreamError: anything but a JSON object with status 200.
+            UpstreamError: anything but a JSON object, or a whole stream, with status 200.
         """
         import aiohttp  # 100 ms that offline use should not pay
 
+        passing = None if call.sink is None else _Passing(call.sink)
         try:
-            body = msgspec.json.encode(call.body)
+            body = msgspec.json.encode(call.body if passing is None else {**call.body, **_STREAMED})
         except UnicodeEncodeError as error:
             raise UpstreamError("the request holds text that is not valid Unicode, so it cannot be sent") from error
         try:
             async with asyncio.timeout(self._timeout):
-                status, headers, data = await self._post(self._base + call.path, body)
+                return await self._post(self._base + call.path, body, passing)
         except TimeoutError as error:
+            again = passing is None or not passing.begun
             raise DeadlineError(
-                f"{self.origin}: no complete reply within {self._timeout:g} s", spent=_UNKNOWN, retryable=True
+                f"{self.origin}: no complete reply within {self._timeout:g} s", spent=_UNKNOWN, retryable=again
             ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = self._scrubbed(str(error) or type(error).__name__)
             raise UpstreamError(
-                f"{self.origin}: the connection failed ({reason[:300]})", spent=_UNKNOWN, retryable=True
+                f"{self.origin}: the connection failed ({reason[:300]})",
+                spent=_UNKNOWN,
+                retryable=passing is None or not passing.begun,
             ) from None  # its text may hold the key
-        if status != 200:
-            raise self._refused(status, headers, data)
-        return self._reply(data)
 
-    async def _post(self, url: str, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+    async def _post(self, url: str, body: bytes, passing: "_Passing | None") -> Reply:
         session = self._session or self._connect()
-        async with session.post(url, data=body, headers=self._headers, allow_redirects=False) as response:
+        async with session.post(url, data=body, allow_redirects=False) as response:
+            if passing is not None and response.status == 200 and response.content_type == "text/event-stream":
+                return await self._streamed(response, passing)
             data = await self._read(response)
-            return response.status, response.headers, data
+            if response.status != 200:
+                raise self._refused(response.status, response.headers, data)
+            return self._reply(data)
+
+    async def _streamed(self, response: "ClientResponse", passing: "_Passing") -> Reply:
+        events, whole, size = Events(), Assembly(), 0
+        while portion := await response.content.readany():
+            size += len(portion)
+            if size > LARGEST_REPLY:
+                raise self._too_large()
+            for data in events.feed(portion):
+                if data != b"[DONE]":
+                    chunk = self._chunk(data, passing)
+                    whole.add(chunk)
+                    await passing.on(chunk)
+        if whole.finish is None:
+            raise UpstreamError(f"{self.origin}: the stream broke off", spent=_UNKNOWN, retryable=not passing.begun)
+        document = whole.document()
+        return Reply(document=document, spent=usage_of(document))
+
+    def _chunk(self, data: bytes, passing: "_Passing") -> dict[str, Any]:
+        bare = self._without_key(data) if len(self._secret) >= _SHORTEST_SECRET else data
+        chunk = _object(_decoded(bare))
+        if not isinstance(chunk.get("choices"), list):
+            said = self._scrubbed(str(_error_object(chunk).get("message") or bare[:200].decode(errors="replace")))
+            raise UpstreamError(
+                f"{self.origin}: the stream holds an error ({said[:300]})", spent=_UNKNOWN, retryable=not passing.begun
+            )
+        return chunk
 
     def _connect(self) -> "ClientSession":
         import aiohttp
 
         self._session = aiohttp.ClientSession(
+            headers=self._headers,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
@@ -118,7 +152,7 @@ class Endpoint:
 
     async def _read(self, response: "ClientResponse") -> bytes:
         data = bytearray()
-        async for chunk in response.content.iter_any():
+        while chunk := await response.content.readany():
             data += chunk
             if len(data) > LARGEST_REPLY:
                 raise self._too_large()
@@ -174,6 +208,18 @@ class Endpoint:
     def _scrubbed(self, text: str) -> str:
         plain = text.replace(self._secret, "***") if len(self._secret) >= _SHORTEST_SECRET else text
         return _LOOKS_SECRET.sub("***", plain)
+
+
+class _Passing:
+    """Passes chunks on, and knows whether any was: from then on nothing is asked again."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.begun = False
+
+    async def on(self, chunk: Mapping[str, Any]) -> None:
+        self.begun = True
+        await self._sink(chunk)
 
 
 def usage_of(document: Mapping[str, Any]) -> Spent:

@@ -1,9 +1,10 @@
 """Shuffled: put the options to a scorer in an order that its own preference for places cannot follow."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from conformal_arbitrage.scorers.base import Identity, Scorer, Scores, fingerprint
 from conformal_arbitrage.types import Query

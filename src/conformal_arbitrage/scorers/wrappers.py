@@ -13,12 +13,13 @@ import random
 import sqlite3
 from collections import deque
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec.structs import replace
 
 from conformal_arbitrage.errors import CostLimitError, DeadlineError, OutputError, ReplyError, UpstreamError
 from conformal_arbitrage.scorers.base import Call, Port, Reply, fingerprint, spent_of
@@ -60,7 +61,7 @@ class Retry:
                 for attempt in range(1, self.attempts + 1):
                     try:
                         reply = await self.port.call(call)
-                        return Reply(document=reply.document, spent=spent + reply.spent)
+                        return reply if attempt == 1 else Reply(document=reply.document, spent=spent + reply.spent)
                     except UpstreamError as error:
                         spent += spent_of(error)
                         error.spent = spent

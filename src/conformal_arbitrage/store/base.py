@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from msgspec import Struct
+
 Scope = Literal["call", "review", "admin"]
 EventKind = Literal["decision", "completion", "feedback", "audit"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct, frozen=True, kw_only=True):
     """One fact about a decision.
 
     Attributes:
@@ -54,8 +55,7 @@ class DecisionRecord:
     audit: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(Struct, frozen=True, kw_only=True):
     """A finished response to give again."""
 
     status: int

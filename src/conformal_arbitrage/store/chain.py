@@ -1,6 +1,6 @@
 """Chain: each writer's events linked by hash, and the search for what does not fit.
 
-A hash covers the hash before it and the canonical JSON of the event with its writer, number and time.
+A hash covers the hash before it and the event as it is kept, with its writer, number and time.
 
 Knows nothing of databases.
 """
@@ -9,25 +9,45 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from math import isfinite
 from typing import Any, NamedTuple
+
+import msgspec
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.base import Event
 
 _strict = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
-_lenient = json.JSONEncoder(separators=(",", ":"), default=str)  # a damaged row may hold anything
+_sorted = msgspec.json.Encoder(order="sorted")
+_lenient = msgspec.json.Encoder(enc_hook=str)  # a damaged row may hold anything
 
 
 def canonical(document: Mapping[str, Any], what: str) -> str:
-    """A document as the one JSON text that stands for it: sorted, dense, ASCII.
+    """A document as a JSON text: sorted and dense.
 
     Raises:
         StoreError: it is not JSON.
     """
+    with suppress(UnicodeEncodeError, OverflowError, RecursionError):  # json can write half a character, a huge number
+        if _plain(document):
+            return _sorted.encode(document).decode()
     try:
         return _strict.encode(dict(document))
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"{what} is not JSON ({error}); give text, finite numbers, lists and objects") from error
+
+
+def _plain(value: Any) -> bool:
+    """Whether msgspec writes a document as it is: it would make NaN null, and text of bytes and dates."""
+    kind: Any = value.__class__
+    if kind is str or kind is int or value is None or kind is bool:
+        return True
+    if kind is float:
+        return isfinite(value)
+    if kind is dict:
+        return set(map(type, value)) <= {str} and all(map(_plain, value.values()))
+    return (kind is list or kind is tuple) and all(map(_plain, value))
 
 
 class Link(NamedTuple):
@@ -46,9 +66,8 @@ class Link(NamedTuple):
 
     def digest(self, previous: str) -> str:
         """The hash this event must have after another."""
-        head = _lenient.encode([self.writer, self.seq, self.id, self.kind, self.at])
-        tail = _lenient.encode([self.policy, self.key_id, self.decided_by])
-        return hashlib.sha256(f"{previous}{head[:-1]},{self.body},{tail[1:]}".encode()).hexdigest()
+        told = _lenient.encode([previous, *self[:2], *self[3:]])
+        return hashlib.sha256(told).hexdigest()
 
     def follows(self, previous: str) -> bool:
         """Whether this event is whole and comes after that hash; a tombstone's hash is taken as given."""

@@ -9,7 +9,8 @@ import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS = 80
-_SHIFTS = range(125, -1, -5)
+_PAIRS = [one + other for one in _ALPHABET for other in _ALPHABET]  # ten bits at a time
+_SHIFTS = range(120, -1, -10)
 
 
 class _Ids:
@@ -23,7 +24,7 @@ class _Ids:
         drawn = (time.time_ns() // 1_000_000 << _RANDOM_BITS) | secrets.randbits(_RANDOM_BITS)
         with self._lock:
             value = self._last = max(drawn, self._last + 1)
-        return "".join([_ALPHABET[value >> shift & 31] for shift in _SHIFTS])
+        return "".join([_PAIRS[value >> shift & 1023] for shift in _SHIFTS])
 
 
 _ids = _Ids()
