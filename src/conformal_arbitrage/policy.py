@@ -230,8 +230,8 @@ async def answered(role: Role, answerer: Answerer, request: ChatRequest) -> tupl
         return _failed(role, error, start), None
     sure = None if answer.confidence is None else (answer.confidence,)
     seconds = time.perf_counter() - start
-    leg = Leg(role=role, scores=sure, spent=answer.spent, seconds=seconds, served=answer.served, reply=answer.document)
-    return leg, answer
+    reply = answer.document or {"choices": [{"message": answer.message}]}
+    return Leg(role=role, scores=sure, spent=answer.spent, seconds=seconds, served=answer.served, reply=reply), answer
 
 
 def _failed(role: Role, error: ScorerError, start: float) -> Leg:

@@ -113,7 +113,7 @@ class Leg(Struct, frozen=True, kw_only=True):
         seconds: how long it took.
         served: the model that answered, as the endpoint names it.
         error: what went wrong, if anything.
-        reply: the whole chat completion, if it answered in free text.
+        reply: the chat completion, if it answered in free text.
     """
 
     role: Role

@@ -7,7 +7,7 @@ import pytest
 from conformal_arbitrage.config import read_config
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway import answering
-from conformal_arbitrage.gateway.answering import Answering
+from conformal_arbitrage.gateway.answering import Answering, Asked
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import PolicyTable
 from conformal_arbitrage.gateway.serving import pair_of
@@ -16,6 +16,7 @@ from conformal_arbitrage.store import Replay, SQLiteStore
 from tests.gateway.durability import all_records, certificate, write_config
 from tests.store.facts import decision
 
+ASKED = Asked(caller="k", policy="support", body=b"{}", name="n")
 REPLY = Replay(status=200, headers={}, body=b"{}")
 
 
@@ -45,7 +46,7 @@ def test_a_claim_is_kept_though_the_database_was_away_when_it_was_to_be_renewed(
         return REPLY
 
     async def story():
-        return await asyncio.gather(*(answers.answer("k", "n", b"{}", work, asyncio.sleep(60)) for _ in range(3)))
+        return await asyncio.gather(*(answers.answer(ASKED, work, asyncio.sleep(60)) for _ in range(3)))
 
     found = asyncio.run(story())
     assert failures == []
@@ -101,8 +102,8 @@ def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_de
         return REPLY
 
     async def story():
-        left = await answers.answer("k", "n", b"{}", work, begun.wait())
-        again = await answers.answer("k", "n", b"{}", work, asyncio.sleep(60))
+        left = await answers.answer(ASKED, work, begun.wait())
+        again = await answers.answer(ASKED, work, asyncio.sleep(60))
         return left, again, await all_records(store)
 
     left, again, records = asyncio.run(story())

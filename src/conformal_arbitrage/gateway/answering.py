@@ -15,6 +15,7 @@ from typing import Any
 
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
 from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.store import new_id
 from conformal_arbitrage.store.base import Audit, Claim, Event, Replay, Store
 
 LEASE = 6.0
@@ -33,11 +34,16 @@ class Turn:
     """One request under way: what it commits, for which claim, and its caller, who may leave.
 
     A commit that has begun is not called back: the decision of a caller who leaves meanwhile stands.
+
+    Attributes:
+        claim: the idempotency key it works for, if any.
+        begun: the decision whose answer is being sent already, as it comes.
     """
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self.claim: Claim | None = None
-        self.left = False
+        self.begun: str | None = None
+        self._left = False
         self._store = store
         self._metrics = metrics
         self._task = asyncio.current_task()
@@ -55,17 +61,33 @@ class Turn:
             )
         finally:
             self._committing = False
+        if self._left and reply is None:
+            self._stop()
         self._metrics.commit.observe(time.perf_counter() - start)
 
     def leave(self, _: object) -> None:
-        """The caller went away: stop, unless it is too late for that."""
-        if self._task is not None and not self._committing:
-            self.left = True
+        """The caller went away: stop, after a commit under way; after the last one it is too late for that."""
+        self._left = True
+        if not self._committing:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._task is not None:
             self._task.cancel()
 
     def stopped(self) -> bool:
         """Whether it was stopped because the caller left, and for no other reason."""
-        return self.left and self._task is not None and self._task.uncancel() == 0
+        return self._left and self._task is not None and self._task.uncancel() == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Who asked what: the caller's id, the policy's name, the body, and its idempotency key, if any."""
+
+    caller: str
+    policy: str
+    body: bytes
+    name: str | None
 
 
 Work = Callable[[Turn], Awaitable[Replay]]
@@ -83,10 +105,11 @@ class Answering:
         self._store = store
         self._metrics = metrics
 
-    async def answer(
-        self, caller: str, name: str | None, data: bytes, work: Work, gone: Coroutine[Any, Any, None]
-    ) -> Replayed | None:
-        """Do the work, once per idempotency key if there is one; None if the caller is gone before it is done.
+    async def answer(self, asked: Asked, work: Work, gone: Coroutine[Any, Any, None]) -> Replayed | None:
+        """Do the work, once per idempotency key if there is one.
+
+        Returns:
+            The reply; None if the caller went away before it was whole, which is recorded.
 
         Raises:
             RequestError: 422 for another body, 409 if the first request does not end.
@@ -95,16 +118,17 @@ class Answering:
         watching = asyncio.create_task(gone)
         watching.add_done_callback(turn.leave)
         try:
-            if name is None:
+            if asked.name is None:
                 return Replayed(await work(turn), again=False)
-            return await self._once(caller, name, hashlib.sha256(data).hexdigest(), work, turn)
+            return await self._once(asked.caller, asked.name, hashlib.sha256(asked.body).hexdigest(), work, turn)
         except asyncio.CancelledError:
             if not turn.stopped():
                 raise
-            return None
         finally:
             watching.remove_done_callback(turn.leave)
             watching.cancel()
+        await self._abandoned(asked, turn)
+        return None
 
     async def _once(self, caller: str, name: str, body: str, work: Work, turn: Turn) -> Replayed:
         if not 0 < len(name) <= 255 or not name.isprintable():
@@ -151,11 +175,13 @@ class Answering:
             with suppress(StoreError):  # the database is away for now; there is time for another try within the lease
                 held = await self._store.renew(claim, lease=LEASE)
 
-    async def cancelled(self, id: str, policy: str, caller: str) -> None:
-        """Record that the caller went away before an answer was there."""
-        body: dict[str, Any] = {"cancelled": True}
-        event = Event(id=id, kind="decision", body=body, policy=policy, key_id=caller, decided_by="cancelled")
-        await self._store.commit([event])
+    async def _abandoned(self, asked: Asked, turn: Turn) -> None:
+        """Record that the caller went away before an answer was there, or in the middle of it."""
+        if turn.begun is not None:
+            await self.broken_off(turn.begun)
+            return
+        told: dict[str, Any] = {"policy": asked.policy, "key_id": asked.caller, "decided_by": "cancelled"}
+        await self._store.commit([Event(id=new_id(), kind="decision", body={"cancelled": True}, **told)])
 
     async def broken_off(self, id: str) -> None:
         """Record that the caller went away in the middle of the answer."""

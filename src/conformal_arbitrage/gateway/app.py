@@ -22,7 +22,7 @@ from starlette.types import Scope as ASGIScope
 from conformal_arbitrage.config import Config
 from conformal_arbitrage.errors import ArbitrageError, GuardianError, RequestError, StoreError
 from conformal_arbitrage.gateway import replies
-from conformal_arbitrage.gateway.answering import Answering, Replayed, Turn, Work
+from conformal_arbitrage.gateway.answering import Answering, Asked, Replayed, Turn, Work
 from conformal_arbitrage.gateway.auditing import Auditor
 from conformal_arbitrage.gateway.deciding import Decider, Made
 from conformal_arbitrage.gateway.guards import Caller, Doorkeeper, Limits, host_of, is_loopback
@@ -32,13 +32,13 @@ from conformal_arbitrage.gateway.openapi import schema
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.records import RecordRoutes
 from conformal_arbitrage.gateway.requests import CompletionRequest, query_of, read_completion, read_decisions
+from conformal_arbitrage.gateway.streaming import HEADERS, Deciding, LiveAnswer, Outlet, live_pieces
 from conformal_arbitrage.scorers.base import together
 from conformal_arbitrage.scorers.wrappers import Breaker
 from conformal_arbitrage.store import new_id
 from conformal_arbitrage.store.base import Replay, Scope, Store
 from conformal_arbitrage.types import ChatRequest, Query, Spent
 
-PATIENCE = 10.0
 _ID = b"x-arbitrage-decision-id"
 _BUSIEST = ("/v1/chat/completions", "/v1/decisions")
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -198,28 +198,41 @@ class Gateway:
         asked = read_completion(data, self._config)
         policy = self._policies.named(asked.model)
 
+        outlet = Outlet()
+
         async def work(turn: Turn) -> Replay:
             start = time.perf_counter()
-            made = await self._decided(policy, asked, caller)
+            live = LiveAnswer(policy, turn, outlet, self._metrics, include_usage=asked.include_usage)
+            try:
+                made = await self._decided(policy, asked, caller, live if asked.stream else None)
+            except GuardianError:
+                await live.broken()
+                raise
+            if live.started:
+                return await live.finish(made, self._decider.completion(policy, made.decision))
             await self._refuse_unanswered([made])
             full = policy.settings.expose == "full"
             alpha = policy.alpha
             seen = replies.arbitrage_object(made.decision, alpha=alpha, full=full)
             whole = replies.completion(policy.name, made.decision, asked.menu, seen)
             headers = replies.headers(made.decision, alpha)
-            reply = _stream_reply(whole, headers, asked) if asked.stream else _json_reply(whole, headers)
+            reply = _stream_reply(made, whole, headers, asked) if asked.stream else _json_reply(whole, headers)
             return await self._commit(policy, [made], turn, reply, start)
 
         if asked.stream:
-            return await self._streamed(request, caller, data, policy, work)
+            deciding = asyncio.ensure_future(self._found(request, caller, data, policy, work))
+            return await self._streamed(deciding, outlet)
         return await self._answer(request, caller, data, policy, work)
 
-    async def _decided(self, policy: LivePolicy, asked: CompletionRequest, caller: Caller) -> Made:
+    async def _decided(
+        self, policy: LivePolicy, asked: CompletionRequest, caller: Caller, live: LiveAnswer | None
+    ) -> Made:
         id = new_id()
         if asked.menu is not None:
             query = Query(asked.body["messages"], asked.menu.actions, id=id)
             return await self._decider.menu(policy, query, caller.id, asked.body)
-        return await self._decider.text(policy, ChatRequest(asked.body, id=id), caller.id)
+        begin = None if live is None else live.begin
+        return await self._decider.text(policy, ChatRequest(asked.body, id=id), caller.id, begin)
 
     async def _refuse_unanswered(self, made: Sequence[Made]) -> None:
         """In shadow mode a Guardian that failed leaves a record without a choice, and no answer.
@@ -252,24 +265,19 @@ class Gateway:
     ) -> Replayed | None:
         """The reply; None if the caller went away before, which is recorded."""
         name = request.headers.get("idempotency-key")
-        found = await self._answering.answer(caller.id, name, data, work, _gone(request))
-        if found is None:
-            await self._answering.cancelled(new_id(), policy.name, caller.id)
-        return found
+        asked = Asked(caller=caller.id, policy=policy.name, body=data, name=name)
+        return await self._answering.answer(asked, work, _gone(request))
 
-    async def _streamed(
-        self, request: Request, caller: Caller, data: bytes, policy: LivePolicy, work: Work
-    ) -> Response:
-        """Headers wait for the decision, or ten seconds; then comment lines keep the connection alive."""
-        deciding = asyncio.ensure_future(self._found(request, caller, data, policy, work))
-        await asyncio.wait({deciding}, timeout=PATIENCE)
-        if deciding.done():
+    async def _streamed(self, deciding: Deciding, outlet: Outlet) -> Response:
+        """Headers wait for the decision, or ten seconds."""
+        in_time = await outlet.news(deciding, 0)
+        if in_time and not outlet.pieces:
             found = deciding.result()
             if found is None:
                 return Response(status_code=499)
             headers = {**found.reply.headers, **({"x-arbitrage-replayed": "true"} if found.again else {})}
             return StreamingResponse(self._pieces(found), status_code=found.reply.status, headers=headers)
-        return StreamingResponse(self._late(deciding), headers={"content-type": "text/event-stream"})
+        return StreamingResponse(self._live(deciding, outlet, waited=not in_time), headers=outlet.headers)
 
     async def _pieces(self, found: Replayed) -> AsyncGenerator[bytes]:
         id = None if found.again else found.reply.headers.get("x-arbitrage-decision-id")
@@ -284,18 +292,17 @@ class Gateway:
             if not whole and id is not None:
                 await asyncio.shield(self._answering.broken_off(id))
 
-    async def _late(self, deciding: "asyncio.Future[Replayed | None]") -> AsyncGenerator[bytes]:
-        """Comments, then the reply; if the caller goes away meanwhile, `deciding` notices and records it."""
+    async def _live(self, deciding: Deciding, outlet: Outlet, *, waited: bool) -> AsyncGenerator[bytes]:
+        """What comes, then the rest of the reply; if the caller goes away meanwhile, `deciding` notices and records it."""
         with self._limits.held():
-            while not deciding.done():
-                yield b": waiting for the decision\n\n"
-                await asyncio.wait({deciding}, timeout=PATIENCE)
+            async for piece in live_pieces(outlet, deciding, waited=waited):
+                yield piece
             try:
                 found = deciding.result()
             except ArbitrageError as error:
                 yield replies.event(_error_document(error)[1])
                 return
-            if found is not None:
+            if found is not None and not outlet.pieces:
                 async for piece in self._pieces(found):
                     yield piece
 
@@ -335,9 +342,9 @@ def _json_reply(document: Any, headers: Mapping[str, str]) -> Replay:
     return Replay(status=200, headers={**headers, "content-type": "application/json"}, body=encoded(document))
 
 
-def _stream_reply(whole: Mapping[str, Any], headers: Mapping[str, str], asked: CompletionRequest) -> Replay:
-    body = b"".join(replies.chunks(whole, include_usage=asked.include_usage))
-    return Replay(status=200, headers={**headers, "content-type": "text/event-stream"}, body=body)
+def _stream_reply(made: Made, whole: Mapping[str, Any], headers: Mapping[str, str], asked: CompletionRequest) -> Replay:
+    chunks = replies.Chunks(str(made.decision.id), whole["model"], include_usage=asked.include_usage)
+    return Replay(status=200, headers={**headers, **HEADERS}, body=b"".join(replies.streamed(whole, chunks)))
 
 
 def _response(reply: Replay, *, again: bool) -> Response:

@@ -3,7 +3,7 @@
 Knows nothing of HTTP.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.policies import LivePolicy
-from conformal_arbitrage.gateway.replies import recorded
+from conformal_arbitrage.gateway.replies import recorded, recorded_leg, said
 from conformal_arbitrage.policy import ConformalArbitrage, ConformalRouter, answered, margin_of, scored, top_of
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import together
 from conformal_arbitrage.store.base import Audit, Event
 from conformal_arbitrage.terms import draw
-from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query
+from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Sink
 
 _PINNED = {
     "temperature": "temperature", "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens",
@@ -63,8 +63,17 @@ class Decider:
         asked: dict[str, Any] = {"context": query.text, "actions": list(query.actions)}
         return self._made(policy, decision, caller, {**asked, "answer": decision.answer}, asked, why)
 
-    async def text(self, policy: LivePolicy, request: ChatRequest, caller: str) -> Made:
-        """An answer in free text or tool calls."""
+    async def text(
+        self, policy: LivePolicy, request: ChatRequest, caller: str, live: Callable[[Made], Sink] | None = None
+    ) -> Made:
+        """An answer in free text or tool calls.
+
+        Args:
+            policy: whose rule.
+            request: what was asked.
+            caller: whose call.
+            live: given the decision once the Guardian is to answer, takes its chunks as they come.
+        """
         if policy.pair.form != "text":
             raise RequestError(
                 f"policy {policy.name} chooses from menus: give arbitrage.actions, or a response_format whose schema has "
@@ -74,14 +83,29 @@ class Decider:
             )
         why = self._overrides(policy, request.body)
         asked: dict[str, Any] = {"request": dict(request.body)}
-        content = dict(asked)
+
+        def made(decision: Decision) -> Made:
+            if why is not None:
+                decision = replace(decision, no_guarantee=decision.no_guarantee or why)
+            answers = {"primary_answer": _first_answer(decision), "answer": decision.answer}
+            content = asked | {name: text for name, text in answers.items() if text is not None}
+            return self._made(policy, decision, caller, content, asked, why)
+
         if isinstance(policy.rule, ConformalRouter) and policy.settings.mode == "enforce":
-            decision = await policy.rule.decide(request)
-        else:
-            decision, content["primary_answer"] = await self._shadow_text(policy, request)
-        if why is not None:
-            decision = replace(decision, no_guarantee=decision.no_guarantee or why)
-        return self._made(policy, decision, caller, {**content, "answer": decision.answer}, asked, why)
+            begin: Callable[[Decision], Sink] | None = None if live is None else (lambda so_far: live(made(so_far)))
+            return made(await policy.rule.decide(request, stream=begin))
+        return made(await self._shadow_text(policy, request))
+
+    def completion(self, policy: LivePolicy, decision: Decision) -> Event:
+        """How an answer ended whose decision was recorded when it began."""
+        leg = decision.legs[-1]
+        finish = said(decision, None)[1]
+        body: dict[str, Any] = {"finish": finish, "leg": recorded_leg(leg), "cost": decision.spent.cost}
+        return Event(
+            id=str(decision.id),
+            kind="completion",
+            body={**body, "content": self._kept(policy, {"answer": decision.answer})},
+        )
 
     async def _shadow_menu(self, policy: LivePolicy, query: Query) -> Decision:
         """Both are asked; the Guardian's choice is the answer, and the Primary is recorded."""
@@ -94,7 +118,7 @@ class Decider:
         said = None if chosen is None else query.actions[chosen]
         return _shadowed(policy, query.id, scores, (first, second), chosen, said)
 
-    async def _shadow_text(self, policy: LivePolicy, request: ChatRequest) -> tuple[Decision, str | None]:
+    async def _shadow_text(self, policy: LivePolicy, request: ChatRequest) -> Decision:
         """Both answer; the Guardian's answer is given, and the Primary's recorded."""
         pair = policy.pair
         (first, mine), (second, theirs) = await together(
@@ -102,8 +126,7 @@ class Decider:
         )
         sure = 0.0 if mine is None or mine.confidence is None else mine.confidence
         chosen, said = (None, None) if theirs is None else (0, theirs.message)
-        decision = _shadowed(policy, request.id, (0.0, sure), (first, second), chosen, said)
-        return decision, None if mine is None else answer_text(mine.message)
+        return _shadowed(policy, request.id, (0.0, sure), (first, second), chosen, said)
 
     def _overrides(self, policy: LivePolicy, body: Mapping[str, Any]) -> str | None:
         """Why a request that overrides a pinned setting of either model has no guarantee.
@@ -163,6 +186,12 @@ class Decider:
 
     def _digest(self, value: Any) -> str:
         return "blake2b-256:" + blake2b(_sorted.encode(value), key=self._secret, digest_size=32).hexdigest()
+
+
+def _first_answer(decision: Decision) -> str | None:
+    """What the Primary said where the Guardian's answer was given: both have to be graded."""
+    reply = decision.legs[0].reply
+    return None if decision.decided_by == "primary" or reply is None else answer_text(reply["choices"][0]["message"])
 
 
 def _shadowed(

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from conformal_arbitrage.types import Decision
+from conformal_arbitrage.types import Decision, Leg
 
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -54,12 +54,16 @@ class Metrics:
         if decision.deferred:
             self.child(self.deferred, policy).inc()
         for leg in decision.legs:
-            self.child(self.upstream, leg.role).observe(leg.seconds)
-            self.child(self.cost, policy, leg.role).inc(leg.spent.cost or 0.0)
-            self.child(self.tokens, policy, leg.role, "input").inc(leg.spent.input_tokens or 0)
-            self.child(self.tokens, policy, leg.role, "output").inc(leg.spent.output_tokens or 0)
-            if leg.error is not None:
-                self.child(self.upstream_errors, policy, leg.role, leg.error.partition(":")[0]).inc()
+            self.leg(policy, leg)
+
+    def leg(self, policy: str, leg: Leg) -> None:
+        """Count what one model took, and whether it failed."""
+        self.child(self.upstream, leg.role).observe(leg.seconds)
+        self.child(self.cost, policy, leg.role).inc(leg.spent.cost or 0.0)
+        self.child(self.tokens, policy, leg.role, "input").inc(leg.spent.input_tokens or 0)
+        self.child(self.tokens, policy, leg.role, "output").inc(leg.spent.output_tokens or 0)
+        if leg.error is not None:
+            self.child(self.upstream_errors, policy, leg.role, leg.error.partition(":")[0]).inc()
 
     def text(self) -> bytes:
         """All figures in Prometheus' own format."""

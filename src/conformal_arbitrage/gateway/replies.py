@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 
 from conformal_arbitrage.errors import RequestError
@@ -147,36 +148,61 @@ def _plain(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {"content": str(value)}  # pyright: ignore[reportUnknownArgumentType]
 
 
-def chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[bytes]:
-    """A completion as server-sent events; `arbitrage` stands on the first and the last chunk, [DONE] comes last."""
+class Chunks:
+    """The server-sent events of one completion; `arbitrage` stands on the first and the last chunk, [DONE] comes last.
+
+    Args:
+        id: the decision's.
+        model: the policy's name.
+        include_usage: whether a chunk with the tokens comes before the end.
+    """
+
+    def __init__(self, id: str, model: str, *, include_usage: bool) -> None:
+        told = {"id": f"chatcmpl-{id}", "created": int(time.time()), "model": model}
+        self._base = {**told, "object": "chat.completion.chunk"}
+        self._include_usage = include_usage
+
+    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        one = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        empty = {"usage": None} if self._include_usage else {}
+        return event({**self._base, "choices": [one], **empty, **more})
+
+    def first(self, arbitrage: Mapping[str, Any]) -> bytes:
+        """The assistant begins."""
+        return self._chunk({"role": "assistant", "content": ""}, arbitrage=arbitrage)
+
+    def delta(self, delta: Mapping[str, Any]) -> bytes:
+        """The assistant goes on."""
+        return self._chunk(delta)
+
+    def last(self, finish: str, arbitrage: Mapping[str, Any], tokens: Mapping[str, Any]) -> bytes:
+        """The assistant has ended."""
+        pieces = [self._chunk({}, finish, arbitrage=arbitrage)]
+        if self._include_usage:
+            pieces.append(event({**self._base, "choices": [], "usage": tokens, "arbitrage": arbitrage}))
+        return b"".join([*pieces, b"data: [DONE]\n\n"])
+
+
+def streamed(whole: Mapping[str, Any], chunks: Chunks) -> Iterator[bytes]:
+    """A finished completion as chunks."""
     choice = whole["choices"][0]
     message = choice["message"]
-    base = {name: whole[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-
-    def chunk(delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> bytes:
-        one = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-        empty = {"usage": None} if include_usage else {}
-        return event({**base, "choices": [one], **empty, **more})
-
-    yield chunk({"role": "assistant", "content": ""}, arbitrage=whole["arbitrage"])
+    yield chunks.first(whole["arbitrage"])
     rest = {name: value for name, value in message.items() if name not in _IN_PARTS and value is not None}
     if rest:
-        yield chunk(rest)
+        yield chunks.delta(rest)
     content = message.get("content") or ""
     for start in range(0, len(content), CHUNK):
-        yield chunk({"content": content[start : start + CHUNK]})
+        yield chunks.delta({"content": content[start : start + CHUNK]})
     calls: Sequence[Any] = message.get("tool_calls") or ()
     for place, call in enumerate(calls):
-        yield chunk({"tool_calls": [{"index": place, **call}]})
-    yield chunk({}, choice["finish_reason"], arbitrage=whole["arbitrage"])
-    if include_usage:
-        yield event({**base, "choices": [], "usage": whole["usage"], "arbitrage": whole["arbitrage"]})
-    yield b"data: [DONE]\n\n"
+        yield chunks.delta({"tool_calls": [{"index": place, **call}]})
+    yield chunks.last(choice["finish_reason"], whole["arbitrage"], whole["usage"])
 
 
 def event(document: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
 def recorded(decision: Decision) -> dict[str, Any]:
@@ -188,11 +214,11 @@ def recorded(decision: Decision) -> dict[str, Any]:
         "margin": margin,
         "relaxation": decision.relaxation,
         "no_guarantee": decision.no_guarantee,
-        "legs": [_recorded_leg(leg) for leg in decision.legs],
+        "legs": [recorded_leg(leg) for leg in decision.legs],
         "cost": decision.spent.cost,
     }
 
 
-def _recorded_leg(leg: Leg) -> dict[str, Any]:
+def recorded_leg(leg: Leg) -> dict[str, Any]:
     """All of a leg but the reply."""
     return {**asdict(leg), "spent": asdict(leg.spent), "reply": None}
