@@ -193,7 +193,9 @@ def prepared(folder: Path, url: str) -> None:
     config = read_config(folder / "arbitrage.toml")
     rows = [[0.9, 0.1, 0.0]] * 100 + [[0.6, 0.3, 0.1]] * 100
     right = [[1.0, 0.0, 0.0]] * 100 + [[0.0, 1.0, 0.0]] * 100
-    log = ScoreLog.from_arrays(rows, right, id=[f"r{k}" for k in range(200)], identities=identities_of(config))
+    log = ScoreLog.from_arrays(
+        rows, right, id=[f"r{k}" for k in range(200)], identities=identities_of(config, "planets")
+    )
     calibrate(log, 0.05, guardian_sees="all").save(folder / "certificate.json")
 
     async def keyed() -> None:

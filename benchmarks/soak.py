@@ -317,7 +317,7 @@ async def shadow(config: Path, database: str, requests: int, concurrency: int) -
     assert not load.wrong, load.wrong[:3]
     store = await open_store(database)
     try:
-        log = await score_log_of(store, "support", identities=identities_of(read_config(config)))
+        log = await score_log_of(store, "support", identities=identities_of(read_config(config), "support"))
     finally:
         await store.close()
     lacking = int(log.missing.sum())

@@ -148,6 +148,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         certificate: the file to begin with; later ones may be installed over HTTP. Shadow mode can do without.
+        form: choices from menus, or free text; as in [task] unless given.
         mode: "enforce" the rule, or "shadow": ask both, answer with the Guardian's choice, record the Primary's.
         audit_rate: in enforce, the share of decisions about which the Guardian is asked all the same, in the background.
         content: what the record keeps of questions and answers.
@@ -158,6 +159,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     certificate: str | None = None
+    form: Form | None = None
     mode: Literal["enforce", "shadow"] = "enforce"
     audit_rate: float = 0.0
     content: Literal["full", "hashed", "off"] = "hashed"
@@ -205,6 +207,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policies: dict[str, PolicyConfig] = {}
     folder: str = ""
 
+    def form_of(self, policy: str) -> Form:
+        """What a policy answers: choices from menus, or free text."""
+        return self.policies[policy].form or self.task.form
+
+    @property
+    def forms(self) -> frozenset[Form]:
+        """What the models are asked for: in the task, and by any policy."""
+        return frozenset({self.task.form, *map(self.form_of, self.policies)})
+
 
 def read_config(path: str | Path = FILE) -> Config:
     """Read and check a configuration.
@@ -249,11 +260,11 @@ def _check(config: Config, source: Path, text: str) -> None:
             if value is not None and not value > 0:
                 line = line_of(text, (role,), name)
                 raise ConfigError(f"{source}: line {line}: {name} must be above 0; got {value!r}")
-        if role != "stronger" and config.task.form == "text" and not isinstance(model, Chat | Function):
+        if role != "stronger" and "text" in config.forms and not isinstance(model, Chat | Function):
             line = line_of(text, (role,), "kind")
             raise ConfigError(f"{source}: line {line}: text form needs kind 'chat' or 'function' as {role}")
     primary = config.primary
-    if config.task.form == "text" and isinstance(primary, Chat) and primary.confidence is None:
+    if "text" in config.forms and isinstance(primary, Chat) and primary.confidence is None:
         raise ConfigError(
             f'{source}: line {line_of(text, ("primary",), None)}: in text form the Primary needs confidence = "logprob" '
             'or "ask"; without one it can only defer'

@@ -77,6 +77,7 @@ class Models:
         self._open = AsyncExitStack()
         self.terminal = Terminal()
         self.breakers: list[Breaker] = []
+        self._gates: dict[Section, Gate] = {}
 
     async def __aenter__(self) -> "Models":
         return self
@@ -215,7 +216,8 @@ class Models:
             "tokens_per_minute": model.tokens_per_minute,
         }
         if any(own.values()):
-            port = Limit(port, Gate(**own))  # outside the other: no shared slot is held while rates wait
+            gate = self._gates.setdefault(role, Gate(**own))  # one for all ports of a role
+            port = Limit(port, gate)  # outside the other: no shared slot is held while rates wait
         if self._extras.replies is not None:
             return self._cache(Cache(port, self._extras.replies, per_query=True, role=role))
         return port if model.cache is None else self._cache(Cache(port, Path(self.config.folder) / model.cache))

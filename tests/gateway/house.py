@@ -120,13 +120,16 @@ class House:
             parts += [section(role, {**model, **self.models.get(role, {})}), section(f"{role}.pinned", {})]
         parts += [section("gateway", self.sections["gateway"])]
         policies = {name: values for name, values in self.sections.items() if name.startswith("policies.")}
-        parts += [section(name, {**first, **values}) for name, values in policies.items()]
+        for name, values in policies.items():
+            given = {**first, **values}
+            parts.append(section(name, {key: value for key, value in given.items() if value is not None}))
         self.path.write_text("\n".join(parts))
 
-    def certificate(self, alpha=0.05, identities=None):
+    def certificate(self, alpha=0.05, identities=None, policy="support"):
         """A rule whose relaxation is 0.3 over menus and 0.5 in free text."""
-        made_by = identities or identities_of(read_config(self.path))
-        if self.form == "menu":
+        config = read_config(self.path)
+        made_by = identities or identities_of(config, policy)
+        if config.form_of(policy) == "menu":
             rows = [[0.9, 0.1, 0.0]] * 100 + [[0.6, 0.3, 0.1]] * 100
             right = [[1.0, 0.0, 0.0]] * 100 + [[0.0, 1.0, 0.0]] * 100
             log = ScoreLog.from_arrays(rows, right, id=[f"r{k}" for k in range(200)], identities=made_by)

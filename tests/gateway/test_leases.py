@@ -10,7 +10,7 @@ from conformal_arbitrage.gateway import answering
 from conformal_arbitrage.gateway.answering import Answering, Asked
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import PolicyTable
-from conformal_arbitrage.gateway.serving import pair_of
+from conformal_arbitrage.gateway.serving import pairs_of
 from conformal_arbitrage.models import Models
 from conformal_arbitrage.store import Replay, SQLiteStore
 from tests.gateway.durability import all_records, certificate, write_config
@@ -61,7 +61,7 @@ def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, s
 
     async def story():
         async with Models(config) as models:
-            table = PolicyTable(config, store, pair_of(models))
+            table = PolicyTable(config, store, pairs_of(models))
             await table.load()
             await store.install("support", certificate(0.2).to_dict(), by="test")
 

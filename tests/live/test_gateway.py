@@ -38,7 +38,7 @@ def prepare(folder, url, form, log):
     policies = '[policies.support]\ncertificate = "certificate.json"\n'
     (folder / "arbitrage.toml").write_text(f'[task]\nform = "{form}"\n\n{models}\n{policies}')
     arbitrage(folder, "check")
-    identities = identities_of(read_config(folder / "arbitrage.toml"))
+    identities = identities_of(read_config(folder / "arbitrage.toml"), "support")
     calibrate(replace(log, identities=identities), 0.3, guardian_sees="all").save(folder / "certificate.json")
 
 

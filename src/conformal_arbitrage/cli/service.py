@@ -143,7 +143,8 @@ def export(*, output: str, policy: str, score_log: bool, everything: bool, confi
 
     if score_log == everything:
         raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
-    who = identities_of(read_config(config))
+    read = read_config(config)
+    who = identities_of(read, policy) if policy in read.policies else None
     log = _with_store(config, lambda store: score_log_of(store, policy, identities=who, everything=everything))
     log.write(output)
     found = {"rows": len(log), "missing_guardian_rows": int(log.missing.sum()), "output": output}

@@ -31,7 +31,7 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.openapi import schema
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.records import RecordRoutes
-from conformal_arbitrage.gateway.requests import CompletionRequest, query_of, read_completion, read_decisions
+from conformal_arbitrage.gateway.requests import CompletionRequest, Menu, query_of, read_completion, read_decisions
 from conformal_arbitrage.gateway.streaming import HEADERS, Deciding, LiveAnswer, Outlet, live_pieces
 from conformal_arbitrage.scorers.base import together
 from conformal_arbitrage.scorers.wrappers import Breaker
@@ -198,13 +198,15 @@ class Gateway:
         asked = read_completion(data, self._config)
         policy = self._policies.named(asked.model)
 
+        text = policy.pair.form == "text" and asked.menu is not None and asked.menu.field is not None
+        menu = None if text else asked.menu  # in free text, a schema with one enum is a schema like any other
         outlet = Outlet()
 
         async def work(turn: Turn) -> Replay:
             start = time.perf_counter()
             live = LiveAnswer(policy, turn, outlet, self._metrics, include_usage=asked.include_usage)
             try:
-                made = await self._decided(policy, asked, caller, live if asked.stream else None)
+                made = await self._decided(policy, asked, menu, caller, live if asked.stream else None)
             except GuardianError:
                 await live.broken()
                 raise
@@ -214,7 +216,7 @@ class Gateway:
             full = policy.settings.expose == "full"
             alpha = policy.alpha
             seen = replies.arbitrage_object(made.decision, alpha=alpha, full=full)
-            whole = replies.completion(policy.name, made.decision, asked.menu, seen)
+            whole = replies.completion(policy.name, made.decision, menu, seen)
             headers = replies.headers(made.decision, alpha)
             reply = _stream_reply(made, whole, headers, asked) if asked.stream else _json_reply(whole, headers)
             return await self._commit(policy, [made], turn, reply, start)
@@ -225,11 +227,16 @@ class Gateway:
         return await self._answer(request, caller, data, policy, work)
 
     async def _decided(
-        self, policy: LivePolicy, asked: CompletionRequest, caller: Caller, live: LiveAnswer | None
+        self,
+        policy: LivePolicy,
+        asked: CompletionRequest,
+        menu: Menu | None,
+        caller: Caller,
+        live: LiveAnswer | None,
     ) -> Made:
         id = new_id()
-        if asked.menu is not None:
-            query = Query(asked.body["messages"], asked.menu.actions, id=id)
+        if menu is not None:
+            query = Query(asked.body["messages"], menu.actions, id=id)
             return await self._decider.menu(policy, query, caller.id, asked.body)
         begin = None if live is None else live.begin
         return await self._decider.text(policy, ChatRequest(asked.body, id=id), caller.id, begin)

@@ -62,14 +62,13 @@ class PolicyTable:
     Args:
         config: names, settings and first certificates.
         store: where installed versions are kept.
-        pair: the models.
+        pairs: the models, by what they are asked for.
     """
 
-    def __init__(self, config: Config, store: Store, pair: Pair) -> None:
+    def __init__(self, config: Config, store: Store, pairs: Mapping[Form, Pair]) -> None:
         self._config = config
         self._store = store
-        self._pair = pair
-        self._identities = fingerprint(pair.identities)
+        self._pairs = pairs
         self._keys = _keys(config)
         self._live: dict[str, LivePolicy] = {}
         self._unusable: dict[str, ArbitrageError] = {}
@@ -95,9 +94,10 @@ class PolicyTable:
         settings = self._config.policies[name]
         if settings.mode != "shadow":
             raise ConfigError(f"[policies.{name}] without a certificate can only shadow; set mode or certificate")
+        pair = self._pairs[self._config.form_of(name)]
         return LivePolicy(
-            name=name, version=0, settings=settings, pair=self._pair, calibration=None, rule=None,
-            identities_sha256=self._identities,
+            name=name, version=0, settings=settings, pair=pair, calibration=None, rule=None,
+            identities_sha256=fingerprint(pair.identities),
         )  # fmt: skip
 
     async def refresh(self, count: int) -> None:
@@ -144,13 +144,16 @@ class PolicyTable:
                     f"policy {name}: this gateway does not hold the key behind the certificate's draws"
                 )
             calibration = Calibration.from_dict(dict(certificate), key=key)
+        pair = self._pairs[self._config.form_of(name)]
         return LivePolicy(
-            name=name, version=version, settings=settings, pair=self._pair, calibration=calibration,
-            rule=self._rule(settings, calibration), identities_sha256=self._identities,
+            name=name, version=version, settings=settings, pair=pair, calibration=calibration,
+            rule=self._rule(settings, calibration, pair), identities_sha256=fingerprint(pair.identities),
         )  # fmt: skip
 
-    def _rule(self, settings: PolicyConfig, calibration: Calibration) -> ConformalArbitrage | ConformalRouter:
-        task, pair = self._config.task, self._pair
+    def _rule(
+        self, settings: PolicyConfig, calibration: Calibration, pair: Pair
+    ) -> ConformalArbitrage | ConformalRouter:
+        task = self._config.task
         shared: dict[str, Any] = {"primary": pair.primary, "guardian": pair.guardian, "calibration": calibration}
         if pair.form == "menu":
             return ConformalArbitrage(**shared, safe_action=task.safe_action, allow=settings.allow)

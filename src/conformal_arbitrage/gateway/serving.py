@@ -22,7 +22,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from conformal_arbitrage.config import Config
+from conformal_arbitrage.config import Config, Form
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.files import write_bytes
 from conformal_arbitrage.gateway.app import Parts, create_app
@@ -70,19 +70,25 @@ def secret_of(config: Config) -> bytes:
     return path.read_bytes()
 
 
-def pair_of(models: Models) -> Pair:
-    """Both models, the Guardian under the gateway's limits."""
-    limits = GuardianLimits(models.config.gateway)
-    if models.config.task.form == "menu":
-        guardian = LimitedScorer(models.scorer("guardian"), limits)
-        return Pair(form="menu", primary=models.scorer("primary"), guardian=guardian)
-    careful = LimitedAnswerer(models.answerer("guardian"), limits)
-    return Pair(form="text", primary=models.answerer("primary"), guardian=careful)
+def pairs_of(models: Models) -> dict[Form, Pair]:
+    """Both models in the forms of the policies, the Guardian under the gateway's limits."""
+    config = models.config
+    limits = GuardianLimits(config.gateway)
+    found: dict[Form, Pair] = {}
+    forms: set[Form] = {config.form_of(name) for name in config.policies}
+    for form in forms:
+        if form == "menu":
+            guardian = LimitedScorer(models.scorer("guardian"), limits)
+            found[form] = Pair(form=form, primary=models.scorer("primary"), guardian=guardian)
+        else:
+            careful = LimitedAnswerer(models.answerer("guardian"), limits)
+            found[form] = Pair(form=form, primary=models.answerer("primary"), guardian=careful)
+    return found
 
 
-def identities_of(config: Config) -> dict[str, Any]:
-    """Who makes the scores under this configuration."""
-    return pair_of(Models(config)).identities
+def identities_of(config: Config, policy: str) -> dict[str, Any]:
+    """Who makes the scores of a policy under this configuration."""
+    return pairs_of(Models(config))[config.form_of(policy)].identities
 
 
 class Lines:
@@ -118,7 +124,7 @@ async def application(config: Config, log: Log = _unlogged) -> AsyncGenerator[AS
     store = await open_store(database_of(config))
     try:
         async with Models(config, Extras(breaker=True)) as models:
-            policies = PolicyTable(config, store, pair_of(models))
+            policies = PolicyTable(config, store, pairs_of(models))
             await policies.load()
             has_keys = bool(await store.keys())
             check_binding(config.gateway.host, has_keys=has_keys)

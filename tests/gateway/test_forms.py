@@ -1,0 +1,91 @@
+"""Policies over menus and over free text, side by side in one gateway."""
+
+import json
+
+import pytest
+
+from conformal_arbitrage.config import read_config
+from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.gateway.export import score_log_of
+from conformal_arbitrage.gateway.serving import identities_of
+from tests.gateway.house import CHAT, DECISION, MENU, error_of, says
+from tests.upstream import scores
+
+BOTH = {"primary": {"kind": "chat", "confidence": "logprob"}, "guardian": {"kind": "chat"}}
+FREE = {**CHAT, "model": "free"}
+ENUM = {"type": "json_schema", "json_schema": {"name": "v", "schema": {
+    "type": "object", "properties": {"verdict": {"enum": ["yes", "no"]}}, "required": ["verdict"],
+}}}  # fmt: skip
+
+
+def talks(shares, text, sure=None):
+    """An upstream that rates options where it is asked to, and answers in free text otherwise."""
+
+    def reply(path, body, number):
+        asked = json.dumps(body["messages"])
+        return scores(*shares) if "confidence" in asked else says(text, sure)()
+
+    return reply
+
+
+@pytest.fixture
+def both(house):
+    made = house(
+        models=BOTH,
+        primary=talks((0.9, 0.1, 0.0), "mine", 0.9),
+        guardian=talks((0.0, 1.0, 0.0), "theirs"),
+        **{"policies.free": {"form": "text", "mode": "shadow", "certificate": None}},
+    )
+    made.certificate(policy="free").save(made.folder / "free.json")
+    made.sections["policies.free"] = {"form": "text", "certificate": "free.json"}
+    made.configure()
+    made.restart()
+    return made
+
+
+def test_one_gateway_serves_menus_and_free_text(both):
+    listed = {model["id"]: model["arbitrage"]["form"] for model in both.get("/v1/models").json()["data"]}
+    assert listed == {"support": "menu", "free": "text"}
+    assert both.chat(MENU).json()["choices"][0]["message"]["content"] == "a"
+    assert both.decide().json()["answers"][0]["choice"] == "a"
+    reply = both.chat(FREE).json()
+    assert reply["choices"][0]["message"]["content"] == "mine"
+    assert reply["arbitrage"]["guarantee"] == "crc"
+
+
+def test_each_policy_refuses_the_other_form(both):
+    error_of(both.chat({**MENU, "model": "free"}), 422, "wrong_form")
+    error_of(both.decide({**DECISION, "model": "free"}), 422, "wrong_form")
+    error_of(both.chat(CHAT), 422, "wrong_form")
+
+
+def test_in_free_text_a_schema_with_one_enum_is_a_schema_like_any_other(both):
+    asked = {**FREE, "response_format": ENUM}
+    assert both.chat(asked).json()["choices"][0]["message"]["content"] == "mine"
+    assert both.primary.bodies[-1]["response_format"] == ENUM
+    error_of(both.chat({**asked, "arbitrage": {"actions": ["yes", "no"]}}), 422, "wrong_form")
+
+
+def test_a_certificate_of_the_other_form_is_refused(both):
+    other = both.certificate(policy="support").to_dict()
+    reply = both.put("/v1/arbitrage/policies/free", {"certificate": other})
+    error_of(reply, 422, "certificate_refused")
+
+
+def test_each_policy_is_exported_with_the_identities_of_its_form(both):
+    config = read_config(both.path)
+    kinds = {name: identities_of(config, name)["guardian"]["kind"] for name in config.policies}
+    assert kinds == {"support": "chat", "free": "answer"}
+    both.chat(MENU)
+    both.chat(FREE)
+    for name, size in (("support", 3), ("free", 2)):
+        who = identities_of(config, name)
+        log = both.with_store(lambda store, n=name, w=who: score_log_of(store, n, identities=w, everything=True))
+        assert (len(log), log.identities, log.primary.size) == (1, who, size)
+
+
+def test_a_text_policy_needs_a_primary_with_a_confidence(both):
+    text = both.path.read_text().replace('confidence = "logprob"', "")
+    both.path.write_text(text)
+    with pytest.raises(ConfigError, match="confidence"):
+        read_config(both.path)
