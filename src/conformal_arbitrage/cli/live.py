@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +74,7 @@ def check(*, config: str, as_json: bool) -> None:
 def _found_json(found: "Found") -> dict[str, Any]:
     import msgspec
 
-    return {**asdict(found), "pinned": None if found.pinned is None else msgspec.to_builtins(found.pinned)}
+    return msgspec.to_builtins(found)
 
 
 def _show_found(found: "list[Found]") -> None:
@@ -225,12 +224,14 @@ class _Bar:
 
 def show_estimate(estimates: "list[Estimated]", *, as_json: bool) -> None:
     """What calls would take, per endpoint and in all."""
+    import msgspec
+
     from conformal_arbitrage.pricing import dollars
 
     costs = [one.spent.cost for one in estimates]
     total = None if None in costs else sum(cost for cost in costs if cost is not None)
     if as_json:
-        options.print_json({"models": [asdict(one) for one in estimates], "cost": total})
+        options.print_json({"models": msgspec.to_builtins(estimates), "cost": total})
         return
     header = ["endpoint", "calls", "input tokens", "output tokens", "cost"]
     rows = [
@@ -333,9 +334,10 @@ def decision_json(decision: "Decision") -> dict[str, Any]:
     from math import isinf
 
     import msgspec
+    from msgspec import structs
 
     margin = None if isinf(decision.margin) else decision.margin
-    return {**msgspec.to_builtins(decision), "margin": margin, "spent": msgspec.to_builtins(decision.spent)}
+    return msgspec.to_builtins({**structs.asdict(decision), "margin": margin, "spent": decision.spent})
 
 
 def _show_decision(decision: "Decision", alpha: float) -> None:
