@@ -28,10 +28,10 @@ bench: .venv/.installed .venv-mapie/.installed
 	$(BIN)/python benchmarks/calibration.py --mapie .venv-mapie/bin/python $(BENCH)
 
 bench-live: .venv/.installed-dev
-	$(BIN)/python benchmarks/live.py $(BENCH)
+	$(BIN)/python -m benchmarks.live $(BENCH)
 
 bench-gateway: .venv/.installed .venv-litellm/.installed
-	$(BIN)/python benchmarks/gateway.py --litellm .venv-litellm/bin/python $(BENCH)
+	$(BIN)/python -m benchmarks.gateway --litellm .venv-litellm/bin/python $(BENCH)
 
 soak: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.soak $(SOAK)

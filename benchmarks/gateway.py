@@ -10,7 +10,7 @@ the same run:
     LiteLLM          its proxy with a master key and no database; `--litellm PYTHON` names an environment that has it
 
 CPU and requests per second come from a mock that answers at once, so that the gateway's core is full; latencies from one
-that answers after 50 ms. `python benchmarks/gateway.py`; `--json` prints the figures, `--profile` where our time goes.
+that answers after 50 ms. `python -m benchmarks.gateway`; `--json` prints the figures, `--profile` where our time goes.
 """
 
 import argparse
@@ -28,14 +28,16 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
+from benchmarks.endpoint import served
+from benchmarks.http_load import KEY, Mock, Question, load
 
-from http_load import KEY, Question, load, upstream
-
+ROOT = Path(__file__).resolve().parent.parent
 CONCURRENCY = 16
 LATENCY = 0.05
 PROXY = "LiteLLM's proxy"
@@ -218,7 +220,8 @@ def ours(folder: Path, url: str, core: int, *before: str) -> Gateway:
 
 def through(folder: Path, url: str, core: int) -> Gateway:
     port = free_port()
-    return Gateway([sys.executable, __file__, "--bare", url, str(port)], port, core, folder)
+    command = [sys.executable, "-m", "benchmarks.gateway", "--bare", url, str(port)]
+    return Gateway(command, port, core, folder, PYTHONPATH=str(ROOT))
 
 
 def litellm(python: str, folder: Path, url: str, core: int) -> Gateway:
@@ -299,7 +302,7 @@ def measure(options: argparse.Namespace, folder: Path, core: int, other: int) ->
     """CPU, rate and memory at a full core; latencies and start-up beside a mock that takes its time."""
     found: dict[float, list[list[Figures]]] = {}
     for latency in (0.0, LATENCY):
-        with upstream(latency, other) as url, ExitStack() as stack:
+        with served(partial(Mock, latency), other) as url, ExitStack() as stack:
             bench = Bench(options, folder, url, core)
             stack.callback(bench.stop)
             found[latency] = bench.runs(options.requests if not latency else options.requests // 4)
@@ -361,7 +364,7 @@ def aims(rows: Sequence[Figures]) -> list[str]:
 
 def profile(options: argparse.Namespace, folder: Path, core: int, other: int) -> None:
     """Where a one-leg request's time goes on the event loop."""
-    with upstream(0.0, other) as url:
+    with served(partial(Mock, 0.0), other) as url:
         kept = folder / "profile"
         gateway = ours(folder, url, core, "-m", "cProfile", "-o", str(kept))
         asked = chat(EASY, menu=True)

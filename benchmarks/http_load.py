@@ -1,114 +1,37 @@
-"""A mock chat endpoint and a load for `gateway.py`: as little HTTP as will do, so that only the gateway's core is full."""
+"""The mock endpoint and the load of `gateway.py`."""
 
 import asyncio
 import json
-import multiprocessing
-import os
-import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
-import uvloop
+from benchmarks.endpoint import Messages, completion, response
 
 KEY = "arb-benchmark"
-SURE, TORN = "[0.7, 0.1, 0.1, 0.1]", "[0.3, 0.3, 0.2, 0.2]"
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-
-
-class Messages(asyncio.Protocol):
-    """As little HTTP as will do for either side: a message is complete at its length."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way back."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
-        self._data = bytearray()
-
-    def data_received(self, data: bytes) -> None:
-        """Hand on every message that is complete."""
-        self._data += data
-        while (end := self._data.find(b"\r\n\r\n")) >= 0:
-            found = _LENGTH.search(self._data, 0, end + 2)
-            whole = end + 4 + (int(found[1]) if found else 0)
-            if len(self._data) < whole:
-                return
-            message = bytes(self._data[:whole])
-            del self._data[:whole]
-            self.received(message)
-
-    def received(self, message: bytes) -> None:
-        """One message."""
-        raise NotImplementedError
 
 
 class Mock(Messages):
     """A chat endpoint; its Primary is torn over the hard question, and its Guardian never is."""
+
+    sure = response(completion('{"scores": [0.7, 0.1, 0.1, 0.1]}'))
+    torn = response(completion('{"scores": [0.3, 0.3, 0.2, 0.2]}'))
 
     def __init__(self, latency: float) -> None:
         self._latency = latency
 
     def received(self, message: bytes) -> None:
         """Answer, now or later."""
-        torn = b"hardest" in message and b'"small"' in message
+        reply = self.torn if b"hardest" in message and b'"small"' in message else self.sure
         if self._latency:
-            asyncio.get_running_loop().call_later(self._latency, self._answer, torn)
+            asyncio.get_running_loop().call_later(self._latency, self._answer, reply)
         else:
-            self._answer(torn)
+            self._answer(reply)
 
-    def _answer(self, torn: bool) -> None:
+    def _answer(self, reply: bytes) -> None:
         if not self.transport.is_closing():
-            self.transport.write(_REPLIES[torn])
-
-
-def _reply(scores: str) -> bytes:
-    document = {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "mock",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": f'{{"scores": {scores}}}'},
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": {"prompt_tokens": 200, "completion_tokens": 20, "total_tokens": 220},
-    }
-    body = json.dumps(document).encode()
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-
-
-_REPLIES = (_reply(SURE), _reply(TORN))
-
-
-def mock(latency: float, core: int, ready: Connection) -> None:
-    """Run the mock until its parent ends it; its port goes through the pipe."""
-    os.sched_setaffinity(0, {core})
-
-    async def forever() -> None:
-        server = await asyncio.get_running_loop().create_server(lambda: Mock(latency), "127.0.0.1", 0, backlog=1024)
-        ready.send(server.sockets[0].getsockname()[1])
-        await server.serve_forever()
-
-    uvloop.run(forever())
-
-
-@contextmanager
-def upstream(latency: float, core: int) -> Iterator[str]:
-    """A mock endpoint in a child process."""
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=mock, args=(latency, core, there), daemon=True)
-    process.start()
-    try:
-        yield f"http://127.0.0.1:{here.recv()}/v1"
-    finally:
-        process.terminate()
-        process.join()
+            self.transport.write(reply)
 
 
 @dataclass(frozen=True, slots=True)

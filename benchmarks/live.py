@@ -1,7 +1,7 @@
 """Speed of a collection beside the openai SDK: calls per second and CPU per call, against a mock endpoint.
 
 The mock answers after 50 ms and runs in a process of its own, on another core where there is one. Both clients send the
-same bodies at the same concurrency in the same run. `python benchmarks/live.py`; `--write FILE` keeps the table,
+same bodies at the same concurrency in the same run. `python -m benchmarks.live`; `--write FILE` keeps the table,
 `--profile` shows where a collection's time goes.
 """
 
@@ -9,21 +9,18 @@ import argparse
 import asyncio
 import cProfile
 import gc
-import json
-import multiprocessing
 import os
 import platform
 import pstats
-import re
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.endpoint import Messages, completion, response, served
 from openai import AsyncOpenAI
 
 from conformal_arbitrage.collect import Collection, replies_path
@@ -37,84 +34,30 @@ LATENCY = 0.05
 OPTIONS = ("Jupiter", "Saturn", "Neptune", "Earth")
 Row = tuple[str, str, str, str]
 
-_REPLY = json.dumps(
-    {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "mock",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": '{"scores": [0.7, 0.1, 0.1, 0.1]}'},
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": {"prompt_tokens": 200, "completion_tokens": 20, "total_tokens": 220},
-    }
-).encode()
-_RESPONSE = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: " + b"%d\r\n\r\n" % len(_REPLY) + _REPLY
-)
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
+class Mock(Messages):
+    """Gives every request the same reply, later."""
 
-class Mock(asyncio.Protocol):
-    """As little HTTP as will do: a request is complete at its length, and every one gets the same reply."""
+    reply = response(completion('{"scores": [0.7, 0.1, 0.1, 0.1]}'))
 
-    def __init__(self, latency: float) -> None:
-        self._latency = latency
-        self._data = bytearray()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way back."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Answer every request that is complete, later."""
-        self._data += data
-        while (end := self._data.find(b"\r\n\r\n")) >= 0:
-            found = _LENGTH.search(self._data, 0, end + 2)
-            whole = end + 4 + (int(found[1]) if found else 0)
-            if len(self._data) < whole:
-                return
-            del self._data[:whole]
-            asyncio.get_running_loop().call_later(self._latency, self._answer)
+    def received(self, message: bytes) -> None:
+        """One request."""
+        asyncio.get_running_loop().call_later(LATENCY, self._answer)
 
     def _answer(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(_RESPONSE)
-
-
-def serve(latency: float, core: int | None, ready: Connection) -> None:
-    """Run the mock until its parent ends it; its port goes through the pipe."""
-    if core is not None:
-        os.sched_setaffinity(0, {core})
-
-    async def forever() -> None:
-        server = await asyncio.get_running_loop().create_server(lambda: Mock(latency), "127.0.0.1", 0, backlog=1024)
-        ready.send(server.sockets[0].getsockname()[1])
-        await server.serve_forever()
-
-    asyncio.run(forever())
+        if not self.transport.is_closing():
+            self.transport.write(self.reply)
 
 
 @contextmanager
-def mock(latency: float) -> Iterator[str]:
-    """A mock endpoint in a child process; this process keeps to the other core."""
+def mock() -> Iterator[str]:
+    """A mock endpoint; this process keeps to the other core."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     other = cores[-1] if len(cores) > 1 else None
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(latency, other, there), daemon=True)
-    process.start()
-    if other is not None:
-        os.sched_setaffinity(0, {cores[0]})
-    try:
-        yield f"http://127.0.0.1:{here.recv()}/v1"
-    finally:
-        process.terminate()
-        process.join()
+    with served(Mock, other) as url:
+        if other is not None:
+            os.sched_setaffinity(0, {cores[0]})
+        yield url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +178,7 @@ def table(ours: Measured, theirs: Measured, rows: int, concurrency: int) -> list
 HEADER = """\
 # Benchmarks of live collection
 
-Made by `python benchmarks/live.py` on {cores} cores of {machine}, Python {python}. Both clients run in turn in the same
+Made by `python -m benchmarks.live` on {cores} cores of {machine}, Python {python}. Both clients run in turn in the same
 process against the same mock endpoint; the last column is this machine's and depends on it.
 
 | what | ratio | aim | here |
@@ -253,7 +196,7 @@ def main() -> None:
     parser.add_argument("--write", help="keep the table in this file")
     options = parser.parse_args()
     asked = options.rows, options.concurrency
-    with mock(LATENCY) as url, tempfile.TemporaryDirectory() as name:
+    with mock() as url, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         collect(url, 200, options.concurrency, folder)  # imports and connections aside
         sdk(url, 200, options.concurrency)

@@ -9,22 +9,19 @@ import argparse
 import asyncio
 import json
 import random
-import re
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
+from benchmarks.endpoint import Messages, completion, response, served
 from tests.gateway.durability import (
     ACTIONS,
     LOST,
-    ROOT,
     Gateway,
     chat_request,
     decision_request,
@@ -42,7 +39,6 @@ from conformal_arbitrage.store import DecisionRecord, Store, open_store
 ALPHA = 0.02
 FAULTS = 0.02
 SAMPLES = 400
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CONFIG = """\
 guardian_sees = "all"
 
@@ -77,53 +73,34 @@ content = "full"
 """
 
 
-class Upstream(asyncio.Protocol):
-    """A chat endpoint in as little HTTP as will do; some calls it fails."""
+class Upstream(Messages):
+    """A chat endpoint; some calls it fails."""
 
     coin = random.Random(7)
 
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way back."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Answer every request that is complete, a few milliseconds later."""
-        self._data += data
-        while (end := self._data.find(b"\r\n\r\n")) >= 0:
-            found = _LENGTH.search(self._data, 0, end + 2)
-            whole = end + 4 + (int(found[1]) if found else 0)
-            if len(self._data) < whole:
-                return
-            body = json.loads(self._data[end + 4 : whole])
-            del self._data[:whole]
-            asyncio.get_running_loop().call_later(self.coin.uniform(0.001, 0.005), self._answer, body)
+    def received(self, message: bytes) -> None:
+        """Answer a few milliseconds later."""
+        body = json.loads(message.partition(b"\r\n\r\n")[2])
+        asyncio.get_running_loop().call_later(self.coin.uniform(0.001, 0.005), self._answer, body)
 
     def _answer(self, body: dict[str, Any]) -> None:
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             return
         if self.coin.random() >= FAULTS:
-            self._send(_completion(body))
+            self.transport.write(response(_completion(body)))
             return
         kind = self.coin.choice(("refuse", "limit", "cut", "half", "nonsense", "numbers"))
         if kind == "refuse":
-            self._send(b'{"error": {"message": "down"}}', status=b"503 Service Unavailable")
+            self.transport.write(response(b'{"error": {"message": "down"}}', b"503 Service Unavailable"))
         elif kind == "limit":
-            self._send(b'{"error": {"message": "slower"}}', status=b"429 Too Many Requests")
+            self.transport.write(response(b'{"error": {"message": "slower"}}', b"429 Too Many Requests"))
         elif kind == "nonsense":
-            self._send(b"<html>")
+            self.transport.write(response(b"<html>"))
         elif kind == "numbers":
-            self._send(_completion(body, '{"scores": [0.5, "x"]}'))
+            self.transport.write(response(completion('{"scores": [0.5, "x"]}', body["model"])))
         else:
-            self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{" if kind == "half" else b"")
-            self._transport.close()
-
-    def _send(self, body: bytes, *, status: bytes = b"200 OK") -> None:
-        head = b"HTTP/1.1 " + status + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-        self._transport.write(head + body)
+            self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{" if kind == "half" else b"")
+            self.transport.close()
 
 
 def scores_of(role: str, name: str) -> list[float]:
@@ -134,34 +111,9 @@ def scores_of(role: str, name: str) -> list[float]:
     return [round((a + b) / 2, 6) for a, b in zip(own, scores_of("primary", name), strict=True)]
 
 
-def _completion(body: dict[str, Any], content: str | None = None) -> bytes:
+def _completion(body: dict[str, Any]) -> bytes:
     name = str(named_in(body["messages"][-1]["content"]))
-    said = json.dumps({"scores": scores_of(body["model"], name)}) if content is None else content
-    message = {"role": "assistant", "content": said}
-    usage = {"prompt_tokens": 200, "completion_tokens": 20, "total_tokens": 220}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    whole = {"id": "c", "object": "chat.completion", "created": 1, "model": body["model"]}
-    return json.dumps({**whole, "choices": [choice], "usage": usage}).encode()
-
-
-async def serve_upstream() -> None:
-    server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", 0, backlog=1024)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
-@asynccontextmanager
-async def upstream() -> AsyncIterator[str]:
-    """The endpoint in a child process."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.soak", "--upstream", cwd=ROOT, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(await process.stdout.readline())}/v1"
-    finally:
-        process.terminate()
-        await process.wait()
+    return completion(json.dumps({"scores": scores_of(body["model"], name)}), body["model"])
 
 
 @dataclass(slots=True)
@@ -361,7 +313,7 @@ def recalibrated(log: ScoreLog) -> Recalibrated:
 
 async def run(folder: Path, *, requests: int, shadowed: int, concurrency: int) -> tuple[Recalibrated, Soaked]:
     """Shadow, calibrate, enforce."""
-    async with upstream() as url:
+    with served(Upstream) as url:
         first = str(folder / "shadow.db")
         found = recalibrated(await shadow(write_config(folder, url, first, None), first, shadowed, concurrency))
         second = str(folder / "enforce.db")
@@ -374,11 +326,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--shadow", type=int, default=10_000)
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--upstream", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.upstream:
-        asyncio.run(serve_upstream())
-        return
     sizes = {"requests": asked.requests, "shadowed": asked.shadow, "concurrency": asked.concurrency}
     with tempfile.TemporaryDirectory() as folder:
         found, soaked = asyncio.run(run(Path(folder), **sizes))
