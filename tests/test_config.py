@@ -239,3 +239,50 @@ def test_the_key_is_in_no_file_and_in_no_output(tmp_path, monkeypatch):
     done, path, upstream = check(tmp_path, reply, text)
     assert upstream.headers[0]["Authorization"] == "Bearer sk-very-secret-0123456789"
     assert "very-secret" not in done.output + str(done.exception) + path.read_text()
+
+
+JUDGED = (
+    GOOD
+    + """
+[judge]
+kind = "chat"
+url = "http://127.0.0.1:9/v1"
+model = "judge"
+"""
+)
+
+
+def judging(content):
+    return lambda path, body, n: completion(content) if body["model"] == "judge" else endpoint()(path, body, n)
+
+
+def test_check_asks_a_judge_for_a_grade_within_the_limit_that_grading_sets(tmp_path):
+    done, path, upstream = check(tmp_path, judging('{"grade": 1}'), JUDGED)
+    assert done.exit_code == 0, done.output
+    [asked] = [body for body in upstream.bodies if body["model"] == "judge"]
+    assert (asked["max_tokens"], "red" in asked["messages"][0]["content"]) == (50, True)
+    assert read_config(path).judge.pinned is not None
+
+
+def test_check_refuses_a_judge_that_does_not_grade(tmp_path):
+    done, _, _ = check(tmp_path, judging("Red is a fine colour."), JUDGED)
+    assert done.exit_code == 2
+    assert "there is no grade" in done.output
+
+
+def test_check_asks_for_both_forms_where_policies_have_both(tmp_path):
+    both = GOOD.replace('model = "small"', 'model = "small"\nmax_tokens = 60\nconfidence = "logprob"')
+    both += '[policies.free]\nform = "text"\nmode = "shadow"\n'
+    both = both.replace(
+        'kind = "function"', 'kind = "chat"\nurl = "http://127.0.0.1:9/v1"\nmodel = "large"\nmax_tokens = 60'
+    )
+    both = "\n".join(line for line in both.splitlines() if not line.startswith(("function =", "name =")))
+    done, _, upstream = check(tmp_path, endpoint(), both)
+    assert done.exit_code == 0, done.output
+    for model in ("small", "large"):
+        asked = [body["messages"][-1]["content"] for body in upstream.bodies if body["model"] == model]
+        assert "Name a colour, in one word." in asked
+        assert any("Answer choices" in text for text in asked)
+    done, _, _ = check(tmp_path, endpoint(gives_logprobs=False), both)
+    assert done.exit_code == 2
+    assert "no confidence came with the answer" in done.output

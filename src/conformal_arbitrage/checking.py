@@ -18,6 +18,7 @@ from conformal_arbitrage.config import (
     Chat,
     Chatting,
     Config,
+    Form,
     Function,
     Human,
     Logprob,
@@ -28,7 +29,7 @@ from conformal_arbitrage.config import (
 from conformal_arbitrage.errors import CutOffError, ReplyError, ScorerError, UpstreamError
 from conformal_arbitrage.models import Models, Section, pricing_of
 from conformal_arbitrage.scorers.base import spent_of
-from conformal_arbitrage.scorers.chat import Mode, TokenField
+from conformal_arbitrage.scorers.chat import Mode, TokenField, served_by
 from conformal_arbitrage.scorers.prompts import PROMPTS
 from conformal_arbitrage.types import ChatRequest, Query, Spent
 
@@ -81,6 +82,8 @@ async def _check(config: Config, role: Section) -> Found:
             await _probe_chat(config, role, model, found)
         else:
             await _probe(config, role, model, found)
+        for form in config.forms - {config.task.form} if role in ("primary", "guardian") else ():
+            await _asked_in(form, config, role, model, found)
     except ScorerError as error:
         found.problem = _advice(error, over_http=isinstance(model, Network))
     if role == "primary" and found.problem is not None:
@@ -138,18 +141,32 @@ def _ways(config: Config, role: Section, model: Chat) -> list[Pinned]:
     return [Pinned(mode=mode, token_field=field) for mode in modes for field in fields]
 
 
+async def _asked_in(form: Form, config: Config, role: Section, model: AnyModel, found: Found) -> None:
+    """The other question too, by the way that was found, where policies have both forms."""
+    pinned = structs.replace(model, pinned=found.pinned) if isinstance(model, Network) else model
+    if not isinstance(model, Human | Replay | Function):
+        await _asked(
+            _with(structs.replace(config, task=structs.replace(config.task, form=form)), role, pinned), role, found
+        )
+
+
 async def _asked(config: Config, role: Section, found: Found) -> None:
     """One tiny question by the configuration's own way."""
     async with Models(config) as models:
         start = time.perf_counter()
         try:
-            ask = _answer if config.task.form == "text" or role == "judge" else _score
+            ask = _judge if role == "judge" else _answer if config.task.form == "text" else _score
             found.served, spent = await ask(models, role)
         except ScorerError as error:
             found.spent += spent_of(error)
             raise
         found.seconds = time.perf_counter() - start
         found.spent += spent
+
+
+async def _judge(models: Models, role: Section) -> tuple[str | None, Spent]:
+    reply = (await models.judge().judged(REQUEST, "red", None))[1]
+    return served_by(reply), reply.spent
 
 
 async def _score(models: Models, role: Section) -> tuple[str | None, Spent]:

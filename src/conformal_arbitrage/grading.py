@@ -134,6 +134,10 @@ class JudgeGrader:
         Raises:
             ScorerError: it says nothing that can be read.
         """
+        return (await self.judged(request, answer, expected))[0]
+
+    async def judged(self, request: ChatRequest, answer: str, expected: str | None) -> tuple[float, Reply]:
+        """The grade, and the reply that held it."""
         reference = "" if expected is None else f"\n# Reference answer\n{expected}\n"
         asked = _JUDGE.format(conversation=transcript(request.messages), reference=reference, answer=answer)
         limit = self.settings.max_tokens or 50
@@ -143,7 +147,7 @@ class JudgeGrader:
         grade = rating(text, "grade")
         if grade is None:
             raise ReplyError(f"there is no grade from 0 to 1 in {text!r:.200}", spent=reply.spent, raw=text)
-        return grade
+        return grade, reply
 
 
 class _GradingPerson:

@@ -143,16 +143,20 @@ class Models:
         if how == "human":
             return HumanGrader(self.terminal, through=lambda port: self._around(port, _GRADING_PERSON, "judge"))
         if how == "judge":
-            model = self.section("judge")
-            if not isinstance(model, Chat):
-                raise ConfigError("[judge] must be of kind chat")
-            _pinned(model, "judge")
-            return JudgeGrader(port=self.port(model, "judge"), settings=_settings(model))
+            return self.judge()
         if not how.startswith("python:"):
             known = ", ".join([*COMPARISONS, "judge", "human", "python:MODULE:FUNCTION"])
             raise ConfigError(f"there is no grader {how!r}; there are {known}")
         function: Any = load_object(how)
         return FunctionGrader(function=function, name=how.removeprefix("python:"))
+
+    def judge(self) -> JudgeGrader:
+        """The model that grades answers."""
+        model = self.section("judge")
+        if not isinstance(model, Chat):
+            raise ConfigError("[judge] must be of kind chat")
+        _pinned(model, "judge")
+        return JudgeGrader(port=self.port(model, "judge"), settings=_settings(model))
 
     def port(self, model: Model, role: Section) -> Port:
         """An endpoint with all that goes around it."""
