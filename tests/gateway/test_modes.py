@@ -1,3 +1,4 @@
+import asyncio
 import json
 import socket
 import time
@@ -202,6 +203,23 @@ def test_audits_are_done_after_a_restart(house, monkeypatch):
     made.start()
     [record] = until(lambda: [r for r in made.records() if r.audit])
     assert record.audit["scores"] == [0.0, 1.0, 0.0]
+
+
+def test_an_audit_is_kept_while_the_guardian_takes_its_time(house, monkeypatch):
+    monkeypatch.setattr("conformal_arbitrage.gateway.auditing.LEASE", 0.6)
+
+    async def slow(*asked):
+        await asyncio.sleep(2)
+        return votes(0, 1)(*asked)
+
+    made = house(policy={"audit_rate": 1.0}, guardian=slow)
+    made.decide()
+    until(lambda: made.guardian.bodies)
+    for _ in range(10):
+        time.sleep(0.15)
+        assert made.with_store(lambda store: store.take_audits(limit=9, lease=60)) == []
+    [record] = until(lambda: [r for r in made.records() if r.audit])
+    assert (record.audit["scores"], len(made.guardian.bodies)) == ([0.0, 1.0, 0.0], 1)
 
 
 def test_audits_that_do_not_fit_the_policy_any_more_stop_no_others(house):

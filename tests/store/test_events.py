@@ -177,6 +177,10 @@ def test_audits_are_handed_out_once_per_lease_and_end_with_their_event(store):
         assert [audit.id for audit in [*first, *second]] == ids
         assert first[0].payload == {"n": ids[0]}
         assert await store.take_audits(limit=2, lease=60) == []
+        await store.renew_audits([ids[0], "gone"], lease=60)
+        await asyncio.sleep(0.25)
+        [over] = await store.take_audits(limit=2, lease=0.2)
+        assert over.id == ids[1]
         await store.commit([later("audit", ids[0], agreed=True)])
         await asyncio.sleep(0.25)
         assert [audit.id for audit in await store.take_audits(limit=9, lease=60)] == [ids[1]]

@@ -5,6 +5,8 @@ Knows nothing of how they were drawn.
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from conformal_arbitrage.errors import RequestError, StoreError
@@ -15,7 +17,7 @@ from conformal_arbitrage.store.base import Audit, Event, Store
 from conformal_arbitrage.types import ChatRequest, Leg, Query
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
-LEASE = 120.0
+LEASE = 10.0
 PAUSE = 0.5
 AT_ONCE = 8
 
@@ -40,13 +42,26 @@ class Auditor:
     async def once(self) -> int:
         """Do the audits that are there; how many."""
         audits = await self._store.take_audits(limit=AT_ONCE, lease=LEASE)
-        outcomes = await asyncio.gather(*(self._do(audit) for audit in audits), return_exceptions=True)
+        if not audits:
+            return 0
+        keeping = asyncio.create_task(self._keep([audit.id for audit in audits]))
+        try:
+            outcomes = await asyncio.gather(*(self._do(audit) for audit in audits), return_exceptions=True)
+        finally:
+            keeping.cancel()
         for outcome in outcomes:
             if isinstance(outcome, StoreError):
                 raise outcome
             if outcome is not None:
                 _log.error("an audit failed and will be tried again", exc_info=outcome)
         return len(audits)
+
+    async def _keep(self, ids: Sequence[str]) -> None:
+        """Keep audits while the Guardian takes its time; if this process ends, another soon takes them over."""
+        while True:
+            await asyncio.sleep(LEASE / 3)
+            with suppress(StoreError):  # the database is away for now
+                await self._store.renew_audits(ids, lease=LEASE)
 
     async def _do(self, audit: Audit) -> None:
         try:

@@ -169,6 +169,10 @@ class Store(Protocol):
         """Audits to do now; one that is not finished within the lease is handed out again."""
         ...
 
+    async def renew_audits(self, ids: Sequence[str], *, lease: float) -> None:
+        """Keep audits that are being done."""
+        ...
+
     async def policies(self) -> list[PolicyVersion]:
         """The active version of every policy."""
         ...

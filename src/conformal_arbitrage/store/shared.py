@@ -129,6 +129,10 @@ class SQLStore(ABC):
         """See `Store.take_audits`."""
         return await self._write(lambda session: work.take_audits(session, limit=limit, lease=lease))
 
+    async def renew_audits(self, ids: Sequence[str], *, lease: float) -> None:
+        """See `Store.renew_audits`."""
+        await self._write(lambda session: work.renew_audits(session, ids, lease=lease))
+
     async def policies(self) -> list[PolicyVersion]:
         """See `Store.policies`."""
         return await self._scan(work.policies)

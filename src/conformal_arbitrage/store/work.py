@@ -205,9 +205,15 @@ def take_audits(session: Session, *, limit: int, lease: float) -> list[Audit]:
         f"select id, policy, payload from audits where lease <= ? order by id limit ?{session.dialect.skip_locked}",
         *(now, limit),
     )
-    for id, _, _ in rows:
-        session.run("update audits set lease = ? where id = ?", now + lease, id)
+    renew_audits(session, [id for id, _, _ in rows], lease=lease)
     return [Audit(id=id, policy=policy, payload=json.loads(payload)) for id, policy, payload in rows]
+
+
+def renew_audits(session: Session, ids: Sequence[str], *, lease: float) -> None:
+    """Move audits' leases."""
+    until = time.time() + lease
+    for id in ids:
+        session.run("update audits set lease = ? where id = ?", until, id)
 
 
 _VERSIONS = (
