@@ -15,7 +15,7 @@ import uvicorn
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.config import read_config
 from conformal_arbitrage.gateway import application
-from conformal_arbitrage.gateway.serving import database_of, identities_of
+from conformal_arbitrage.gateway.serving import database_of, identities_of, server_settings
 from conformal_arbitrage.store import new_id, open_store
 from tests.upstream import Upstream, completion
 
@@ -148,10 +148,8 @@ class House:
 
     async def _serve(self, ready):
         async with application(self.config, self.lines.append) as app:
-            settings = uvicorn.Config(
-                app, host="127.0.0.1", port=0, access_log=False, log_config=None, http="httptools",
-                timeout_graceful_shutdown=5, server_header=False, date_header=False,
-            )  # fmt: skip
+            settings = server_settings(app)
+            settings.port, settings.timeout_graceful_shutdown = 0, 5
             self.app, self._server = app, uvicorn.Server(settings)
             serving = asyncio.ensure_future(self._server.serve())
             while not self._server.started and not serving.done():

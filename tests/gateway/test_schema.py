@@ -243,6 +243,18 @@ def test_headers_cannot_be_smuggled_in_through_an_idempotency_key(trap, value):
     assert int(head.split()[1]) < 500
 
 
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n"])
+def test_what_is_no_http_gets_an_error_in_the_shape_of_all_others(trap, sent):
+    with socket.create_connection(("127.0.0.1", trap.port), timeout=10) as peer:
+        peer.sendall(sent + b"\n" * 20)
+        answer = b""
+        while piece := peer.recv(65536):
+            answer += piece
+    head, _, document = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(document)["error"]["code"] == "invalid_http"
+
+
 def test_field_by_field_any_value_in_a_chat_request_is_served_or_refused(talker, trap):
     odd = [None, True, 0, -1, 2**70, 1.5, "", "x", [], [None], {}, {"a": None}, [[1]], {"type": "json_schema"}]
     names = "model messages n stream stream_options arbitrage response_format tools tool_choice logprobs top_logprobs"

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from conformal_arbitrage.config import Config, Form
 from conformal_arbitrage.errors import ConfigError
@@ -32,7 +33,9 @@ from conformal_arbitrage.gateway.guards import (
     LimitedScorer,
     check_binding,
 )
+from conformal_arbitrage.gateway.http import encoded
 from conformal_arbitrage.gateway.policies import Pair, PolicyTable, check_policies
+from conformal_arbitrage.gateway.replies import error_body
 from conformal_arbitrage.models import Extras, Models
 from conformal_arbitrage.store import open_store
 
@@ -143,17 +146,32 @@ async def application(config: Config, log: Log = _unlogged) -> AsyncGenerator[AS
         await store.close()
 
 
+class _Protocol(HttpToolsProtocol):
+    """HTTP whose refusals look like all others."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, and hang up."""
+        body = encoded(error_body(msg, code="invalid_http", status=400))
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+def server_settings(app: ASGIApp) -> uvicorn.Config:
+    """How the server runs an application."""
+    return uvicorn.Config(
+        app, access_log=False, log_level="warning", http=_Protocol, lifespan="on",
+        timeout_graceful_shutdown=30, server_header=False, date_header=False,
+        proxy_headers=False,  # no rule depends on where a caller says it is
+    )  # fmt: skip
+
+
 @asynccontextmanager
 async def running(config: Config, log: Log = _unlogged) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
     """A gateway that listens: its address, and the task that ends when it is told to stop."""
     async with application(config, log) as app:
         listening = _listen(config.gateway.host, config.gateway.port)
-        settings = uvicorn.Config(
-            app, access_log=False, log_level="warning", http="httptools", lifespan="on",
-            timeout_graceful_shutdown=30, server_header=False, date_header=False,
-            proxy_headers=False,  # no rule depends on where a caller says it is
-        )  # fmt: skip
-        server = _Server(settings)
+        server = _Server(server_settings(app))
         task = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started and not task.done():
             await asyncio.sleep(0.005)
