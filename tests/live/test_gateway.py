@@ -33,13 +33,18 @@ def serving(folder):
 
 
 def prepare(folder, url, form, log):
-    extra = 'confidence = "logprob"\nmax_tokens = 12\n' if form == "text" else ""
-    models = f"[primary]\n{CHAT}{extra}\n[guardian]\n{CHAT}".format(url=url)
-    policies = '[policies.support]\ncertificate = "certificate.json"\n'
+    short = "max_tokens = 12\n" if form == "text" else ""
+    sure = 'confidence = "logprob"\n' if form == "text" else ""
+    models = f"[primary]\n{CHAT}{short}{sure}\n[guardian]\n{CHAT}{short}".format(url=url)
+    policies = (
+        '[policies.support]\ncertificate = "certificate.json"\n[policies.careful]\ncertificate = "careful.json"\n'
+    )
     (folder / "arbitrage.toml").write_text(f'[task]\nform = "{form}"\n\n{models}\n{policies}')
     arbitrage(folder, "check")
     identities = identities_of(read_config(folder / "arbitrage.toml"), "support")
-    calibrate(replace(log, identities=identities), 0.3, guardian_sees="all").save(folder / "certificate.json")
+    bound = replace(log, identities=identities)
+    calibrate(bound, 0.3, guardian_sees="all").save(folder / "certificate.json")
+    calibrate(bound, 0.001, guardian_sees="all").save(folder / "careful.json")  # too few rows: the Guardian decides
 
 
 def test_menus_through_the_gateway(url, tmp_path):
@@ -70,3 +75,7 @@ def test_free_text_through_the_gateway(url, tmp_path):
         pieces = list(client.chat.completions.create(model="support", messages=messages, stream=True))
         assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
         assert pieces[-1].choices[0].finish_reason
+        live = list(client.chat.completions.create(model="careful", messages=messages, stream=True))
+        assert (live[0].arbitrage["decided_by"], len(live[-1].arbitrage["legs"])) == ("guardian", 2)
+        assert len([piece for piece in live if piece.choices[0].delta.content]) > 2
+        assert live[-1].arbitrage["legs"][1]["usage"]["completion_tokens"] > 2
