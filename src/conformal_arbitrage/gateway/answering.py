@@ -149,6 +149,8 @@ class Answering:
                 try:
                     return Replayed(await self._working(claimed, work, turn), again=False)
                 except LostClaimError:
+                    if turn.begun is not None:
+                        raise  # what was sent cannot be taken back
                     continue  # whoever took over has the answer, or will
             await asyncio.sleep(0.05)
         raise RequestError(

@@ -197,7 +197,6 @@ class Gateway:
         data = await self._body(request)
         asked = read_completion(data, self._config)
         policy = self._policies.named(asked.model)
-
         text = policy.pair.form == "text" and asked.menu is not None and asked.menu.field is not None
         menu = None if text else asked.menu  # in free text, a schema with one enum is a schema like any other
         outlet = Outlet()
