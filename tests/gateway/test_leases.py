@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from conformal_arbitrage.config import read_config
-from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.errors import RequestError, StoreError
 from conformal_arbitrage.gateway import answering
 from conformal_arbitrage.gateway.answering import Answering, Asked
 from conformal_arbitrage.gateway.metrics import Metrics
@@ -83,6 +83,36 @@ def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, s
     live, newest = asyncio.run(story())
     assert live.version == 3
     assert live.calibration.relaxation == newest.relaxation
+
+
+def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_unusable(tmp_path, store, monkeypatch):
+    config = read_config(write_config(tmp_path, str(tmp_path / "store.db")))
+    slow = asyncio.Event()
+    policies = store.policies
+
+    async def late():
+        found = await policies()
+        monkeypatch.setattr(store, "policies", policies)
+        await slow.wait()
+        return found
+
+    async def story():
+        async with Models(config) as models:
+            table = PolicyTable(config, store, pairs_of(models))
+            await table.load()
+            usable = certificate(0.2).to_dict()
+            await store.install("support", usable, by="test")
+            monkeypatch.setattr(store, "policies", late)
+            first = asyncio.create_task(table.refresh(await store.change_count()))
+            await asyncio.sleep(0.1)
+            await store.install("support", {**usable, "guarantee": "another sentence"}, by="another gateway")
+            await table.refresh(await store.change_count())
+            slow.set()
+            await first
+            table.named("support")
+
+    with pytest.raises(RequestError, match="out of service"):
+        asyncio.run(story())
 
 
 def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_decision(store, monkeypatch):

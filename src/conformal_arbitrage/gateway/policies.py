@@ -72,6 +72,7 @@ class PolicyTable:
         self._keys = _keys(config)
         self._live: dict[str, LivePolicy] = {}
         self._unusable: dict[str, ArbitrageError] = {}
+        self._newest: dict[str, int] = {}  # also of those that cannot be used
         self._aliases = {alias: name for name, p in config.policies.items() for alias in (*p.aliases, name)}
         self._seen = -1
 
@@ -114,10 +115,10 @@ class PolicyTable:
         self._seen = max(self._seen, count)  # another refresh may have seen more meanwhile
 
     def _take_up(self, version: PolicyVersion) -> None:
-        """Put a version in force, unless a later one is."""
-        live = self._live.get(version.name)
-        if live is not None and live.version >= version.version:
+        """Put a version in force, unless a later one was seen, be it unusable."""
+        if version.version <= self._newest.get(version.name, 0):
             return
+        self._newest[version.name] = version.version
         self._live.pop(version.name, None)
         self._unusable.pop(version.name, None)
         try:
