@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import PostgresStore, SQLiteStore, new_id, open_store
+from conformal_arbitrage.store import PostgresStore, SQLiteStore, new_id, open_store, sqlite
 from tests.store.facts import decide, decision
 
 
@@ -99,6 +99,18 @@ def test_a_locked_file_fails_commits_and_then_works_again(tmp_path, opened):
         assert await store.verify() == []
 
     asyncio.run(story())
+
+
+def test_a_locked_file_is_waited_for_once(tmp_path, opened, monkeypatch):
+    monkeypatch.setattr(sqlite, "_PATIENCE", 0.5)
+    path = str(tmp_path / "s.db")
+    store = opened(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        started = time.monotonic()
+        with pytest.raises(StoreError, match="another process is writing"):
+            asyncio.run(store.commit([decision()]))
+        assert 0.4 < time.monotonic() - started < 0.9
 
 
 def test_a_disk_that_takes_no_more_fails_commits_whole_and_then_works_again(tmp_path, opened):

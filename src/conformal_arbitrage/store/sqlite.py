@@ -158,9 +158,9 @@ class _Writer(threading.Thread):
 
     def _together(self, jobs: Sequence[Job[Any]]) -> list[Any]:
         """What each job gave, an error where it failed, once all is on disk."""
-        if self._appended(jobs):
-            return [None] * len(jobs)
         try:
+            if self._appended(jobs):
+                return [None] * len(jobs)
             self._session.run("begin immediate")
             outcomes = [self._alone(job) for job in jobs]
             self._session.run("commit")
@@ -170,13 +170,19 @@ class _Writer(threading.Thread):
         return outcomes
 
     def _appended(self, jobs: Sequence[Job[Any]]) -> bool:
-        """Do jobs that only append, and few, in one statement; False if they are others or it fails."""
+        """Do jobs that only append, and few, in one statement; False if they are others, or one is at fault.
+
+        Raises:
+            sqlite3.OperationalError: the file is locked or the disk fails, whatever the jobs are.
+        """
         commits = [job for job in jobs if isinstance(job, Commit) and job.only_appends]
         events = [event for job in commits for event in job.events]
         if len(commits) < len(jobs) or len(events) > _TOGETHER:
             return False
         try:
             append(self._session, events)
+        except sqlite3.OperationalError:
+            raise
         except _FAILURES:  # which job is at fault shows when each is on its own
             self._start_afresh()
             return False
