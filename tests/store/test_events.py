@@ -56,6 +56,15 @@ def test_of_two_completions_the_first_counts(store):
     asyncio.run(story())
 
 
+def test_a_commit_may_have_more_events_than_a_statement_takes_values(store):
+    async def story():
+        await store.commit([decision() for _ in range(7000)])
+        assert len(await store.records(limit=10_000)) == 7000
+        assert await store.verify() == []
+
+    asyncio.run(story())
+
+
 def test_records_are_filtered_and_paged_newest_first(store):
     async def story():
         first = await decide(store, 3)

@@ -67,10 +67,10 @@ class Commit:
 
 
 def append(session: Session, events: Sequence[tuple[Event, str]]) -> None:
-    """Append events in one statement."""
+    """Append events; up to `CHUNK` are one statement, since a statement can only take so many values."""
     now = time.time()
-    links = [session.chain.append(event, body, now) for event, body in events]
-    if links:
+    for start in range(0, len(events), CHUNK):
+        links = [session.chain.append(event, body, now) for event, body in events[start : start + CHUNK]]
         rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(links))
         session.run(f"insert into events ({_LINK}) values {rows}", *chain.from_iterable(links))
 
