@@ -12,7 +12,7 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import PolicyTable
 from conformal_arbitrage.gateway.serving import pairs_of
 from conformal_arbitrage.models import Models
-from conformal_arbitrage.store import Replay, SQLiteStore
+from conformal_arbitrage.store import Claim, Replay, SQLiteStore
 from tests.gateway.durability import all_records, certificate, write_config
 from tests.store.facts import decision
 
@@ -140,3 +140,21 @@ def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_de
     assert left.reply == again.reply == REPLY
     assert again.again
     assert [record.id for record in records] == [event.id]
+
+
+@pytest.mark.parametrize("moment", range(8))
+def test_a_caller_who_leaves_while_the_key_is_being_claimed_does_not_hold_it(store, moment):
+    answers = Answering(store, Metrics())
+
+    async def gone():
+        for _ in range(moment):
+            await asyncio.sleep(0)
+
+    async def work(turn):
+        await asyncio.sleep(60)
+
+    async def story():
+        assert await answers.answer(ASKED, work, gone()) is None
+        return await store.claim("k", "n", "any body", lease=1)
+
+    assert isinstance(asyncio.run(story()), Claim)

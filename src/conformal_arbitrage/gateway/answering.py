@@ -16,7 +16,7 @@ from typing import Any
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.store import new_id
-from conformal_arbitrage.store.base import Audit, Claim, Event, Replay, Store
+from conformal_arbitrage.store.base import Audit, Claim, Claimed, Event, Replay, Store
 
 LEASE = 6.0
 LONGEST_WAIT = 120.0
@@ -135,7 +135,7 @@ class Answering:
             raise RequestError("Idempotency-Key must have 1 to 255 printable characters", code="bad_idempotency_key")
         ends = time.monotonic() + LONGEST_WAIT
         while time.monotonic() < ends:
-            claimed = await self._store.claim(caller, name, body, lease=LEASE)
+            claimed = await self._claimed(caller, name, body)
             if isinstance(claimed, Replay):
                 self._metrics.replays.inc()
                 return Replayed(claimed, again=True)
@@ -156,6 +156,21 @@ class Answering:
         raise RequestError(
             "the first request with this Idempotency-Key is still under way", status=409, code="under_way"
         )
+
+    async def _claimed(self, caller: str, name: str, body: str) -> Claimed:
+        """Ask for the claim; one that is granted after the request was stopped is given up."""
+        claiming = asyncio.ensure_future(self._store.claim(caller, name, body, lease=LEASE))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._given_up(claiming))
+            raise
+
+    async def _given_up(self, claiming: Awaitable[Claimed]) -> None:
+        with suppress(StoreError):  # then its lease ends it
+            claimed = await claiming
+            if isinstance(claimed, Claim):
+                await self._store.release(claimed)
 
     async def _working(self, claim: Claim, work: Work, turn: Turn) -> Replay:
         """Do the work while keeping the claim; give it up if the work fails."""
