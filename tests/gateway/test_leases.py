@@ -12,7 +12,7 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import PolicyTable
 from conformal_arbitrage.gateway.serving import pairs_of
 from conformal_arbitrage.models import Models
-from conformal_arbitrage.store import Claim, Replay, SQLiteStore
+from conformal_arbitrage.store import Claim, Replay, SQLiteStore, shared
 from tests.gateway.durability import all_records, certificate, write_config
 from tests.store.facts import decision
 
@@ -158,3 +158,14 @@ def test_a_caller_who_leaves_while_the_key_is_being_claimed_does_not_hold_it(sto
         return await store.claim("k", "n", "any body", lease=1)
 
     assert isinstance(asyncio.run(story()), Claim)
+
+
+def test_a_claim_is_not_taken_where_what_has_expired_cannot_be_removed(store, monkeypatch):
+    def failing(session):
+        raise StoreError("away")
+
+    store._swept = float("-inf")
+    monkeypatch.setattr(shared.work, "sweep", failing)
+    with pytest.raises(StoreError):
+        asyncio.run(store.claim("k", "n", "b", lease=6))
+    assert isinstance(asyncio.run(store.claim("k", "n", "b", lease=6)), Claim)

@@ -81,15 +81,12 @@ class SQLStore(ABC):
         await self._write(work.Commit(events=texts, claim=claim, replay=replay, audits=queued))
 
     async def claim(self, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
-        """See `Store.claim`; now and then also removes what has expired."""
-        claimed: Claimed = await self._write(
-            lambda session: work.claim(session, key_id, name, body_sha256, lease=lease)
-        )
+        """See `Store.claim`; now and then removes what has expired, first, since a claim that is taken is returned."""
         if time.monotonic() - self._swept >= _SWEEP_EVERY:
             self._swept = time.monotonic()
             while await self._write(work.sweep):
                 pass
-        return claimed
+        return await self._write(lambda session: work.claim(session, key_id, name, body_sha256, lease=lease))
 
     async def renew(self, claim: Claim, *, lease: float) -> bool:
         """See `Store.renew`."""
