@@ -169,3 +169,54 @@ def test_a_claim_is_not_taken_where_what_has_expired_cannot_be_removed(store, mo
     with pytest.raises(StoreError):
         asyncio.run(store.claim("k", "n", "b", lease=6))
     assert isinstance(asyncio.run(store.claim("k", "n", "b", lease=6)), Claim)
+
+
+def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_worked_for_again(store, monkeypatch):
+    commit, begun, works = store.commit, asyncio.Event(), []
+
+    async def slow(events, **rest):
+        begun.set()
+        await asyncio.sleep(0.1)
+        await commit(events, **rest)
+
+    async def work(turn):
+        works.append(turn)
+        await store.release(turn.claim)
+        monkeypatch.setattr(store, "commit", slow)
+        await turn.commit([decision()], reply=REPLY)
+        return REPLY
+
+    async def story():
+        left = await Answering(store, Metrics()).answer(ASKED, work, begun.wait())
+        return left, await all_records(store)
+
+    left, records = asyncio.run(story())
+    assert left is None
+    assert len(works) == 1
+    assert [record.decided_by for record in records] == ["cancelled"]
+
+
+def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_caller_left(store, monkeypatch):
+    commit, begun = store.commit, asyncio.Event()
+
+    async def slow(events, **rest):
+        begun.set()
+        await asyncio.sleep(0.1)
+        await commit(events, **rest)
+
+    async def work(turn):
+        await turn.commit([decision()], reply=REPLY)
+        return REPLY
+
+    async def story():
+        monkeypatch.setattr(store, "commit", slow)
+        answering = asyncio.create_task(Answering(store, Metrics()).answer(ASKED, work, begun.wait()))
+        await begun.wait()
+        await asyncio.sleep(0.05)
+        answering.cancel()
+        await asyncio.wait({answering})
+        return answering.cancelled(), await all_records(store)
+
+    stopped, records = asyncio.run(story())
+    assert stopped
+    assert records == []

@@ -54,15 +54,16 @@ class Turn:
     ) -> None:
         """Make events durable, with audits, and with the reply that ends the claim."""
         start = time.perf_counter()
-        self._committing = True
+        self._committing, whole = True, False
         try:
             await self._store.commit(
                 events, claim=self.claim, replay=None if self.claim is None else reply, audits=audits
             )
+            whole = reply is not None
         finally:
             self._committing = False
-        if self._left and reply is None:
-            self._stop()
+            if self._left and not whole:
+                self._stop()
         self._metrics.commit.observe(time.perf_counter() - start)
 
     def leave(self, _: object) -> None:
