@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from conformal_arbitrage.config import read_config
-from conformal_arbitrage.errors import RequestError, StoreError
+from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
 from conformal_arbitrage.gateway import answering
 from conformal_arbitrage.gateway.answering import Answering, Asked
 from conformal_arbitrage.gateway.metrics import Metrics
@@ -14,7 +14,7 @@ from conformal_arbitrage.gateway.serving import pairs_of
 from conformal_arbitrage.models import Models
 from conformal_arbitrage.store import Claim, Replay, SQLiteStore, shared
 from tests.gateway.durability import all_records, certificate, write_config
-from tests.store.facts import decision
+from tests.store.facts import decision, later
 
 ASKED = Asked(caller="k", policy="support", body=b"{}", name="n")
 REPLY = Replay(status=200, headers={}, body=b"{}")
@@ -220,3 +220,20 @@ def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_ca
     stopped, records = asyncio.run(story())
     assert stopped
     assert records == []
+
+
+def test_an_answer_that_was_begun_is_not_begun_again_when_its_claim_is_lost(store):
+    works = []
+
+    async def work(turn):
+        works.append(turn)
+        event = decision()
+        await turn.commit([event])
+        turn.begun = event.id
+        await store.release(turn.claim)
+        await turn.commit([later("completion", event.id)], reply=REPLY)
+        return REPLY
+
+    with pytest.raises(LostClaimError):
+        asyncio.run(asyncio.wait_for(Answering(store, Metrics()).answer(ASKED, work, asyncio.sleep(60)), 2))
+    assert len(works) == 1

@@ -114,6 +114,7 @@ class Answering:
 
         Raises:
             RequestError: 422 for another body, 409 if the first request does not end.
+            LostClaimError: another gateway took over after a part of the answer was sent.
         """
         turn = Turn(self._store, self._metrics)
         watching = asyncio.create_task(gone)
