@@ -1,5 +1,6 @@
 import asyncio
 import json
+import socket
 
 import pytest
 
@@ -49,6 +50,24 @@ def test_each_route_wants_its_scope(house):
                 assert needed in error_of(reply, 403, "insufficient_scope")["message"]
             else:
                 assert reply.status_code not in (401, 403)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        ("Host: 127.0.0.1", "Host: evil.example", b"200"),
+        ("Host: evil.example", "Host: 127.0.0.1", b"403"),
+        ("Content-Type: application/json", "Content-Type: text/plain", b"200"),
+        ("Content-Type: text/plain", "Content-Type: application/json", b"415"),
+    ],
+)
+def test_of_two_headers_of_one_name_the_first_counts(house, first, second, status):
+    body = json.dumps(DECISION)
+    others = [line for line in ("Host: localhost", "Content-Type: application/json") if line[:4] != first[:4]]
+    lines = ["POST /v1/decisions HTTP/1.1", *others, f"Content-Length: {len(body)}", first, second, "", body]
+    with socket.create_connection(("127.0.0.1", house().port)) as line:
+        line.sendall("\r\n".join(lines).encode())
+        assert line.recv(12) == b"HTTP/1.1 " + status
 
 
 def test_health_and_the_schema_need_no_key(house):

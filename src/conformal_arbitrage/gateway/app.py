@@ -135,7 +135,7 @@ class Gateway:
             try:
                 count = await self._store.change_count()  # which also shows that the store answers
                 await self._door.refresh(count)
-                headers = dict(request.headers.raw)
+                headers = dict(reversed(request.headers.raw))  # of two of a name the first counts
                 self._check_source(request.method, headers)
                 caller = await self._door.caller(headers.get(b"authorization", b"").decode("latin-1"), scope)
                 await self._policies.refresh(count)
