@@ -8,7 +8,7 @@ from conformal_arbitrage.config import read_config
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.export import score_log_of
 from conformal_arbitrage.gateway.serving import identities_of
-from tests.gateway.house import CHAT, DECISION, MENU, error_of, says
+from tests.gateway.house import CHAT, DECISION, MENU, error_of, failing, says
 from tests.upstream import scores
 
 BOTH = {"primary": {"kind": "chat", "confidence": "logprob"}, "guardian": {"kind": "chat"}}
@@ -51,6 +51,14 @@ def test_one_gateway_serves_menus_and_free_text(both):
     reply = both.chat(FREE).json()
     assert reply["choices"][0]["message"]["content"] == "mine"
     assert reply["arbitrage"]["guarantee"] == "crc"
+
+
+@pytest.mark.parametrize("asked", [MENU, FREE])
+def test_an_endpoint_that_is_left_alone_in_one_form_shows_in_the_metrics(both, asked):
+    both.primary.reply = failing(500)
+    for _ in range(10):
+        both.chat(asked)
+    assert f'arbitrage_upstream_resting{{upstream="{both.primary.url}"}} 1.0' in both.get("/metrics").text
 
 
 def test_each_policy_refuses_the_other_form(both):

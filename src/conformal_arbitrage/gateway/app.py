@@ -331,8 +331,9 @@ class Gateway:
     async def figures(self, request: Request, caller: Caller) -> Response:
         """GET /metrics."""
         self._metrics.in_flight.set(self._limits.in_flight)
-        for breaker in self._breakers:
-            self._metrics.resting.labels(breaker.origin).set(breaker.resting)
+        resting = {breaker.origin for breaker in self._breakers if breaker.resting}
+        for breaker in self._breakers:  # several models may be behind one address
+            self._metrics.resting.labels(breaker.origin).set(breaker.origin in resting)
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def ready(self, request: Request) -> Response:
