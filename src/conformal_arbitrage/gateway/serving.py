@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -108,11 +108,12 @@ class Lines:
         self._waiting.append(line)
 
     def flush(self) -> None:
-        """Write what waits."""
-        if self._waiting:
-            self._stream.write("\n".join([*self._waiting, ""]))
-            self._stream.flush()
-            self._waiting.clear()
+        """Write what waits; what the stream does not take is lost, and requests go on."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            with suppress(OSError, ValueError):
+                self._stream.write("\n".join([*waiting, ""]))
+                self._stream.flush()
 
 
 @asynccontextmanager
@@ -221,7 +222,9 @@ def run(config: Config, *, started: Started) -> None:
 async def serve(config: Config, *, started: Started) -> None:
     """Serve until told to stop, with a log on stderr; on SIGTERM requests under way are finished first."""
     lines = Lines(sys.stderr)
-    async with running(config, lines.add) as (url, task):
-        started(url)
-        await task
-    lines.flush()
+    try:
+        async with running(config, lines.add) as (url, task):
+            started(url)
+            await task
+    finally:
+        lines.flush()
