@@ -20,6 +20,7 @@ from conformal_arbitrage import (
     StaleCalibrationError,
     calibrate,
 )
+from conformal_arbitrage.cli.live import decision_json
 from conformal_arbitrage.scorers import Answer, ChatScorer, Endpoint, FunctionScorer, ReplayScorer, Retry, Settings
 from tests.upstream import Upstream, completion, scores
 
@@ -305,6 +306,11 @@ def test_the_primary_s_answer_stands_exactly_if_its_confidence_is_above_the_rela
     assert (made.decided_by, made.answer["content"]) == (decided_by, text)
     assert made.action == (1 if decided_by == "primary" else 0)
     assert made.no_guarantee is None
+
+
+def test_a_confidence_of_numpy_is_a_number_like_any_other():
+    made = decide(router(Answerer("p", "mine", np.float64(0.8)), Answerer("g", "theirs")), REQUEST)
+    assert decision_json(made)["legs"][0]["scores"] == (0.8,)
 
 
 def test_if_the_guardian_cannot_answer_that_is_an_error_or_the_safe_answer():

@@ -228,7 +228,7 @@ async def answered(role: Role, answerer: Answerer, request: ChatRequest) -> tupl
         answer = await answerer.answer(request)
     except ScorerError as error:
         return _failed(role, error, start), None
-    sure = None if answer.confidence is None else (answer.confidence,)
+    sure = None if answer.confidence is None else (float(answer.confidence),)  # NumPy's numbers are not JSON
     seconds = time.perf_counter() - start
     reply = answer.document or {"choices": [{"message": answer.message}]}
     return Leg(role=role, scores=sure, spent=answer.spent, seconds=seconds, served=answer.served, reply=reply), answer
