@@ -33,7 +33,7 @@ class Events:
 
 
 class Assembly:
-    """A completion put together from its chunks."""
+    """A completion put together from its chunks, whatever their shape."""
 
     def __init__(self) -> None:
         self._told: dict[str, Any] = {}
@@ -43,15 +43,15 @@ class Assembly:
 
     def add(self, chunk: Mapping[str, Any]) -> None:
         """Take in a chunk: text is appended, a tool call grows in its place, of all else the last counts."""
-        self._told |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
-        choice = choice_of_chunk(chunk)
-        if isinstance(choice.get("finish_reason"), str):
-            self.finish = choice["finish_reason"]
+        self._told |= {name: value for name, value in chunk.items() if name != "choices" and value not in (None, "")}
+        reason: object = choice_of_chunk(chunk).get("finish_reason")
+        if isinstance(reason, str) and reason:
+            self.finish = reason
         for name, value in delta_of(chunk).items():
             if name == "tool_calls":
                 self._grow(value)
             elif name in _TEXTS and isinstance(value, str):
-                self._message[name] = (self._message.get(name) or "") + value
+                self._message[name] = _joined(self._message.get(name), value)
             elif value is not None:
                 self._message[name] = value
 
@@ -62,9 +62,10 @@ class Assembly:
             call = self._calls.setdefault(place if isinstance(place, int) else len(self._calls), {})
             for name, value in told.items():
                 if isinstance(value, dict):
-                    inner = call.setdefault(name, {})
+                    inner = call[name] = _object(call.get(name))
                     for key, text in cast("dict[str, Any]", value).items():
-                        inner[key] = inner.get(key, "") + text if isinstance(text, str) else text
+                        if text is not None:  # as some servers write for what they have said already
+                            inner[key] = _joined(inner.get(key), text)
                 elif name != "index" and value is not None:
                     call[name] = value
 
@@ -86,6 +87,11 @@ def choice_of_chunk(chunk: Mapping[str, Any]) -> dict[str, Any]:
 def delta_of(chunk: Mapping[str, Any]) -> dict[str, Any]:
     """What a chunk adds to the message."""
     return _object(choice_of_chunk(chunk).get("delta"))
+
+
+def _joined(before: object, more: object) -> object:
+    """A text and what comes after it; of all else the last counts."""
+    return before + more if isinstance(before, str) and isinstance(more, str) else more
 
 
 def _object(value: object) -> dict[str, Any]:
