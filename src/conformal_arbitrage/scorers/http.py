@@ -131,7 +131,7 @@ class Endpoint:
     def _chunk(self, data: bytes, passing: "_Passing") -> dict[str, Any]:
         bare = self._without_key(data) if len(self._secret) >= _SHORTEST_SECRET else data
         chunk = _object(_decoded(bare))
-        if not isinstance(chunk.get("choices"), list):
+        if chunk.get("error") or not isinstance(chunk.get("choices"), list):
             said = self._scrubbed(str(_error_object(chunk).get("message") or bare[:200].decode(errors="replace")))
             raise UpstreamError(
                 f"{self.origin}: the stream holds an error ({said[:300]})", spent=_UNKNOWN, retryable=not passing.begun
