@@ -10,6 +10,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -31,6 +32,7 @@ _LOOKS_SECRET = re.compile(r"\b(?:sk|pk|key|Bearer)[-_ ][A-Za-z0-9_\-.]{8,}")
 _MOST_TOKENS = 10**9
 _SHORTEST_SECRET = 8  # a shorter key, as for a local server, is a word that replies may hold
 _UNKNOWN = Spent(calls=1, input_tokens=None, output_tokens=None, cost=None)
+_LONGEST_GOODBYE = 0.5
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -113,16 +115,19 @@ class Endpoint:
             return self._reply(data)
 
     async def _streamed(self, response: "ClientResponse", passing: "_Passing") -> Reply:
-        events, whole, size = Events(), Assembly(), 0
-        while portion := await response.content.readany():
+        events, whole, size, done = Events(), Assembly(), 0, False
+        while not done and (portion := await response.content.readany()):
             size += len(portion)
             if size > LARGEST_REPLY:
                 raise self._too_large()
             for data in events.feed(portion):
-                if data != b"[DONE]":
-                    chunk = self._chunk(data, passing)
-                    whole.add(chunk)
-                    await passing.on(chunk)
+                done = data == b"[DONE]"
+                if done:
+                    await _let_go(response)
+                    break
+                chunk = self._chunk(data, passing)
+                whole.add(chunk)
+                await passing.on(chunk)
         if whole.finish is None:
             raise UpstreamError(f"{self.origin}: the stream broke off", spent=_UNKNOWN, retryable=not passing.begun)
         document = whole.document()
@@ -208,6 +213,16 @@ class Endpoint:
     def _scrubbed(self, text: str) -> str:
         plain = text.replace(self._secret, "***") if len(self._secret) >= _SHORTEST_SECRET else text
         return _LOOKS_SECRET.sub("***", plain)
+
+
+async def _let_go(response: "ClientResponse") -> None:
+    """Wait a moment for the end of a stream that said it is done: only then can its connection be used again."""
+    import aiohttp
+
+    with suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(_LONGEST_GOODBYE):
+            while await response.content.readany():
+                pass
 
 
 class _Passing:
