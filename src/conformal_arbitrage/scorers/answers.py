@@ -27,6 +27,7 @@ from conformal_arbitrage.scorers.chat import (
 )
 from conformal_arbitrage.scorers.logprob import LOWEST
 from conformal_arbitrage.scorers.prompts import json_object
+from conformal_arbitrage.scorers.streams import delta_of
 from conformal_arbitrage.types import ChatRequest, Sink, Spent, content_text, transcript
 
 Confidence = Literal["logprob", "ask"]
@@ -104,7 +105,8 @@ class ChatAnswerer:
 
         async def checked(chunk: Mapping[str, Any]) -> None:
             pinned, served = self.settings.served, chunk.get("model")
-            if pinned is not None and served != pinned:
+            says = served or delta_of(chunk)  # what a filter found comes without a model's name, and says nothing
+            if pinned is not None and served != pinned and says:
                 raise other_model(str(served), pinned, Spent(calls=1, input_tokens=None, output_tokens=None, cost=None))
             await sink(chunk)
 
