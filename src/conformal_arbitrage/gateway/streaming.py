@@ -103,7 +103,7 @@ class LiveAnswer:
             self._put(self._chunks, delta)
             return
         self._held.append(delta)
-        if str(delta.get("content") or "").strip() or delta.get("tool_calls"):
+        if _is_answer(delta):
             await self._start()
 
     def _put(self, chunks: "replies.Chunks", delta: Mapping[str, Any]) -> None:
@@ -152,3 +152,9 @@ class LiveAnswer:
         """Record that an answer which had begun has no end."""
         if self._turn.begun is not None:
             await self._turn.commit([Event(id=self._turn.begun, kind="completion", body={"finish": "failed"})])
+
+
+def _is_answer(delta: Mapping[str, Any]) -> bool:
+    """Whether a reply that holds this has an answer: visible text, or tool calls."""
+    content, calls = delta.get("content"), delta.get("tool_calls")
+    return (isinstance(content, str) and content.strip() != "") or (isinstance(calls, list) and calls != [])
