@@ -117,7 +117,9 @@ class LiveAnswer:
             raise AssertionError("begin() comes first")
         decision = made.decision
         self._metrics.decided(policy.name, decision)
-        await self._turn.commit([made.event], audits=() if made.audit is None else (made.audit,))
+        audits = [] if made.audit is None else [made.audit]
+        self._metrics.child(self._metrics.audits, policy.name).inc(len(audits))
+        await self._turn.commit([made.event], audits=audits)
         self._turn.begun = str(decision.id)
         unpriced = {**replies.headers(decision, policy.alpha), "x-arbitrage-cost": "unknown"}
         self._outlet.headers = {**unpriced, **HEADERS}
