@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from conformal_arbitrage.errors import GuardianError
+from conformal_arbitrage.errors import GuardianError, StoreError
 from conformal_arbitrage.gateway import replies
 from conformal_arbitrage.gateway.answering import Replayed, Turn
 from conformal_arbitrage.gateway.deciding import Made
@@ -89,8 +89,8 @@ class LiveAnswer:
 
     @property
     def started(self) -> bool:
-        """Whether anything was said."""
-        return self._chunks is not None
+        """Whether its decision was recorded, or is being."""
+        return self._turn.begun is not None
 
     def begin(self, made: Made) -> Sink:
         """The Guardian is to answer; what takes its chunks."""
@@ -119,8 +119,12 @@ class LiveAnswer:
         self._metrics.decided(policy.name, decision)
         audits = [] if made.audit is None else [made.audit]
         self._metrics.child(self._metrics.audits, policy.name).inc(len(audits))
-        await self._turn.commit([made.event], audits=audits)
-        self._turn.begun = str(decision.id)
+        self._turn.begun = str(decision.id)  # it stands even if the Guardian's time is up during the commit
+        try:
+            await self._turn.commit([made.event], audits=audits)
+        except StoreError:
+            self._turn.begun = None
+            raise
         unpriced = {**replies.headers(decision, policy.alpha), "x-arbitrage-cost": "unknown"}
         self._outlet.headers = {**unpriced, **HEADERS}
         self._chunks = replies.Chunks(str(decision.id), policy.name, include_usage=self._include_usage)
