@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from conformal_arbitrage.errors import GuardianError, StoreError
+from conformal_arbitrage.errors import GuardianError, LostClaimError, StoreError
 from conformal_arbitrage.gateway import replies
 from conformal_arbitrage.gateway.answering import Replayed, Turn
 from conformal_arbitrage.gateway.deciding import Made
@@ -141,6 +141,7 @@ class LiveAnswer:
 
         Raises:
             GuardianError: the Guardian failed after its first word.
+            LostClaimError: another gateway took over the idempotency key.
         """
         leg = made.decision.legs[-1]
         self._metrics.leg(self._policy.name, leg)
@@ -150,13 +151,18 @@ class LiveAnswer:
         _, finish = replies.said(made.decision, None)
         last = self._chunks.last(finish, self._seen(made), replies.usage(made.decision.spent))
         reply = Replay(status=200, headers=self._outlet.headers, body=b"".join([*self._outlet.pieces, last]))
-        await self._turn.commit([completion], reply=reply)
+        try:
+            await self._turn.commit([completion], reply=reply)
+        except LostClaimError:  # whoever took over has another answer
+            await self.broken()
+            raise
         self._outlet.put(last)
         return reply
 
     async def broken(self) -> None:
-        """Record that an answer which had begun has no end."""
+        """Record that an answer which had begun has no end; it is not kept under the idempotency key."""
         if self._turn.begun is not None:
+            self._turn.claim = None
             await self._turn.commit([Event(id=self._turn.begun, kind="completion", body={"finish": "failed"})])
 
 
