@@ -6,8 +6,8 @@ from aiohttp import web
 
 
 class Upstream:
-    """Answers every POST with what `reply(path, body, number)` returns: a JSON document, (status, document), or a
-    web.Response; it may be async. Keeps the bodies and headers it was sent."""
+    """Answers every POST with what `reply(path, body, number)` returns: a JSON document, (status, document), a
+    web.Response, or a Stream; it may be async. Keeps the bodies and headers it was sent."""
 
     def __init__(self, reply):
         self.reply = reply
@@ -39,12 +39,48 @@ class Upstream:
         try:
             found = self.reply(request.path.removeprefix("/v1"), body, len(self.bodies) - 1)
             found = await found if hasattr(found, "__await__") else found
+            found = await found.sent(request) if isinstance(found, Stream) else found
         finally:
             self.under_way -= 1
         if isinstance(found, web.StreamResponse):
             return found
         status, document = found if isinstance(found, tuple) else (200, found)
         return web.Response(status=status, text=json.dumps(document), content_type="application/json")
+
+
+class Stream:
+    """A reply of server-sent events, its bytes sent as an async iterator gives them; `cut` breaks it off in the end."""
+
+    def __init__(self, portions, *, cut=False):
+        self._portions = portions
+        self._cut = cut
+
+    async def sent(self, request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        async for portion in self._portions:
+            await response.write(portion)
+        if self._cut:
+            request.transport.abort()
+        return response
+
+
+def chunk(delta, *, model="m", finish=None):
+    """A chunk of a chat completion as endpoints send it; one with the tokens has None for a delta."""
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": model, "choices": choices}
+
+
+def ending(*, model="m", finish="stop", usage=(10, 5)):
+    """How a stream ends well: the reason, the tokens and [DONE], as bytes."""
+    tokens = completion("", usage=usage)["usage"]
+    return sse(chunk({}, model=model, finish=finish), {**chunk(None, model=model), "usage": tokens}, "[DONE]")
+
+
+def sse(*events):
+    """Server-sent events as bytes; a text is sent as it is."""
+    texts = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    return "".join(f"data: {text}\n\n" for text in texts).encode()
 
 
 def completion(content, *, model="m", finish="stop", logprobs=None, tool_calls=None, usage=(10, 5), reasoning=0):

@@ -117,7 +117,10 @@ class House:
         for role, upstream in (("primary", self.primary), ("guardian", self.guardian)):
             sure = {"confidence": "logprob"} if (role, kind) == ("primary", "chat") else {}
             model = {"kind": kind, "url": upstream.url, "model": "m", "price": [1.0, 1.0], "attempts": 1, **sure}
-            parts += [section(role, {**model, **self.models.get(role, {})}), section(f"{role}.pinned", {})]
+            parts += [
+                section(role, {**model, **self.models.get(role, {})}),
+                section(f"{role}.pinned", self.models.get(f"{role}.pinned", {})),
+            ]
         parts += [section("gateway", self.sections["gateway"])]
         policies = {name: values for name, values in self.sections.items() if name.startswith("policies.")}
         for name, values in policies.items():
