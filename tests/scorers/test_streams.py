@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from conformal_arbitrage.errors import DeadlineError, ReplyError, ScorerError, StoreError, UpstreamError
 from conformal_arbitrage.scorers import Cache, ChatAnswerer, Settings
 from conformal_arbitrage.scorers.base import Call, Reply
-from conformal_arbitrage.scorers.http import LARGEST_REPLY, Endpoint
+from conformal_arbitrage.scorers.http import LARGEST_STREAM, Endpoint
 from conformal_arbitrage.scorers.streams import Assembly, Events
 from conformal_arbitrage.scorers.wrappers import Retry
 from conformal_arbitrage.types import ChatRequest, Spent
@@ -371,22 +371,22 @@ def test_a_stream_that_never_pauses_for_long_ends_at_the_timeout_too():
     assert passed
 
 
-def test_a_stream_past_the_largest_reply_is_refused_for_good():
+def test_a_stream_past_the_largest_one_is_refused_for_good():
     big = sse(chunk({"content": "x" * 2**20}))
-    found, passed = called(streams(*[big] * 9, ending()))
-    assert "larger than 8 MB" in str(error_of(found, retryable=False))
-    assert len(content_of(passed)) < LARGEST_REPLY
+    found, passed = called(streams(*[big] * 33, ending()))
+    assert "larger than 32 MB" in str(error_of(found, retryable=False))
+    assert len(content_of(passed)) < LARGEST_STREAM
 
 
-def test_comments_count_towards_the_largest_reply():
-    found, _ = called(streams(*[b": " + b"x" * 2**20 + b"\n"] * 9, sse(ONE), ending()))
+def test_comments_count_towards_the_largest_stream():
+    found, _ = called(streams(*[b": " + b"x" * 2**20 + b"\n"] * 33, sse(ONE), ending()))
     error_of(found, retryable=False)
 
 
-def test_a_stream_just_below_the_largest_reply_is_read():
+def test_a_stream_just_below_the_largest_one_is_read():
     big = sse(chunk({"content": "x" * 2**20}))
-    found, _ = called(streams(*[big] * 7, ending()))
-    assert len(found.document["choices"][0]["message"]["content"]) == 7 * 2**20
+    found, _ = called(streams(*[big] * 31, ending()))
+    assert len(found.document["choices"][0]["message"]["content"]) == 31 * 2**20
 
 
 def test_a_refused_request_is_an_ordinary_refusal():

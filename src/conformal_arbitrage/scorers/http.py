@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
 LARGEST_REPLY = 8 * 2**20
+LARGEST_STREAM = 4 * LARGEST_REPLY  # a chunk says little in many bytes: this is some 130,000 tokens
 _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _LOOKS_SECRET = re.compile(r"\b(?:sk|pk|key|Bearer)[-_ ][A-Za-z0-9_\-.]{8,}")
 _MOST_TOKENS = 10**9
@@ -118,8 +119,8 @@ class Endpoint:
         events, whole, size, done = Events(), Assembly(), 0, False
         while not done and (portion := await response.content.readany()):
             size += len(portion)
-            if size > LARGEST_REPLY:
-                raise self._too_large()
+            if size > LARGEST_STREAM:
+                raise self._too_large(LARGEST_STREAM)
             for data in events.feed(portion):
                 done = data == b"[DONE]"
                 if done:
@@ -160,7 +161,7 @@ class Endpoint:
         while chunk := await response.content.readany():
             data += chunk
             if len(data) > LARGEST_REPLY:
-                raise self._too_large()
+                raise self._too_large(LARGEST_REPLY)
         encoding = self._scrubbed(response.headers.get("Content-Encoding", "identity")).lower()
         plain = bytes(data) if encoding == "identity" else self._decompressed(bytes(data), encoding)
         return self._without_key(plain) if len(self._secret) >= _SHORTEST_SECRET else plain
@@ -181,11 +182,11 @@ class Endpoint:
         except zlib.error as error:
             raise UpstreamError(f"{self.origin}: the reply is not {encoding} data", spent=_UNKNOWN) from error
         if len(plain) > LARGEST_REPLY:
-            raise self._too_large()
+            raise self._too_large(LARGEST_REPLY)
         return plain
 
-    def _too_large(self) -> UpstreamError:
-        return UpstreamError(f"{self.origin}: the reply is larger than {LARGEST_REPLY >> 20} MB", spent=_UNKNOWN)
+    def _too_large(self, limit: int) -> UpstreamError:
+        return UpstreamError(f"{self.origin}: the reply is larger than {limit >> 20} MB", spent=_UNKNOWN)
 
     def _reply(self, data: bytes) -> Reply:
         document = _decoded(data)
