@@ -8,6 +8,7 @@ Knows nothing of what is written.
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from conformal_arbitrage.store.work import Commit, append
 
 _PATIENCE = 2.0
 _TOGETHER = 64
+_MOMENT = 0.001
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing; stop it or try again",
     sqlite3.SQLITE_LOCKED: "another process is writing; stop it or try again",
@@ -117,6 +119,7 @@ class _Writer(threading.Thread):
         self._connection = _open(path)
         self._session = Session(self._connection, SQLITE)
         self._finished = False
+        self._crowd = 0
         self._prepare()
 
     def submit(self, job: Job[T]) -> "asyncio.Future[T]":
@@ -146,14 +149,20 @@ class _Writer(threading.Thread):
                     futures[0].get_loop().call_soon_threadsafe(_resolve, futures, outcomes)
 
     def _take(self) -> list[_Waiting]:
-        """Wait for a job; it and all others that are there by now, none at the end."""
+        """Wait for a job; it and all others that are there by now, none at the end.
+
+        If jobs come several at a time, a moment is left for more to join: what a commit takes hardly depends on how many.
+        """
         batch: list[_Waiting] = []
         waiting = self._queue.get()
+        if self._crowd > 1:
+            time.sleep(_MOMENT)
         with suppress(Empty):
             while waiting is not None:
                 batch.append(waiting)
                 waiting = self._queue.get_nowait()
             self._queue.put(None)
+        self._crowd = len(batch)
         return batch
 
     def _together(self, jobs: Sequence[Job[Any]]) -> list[Any]:
