@@ -24,7 +24,7 @@ from conformal_arbitrage.store.work import Commit, append
 
 _PATIENCE = 2.0
 _TOGETHER = 64
-_MOMENT = 0.001
+_MOMENT = 0.0005
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing; stop it or try again",
     sqlite3.SQLITE_LOCKED: "another process is writing; stop it or try again",
