@@ -58,7 +58,6 @@ class SQLiteStore(SQLStore):
         self._writer = _Writer(self._path)
         self._reader = _open(self._path)
         self._session = Session(self._reader, SQLITE)
-        self._count: int | None = None
         self._writer.start()
 
     async def close(self) -> None:
@@ -66,19 +65,6 @@ class SQLiteStore(SQLStore):
         self._writer.finish()
         await asyncio.to_thread(self._writer.join)
         self._reader.close()
-
-    async def change_count(self) -> int:
-        """See `Store.change_count`; one read serves all who ask in the same turn of the event loop.
-
-        Whatever they ask for had arrived before that turn, so before the read.
-        """
-        if self._count is None:
-            self._count = await super().change_count()
-            asyncio.get_running_loop().call_soon(self._forget_count)
-        return self._count
-
-    def _forget_count(self) -> None:
-        self._count = None
 
     async def _write(self, job: Job[T]) -> T:
         return await self._writer.submit(job)
