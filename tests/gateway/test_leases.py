@@ -27,6 +27,18 @@ def store(tmp_path):
     asyncio.run(made.close())
 
 
+def slowed(commit):
+    """A commit that takes its time, and the event that it has begun."""
+    begun = asyncio.Event()
+
+    async def slow(events, **rest):
+        begun.set()
+        await asyncio.sleep(0.2)
+        await commit(events, **rest)
+
+    return slow, begun
+
+
 def test_a_claim_is_kept_though_the_database_was_away_when_it_was_to_be_renewed(store, monkeypatch):
     monkeypatch.setattr(answering, "LEASE", 0.6)
     renew, failures = store.renew, [StoreError("away")]
@@ -116,13 +128,7 @@ def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_un
 
 
 def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_decision(store, monkeypatch):
-    commit, begun = store.commit, asyncio.Event()
-
-    async def slow(events, **rest):
-        begun.set()
-        await asyncio.sleep(0.2)
-        await commit(events, **rest)
-
+    slow, begun = slowed(store.commit)
     monkeypatch.setattr(store, "commit", slow)
     answers = Answering(store, Metrics())
     event = decision()
@@ -172,12 +178,8 @@ def test_a_claim_is_not_taken_where_what_has_expired_cannot_be_removed(store, mo
 
 
 def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_worked_for_again(store, monkeypatch):
-    commit, begun, works = store.commit, asyncio.Event(), []
-
-    async def slow(events, **rest):
-        begun.set()
-        await asyncio.sleep(0.1)
-        await commit(events, **rest)
+    slow, begun = slowed(store.commit)
+    works = []
 
     async def work(turn):
         works.append(turn)
@@ -197,12 +199,7 @@ def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_worked_f
 
 
 def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_caller_left(store, monkeypatch):
-    commit, begun = store.commit, asyncio.Event()
-
-    async def slow(events, **rest):
-        begun.set()
-        await asyncio.sleep(0.1)
-        await commit(events, **rest)
+    slow, begun = slowed(store.commit)
 
     async def work(turn):
         await turn.commit([decision()], reply=REPLY)

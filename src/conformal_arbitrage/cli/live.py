@@ -52,6 +52,8 @@ def check(*, config: str, as_json: bool) -> None:
     \b
     arbitrage check
     """
+    import msgspec
+
     from conformal_arbitrage.checking import check_models
     from conformal_arbitrage.config import read_config, write_pinned
 
@@ -61,7 +63,7 @@ def check(*, config: str, as_json: bool) -> None:
     if fit and pinned:
         write_pinned(config, pinned)
     if as_json:
-        options.print_json({"ok": fit, "models": [_found_json(one) for one in found]})
+        options.print_json({"ok": fit, "models": msgspec.to_builtins(found)})
     else:
         _show_found(found)
         if fit and pinned:
@@ -69,12 +71,6 @@ def check(*, config: str, as_json: bool) -> None:
     if not fit:
         problems = "; ".join(f"[{one.role}] {one.problem}" for one in found if one.problem)
         raise click.ClickException(f"this configuration cannot be used: {problems}")
-
-
-def _found_json(found: "Found") -> dict[str, Any]:
-    import msgspec
-
-    return msgspec.to_builtins(found)
 
 
 def _show_found(found: "list[Found]") -> None:

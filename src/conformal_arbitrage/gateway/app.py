@@ -203,13 +203,16 @@ class Gateway:
 
         async def work(turn: Turn) -> Replay:
             start = time.perf_counter()
-            live = LiveAnswer(policy, turn, outlet, self._metrics, include_usage=asked.include_usage)
+            live = None
+            if asked.stream:
+                live = LiveAnswer(policy, turn, outlet, self._metrics, include_usage=asked.include_usage)
             try:
-                made = await self._decided(policy, asked, menu, caller, live if asked.stream else None)
+                made = await self._decided(policy, asked, menu, caller, live)
             except GuardianError:
-                await live.broken()
+                if live is not None:
+                    await live.broken()
                 raise
-            if live.started:
+            if live is not None and live.started:
                 return await live.finish(made, self._decider.completion(policy, made.decision))
             await self._refuse_unanswered([made])
             full = policy.settings.expose == "full"
@@ -253,9 +256,7 @@ class Gateway:
 
     async def _commit(self, policy: LivePolicy, made: list[Made], turn: Turn, reply: Replay, start: float) -> Replay:
         for one in made:
-            self._metrics.decided(policy.name, one.decision)
-            if one.audit is not None:
-                self._metrics.audits.labels(policy.name).inc()
+            self._metrics.decided(policy.name, one.decision, audited=one.audit is not None)
         audits = [one.audit for one in made if one.audit is not None]
         await turn.commit([one.event for one in made], audits=audits, reply=reply)
         legs = max(sum(leg.seconds for leg in one.decision.legs) for one in made)

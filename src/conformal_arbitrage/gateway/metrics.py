@@ -48,8 +48,10 @@ class Metrics:
             found = self._children[metric, labels] = metric.labels(*labels)
         return found
 
-    def decided(self, policy: str, decision: Decision) -> None:
-        """Count one decision and its legs."""
+    def decided(self, policy: str, decision: Decision, *, audited: bool) -> None:
+        """Count one decision, its legs, and the audit it was drawn for."""
+        if audited:
+            self.child(self.audits, policy).inc()
         self.child(self.decisions, policy, decision.decided_by).inc()
         if decision.deferred:
             self.child(self.deferred, policy).inc()

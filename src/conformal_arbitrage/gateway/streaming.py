@@ -116,9 +116,8 @@ class LiveAnswer:
         if made is None:
             raise AssertionError("begin() comes first")
         decision = made.decision
-        self._metrics.decided(policy.name, decision)
+        self._metrics.decided(policy.name, decision, audited=made.audit is not None)
         audits = [] if made.audit is None else [made.audit]
-        self._metrics.child(self._metrics.audits, policy.name).inc(len(audits))
         self._turn.begun = str(decision.id)  # it stands even if the Guardian's time is up during the commit
         try:
             await self._turn.commit([made.event], audits=audits)
