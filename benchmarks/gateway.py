@@ -186,9 +186,9 @@ def free_port() -> int:
 def prepared(folder: Path, url: str) -> None:
     """A configuration, a certificate made with its models (the relaxation is 0.3), and a key."""
     from conformal_arbitrage import ScoreLog, calibrate
-    from conformal_arbitrage.config import read_config
     from conformal_arbitrage.gateway.guards import digest
-    from conformal_arbitrage.gateway.serving import database_of, identities_of
+    from conformal_arbitrage.gateway.server import database_of, identities_of
+    from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.store import open_store
 
     (folder / "arbitrage.toml").write_text(CONFIG.format(url=url))

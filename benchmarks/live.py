@@ -23,12 +23,12 @@ from typing import Any
 from benchmarks.endpoint import Messages, completion, response, served
 from openai import AsyncOpenAI
 
-from conformal_arbitrage.collect import Collection, replies_path
-from conformal_arbitrage.config import Chat, Config, Pinned
-from conformal_arbitrage.questions import Menus
+from conformal_arbitrage.collecting.collect import Collection, replies_path
+from conformal_arbitrage.collecting.questions import Menus
+from conformal_arbitrage.live.config import Chat, Config, Pinned
 from conformal_arbitrage.scorers.chat import ChatScorer, Settings
-from conformal_arbitrage.scorers.http import Endpoint
 from conformal_arbitrage.types import Query
+from conformal_arbitrage.upstream.endpoint import Endpoint
 
 LATENCY = 0.05
 OPTIONS = ("Jupiter", "Saturn", "Neptune", "Earth")

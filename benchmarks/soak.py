@@ -30,10 +30,10 @@ from tests.gateway.durability import (
     run_sql,
 )
 
-from conformal_arbitrage import Calibration, ScoreLog, calibrate
-from conformal_arbitrage.config import read_config
-from conformal_arbitrage.gateway.export import score_log_of
-from conformal_arbitrage.gateway.serving import identities_of
+from conformal_arbitrage import Certificate, ScoreLog, calibrate
+from conformal_arbitrage.collecting.from_records import score_log_of
+from conformal_arbitrage.gateway.server import identities_of
+from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import DecisionRecord, Store, open_store
 
 ALPHA = 0.02
@@ -181,7 +181,7 @@ async def every_record(store: Store) -> AsyncIterator[DecisionRecord]:
         before = page[-1].id
 
 
-def faults_of(record: DecisionRecord, rule: Calibration) -> list[str]:
+def faults_of(record: DecisionRecord, rule: Certificate) -> list[str]:
     """Where a decision is not the one that the certificate makes of the scores in its record."""
     made = record.decision
     legs = {leg["role"]: leg for leg in made["legs"]}
@@ -223,7 +223,7 @@ class Soaked:
     drift: float
 
 
-async def soak(config: Path, database: str, requests: int, concurrency: int, rule: Calibration) -> Soaked:
+async def soak(config: Path, database: str, requests: int, concurrency: int, rule: Certificate) -> Soaked:
     """Enforce under load, then read the whole record."""
     async with Gateway(config) as gateway:
         load = await press(gateway, requests, concurrency)
@@ -251,7 +251,7 @@ async def soak(config: Path, database: str, requests: int, concurrency: int, rul
     )  # fmt: skip
 
 
-def write_config(folder: Path, url: str, database: str, rule: Calibration | None) -> Path:
+def write_config(folder: Path, url: str, database: str, rule: Certificate | None) -> Path:
     """Shadow without a certificate, else enforce it."""
     if rule is not None:
         rule.save(folder / "certificate.json")
@@ -283,7 +283,7 @@ async def shadow(config: Path, database: str, requests: int, concurrency: int) -
 class Recalibrated:
     """A certificate from half of an export, and its loss on the other half."""
 
-    rule: Calibration
+    rule: Certificate
     rows: int
     loss: float
     error: float

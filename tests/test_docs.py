@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import conformal_arbitrage
-from conformal_arbitrage.config import read_config
-from conformal_arbitrage.demo import run_demo
+from conformal_arbitrage.cli.tour import run_demo
+from conformal_arbitrage.live.config import read_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -22,8 +22,8 @@ from conformal_arbitrage import (
     calibrate,
 )
 from conformal_arbitrage.scorers import ChatAnswerer, ChatScorer, Endpoint, Gate, Limit, Retry, Settings
+from tests.scripted import completion, scores
 from tests.sockets import Sockets
-from tests.upstream import completion, scores
 
 AT_ONCE = 250
 PRIMARY_DEADLINE, GUARDIAN_DEADLINE = 1.5, 1.2
@@ -230,7 +230,7 @@ def test_ten_thousand_decisions_on_a_hostile_upstream_end_well_typed_and_in_time
             ConformalArbitrage(
                 primary=ChatScorer(port=primary, settings=Settings(model="primary")),
                 guardian=ChatScorer(port=guardian, settings=Settings(model="guardian")),
-                calibration=calibration,
+                certificate=calibration,
                 safe_action=safe,
                 allow=["unbound"],
             )
@@ -318,7 +318,7 @@ def test_a_router_on_a_hostile_upstream_never_takes_the_primarys_answer_unasked(
             ConformalRouter(
                 primary=ChatAnswerer(port=primary, settings=Settings(model="primary"), confidence=confidence),
                 guardian=ChatAnswerer(port=guardian, settings=Settings(model="guardian")),
-                calibration=calibration,
+                certificate=calibration,
                 safe_answer=safe,
                 allow=["unbound"],
             )
@@ -384,7 +384,7 @@ def test_token_probabilities_that_cannot_be_never_make_the_primary_sure(logprob)
             router = ConformalRouter(
                 primary=ChatAnswerer(port=endpoint, settings=Settings(model="primary"), confidence="logprob"),
                 guardian=ChatAnswerer(port=endpoint, settings=Settings(model="guardian")),
-                calibration=router_calibration(),
+                certificate=router_calibration(),
                 allow=["unbound"],
             )
             return await router.decide(ChatRequest({"messages": [{"role": "user", "content": "question"}]}))

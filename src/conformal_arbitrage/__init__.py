@@ -1,9 +1,8 @@
 """Conformal Arbitrage: route between a Primary and a Guardian model, with a guarantee on the loss."""
 
-from conformal_arbitrage.certificate import Calibration, calibrate, read_key, rows_needed, verify
-from conformal_arbitrage.columns import Usage
+from conformal_arbitrage.calibration.certificate import Certificate, calibrate, read_key, rows_needed, verify
+from conformal_arbitrage.calibration.decisions import Decisions
 from conformal_arbitrage.core.risk import RiskCurve
-from conformal_arbitrage.decisions import Decisions
 from conformal_arbitrage.errors import (
     ArbitrageError,
     CertificateError,
@@ -23,15 +22,16 @@ from conformal_arbitrage.errors import (
     StaleCalibrationError,
     UpstreamError,
 )
-from conformal_arbitrage.frontier import Frontier, FrontierPoint, evaluate
-from conformal_arbitrage.logs import ScoreLog
-from conformal_arbitrage.policy import ConformalArbitrage, ConformalRouter, Policy, RandomRouter, SingleModel
-from conformal_arbitrage.pricing import Price
+from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
+from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter, Policy, RandomRouter, SingleModel
+from conformal_arbitrage.scorelog.columns import Usage
+from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Row, Spent
+from conformal_arbitrage.upstream.pricing import Price
 
 __all__ = [
     "ArbitrageError",
-    "Calibration",
+    "Certificate",
     "CertificateError",
     "ChatRequest",
     "ConfigError",

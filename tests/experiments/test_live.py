@@ -12,7 +12,7 @@ from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import SourceError
 from conformal_arbitrage.experiments.corpora import load
-from tests.upstream import Upstream, completion, scores
+from tests.scripted import Upstream, completion, scores
 
 
 def write(path, rows):

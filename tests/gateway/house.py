@@ -13,11 +13,11 @@ import requests
 import uvicorn
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.config import read_config
 from conformal_arbitrage.gateway import application
-from conformal_arbitrage.gateway.serving import database_of, identities_of, server_settings
+from conformal_arbitrage.gateway.server import database_of, identities_of, server_settings
+from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import new_id, open_store
-from tests.upstream import Upstream, completion
+from tests.scripted import Upstream, completion
 
 SURE, UNSURE = (0.9, 0.1), (0.5, 0.4, 0.1)  # the relaxation of every certificate here is between their margins
 QUESTION = {"type": "choice", "instructions": "Which?", "choices": [{"value": "a"}, {"value": "b"}, {"value": "c"}]}

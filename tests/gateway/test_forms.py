@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from conformal_arbitrage.config import read_config
+from conformal_arbitrage.collecting.from_records import score_log_of
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway.export import score_log_of
-from conformal_arbitrage.gateway.serving import identities_of
+from conformal_arbitrage.gateway.server import identities_of
+from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import CHAT, DECISION, MENU, error_of, failing, says
-from tests.upstream import scores
+from tests.scripted import scores
 
 BOTH = {"primary": {"kind": "chat", "confidence": "logprob"}, "guardian": {"kind": "chat"}}
 FREE = {**CHAT, "model": "free"}

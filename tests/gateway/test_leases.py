@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from conformal_arbitrage.config import read_config
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
-from conformal_arbitrage.gateway import answering
-from conformal_arbitrage.gateway.answering import Answering, Asked
+from conformal_arbitrage.gateway import idempotency as answering
+from conformal_arbitrage.gateway.idempotency import Answering, Asked
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.policies import PolicyTable
-from conformal_arbitrage.gateway.serving import pairs_of
-from conformal_arbitrage.models import Models
+from conformal_arbitrage.gateway.policy_table import PolicyTable
+from conformal_arbitrage.gateway.server import pairs_of
+from conformal_arbitrage.live.build import Models
+from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import Claim, Replay, SQLiteStore, shared
 from tests.gateway.durability import all_records, certificate, write_config
 from tests.store.facts import decision, later
@@ -94,7 +94,7 @@ def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, s
 
     live, newest = asyncio.run(story())
     assert live.version == 3
-    assert live.calibration.relaxation == newest.relaxation
+    assert live.certificate.relaxation == newest.relaxation
 
 
 def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_unusable(tmp_path, store, monkeypatch):

@@ -3,7 +3,7 @@
 import asyncio
 import io
 
-from conformal_arbitrage.gateway.serving import Lines
+from conformal_arbitrage.gateway.server import Lines
 
 
 class Moody(io.StringIO):

@@ -10,10 +10,10 @@ import openai
 import pytest
 import requests
 
-from conformal_arbitrage.gateway.serving import database_of
+from conformal_arbitrage.gateway.server import database_of
 from tests.gateway.durability import run_sql
 from tests.gateway.house import CHAT, MESSAGES, House, chunks, error_of, failing, says, until
-from tests.upstream import Stream, chunk, completion, ending, sse
+from tests.scripted import Stream, chunk, completion, ending, sse
 
 STREAM = {**CHAT, "stream": True}
 WITH_USAGE = {**STREAM, "stream_options": {"include_usage": True}}
@@ -619,7 +619,7 @@ def test_a_caller_who_leaves_in_the_middle_frees_the_key_and_a_place(house):
 
 
 def test_a_stream_whose_key_was_taken_over_ends_in_an_error_and_holds_one_answer(house, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.gateway.answering.LEASE", 0.3)
+    monkeypatch.setattr("conformal_arbitrage.gateway.idempotency.LEASE", 0.3)
     gate = threading.Event()
     made = live(house, "one ", gate, "two")
     with streaming(made, **KEY) as (_, coming):

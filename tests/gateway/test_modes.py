@@ -6,7 +6,7 @@ import time
 import numpy as np
 from click.testing import CliRunner
 
-from conformal_arbitrage import Calibration, ScoreLog
+from conformal_arbitrage import Certificate, ScoreLog
 from conformal_arbitrage.cli import cli
 from tests.gateway.house import (
     DECISION,
@@ -109,7 +109,7 @@ def test_a_shadow_export_calibrates_and_the_certificate_serves(house):
     assert not log.missing.any()
     rule = made.folder / "fresh.json"
     command("calibrate", out, "--alpha", "0.1", "--guardian-sees", "all", "-o", rule)
-    assert Calibration.load(rule).identities["primary"]["kind"] == "decisions"
+    assert Certificate.load(rule).identities["primary"]["kind"] == "decisions"
     made.sections["policies.support"] = {"certificate": "fresh.json"}
     made.certified = False
     made.stop()
@@ -134,7 +134,7 @@ def test_free_text_recalibrates_from_grades_that_came_as_feedback(house):
     command(
         "calibrate", out, "--alpha", "0.2", "--guardian-sees", "all", "--missing-guardian", "worst_case", "-o", rule
     )
-    assert Calibration.load(rule).n == 61
+    assert Certificate.load(rule).n == 61
 
 
 def test_only_shadow_and_audited_rows_are_exported_for_calibration(house):
@@ -193,7 +193,7 @@ def test_the_audit_coin_lands_as_often_as_told_and_whatever_the_scores(house):
 
 
 def test_audits_are_done_after_a_restart(house, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.gateway.auditing.LEASE", 1.0)
+    monkeypatch.setattr("conformal_arbitrage.gateway.auditor.LEASE", 1.0)
     made = house(policy={"audit_rate": 1.0}, guardian=hanging)
     made.decide()
     until(lambda: made.guardian.bodies)
@@ -206,7 +206,7 @@ def test_audits_are_done_after_a_restart(house, monkeypatch):
 
 
 def test_an_audit_is_kept_while_the_guardian_takes_its_time(house, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.gateway.auditing.LEASE", 0.6)
+    monkeypatch.setattr("conformal_arbitrage.gateway.auditor.LEASE", 0.6)
 
     async def slow(*asked):
         await asyncio.sleep(2)

@@ -8,7 +8,7 @@ import pytest
 from conformal_arbitrage.errors import ScorerError
 from conformal_arbitrage.scorers import Endpoint
 from conformal_arbitrage.types import Query
-from tests.upstream import Upstream
+from tests.scripted import Upstream
 
 QUERY = Query("Which of these is red?", ("a rose", "the sea", "grass"), id="q1")
 

@@ -9,7 +9,7 @@ from conformal_arbitrage.scorers import Call, ChatAnswerer, Endpoint, Settings
 from conformal_arbitrage.scorers.answers import answer_text, mean_probability, rating
 from conformal_arbitrage.types import ChatRequest, Spent
 from tests.scorers.asking import silent
-from tests.upstream import Upstream, completion
+from tests.scripted import Upstream, completion
 
 HELLO = ChatRequest({"messages": [{"role": "user", "content": "Name a {red} flower."}]}, id="r1")
 

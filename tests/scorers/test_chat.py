@@ -6,7 +6,7 @@ from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError, Up
 from conformal_arbitrage.scorers import ChatScorer, Confidences, Endpoint, Pair, Settings
 from conformal_arbitrage.types import Query, Spent
 from tests.scorers.asking import QUERY, refused, scored
-from tests.upstream import completion, scores
+from tests.scripted import completion, scores
 
 PAIR = Query("How do I boil an egg?", ("In water.", "In a nest."), id="p1")
 

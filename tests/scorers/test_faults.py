@@ -26,7 +26,7 @@ from conformal_arbitrage.scorers import (
 from conformal_arbitrage.scorers.sampling import named_option
 from conformal_arbitrage.types import ChatRequest, Query
 from tests.scorers.asking import QUERY, refused
-from tests.upstream import Upstream, completion
+from tests.scripted import Upstream, completion
 
 
 def test_when_asking_again_fails_the_first_call_still_counts():

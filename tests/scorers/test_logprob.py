@@ -10,7 +10,7 @@ from conformal_arbitrage.scorers import Endpoint, LogprobScorer, Settings
 from conformal_arbitrage.scorers.logprob import letter_shares
 from conformal_arbitrage.types import Query, Spent
 from tests.scorers.asking import QUERY, refused, scored
-from tests.upstream import completion
+from tests.scripted import completion
 
 
 def scorer(**settings):

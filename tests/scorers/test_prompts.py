@@ -9,7 +9,7 @@ from conformal_arbitrage.scorers import ChatScorer, Confidences, Pair, Settings
 from conformal_arbitrage.scorers.prompts import PROMPTS, json_object
 from conformal_arbitrage.types import Query
 from tests.scorers.asking import QUERY, refused, scored
-from tests.upstream import completion
+from tests.scripted import completion
 
 PAIR = Query("How do I boil an egg?", ("In water.", "In a nest."), id="p1")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog
-from conformal_arbitrage.columns import Usage
 from conformal_arbitrage.errors import OptionError, ReplyError, ScoreLogError
+from conformal_arbitrage.scorelog.columns import Usage
 from conformal_arbitrage.scorers import ReplayScorer
 from conformal_arbitrage.types import Query, Spent
 

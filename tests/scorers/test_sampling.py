@@ -9,7 +9,7 @@ from conformal_arbitrage.scorers.logprob import lettered
 from conformal_arbitrage.scorers.sampling import named_option
 from conformal_arbitrage.types import Query, Spent
 from tests.scorers.asking import QUERY, refused, scored, silent
-from tests.upstream import Upstream, completion
+from tests.scripted import Upstream, completion
 
 
 def scorer(*, samples=5, normaliser=named_option, **settings):

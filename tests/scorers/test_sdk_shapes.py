@@ -24,7 +24,7 @@ from conformal_arbitrage.scorers import (
 )
 from conformal_arbitrage.types import ChatRequest, Query
 from tests.scorers.asking import QUERY, refused, scored
-from tests.upstream import Upstream, completion, scores
+from tests.scripted import Upstream, completion, scores
 
 DECISION = TypeAdapter(DecisionCreateParams)
 CHAT = TypeAdapter(CompletionCreateParamsNonStreaming)

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import Audit, new_id, work
+from conformal_arbitrage.store import Audit, new_id
+from conformal_arbitrage.store import sql as work
 from tests.store.facts import decide, decision, later
 
 SWAP = (

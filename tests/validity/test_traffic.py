@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ConformalArbitrage, Query, calibrate
-from conformal_arbitrage.config import PolicyConfig
-from conformal_arbitrage.gateway.deciding import Decider
-from conformal_arbitrage.gateway.export import score_log_of
-from conformal_arbitrage.gateway.policies import LivePolicy, Pair
+from conformal_arbitrage.collecting.from_records import score_log_of
+from conformal_arbitrage.gateway.decider import Decider
+from conformal_arbitrage.gateway.policy_table import LivePolicy, Pair
+from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.scorers import ReplayScorer
 from conformal_arbitrage.store import Event, SQLiteStore
 from tests.validity.simulation import World, keeps, log_of, regret
@@ -38,8 +38,8 @@ async def serve(store, name, rng, rule):
         for role, scores in (("primary", primary), ("guardian", guardian))
     }
     policy = LivePolicy(
-        name=name, version=1, settings=PolicyConfig(audit_rate=0.5), pair=Pair(form="menu", **models), calibration=rule,
-        rule=ConformalArbitrage(**models, calibration=rule, allow=["unbound"]), identities_sha256="",
+        name=name, version=1, settings=PolicyConfig(audit_rate=0.5), pair=Pair(form="menu", **models), certificate=rule,
+        rule=ConformalArbitrage(**models, certificate=rule, allow=["unbound"]), identities_sha256="",
     )  # fmt: skip
     decider = Decider(rng.bytes(32))
     made = [await decider.menu(policy, Query("", ACTIONS, id=id), "caller") for id in ids]

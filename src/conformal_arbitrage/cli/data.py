@@ -8,7 +8,7 @@ import click
 from conformal_arbitrage.cli import options
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.demo import Served
+    from conformal_arbitrage.cli.tour import Served
 
 
 @click.command(name="router-log")
@@ -30,7 +30,7 @@ def router_log(
     \b
     arbitrage router-log runs.csv --confidence score --primary-grade small_ok --guardian-grade big_ok -o log.parquet
     """
-    from conformal_arbitrage.routers import read_router_table
+    from conformal_arbitrage.scorelog.router import read_router_table
 
     log = read_router_table(outcomes, confidence=confidence, primary_grade=primary_grade, guardian_grade=guardian_grade)
     log.write(output)
@@ -73,7 +73,7 @@ def split(
     """
     import numpy as np
 
-    from conformal_arbitrage.files import file_format
+    from conformal_arbitrage.scorelog.files import file_format
 
     for one, other in ((log, explore), (log, certify), (explore, certify)):
         options.refuse_same(one, other)
@@ -100,7 +100,7 @@ def demo(*, out: str, as_json: bool) -> None:
     \b
     arbitrage demo --out demo
     """
-    from conformal_arbitrage import demo as tour
+    from conformal_arbitrage.cli import tour
     from conformal_arbitrage.cli.evaluation import show_frontier, show_inspection
 
     shown = tour.run_demo(out)
@@ -112,7 +112,7 @@ def demo(*, out: str, as_json: bool) -> None:
     show_inspection(shown.good)
     click.echo("  note: a real alpha is chosen on other rows than those it is certified on; see docs/choosing.md")
     click.echo(f"\n2. A certificate at alpha {tour.ALPHA:g}   arbitrage calibrate\n")
-    click.echo(options.wrapped(shown.calibration.guarantee))
+    click.echo(options.wrapped(shown.certificate.guarantee))
     click.echo(f"\nOn this log the expert is asked about {100 * shown.deferred:.0f} % of the questions.")
     click.echo("\n3. What each budget buys, on held-out questions   arbitrage evaluate\n")
     show_frontier(shown.frontier)
@@ -124,7 +124,7 @@ def demo(*, out: str, as_json: bool) -> None:
 
 
 def _show_served(served: "Served") -> None:
-    from conformal_arbitrage.demo import ALPHA
+    from conformal_arbitrage.cli.tour import ALPHA
 
     click.echo("\n5. The same in production: an OpenAI-compatible gateway on this machine   arbitrage serve\n")
     saved = served.questions - served.deferred

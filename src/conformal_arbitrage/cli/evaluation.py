@@ -7,8 +7,8 @@ import click
 from conformal_arbitrage.cli import options
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.frontier import Frontier, Price
-    from conformal_arbitrage.inspection import Inspection
+    from conformal_arbitrage.evaluation.frontier import Frontier, Price
+    from conformal_arbitrage.evaluation.inspection import Inspection
 
 
 @click.command()
@@ -37,8 +37,8 @@ def inspect(
     \b
     arbitrage inspect log.parquet --primary-column qwen15b --guardian-column expert
     """
-    from conformal_arbitrage.frontier import costs_of
-    from conformal_arbitrage.inspection import inspect as look
+    from conformal_arbitrage.evaluation.frontier import costs_of
+    from conformal_arbitrage.evaluation.inspection import inspect as look
 
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     costs = costs_of(
@@ -141,8 +141,8 @@ def evaluate(
     arbitrage evaluate log.parquet --alpha 0.05 --alpha 0.1 --calibration-size 400 \\
         --primary-cost 1 --guardian-cost 20 --plot frontier.png
     """
-    from conformal_arbitrage.figures import plot
-    from conformal_arbitrage.frontier import evaluate as run
+    from conformal_arbitrage.evaluation.figures import plot
+    from conformal_arbitrage.evaluation.frontier import evaluate as run
 
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     made = run(scores, alphas, delta_of=delta_of, **sweep)
@@ -158,7 +158,7 @@ def evaluate(
 
 def show_frontier(made: "Frontier", form: str | None = None) -> None:
     """Print a frontier as a table for people, or as text in a format."""
-    from conformal_arbitrage import tables
+    from conformal_arbitrage.evaluation import tables
 
     if form is not None:
         written = {"csv": tables.to_csv, "markdown": tables.to_markdown, "latex": tables.to_latex}[form]

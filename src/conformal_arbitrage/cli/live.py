@@ -11,11 +11,11 @@ from conformal_arbitrage.cli import options
 from conformal_arbitrage.errors import OutputError
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.checking import Found
-    from conformal_arbitrage.collect import Estimated, Progress
-    from conformal_arbitrage.config import Config
-    from conformal_arbitrage.logs import ScoreLog
-    from conformal_arbitrage.questions import Menus, Requests
+    from conformal_arbitrage.collecting.collect import Estimated, Progress
+    from conformal_arbitrage.collecting.questions import Menus, Requests
+    from conformal_arbitrage.live.config import Config
+    from conformal_arbitrage.live.probe import Found
+    from conformal_arbitrage.scorelog.log import ScoreLog
     from conformal_arbitrage.types import Decision
 
 config_file = click.option(
@@ -34,8 +34,8 @@ def init(*, form: Any, output: str, force: bool) -> None:
     arbitrage init
     arbitrage init --form text
     """
-    from conformal_arbitrage.config import template
-    from conformal_arbitrage.files import write_text
+    from conformal_arbitrage.live.config import template
+    from conformal_arbitrage.scorelog.files import write_text
 
     if Path(output).exists() and not force:
         raise OutputError(f"{output}: is there already; give another name with -o, or --force")
@@ -54,8 +54,8 @@ def check(*, config: str, as_json: bool) -> None:
     """
     import msgspec
 
-    from conformal_arbitrage.checking import check_models
-    from conformal_arbitrage.config import read_config, write_pinned
+    from conformal_arbitrage.live.config import read_config, write_pinned
+    from conformal_arbitrage.live.probe import check_models
 
     found = asyncio.run(check_models(read_config(config)))
     fit = all(one.problem is None for one in found)
@@ -74,7 +74,7 @@ def check(*, config: str, as_json: bool) -> None:
 
 
 def _show_found(found: "list[Found]") -> None:
-    from conformal_arbitrage.pricing import dollars
+    from conformal_arbitrage.upstream.pricing import dollars
 
     header = ["model", "kind", "answers", "served", "seconds", "cost", "asked by", "logprobs"]
     rows = [
@@ -127,9 +127,9 @@ def collect(questions: str, *, output: str, config: str, dry_run: bool, as_json:
     arbitrage collect questions.csv -o log.parquet --choice-columns A,B,C,D --answer-column answer --max-cost 5.00
     arbitrage collect requests.jsonl -o log.parquet --form text --grade json-equal
     """
-    from conformal_arbitrage.collect import Collection
-    from conformal_arbitrage.config import read_config
-    from conformal_arbitrage.files import file_format, writable
+    from conformal_arbitrage.collecting.collect import Collection
+    from conformal_arbitrage.live.config import read_config
+    from conformal_arbitrage.scorelog.files import file_format, writable
 
     options.refuse_same(questions, output)
     file_format(Path(output))
@@ -158,7 +158,7 @@ def collect(questions: str, *, output: str, config: str, dry_run: bool, as_json:
 
 def _as_asked(config: "Config", path: str, asked: dict[str, Any]) -> "Config":
     """The configuration with the options of this call; sets the form they left open."""
-    from conformal_arbitrage.config import with_task
+    from conformal_arbitrage.live.config import with_task
 
     asked["form"] = asked["form"] or config.task.form
     shuffle = config.task.shuffle_options or asked["shuffle_options"]
@@ -166,7 +166,7 @@ def _as_asked(config: "Config", path: str, asked: dict[str, Any]) -> "Config":
 
 
 def _read_rows(questions: str, form: str, asked: dict[str, Any]) -> "Menus | Requests":
-    from conformal_arbitrage.questions import read_menus, read_requests
+    from conformal_arbitrage.collecting.questions import read_menus, read_requests
 
     shared = {name: asked[name] for name in ("answer_column", "id_column", "group_column")}
     if form == "text":
@@ -205,7 +205,7 @@ class _Bar:
 
     def show(self, progress: "Progress") -> None:
         """One more row."""
-        from conformal_arbitrage.pricing import dollars
+        from conformal_arbitrage.upstream.pricing import dollars
 
         speed = self._bar.tasks[0].speed
         self._bar.update(
@@ -222,7 +222,7 @@ def show_estimate(estimates: "list[Estimated]", *, as_json: bool) -> None:
     """What calls would take, per endpoint and in all."""
     import msgspec
 
-    from conformal_arbitrage.pricing import dollars
+    from conformal_arbitrage.upstream.pricing import dollars
 
     costs = [one.spent.cost for one in estimates]
     total = None if None in costs else sum(cost for cost in costs if cost is not None)
@@ -246,9 +246,9 @@ def show_estimate(estimates: "list[Estimated]", *, as_json: bool) -> None:
 
 
 def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
-    from conformal_arbitrage.collect import replies_path, summary
-    from conformal_arbitrage.pricing import dollars
-    from conformal_arbitrage.scorers.wrappers import stored_cost
+    from conformal_arbitrage.collecting.collect import replies_path, summary
+    from conformal_arbitrage.upstream.pricing import dollars
+    from conformal_arbitrage.upstream.wrappers import stored_cost
 
     found = summary(log)
     known, unknown = stored_cost(replies_path(output))
@@ -295,15 +295,15 @@ def ask(
     arbitrage ask certificate.json "Which planet is the largest?" --action Jupiter --action Saturn
     arbitrage ask certificate.json "Summarise: ..."          text form
     """
-    from conformal_arbitrage.certificate import Calibration, key_path, read_key
-    from conformal_arbitrage.config import read_config
-    from conformal_arbitrage.models import Models
+    from conformal_arbitrage.calibration.certificate import Certificate, key_path, read_key
+    from conformal_arbitrage.live.build import Models
+    from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.types import ChatRequest, Query
 
     beside = key_path(certificate)
-    calibration = Calibration.load(certificate, key=read_key(key_file) if key_file else None)
-    if calibration.key_sha256 is not None and calibration.key is None and beside.exists():
-        calibration = Calibration.load(certificate, key=read_key(beside))
+    rule = Certificate.load(certificate, key=read_key(key_file) if key_file else None)
+    if rule.key_sha256 is not None and rule.key is None and beside.exists():
+        rule = Certificate.load(certificate, key=read_key(beside))
     read = read_config(config)
     if bool(actions) != (read.task.form == "menu"):
         raise click.UsageError(
@@ -314,15 +314,15 @@ def ask(
     async def decide() -> "Decision":
         async with Models(read) as models:
             if actions:
-                return await models.policy(calibration, allow).decide(Query(question, actions, id=name))
+                return await models.policy(rule, allow).decide(Query(question, actions, id=name))
             body = {"messages": [{"role": "user", "content": question}]}
-            return await models.router(calibration, allow).decide(ChatRequest(body, id=name))
+            return await models.router(rule, allow).decide(ChatRequest(body, id=name))
 
     decision = asyncio.run(decide())
     if as_json:
         options.print_json(decision_json(decision))
     else:
-        _show_decision(decision, calibration.alpha)
+        _show_decision(decision, rule.alpha)
 
 
 def decision_json(decision: "Decision") -> dict[str, Any]:
@@ -339,7 +339,7 @@ def decision_json(decision: "Decision") -> dict[str, Any]:
 def _show_decision(decision: "Decision", alpha: float) -> None:
     import json
 
-    from conformal_arbitrage.pricing import dollars
+    from conformal_arbitrage.upstream.pricing import dollars
 
     answer = decision.answer if isinstance(decision.answer, str) else json.dumps(decision.answer, ensure_ascii=False)
     facts = [

@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conformal_arbitrage.logs import ScoreLog
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -76,8 +76,8 @@ def read_log(
     guardian_optional: bool = False,
 ) -> "ScoreLog":
     """The log an argument names, by the columns the options name."""
-    from conformal_arbitrage.files import Table
-    from conformal_arbitrage.logs import ScoreLog
+    from conformal_arbitrage.scorelog.files import Table
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
     guardian: str | None = guardian_column or "guardian"
     if guardian_optional:

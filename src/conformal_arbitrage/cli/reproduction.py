@@ -9,7 +9,7 @@ from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.live import show_estimate
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.collect import Progress
+    from conformal_arbitrage.collecting.collect import Progress
     from conformal_arbitrage.experiments.protocol import Source
 
 
@@ -92,9 +92,9 @@ def reproduce(
 
 def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_json: bool) -> "Source | None":
     """The live scores, once the bill was seen; None after a dry run."""
-    from conformal_arbitrage.config import read_config
     from conformal_arbitrage.experiments import parts_of
     from conformal_arbitrage.experiments.live import Live
+    from conformal_arbitrage.live.config import read_config
 
     asked = Live(
         config=read_config(live["config"]),
@@ -118,7 +118,7 @@ def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_jso
 
 def _tell(progress: "Progress") -> None:
     """A line for every twentieth of the rows."""
-    from conformal_arbitrage.pricing import dollars
+    from conformal_arbitrage.upstream.pricing import dollars
 
     if progress.done * 20 // progress.total > (progress.done - 1) * 20 // progress.total:
         failed = progress.primary_failures + progress.guardian_failures

@@ -11,8 +11,8 @@ from conformal_arbitrage.cli import options
 from conformal_arbitrage.errors import ScoreLogError
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.certificate import Calibration
-    from conformal_arbitrage.logs import ScoreLog
+    from conformal_arbitrage.calibration.certificate import Certificate
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
 
 @click.command()
@@ -51,7 +51,7 @@ def calibrate(
     arbitrage calibrate log.parquet --alpha 0.05 --guardian-sees all -o certificate.json
     arbitrage calibrate log.parquet -o certificate.json          alpha from arbitrage.toml
     """
-    from conformal_arbitrage import certificate
+    from conformal_arbitrage.calibration import certificate
 
     options.refuse_same(log, output)
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
@@ -84,7 +84,7 @@ def calibrate(
 
 def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) -> tuple[str, Any]:
     """The budget and what the Guardian sees: as given, else as arbitrage.toml says."""
-    from conformal_arbitrage.config import FILE, read_config
+    from conformal_arbitrage.live.config import FILE, read_config
 
     source = click.get_current_context().get_parameter_source("guardian_sees")
     given = source is not click.core.ParameterSource.DEFAULT
@@ -97,7 +97,7 @@ def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) ->
     return alpha or repr(read.alpha), guardian_sees if given else read.guardian_sees
 
 
-def _show(made: "Calibration") -> None:
+def _show(made: "Certificate") -> None:
     relaxation = "none: every query is deferred" if made.relaxation is None else f"{made.relaxation:.12g}"
     relaxation += "  (the Primary alone keeps this budget; only ties are deferred)" if made.relaxation == 0 else ""
     facts = [
@@ -135,7 +135,7 @@ def verify(
     \b
     arbitrage verify certificate.json log.parquet
     """
-    from conformal_arbitrage.certificate import verify as recompute
+    from conformal_arbitrage.calibration.certificate import verify as recompute
 
     made = _load(certificate, key_file)
     columns = _columns(made, primary_column, guardian_column)
@@ -157,15 +157,15 @@ def verify(
         raise SystemExit(1)
 
 
-def _columns(made: "Calibration", primary: str | None, guardian: str | None) -> tuple[str, str]:
+def _columns(made: "Certificate", primary: str | None, guardian: str | None) -> tuple[str, str]:
     """The columns named by options, else those the certificate was made with."""
     return primary or made.columns["primary"], guardian or made.columns["guardian"]
 
 
-def _load(path: str, key_file: str | None) -> "Calibration":
-    from conformal_arbitrage.certificate import Calibration, read_key
+def _load(path: str, key_file: str | None) -> "Certificate":
+    from conformal_arbitrage.calibration.certificate import Certificate, read_key
 
-    return Calibration.load(path, key=None if key_file is None else read_key(key_file))
+    return Certificate.load(path, key=None if key_file is None else read_key(key_file))
 
 
 @click.command()
@@ -191,7 +191,7 @@ def apply(
     \b
     arbitrage apply certificate.json log.parquet -o decisions.jsonl
     """
-    from conformal_arbitrage.files import write_text
+    from conformal_arbitrage.scorelog.files import write_text
 
     options.refuse_same(log, output)
     options.refuse_same(certificate, output)
@@ -222,7 +222,7 @@ def apply(
         click.echo(f"Written: {output}")
 
 
-def _differ(made: "Calibration", scores: "ScoreLog", *, guardian_asked: bool) -> bool:
+def _differ(made: "Certificate", scores: "ScoreLog", *, guardian_asked: bool) -> bool:
     """Whether a log names other models than a certificate; a Guardian that was not asked is not compared."""
     named = made.identities if isinstance(made.identities, dict) else {}
     roles = dict(zip(("primary", "guardian") if guardian_asked else ("primary",), scores.columns, strict=False))
@@ -240,7 +240,7 @@ def plan(*, alpha: str, loss_bound: str, rows: tuple[int, ...], as_json: bool) -
     \b
     arbitrage plan --alpha 0.02 --loss-bound 3
     """
-    from conformal_arbitrage.planning import plan as make_plan
+    from conformal_arbitrage.calibration.planning import plan as make_plan
 
     made = make_plan(alpha, loss_bound=loss_bound, rows=rows)
     if as_json:

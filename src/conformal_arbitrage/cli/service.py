@@ -35,7 +35,7 @@ def serve(*, config: str, host: str | None, port: int | None) -> None:
 
     from msgspec import structs
 
-    from conformal_arbitrage.config import read_config
+    from conformal_arbitrage.live.config import read_config
 
     try:
         from conformal_arbitrage import gateway
@@ -137,9 +137,9 @@ def export(*, output: str, policy: str, score_log: bool, everything: bool, confi
     \b
     arbitrage records export --policy support --score-log -o log.parquet
     """
-    from conformal_arbitrage.config import read_config
-    from conformal_arbitrage.gateway.export import score_log_of
-    from conformal_arbitrage.gateway.serving import identities_of
+    from conformal_arbitrage.collecting.from_records import score_log_of
+    from conformal_arbitrage.gateway.server import identities_of
+    from conformal_arbitrage.live.config import read_config
 
     if score_log == everything:
         raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
@@ -183,8 +183,8 @@ def verify(*, config: str, as_json: bool) -> None:
 
 def _with_store(config: str, use: "Callable[[Store], Awaitable[Result]]") -> Result:
     """Open the configured record, use it, close it."""
-    from conformal_arbitrage.config import read_config
-    from conformal_arbitrage.gateway.serving import database_of
+    from conformal_arbitrage.gateway.server import database_of
+    from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.store import open_store
 
     async def run() -> Result:

@@ -2,7 +2,7 @@
 
 A gap is how far an action's score lies below the best one of its row. Equal decimals have unequal floats
 (0.9 - 0.8 is not 0.8 - 0.7), so gaps are rounded, per row, to a number of decimals that suits the row's largest
-score. Calibration and deployment both call this module, so they agree to the bit.
+score. Certificate and deployment both call this module, so they agree to the bit.
 
 Blocks are actions x rows throughout: a row is short, so its actions lie in separate long columns of memory.
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from conformal_arbitrage.config import Config
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError, SourceError
 from conformal_arbitrage.experiments import (
     mmlu,
@@ -24,8 +23,9 @@ from conformal_arbitrage.experiments import (
 from conformal_arbitrage.experiments.protocol import Experiment, Part, Source
 from conformal_arbitrage.experiments.report import Report, write_report
 from conformal_arbitrage.experiments.summary import summary_markdown
-from conformal_arbitrage.files import write_text
-from conformal_arbitrage.logs import ScoreLog
+from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.scorelog.files import write_text
+from conformal_arbitrage.scorelog.log import ScoreLog
 
 _MODULES = (
     truthfulqa,

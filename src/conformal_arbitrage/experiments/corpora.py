@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from conformal_arbitrage.collecting.questions import Menus, content_ids
 from conformal_arbitrage.core.trials import balanced
 from conformal_arbitrage.errors import SourceError
-from conformal_arbitrage.files import FORMATS, Table
-from conformal_arbitrage.questions import Menus, content_ids
+from conformal_arbitrage.scorelog.files import FORMATS, Table
 from conformal_arbitrage.types import Query
 
 Corpus = Literal["truthfulqa", "mmlu", "pku"]

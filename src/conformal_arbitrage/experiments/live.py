@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from conformal_arbitrage.collect import Collection, Estimated, Progress, replies_path
-from conformal_arbitrage.config import Chat, Config, Network
+from conformal_arbitrage.collecting.collect import Collection, Estimated, Progress, replies_path
 from conformal_arbitrage.errors import OptionError, SourceError
 from conformal_arbitrage.experiments.corpora import Corpus, Rows, load
 from conformal_arbitrage.experiments.protocol import Part, Source
-from conformal_arbitrage.logs import ScoreLog
-from conformal_arbitrage.pricing import dollars
+from conformal_arbitrage.live.config import Chat, Config, Network
+from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorers.replay import ReplayScorer
-from conformal_arbitrage.scorers.wrappers import stored_cost
+from conformal_arbitrage.upstream.pricing import dollars
+from conformal_arbitrage.upstream.wrappers import stored_cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from conformal_arbitrage.errors import SourceError
+from conformal_arbitrage.evaluation.frontier import evaluate
 from conformal_arbitrage.experiments.protocol import (
     ALPHAS,
     PAPER_RULE,
@@ -18,7 +19,6 @@ from conformal_arbitrage.experiments.protocol import (
     with_costs,
 )
 from conformal_arbitrage.experiments.report import Figure, Report
-from conformal_arbitrage.frontier import evaluate
 
 NAME, TITLE, LABEL = "mmlu", "MMLU: cost against accuracy over many subjects", "tab:mmlu_restricted"
 FEWEST_SUBJECTS, SAMPLE = 10, 1000

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformal_arbitrage.errors import SourceError
+from conformal_arbitrage.evaluation.frontier import Frontier, evaluate
 from conformal_arbitrage.experiments.protocol import (
     TRIALS,
     Experiment,
@@ -21,8 +22,7 @@ from conformal_arbitrage.experiments.protocol import (
     sized,
 )
 from conformal_arbitrage.experiments.report import Figure, Report, Table
-from conformal_arbitrage.frontier import Frontier, evaluate
-from conformal_arbitrage.logs import ScoreLog
+from conformal_arbitrage.scorelog.log import ScoreLog
 
 NAME, TITLE, LABEL = "pku", "PKU-SafeRLHF: helpfulness against harmlessness", "tab:pku_main"
 ALPHAS = (0.6, 0.5, 0.4, 0.3, 0.2, 0.1)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from conformal_arbitrage.errors import SourceError
+from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
 from conformal_arbitrage.experiments.paper import SET_SIZES, TABLES
 from conformal_arbitrage.experiments.report import Cell, Figure, Report, Table
-from conformal_arbitrage.frontier import Frontier, FrontierPoint, evaluate
-from conformal_arbitrage.logs import ScoreLog
+from conformal_arbitrage.scorelog.log import ScoreLog
 
 Part = Literal["truthfulqa", "truthfulqa-stronger", "mmlu", "pku"]
 TRIALS = 30

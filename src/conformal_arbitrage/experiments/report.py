@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformal_arbitrage.figures import plot
-from conformal_arbitrage.files import write_text
-from conformal_arbitrage.frontier import Frontier
+from conformal_arbitrage.evaluation.figures import plot
+from conformal_arbitrage.evaluation.frontier import Frontier
+from conformal_arbitrage.scorelog.files import write_text
 
 Cell = str | float | None | tuple[float, float | None]
 """Text, a number, nothing, or mean and standard deviation."""

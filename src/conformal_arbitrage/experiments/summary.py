@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint
 from conformal_arbitrage.experiments.paper import TABLES, row_at
 from conformal_arbitrage.experiments.protocol import ALPHAS
 from conformal_arbitrage.experiments.report import Report
-from conformal_arbitrage.frontier import Frontier, FrontierPoint
 
 Reports = Mapping[str, Report]
 MAIN, CA_STAR, MMLU, PKU = "tab:truqa_main", "tab:truqa_appendix_d", "tab:mmlu_restricted", "tab:pku_main"

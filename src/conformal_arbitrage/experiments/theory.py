@@ -14,7 +14,7 @@ from conformal_arbitrage.core.gaps import Floats
 from conformal_arbitrage.core.risk import RiskCurve
 from conformal_arbitrage.experiments.protocol import Experiment, Source
 from conformal_arbitrage.experiments.report import Report, Table
-from conformal_arbitrage.logs import ScoreLog
+from conformal_arbitrage.scorelog.log import ScoreLog
 
 NAME, TITLE = "theory", "Theorem 1 and the bounds of conformal risk control, simulated"
 REGRET, ALPHA = 0.4, 0.1

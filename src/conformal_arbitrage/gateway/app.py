@@ -19,25 +19,25 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from conformal_arbitrage.config import Config
 from conformal_arbitrage.errors import ArbitrageError, GuardianError, RequestError, StoreError
-from conformal_arbitrage.gateway import replies
-from conformal_arbitrage.gateway.answering import Answering, Asked, Replayed, Turn, Work
-from conformal_arbitrage.gateway.auditing import Auditor
-from conformal_arbitrage.gateway.deciding import Decider, Made
+from conformal_arbitrage.gateway import chat_replies as replies
+from conformal_arbitrage.gateway.auditor import Auditor
+from conformal_arbitrage.gateway.chat_requests import CompletionRequest, Menu, query_of, read_completion, read_decisions
+from conformal_arbitrage.gateway.decider import Decider, Made
 from conformal_arbitrage.gateway.guards import Caller, Doorkeeper, Limits, host_of, is_loopback
 from conformal_arbitrage.gateway.http import encoded, json_response, read_body
+from conformal_arbitrage.gateway.idempotency import Answering, Asked, Replayed, Turn, Work
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.openapi import schema
-from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable
-from conformal_arbitrage.gateway.records import RecordRoutes
-from conformal_arbitrage.gateway.requests import CompletionRequest, Menu, query_of, read_completion, read_decisions
+from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
+from conformal_arbitrage.gateway.record_routes import RecordRoutes
 from conformal_arbitrage.gateway.streaming import HEADERS, Deciding, LiveAnswer, Outlet, live_pieces
-from conformal_arbitrage.scorers.base import together
-from conformal_arbitrage.scorers.wrappers import Breaker
+from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store import new_id
 from conformal_arbitrage.store.base import Replay, Scope, Store
 from conformal_arbitrage.types import ChatRequest, Query, Spent
+from conformal_arbitrage.upstream.base import together
+from conformal_arbitrage.upstream.wrappers import Breaker
 
 _ID = b"x-arbitrage-decision-id"
 _BUSIEST = ("/v1/chat/completions", "/v1/decisions")

@@ -13,8 +13,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from conformal_arbitrage.config import GatewayConfig
 from conformal_arbitrage.errors import ConfigError, RequestError
+from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, Scores
 from conformal_arbitrage.store.base import KeyInfo, Scope, Store
 from conformal_arbitrage.types import ChatRequest, Query, Spent

@@ -5,7 +5,7 @@ Knows nothing of how routes are implemented; a test holds the two together.
 
 from typing import Any
 
-from conformal_arbitrage.gateway.requests import FORWARDED
+from conformal_arbitrage.gateway.chat_requests import FORWARDED
 
 _JSON = "application/json"
 _ERROR = {"$ref": "#/components/schemas/Error"}

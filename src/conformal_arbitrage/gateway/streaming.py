@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from conformal_arbitrage.errors import GuardianError, LostClaimError, StoreError
-from conformal_arbitrage.gateway import replies
-from conformal_arbitrage.gateway.answering import Replayed, Turn
-from conformal_arbitrage.gateway.deciding import Made
+from conformal_arbitrage.gateway import chat_replies as replies
+from conformal_arbitrage.gateway.decider import Made
+from conformal_arbitrage.gateway.idempotency import Replayed, Turn
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.policies import LivePolicy
-from conformal_arbitrage.scorers.streams import delta_of
+from conformal_arbitrage.gateway.policy_table import LivePolicy
 from conformal_arbitrage.store.base import Event, Replay
 from conformal_arbitrage.types import Sink
+from conformal_arbitrage.upstream.sse import delta_of
 
 PATIENCE = 10.0
 HEADERS = {"content-type": "text/event-stream"}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from conformal_arbitrage.errors import ReplyError, ScorerError
-from conformal_arbitrage.scorers.base import Answer, Call, Identity, Port, Reply, fingerprint, is_number, spent_of
+from conformal_arbitrage.scorers.base import Answer, Identity
 from conformal_arbitrage.scorers.chat import (
     PATH,
     Mode,
@@ -27,8 +27,9 @@ from conformal_arbitrage.scorers.chat import (
 )
 from conformal_arbitrage.scorers.logprob import LOWEST
 from conformal_arbitrage.scorers.prompts import json_object
-from conformal_arbitrage.scorers.streams import delta_of
 from conformal_arbitrage.types import ChatRequest, Sink, Spent, content_text, transcript
+from conformal_arbitrage.upstream.base import Call, Port, Reply, fingerprint, is_number, spent_of
+from conformal_arbitrage.upstream.sse import delta_of
 
 Confidence = Literal["logprob", "ask"]
 _RATING_LIMIT = 50

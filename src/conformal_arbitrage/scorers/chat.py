@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError, ScorerError
-from conformal_arbitrage.scorers.base import Call, Identity, Port, Reply, Scores, check_values, spent_of
+from conformal_arbitrage.scorers.base import Identity, Scores, check_values
 from conformal_arbitrage.scorers.prompts import Confidences, Message, Prompt
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream.base import Call, Port, Reply, spent_of
 
 PATH = "/chat/completions"
 Mode = Literal["json_schema", "json_object", "plain"]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from conformal_arbitrage.errors import RefusalError, ReplyError
-from conformal_arbitrage.scorers.base import Call, Identity, Port, Scores, check_values, fingerprint
+from conformal_arbitrage.scorers.base import Identity, Scores, check_values
 from conformal_arbitrage.scorers.chat import other_model, served_by
 from conformal_arbitrage.types import Query
+from conformal_arbitrage.upstream.base import Call, Port, fingerprint
 
 PATH = "/decisions"
 FEWEST, MOST = 2, 255

@@ -13,8 +13,9 @@ import numpy as np
 
 from conformal_arbitrage.core.gaps import LARGEST_SCORE
 from conformal_arbitrage.errors import ScorerError, UpstreamError
-from conformal_arbitrage.scorers.base import Call, Identity, Port, Reply, Scores, check_values
+from conformal_arbitrage.scorers.base import Identity, Scores, check_values
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream.base import Call, Port, Reply
 
 ScoreFunction = Callable[[Query], Sequence[float] | Awaitable[Sequence[float]]]
 

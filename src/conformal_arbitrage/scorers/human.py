@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from string import ascii_lowercase
 
 from conformal_arbitrage.errors import UpstreamError
-from conformal_arbitrage.scorers.base import Call, Identity, Port, Reply, Scores
+from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.scorers.function import call_for, query_from
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream.base import Call, Port, Reply
 
 SKIP = "-"
 

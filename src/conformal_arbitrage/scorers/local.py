@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from conformal_arbitrage.errors import ConfigError, UpstreamError
-from conformal_arbitrage.scorers.base import Call, Identity, Port, Reply, Scores, check_values, fingerprint
+from conformal_arbitrage.scorers.base import Identity, Scores, check_values
 from conformal_arbitrage.scorers.function import call_for, query_from
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream.base import Call, Port, Reply, fingerprint
 
 _ASK = "{question}\n\nAnswer with one of these: {options}."
 _CONTEXT = 4096

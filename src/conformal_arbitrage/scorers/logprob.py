@@ -10,9 +10,10 @@ from string import ascii_uppercase
 from typing import Any, cast
 
 from conformal_arbitrage.errors import ReplyError
-from conformal_arbitrage.scorers.base import Call, Identity, Port, Scores, fingerprint, is_number
+from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.scorers.chat import PATH, Settings, choice_of, served_by
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream.base import Call, Port, fingerprint, is_number
 
 TOP = 20
 LOWEST = -1e6  # a logprob below is one of no probability, and sums stay finite

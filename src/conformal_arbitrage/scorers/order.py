@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from conformal_arbitrage.scorers.base import Identity, Scorer, Scores, fingerprint
+from conformal_arbitrage.scorers.base import Identity, Scorer, Scores
 from conformal_arbitrage.types import Query
+from conformal_arbitrage.upstream.base import fingerprint
 
 
 @dataclass(frozen=True, slots=True)

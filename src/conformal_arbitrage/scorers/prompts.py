@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorers.base import Identity, fingerprint, is_number
+from conformal_arbitrage.scorers.base import Identity
 from conformal_arbitrage.types import Query
+from conformal_arbitrage.upstream.base import fingerprint, is_number
 
 Message = dict[str, Any]
 _plain = json.JSONEncoder(ensure_ascii=False)

@@ -11,8 +11,8 @@ import numpy as np
 
 from conformal_arbitrage.core.gaps import Floats, Integers
 from conformal_arbitrage.errors import OptionError, ReplyError, ScoreLogError
-from conformal_arbitrage.files import Table
-from conformal_arbitrage.logs import ScoreLog
+from conformal_arbitrage.scorelog.files import Table
+from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.types import Query, Role, Spent
 

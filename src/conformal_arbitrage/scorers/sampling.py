@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 
 from conformal_arbitrage.errors import ReplyError, ScorerError
-from conformal_arbitrage.scorers.base import Call, Identity, Port, Scores, spent_of, together
+from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.scorers.chat import PATH, Settings, choice_of, message_of, served_by
 from conformal_arbitrage.scorers.logprob import LETTERS_SHA256, lettered
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream.base import Call, Port, spent_of, together
 
 Normaliser = Callable[[str, Sequence[str]], int | None]
 """From a reply and the options to the index of the option it names; None if it names none."""

@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import Any
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store.chain import Checkpoint
-from conformal_arbitrage.store.schema import migrate
-from conformal_arbitrage.store.session import POSTGRES, Session
+from conformal_arbitrage.store.dialect import POSTGRES, Session
+from conformal_arbitrage.store.hash_chain import Checkpoint
+from conformal_arbitrage.store.migrations import migrate
 from conformal_arbitrage.store.shared import UNUSABLE, Job, SQLStore, T, unusable
 
 _LIMITS = {"connect_timeout": "2", "tcp_user_timeout": "2000", "keepalives_idle": "10"}

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from conformal_arbitrage.errors import OptionError, StoreError
-from conformal_arbitrage.store import work
+from conformal_arbitrage.store import sql as work
 from conformal_arbitrage.store.base import (
     Audit,
     Claim,
@@ -23,8 +23,8 @@ from conformal_arbitrage.store.base import (
     Replay,
     Scope,
 )
-from conformal_arbitrage.store.chain import canonical
-from conformal_arbitrage.store.session import Session
+from conformal_arbitrage.store.dialect import Session
+from conformal_arbitrage.store.hash_chain import canonical
 
 T = TypeVar("T")
 Job = Callable[[Session], T]

@@ -16,11 +16,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store.chain import Chain
-from conformal_arbitrage.store.schema import migrate
-from conformal_arbitrage.store.session import SQLITE, Session
+from conformal_arbitrage.store.dialect import SQLITE, Session
+from conformal_arbitrage.store.hash_chain import Chain
+from conformal_arbitrage.store.migrations import migrate
 from conformal_arbitrage.store.shared import UNUSABLE, Job, SQLStore, T, unusable
-from conformal_arbitrage.store.work import Commit, append
+from conformal_arbitrage.store.sql import Commit, append
 
 _PATIENCE = 2.0
 _TOGETHER = 64

@@ -1,0 +1,114 @@
+"""Count the calls between modules of this package that one chat request makes, and those that go up a layer.
+
+    python -m benchmarks.crossings [--list]
+
+A call counts once, when its function is entered, if caller and callee are in different modules of the package; going on
+after an await does not count again. Only the event loop's thread is watched: a thread of the store that commits is not.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.gateway.house import CHAT, MENU, House, says
+from tests.scripted import Stream, chunk, ending, sse
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "conformal_arbitrage."
+Pair = tuple[str, str]
+
+
+class Watch:
+    """A profile function that counts calls from one module of the package to another."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[Pair] = Counter()
+        self.functions: Counter[tuple[str, str]] = Counter()
+        self._entered: set[FrameType] = set()
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or frame in self._entered:  # entered before: it goes on after an await
+            return
+        self._entered.add(frame)
+        callee = frame.f_globals.get("__name__", "")
+        caller = frame.f_back.f_globals.get("__name__", "") if frame.f_back else ""
+        if callee.startswith(PACKAGE) and caller.startswith(PACKAGE) and caller != callee:
+            self.calls[caller, callee] += 1
+            self.functions[
+                caller.removeprefix(PACKAGE), f"{callee.removeprefix(PACKAGE)}.{frame.f_code.co_qualname}"
+            ] += 1
+
+
+def layers() -> dict[str, int]:
+    """The height of each package, from the import rules."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    names = document["tool"]["importlinter"]["contracts"][0]["layers"]
+    return {
+        name.strip(): height
+        for height, layer in enumerate(reversed(names))
+        for name in layer.replace(":", "|").split("|")
+    }
+
+
+def upward(calls: Counter[Pair]) -> Counter[Pair]:
+    """The calls whose callee is in a higher layer than the caller."""
+    heights = layers()
+    height = {pair: [heights.get(name.split(".")[1], 0) for name in pair] for pair in calls}
+    return Counter({pair: n for pair, n in calls.items() if height[pair][1] > height[pair][0]})
+
+
+def watched(house: House, body: dict[str, Any]) -> Watch:
+    """One request, after others that filled what is kept in memory."""
+    for _ in range(3):
+        assert house.chat(body).status_code == 200
+    watch = Watch()
+
+    async def profile(function: Watch | None) -> None:
+        sys.setprofile(function)
+
+    house.run(profile(watch))
+    house.chat(body)
+    house.run(profile(None))
+    return watch
+
+
+def three_words(*_: object) -> Stream:
+    """What a Guardian that streams three words sends."""
+
+    async def portions() -> AsyncIterator[bytes]:
+        for word in ("one", " two", " three"):
+            yield sse(chunk({"content": word}))
+            await asyncio.sleep(0.01)  # a portion of its own
+        yield ending()
+
+    return Stream(portions())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="show every call")
+    arguments = parser.parse_args()
+    results = {}
+    with tempfile.TemporaryDirectory() as folder, House(Path(folder)) as house:
+        results["menu"] = watched(house, MENU)
+    with tempfile.TemporaryDirectory() as folder, House(Path(folder), form="text") as house:
+        results["text"] = watched(house, CHAT)
+    unsure = {"form": "text", "primary": says("mine", 0.1), "guardian": three_words}
+    with tempfile.TemporaryDirectory() as folder, House(Path(folder), **unsure) as house:
+        results["deferred stream of three words"] = watched(house, {**CHAT, "stream": True})
+    for name, watch in results.items():
+        print(f"{name}: {watch.calls.total()} calls between modules, {upward(watch.calls).total()} to a higher layer")
+        if arguments.list:
+            for (caller, function), n in watch.functions.items():
+                print(f"  {n:3} {caller} -> {function}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The demo: the whole tool once, on real scores recorded for this project."""
+
+import asyncio
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import as_file, files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from conformal_arbitrage.calibration.certificate import Certificate, calibrate
+from conformal_arbitrage.errors import OutputError
+from conformal_arbitrage.evaluation.figures import plot
+from conformal_arbitrage.evaluation.frontier import Frontier, costs_of, evaluate
+from conformal_arbitrage.evaluation.inspection import Inspection, inspect
+from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.scorelog.files import write_bytes, write_text
+from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorers import ReplayScorer
+
+ALPHA = 0.05
+CALIBRATION, QUESTIONS = 1000, 300
+ALPHAS = (0.02, 0.05, 0.1, 0.15, 0.2)
+PRIMARY_COST, GUARDIAN_COST = 0.0002, 0.50
+STORY = """\
+2369 science questions (ARC, OpenBookQA, SciQ), each with its options. Qwen2.5-Coder-1.5B, a small local model, is the
+Primary; a human expert (the answer key) is the Guardian. Assumed costs: $0.0002 for the model, $0.50 for the expert,
+a question. How often must the expert be asked if at most 5 % of the answers may be worse than the expert's?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What came of sending questions through the gateway.
+
+    Attributes:
+        questions: how many were sent, none of them used for calibration.
+        deferred: how many went to the expert.
+        loss: how often the answer was worse than the expert's, on average.
+        cost: dollars, beside what always asking the expert costs.
+    """
+
+    questions: int
+    deferred: int
+    loss: float
+    cost: float
+    always: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What the demo found and wrote."""
+
+    good: Inspection
+    poor: Inspection
+    certificate: Certificate
+    deferred: float
+    frontier: Frontier
+    served: Served | None
+    files: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The demo as a JSON document."""
+        return {
+            "good": self.good.to_dict(),
+            "poor": self.poor.to_dict(),
+            "certificate": self.certificate.to_dict(),
+            "deferred": self.deferred,
+            "frontier": self.frontier.to_dict(),
+            "served": None if self.served is None else asdict(self.served),
+            "files": list(self.files),
+        }
+
+
+def run_demo(out: str | Path) -> Demo:
+    """Inspect, calibrate and evaluate the bundled log; write it, the certificate and the figure to a folder."""
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made ({error.strerror}); give another folder") from error
+    bundled = files("conformal_arbitrage") / "data" / "science.parquet"
+    with as_file(bundled) as path:
+        log = ScoreLog.read(path, primary="qwen15b", guardian="expert")
+        poor = ScoreLog.read(path, primary="smollm2", guardian="qwen15b")
+    costs = costs_of(log, primary_cost=PRIMARY_COST, guardian_cost=GUARDIAN_COST)
+    frontier = evaluate(
+        log,
+        ALPHAS,
+        calibration_size=1000,
+        trials=100,
+        guardian_sees="all",
+        primary_cost=PRIMARY_COST,
+        guardian_cost=GUARDIAN_COST,
+    )
+    certificate = calibrate(log, ALPHA, guardian_sees="all")
+    names = ["science.parquet", "certificate.json", *(["frontier.png"] if find_spec("matplotlib") else [])]
+    written = tuple(str(folder / name) for name in names)
+    write_bytes(written[0], bundled.read_bytes())
+    certificate.save(written[1])
+    if find_spec("matplotlib"):
+        plot(frontier, written[-1])
+    served = None
+    if find_spec("starlette") and find_spec("uvicorn"):
+        write_gateway(folder, log)
+        served = asyncio.run(_through_the_gateway(folder, log))
+        written += tuple(str(folder / name) for name in ("arbitrage.toml", "gateway.json"))
+    return Demo(
+        good=inspect(log, costs=costs),
+        poor=inspect(poor),
+        certificate=certificate,
+        deferred=float(certificate.apply(log).deferred.mean()),
+        frontier=frontier,
+        served=served,
+        files=written,
+    )
+
+
+def write_gateway(folder: Path, log: ScoreLog) -> None:
+    """A certificate from some of the rows, bound to replays of the log, and a configuration that serves it."""
+    columns = {role: ReplayScorer.read(folder / "science.parquet", role) for role in log.columns}
+    rows = np.random.default_rng(0).permutation(len(log))[:CALIBRATION]
+    bound = replace(log.select(np.sort(rows)), identities={name: dict(s.identity) for name, s in columns.items()})
+    calibrate(bound, ALPHA, guardian_sees="all").save(folder / "gateway.json")
+    write_text(folder / "arbitrage.toml", CONFIGURATION)
+
+
+async def _through_the_gateway(folder: Path, log: ScoreLog) -> Served:
+    """Send rows that were not used for calibration, in OpenAI's wire format, to a gateway on loopback."""
+    import aiohttp
+
+    from conformal_arbitrage.gateway import running
+
+    config = read_config(folder / "arbitrage.toml")
+    config = structs.replace(config, gateway=structs.replace(config.gateway, port=0))
+    rest = np.random.default_rng(0).permutation(len(log))[CALIBRATION : CALIBRATION + QUESTIONS].tolist()
+    async with running(config) as (url, _), aiohttp.ClientSession(url) as session:
+        answers = await asyncio.gather(*(_asked(session, log, row) for row in rest))
+    chosen = np.array([int(answer["choice"]) for answer in answers])
+    seen = [answer["arbitrage"] for answer in answers]
+    cost = sum(leg["cost"] for one in seen for leg in one["legs"])
+    return Served(
+        questions=len(rest),
+        deferred=sum(one["decided_by"] == "guardian" for one in seen),
+        loss=0.0 if log.label is None else float((chosen != log.label[rest]).mean()),
+        cost=cost,
+        always=GUARDIAN_COST * len(rest),
+    )
+
+
+async def _asked(session: Any, log: ScoreLog, row: int) -> dict[str, Any]:
+    choices = [{"value": str(k)} for k in range(int(log.sizes[row]))]
+    question = {"type": "choice", "instructions": "Answer this science question.", "choices": choices}
+    name = "" if log.id is None else str(log.id[row])
+    body = {"model": "science", "input": name, "questions": [question]}
+    async with session.post("/v1/decisions", json=body) as response:
+        document = await response.json()
+    return document["answers"][0]
+
+
+CONFIGURATION = f"""\
+# The bundled questions served by replaying what was recorded: `arbitrage serve --config arbitrage.toml`.
+alpha = {ALPHA}
+
+[primary]
+kind = "replay"
+log = "science.parquet"
+column = "qwen15b"
+price_per_call = {PRIMARY_COST}
+
+[guardian]
+kind = "replay"
+log = "science.parquet"
+column = "expert"
+price_per_call = {GUARDIAN_COST}
+
+[gateway]
+database = "decisions.sqlite"
+
+[policies.science]
+certificate = "gateway.json"
+"""

@@ -1,0 +1,94 @@
+"""Frontiers as text: CSV, Markdown and LaTeX. The terminal's tables are made from the same cells."""
+
+import csv
+import io
+from collections.abc import Sequence
+
+from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint
+
+_NAMES = {
+    "primary": "Primary alone",
+    "guardian": "Guardian alone",
+    "random": "coin",
+    "cost_matched": "coin, same cost",
+    "conformal": "conformal",
+}
+
+
+def policy_name(point: FrontierPoint) -> str:
+    """A policy as people call it."""
+    name = _NAMES[point.policy]
+    if point.policy == "random":
+        return f"{name} {point.probability:g}"
+    return name if point.alpha is None else f"{name}, alpha {point.alpha:g}"
+
+
+def cells(frontier: Frontier, *, spread: bool = True) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: the figures that have a meaning for at least one policy, mean and standard deviation."""
+    outcomes = list(frontier.points[0].outcomes)
+    wanted = {
+        **{name: name for name in outcomes},
+        "loss": "loss",
+        "cost_per_1000": "$ / 1000",
+        "deferred": "Guardian asked",
+        "candidates": "candidates",
+        "relaxation": "relaxation",
+        "delta": "delta",
+    }
+    shown = {name: title for name, title in wanted.items() if any(p.mean(name) is not None for p in frontier.points)}
+    rows = [[policy_name(p), *(_cell(p, name, spread=spread) for name in shown)] for p in frontier.points]
+    return ["policy", *shown.values()], rows
+
+
+def _cell(point: FrontierPoint, name: str, *, spread: bool) -> str:
+    summary = point.summary(name)
+    mean, std = summary.get("mean"), summary.get("std")
+    if mean is None:
+        return "-"
+    places = 1 if name in ("deferred",) else (2 if name in ("cost_per_1000", "candidates") else 3)
+    factor, unit = (100, " %") if name == "deferred" else (1, "")
+    sign = "+" if name == "delta" else ""
+    text = f"{factor * mean:{sign}.{places}f}"
+    if not spread or std is None:
+        return text + unit
+    return f"{text} ± {factor * std:.{places}f}{unit}"
+
+
+def to_markdown(frontier: Frontier) -> str:
+    """A Markdown table."""
+    header, rows = cells(frontier)
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def to_latex(frontier: Frontier) -> str:
+    """A LaTeX table for the booktabs package."""
+    header, rows = cells(frontier)
+    body = [" & ".join(map(_tex, row)) + r" \\" for row in rows]
+    top = " & ".join(map(_tex, header)) + r" \\"
+    columns = "l" + "r" * (len(header) - 1)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", top, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _tex(text: str) -> str:
+    for plain, tex in (("$", r"\$"), ("%", r"\%"), ("_", r"\_"), (" ± ", r" $\pm$ ")):
+        text = text.replace(plain, tex)
+    return text
+
+
+def to_csv(frontier: Frontier) -> str:
+    """A CSV table with every figure's mean and standard deviation, unrounded."""
+    outcomes = list(frontier.points[0].outcomes)
+    names = ["loss", "relaxation", "deferred", "candidates", "cost_per_1000", "delta", *outcomes]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    keys = ["policy", "alpha", "probability", "guardian_sees", "boundary", "always_defer"]
+    writer.writerow([*keys, *(f"{name}_{part}" for name in names for part in ("mean", "std"))])
+    for point in frontier.points:
+        writer.writerow([*(getattr(point, key) for key in keys), *_numbers(point, names)])
+    return stream.getvalue()
+
+
+def _numbers(point: FrontierPoint, names: Sequence[str]) -> list[float | None]:
+    return [point.summary(name).get(part) for name in names for part in ("mean", "std")]

@@ -1,0 +1,1 @@
+"""Live decisions: configuration, models built from it, and the policies that ask them."""

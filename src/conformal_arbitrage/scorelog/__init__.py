@@ -1,0 +1,1 @@
+"""Score logs: reading, checking, building and writing them."""

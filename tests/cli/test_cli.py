@@ -1,0 +1,409 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from conformal_arbitrage import Certificate, ScoreLog
+from conformal_arbitrage.cli import cli
+from tests.conftest import BUNDLED
+
+PAIR = ["--primary-column", "qwen15b", "--guardian-column", "expert"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a command in an empty folder; the bundled log lies there as log.parquet."""
+    monkeypatch.chdir(tmp_path)
+    Path("log.parquet").write_bytes(BUNDLED.read_bytes())
+
+    def invoke(*arguments, code=0):
+        result = CliRunner().invoke(cli, [str(a) for a in arguments])
+        assert result.exit_code == code, (result.exit_code, result.output, result.stderr, result.exception)
+        return result
+
+    return invoke
+
+
+def files():
+    return sorted(p.name for p in Path.cwd().iterdir())
+
+
+def test_calibrate_verify_and_apply_go_together(run):
+    shown = run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "certificate.json").stdout
+    assert "0.468512" in shown
+    assert "is at most 0.05" in shown
+    assert "nothing differs" in run("verify", "certificate.json", "log.parquet").stdout
+    assert "go to the Guardian" in run("apply", "certificate.json", "log.parquet", "-o", "decisions.jsonl").stdout
+    lines = [json.loads(line) for line in Path("decisions.jsonl").read_text().splitlines()]
+    assert len(lines) == 2369
+    assert lines[0] == {
+        "row": 1, "id": "arc-easy/MCAS_1998_4_22", "action": 3, "decided_by": "guardian",
+        "candidates": [0, 1, 2, 3], "margin": 0.005496,
+    }  # fmt: skip
+
+
+def test_without_an_output_nothing_is_written(run):
+    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR)
+    run("evaluate", "log.parquet", "--alpha", "0.05", "--calibration-size", "500", "--trials", "2", *PAIR)
+    assert files() == ["log.parquet"]
+
+
+def test_calibrate_prints_one_json_document_with_the_promised_keys(run):
+    document = json.loads(run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--json").stdout)
+    assert document["relaxation"] == 0.468512
+    assert {
+        "relaxation", "status", "alpha", "n", "loss_bound", "empirical_risk", "slack", "guardian_sees", "boundary",
+        "boundary_u", "guarantee", "log_sha256",
+    } <= set(document)  # fmt: skip
+
+
+def test_always_defer_warns_with_the_rows_it_takes_and_exits_well(run):
+    result = run("calibrate", "log.parquet", "--alpha", "0.0001", *PAIR, "--json")
+    assert json.loads(result.stdout)["relaxation"] is None
+    assert "at least 9999 rows" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_random_boundary_needs_its_key_file(run):
+    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--boundary", "random", "-o", "c.json")
+    assert files() == ["c.json", "c.key", "log.parquet"]
+    assert "--key-file" in run("verify", "c.json", "log.parquet", code=2).stderr
+    run("verify", "c.json", "log.parquet", "--key-file", "c.key")
+    run("apply", "c.json", "log.parquet", "--key-file", "c.key", "-o", "d.jsonl")
+
+
+def test_verify_exits_1_and_names_what_differs(run):
+    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
+    document = json.loads(Path("c.json").read_text()) | {"relaxation": 0.3}
+    Path("c.json").write_text(json.dumps(document))
+    result = run("verify", "c.json", "log.parquet", code=1)
+    assert "relaxation differs: 0.3 in c.json, 0.468512 recomputed" in result.stderr
+    differences = json.loads(run("verify", "c.json", "log.parquet", "--json", code=1).stdout)
+    assert differences["differences"]["relaxation"] == {"certificate": 0.3, "recomputed": 0.468512}
+
+
+def test_binarise_bound_and_worst_case_reach_the_certificate(run):
+    arguments = ["calibrate", "log.parquet", "--alpha", "0.1", "--primary-column", "smollm2"]
+    arguments += ["--guardian-column", "qwen15b", "--binarize", "--guardian-sees", "all", "--loss-bound", "1"]
+    run(*arguments, "--missing-guardian", "worst_case", "-o", "c.json")
+    made = Certificate.load("c.json")
+    assert (made.relaxation, made.binarized, made.guardian_sees) == (0.635774, True, "all")
+    run("verify", "c.json", "log.parquet")
+
+
+def test_inspect_tells_a_good_pair_from_a_poor_one(run):
+    good = json.loads(run("inspect", "log.parquet", *PAIR, "--json").stdout)
+    assert good["worth_routing"] is True
+    assert good["outcomes"]["correct"] == {"primary": pytest.approx(0.7303, abs=1e-4), "guardian": 1.0}
+    poor = run("inspect", "log.parquet", "--primary-column", "smollm2", "--guardian-column", "qwen15b").stdout
+    assert "Not worth routing" in poor
+
+
+EVALUATE = ["evaluate", "log.parquet", *PAIR, "--alpha", "0.05", "--alpha", "0.1", "--calibration-size", "400",
+            "--trials", "4", "--primary-cost", "1", "--guardian-cost", "20"]  # fmt: skip
+
+
+def test_evaluate_prints_a_table_or_one_document(run):
+    assert "conformal, alpha 0.05" in run(*EVALUATE).stdout
+    document = json.loads(run(*EVALUATE, "--json", "--probability", "0.5").stdout)
+    assert [p["policy"] for p in document["points"]] == [
+        "primary", "guardian", "random", "conformal", "conformal", "cost_matched", "cost_matched",
+    ]  # fmt: skip
+    assert document["points"][3]["delta"]["mean"] > 0.05
+    assert "trials" not in document["points"][3]["delta"]
+    assert len(json.loads(run(*EVALUATE, "--json", "--per-trial").stdout)["points"][2]["delta"]["trials"]) == 4
+
+
+def test_evaluate_prints_csv_markdown_and_latex(run):
+    csv = run(*EVALUATE, "--csv").stdout.splitlines()
+    assert csv[0].startswith("policy,alpha,probability,guardian_sees,boundary,always_defer,loss_mean,loss_std")
+    assert len(csv) == 1 + 2 + 2 + 2
+    assert run(*EVALUATE, "--markdown").stdout.startswith("| policy | correct | loss |")
+    latex = run(*EVALUATE, "--latex").stdout
+    assert r"\toprule" in latex
+    assert r"\$ / 1000" in latex
+
+
+def test_evaluate_draws_the_frontier(run):
+    run(*EVALUATE, "--plot", "f.png", "--x", "loss")
+    assert Path("f.png").read_bytes().startswith(b"\x89PNG")
+    run(*EVALUATE, "--plot", "f.svg")
+    assert "<svg" in Path("f.svg").read_text()
+
+
+def test_evaluate_balances_by_group(run):
+    shown = run(*EVALUATE, "--balance-by", "group", "--sample-size", "600", "--json").stdout
+    assert json.loads(shown)["test_size"] == 200
+
+
+def test_plan_says_how_many_rows_a_budget_needs(run):
+    assert "At least 149 rows" in run("plan", "--alpha", "0.02", "--loss-bound", "3").stdout
+    document = json.loads(run("plan", "--alpha", "0.02", "--json").stdout)
+    assert document["fewest_rows"] == 49
+    assert document["rows"][0] == {"n": 49, "spendable": 0.0, "spread": pytest.approx(0.02)}
+
+
+def test_router_log_turns_any_table_into_a_score_log(run):
+    rng = np.random.default_rng(0)
+    rows = [f"q{k},{rng.random():.3f},{rng.integers(2)},{rng.integers(2)},0.1" for k in range(60)]
+    Path("runs.csv").write_text("id,score,small_ok,big_ok,primary_cost\n" + "\n".join(rows) + "\n")
+    run("router-log", "runs.csv", "--confidence", "score", "--primary-grade", "small_ok", "--guardian-grade", "big_ok",
+        "-o", "router.parquet")  # fmt: skip
+    log = ScoreLog.read("router.parquet")
+    assert log.is_router
+    assert log.id[59] == "q59"
+    assert log.primary_usage.cost.tolist() == [0.1] * 60
+    run("calibrate", "router.parquet", "--alpha", "0.2", "--boundary", "random")
+    assert "no column 'nope'" in run(
+        "router-log", "runs.csv", "--confidence", "nope", "--primary-grade", "small_ok", "--guardian-grade", "big_ok",
+        "-o", "x.parquet", code=2,
+    ).stderr  # fmt: skip
+
+
+def test_the_demo_runs_and_writes_its_files(run):
+    shown = run("demo", "--out", "tour").stdout
+    assert "Worth routing" in shown
+    assert "Not worth routing" in shown
+    assert "assumed" in shown.lower()
+    assert "300 questions that were not used for calibration" in shown
+    written = {"arbitrage.toml", "certificate.json", "frontier.png", "gateway.json", "science.parquet"}
+    assert written <= {p.name for p in Path("tour").iterdir()}
+    run("verify", "tour/certificate.json", "tour/science.parquet")
+    document = json.loads(run("demo", "--out", "tour", "--json").stdout)
+    assert 0.4 < document["deferred"] < 0.6
+    assert document["poor"]["worth_routing"] is False
+    served = document["served"]
+    assert served["loss"] < 0.1
+    assert served["deferred"] < 0.6 * served["questions"]
+    assert served["cost"] == pytest.approx(0.5 * served["deferred"] + 0.0002 * served["questions"])
+
+
+BAD = [
+    (["calibrate", "none.parquet", "--alpha", "0.1"], "none.parquet: there is no such file"),
+    (["calibrate", "log.parquet", "--alpha", "0.1"], "there is no column 'primary'"),
+    (["calibrate", "log.parquet"], "give --alpha"),
+    (["calibrate", "log.parquet", "--alpha", "0", *PAIR], "alpha must lie above 0"),
+    (["calibrate", "log.parquet", "--alpha", "1", *PAIR], "alpha must lie above 0 and below the loss bound 1"),
+    (["calibrate", "log.parquet", "--alpha", "x", *PAIR], "alpha must be a finite decimal"),
+    (["calibrate", "log.parquet", "--alpha", "nan", *PAIR], "alpha must be a finite decimal"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "sometimes"], "'sometimes' is not one of"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "no/such/folder/c.json"], "cannot be written"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--outcome", "label"], "column 'label' is BIGINT"),
+    (["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "2369"], "calibration size of 2369"),
+    (
+        ["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "9", "--plot", "f.png"],
+        "give --primary-cost",
+    ),
+    (
+        [
+            "evaluate",
+            "log.parquet",
+            "--alpha",
+            "0.1",
+            *PAIR,
+            "--calibration-size",
+            "9",
+            "--plot",
+            "f.pgf",
+            "--x",
+            "loss",
+        ],
+        "f.pgf",
+    ),
+    (["verify", "none.json", "log.parquet"], "none.json: cannot be read"),
+    (["apply", "log.parquet", "log.parquet"], "log.parquet: is not JSON"),
+    (["plan", "--alpha", "2"], "alpha must lie"),
+    (["plan", "--alpha", "1e-99999999"], "alpha must be a finite decimal number of ordinary size"),
+    (["plan", "--alpha", "0.1", "--loss-bound", "1e400"], "loss_bound must be a finite decimal"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--loss-bound", "1e18"], "too large for exact sums"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", ""], "not the name of a file"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "."], "not the name of a file"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "log.parquet/c.json"], "cannot be written"),
+    (
+        ["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", "/"],
+        "not the name of a file",
+    ),
+    (["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "9", "--seed", "-1"], "seed must be 0"),
+    (
+        ["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "9", "--delta-of", "typo"],
+        "no outcome 'typo'",
+    ),
+    (["inspect", "log.parquet", *PAIR, "--loss-bound", "-3"], "loss_bound must be above 0"),
+    (["inspect", "log.parquet", *PAIR, "--loss-bound", "0.5"], "above the bound 0.5"),
+    (["inspect", "log.txt"], "unknown kind of file"),
+    (["nonsense"], "No such command"),
+    (["split", "log.parquet", "a.parquet", "b.txt", *PAIR], "unknown kind of file"),
+    (["split", "log.parquet", "a.parquet", "a.parquet", *PAIR], "would replace what is read"),
+    (["split", "log.parquet", "a.parquet", "b.parquet", "--share", "nan", *PAIR], "leaves a part empty"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "log.parquet"], "would replace what is read"),
+    (["reproduce", "theory", "--seed", "-1"], "seed must be 0 or more"),
+    (["reproduce", "truthfulqa", "--primary-column", "qwen15b"], "go with --log"),
+    (["reproduce", "pku"], "--log FILE"),
+    (["inspect", "x" * 300 + ".csv"], "no such file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a)[:60] for a, _ in BAD])
+def test_a_mistake_is_one_line_exit_2_and_nothing_written(run, arguments, message):
+    before = files()
+    result = run(*arguments, code=2)
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("arbitrage: ")
+    assert result.stdout == ""
+    assert files() == before
+
+
+def test_bad_rows_are_named_with_their_file(run):
+    rows = [{"primary": [0.1, 0.2], "guardian": [0, 1]}, {"primary": [0.1, 0.2], "guardian": [0, None]}]
+    Path("bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stderr = run("calibrate", "bad.jsonl", "--alpha", "0.5", "-o", "c.json", code=2).stderr
+    assert "row 2: no Guardian score" in stderr
+    assert "--missing-guardian worst_case" in stderr
+    assert "bad.jsonl" in stderr
+    assert not Path("c.json").exists()
+
+
+def test_scores_outside_the_unit_interval_need_a_bound(run):
+    Path("s.jsonl").write_text('{"primary": [0.1, 0.2], "guardian": [0, -3]}\n' * 40)
+    assert "--loss-bound" in run("calibrate", "s.jsonl", "--alpha", "0.5", code=2).stderr
+    run("calibrate", "s.jsonl", "--alpha", "0.5", "--loss-bound", "3")
+
+
+def test_a_rule_is_applied_where_the_guardian_was_never_asked(run):
+    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
+    Path("new.jsonl").write_text('{"id": "a", "qwen15b": [0.9, 0.1]}\n{"id": "b", "qwen15b": [0.5, 0.4]}\n')
+    assert "ask it about the candidates" in run("apply", "c.json", "new.jsonl", "-o", "d.jsonl").stdout
+    decisions = [json.loads(line) for line in Path("d.jsonl").read_text().splitlines()]
+    assert [(d["action"], d["decided_by"]) for d in decisions] == [(0, "primary"), (None, "guardian")]
+    assert json.loads(run("apply", "c.json", "new.jsonl", "--json").stdout)["undecided"] == 1
+
+
+def test_applying_a_bound_certificate_to_other_models_warns(run):
+    row = '{"id": "%d", "primary": [0.9, 0.1], "guardian": [1, 0]}\n'
+    Path("a.jsonl").write_text("".join(row % k for k in range(40)))
+    Path("a.jsonl.meta.json").write_text('{"identities": {"primary": {"model": "x"}, "guardian": {"model": "y"}}}')
+    run("calibrate", "a.jsonl", "--alpha", "0.1", "-o", "c.json")
+    assert run("apply", "c.json", "a.jsonl").stderr == ""
+    Path("a.jsonl.meta.json").write_text('{"identities": {"primary": {"model": "z"}, "guardian": {"model": "y"}}}')
+    assert "promise may not hold" in run("apply", "c.json", "a.jsonl").stderr
+
+
+def test_a_misspelt_guardian_column_is_refused_where_it_was_named(run):
+    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
+    assert "no column 'exprt'" in run("apply", "c.json", "log.parquet", "--guardian-column", "exprt", code=2).stderr
+
+
+def test_identities_are_compared_for_the_columns_used_only(run):
+    Path("a.jsonl").write_text('{"a": [0.9, 0.1], "b": [1, 0], "c": [0, 1]}\n' * 40)
+    Path("a.jsonl.meta.json").write_text('{"identities": {"a": {"m": 1}, "b": {"m": 2}, "c": {"m": 3}}}')
+    run("calibrate", "a.jsonl", "--alpha", "0.1", "--primary-column", "a", "--guardian-column", "b", "-o", "c.json")
+    assert run("apply", "c.json", "a.jsonl").stderr == ""
+    Path("new.jsonl").write_text('{"a": [0.9, 0.1]}\n')
+    Path("new.jsonl.meta.json").write_text('{"identities": {"a": {"m": 1}}}')
+    assert run("apply", "c.json", "new.jsonl").stderr == ""
+
+
+def test_a_log_that_cannot_be_the_one_fails_verification(run):
+    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
+    Path("other.jsonl").write_text('{"qwen15b": [0.9, 0.1], "expert": [1, null]}\n')
+    assert "cannot have been made from" in run("verify", "c.json", "other.jsonl", code=1).stderr
+
+
+def test_split_sets_rows_aside(run):
+    run("split", "log.parquet", "explore.parquet", "certify.jsonl", "--share", "0.25", *PAIR)
+    parts = [ScoreLog.read(name, primary="qwen15b", guardian="expert") for name in ("explore.parquet", "certify.jsonl")]
+    assert [len(part) for part in parts] == [592, 1777]
+    assert not set(parts[0].id.tolist()) & set(parts[1].id.tolist())
+    assert (
+        "leaves a part empty" in run("split", "log.parquet", "a.csv", "b.csv", "--share", "1.5", *PAIR, code=2).stderr
+    )
+
+
+def test_another_certificates_key_is_never_replaced(run):
+    random = ["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random"]
+    run(*random, "-o", "c.json")
+    before = Path("c.key").read_bytes(), Path("c.json").read_text()
+    assert "key of another certificate" in run(*random, "-o", "c.json", code=2).stderr
+    assert (Path("c.key").read_bytes(), Path("c.json").read_text()) == before
+    run(*random, "--key-file", "c.key", "-o", "c.json")
+    assert "the key behind the draws is lost" in run(*random).stderr
+
+
+def test_truth_values_in_a_router_table_are_grades(run):
+    Path("runs.csv").write_text("score,small,big\n0.5,True,False\n0.2,false,true\n")
+    columns = ["--confidence", "score", "--primary-grade", "small", "--guardian-grade", "big"]
+    run("router-log", "runs.csv", *columns, "-o", "r.jsonl")
+    assert ScoreLog.read("r.jsonl").outcome("correct").tolist() == [0, 1, 1, 0]
+
+
+def test_plan_answers_for_a_given_number_of_rows(run):
+    document = json.loads(run("plan", "--alpha", "0.05", "--rows", "700", "--json").stdout)
+    assert [row["n"] for row in document["rows"]] == [700]
+    assert "all deferred" in run("plan", "--alpha", "0.02", "--rows", "5").stdout
+    assert "1 row or more" in run("plan", "--alpha", "0.05", "--rows", "0", code=2).stderr
+
+
+def test_a_failed_certificate_leaves_no_key_behind(run):
+    Path("d.json").mkdir()
+    run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", "d.json", code=2)
+    assert files() == ["d.json", "log.parquet"]
+
+
+def test_certificates_of_any_name_keep_keys_of_their_own(run):
+    for name in ("alpha0.1", "alpha0.2", "c.key"):
+        run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", name)
+    for name in ("alpha0.1", "alpha0.2", "c.key"):
+        run("verify", name, "log.parquet", "--key-file", f"{name}.key")
+
+
+def test_writing_through_a_link_keeps_the_link(run):
+    Path("real.json").write_text("old")
+    Path("link.json").symlink_to("real.json")
+    run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "link.json")
+    assert Path("link.json").is_symlink()
+    assert Certificate.load("real.json").alpha == 0.1
+
+
+def test_a_certificate_from_elsewhere_is_never_a_traceback(run):
+    run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "c.json")
+    good = Path("c.json").read_text()
+    for bad in (good.replace('"alpha": 0.1', '"alpha": NaN'), "[" * 100_000, good.replace('"primary": "qwen15b",', "")):
+        Path("bad.json").write_text(bad)
+        run("verify", "bad.json", "log.parquet", "--json", code=2)
+
+
+def test_without_arguments_the_help_is_shown(run):
+    assert "Usage:" in run().stdout
+
+
+def test_a_router_table_is_refused_with_its_own_column_names(run):
+    Path("runs.csv").write_text("score,small,big\n0.5,2,1\n")
+    columns = ["--confidence", "score", "--primary-grade", "small", "--guardian-grade", "big", "-o", "x.parquet"]
+    assert (
+        "runs.csv: row 1, column 'small': 2 must be in [0, 1]" in run("router-log", "runs.csv", *columns, code=2).stderr
+    )
+    Path("runs.jsonl").write_text('{"score": 0.5, "small": true, "big": false}\n')
+    run("router-log", "runs.jsonl", *columns)
+
+
+def test_every_command_has_help_with_an_example(run):
+    for name in cli.commands:
+        lines = run(name, "--help").stdout.splitlines()
+        assert any(line.strip().startswith(f"arbitrage {name}") for line in lines), name
+        assert not any("\\b" in line for line in lines), name
+
+
+def test_the_installed_command_runs_and_shows_no_traceback(tmp_path):
+    command = Path(sys.executable).parent / "arbitrage"
+    environment = os.environ | {"COLUMNS": "80"}
+    good = subprocess.run([command, "--version"], capture_output=True, text=True, env=environment, check=False)
+    assert (good.returncode, good.stderr) == (0, "")
+    bad = subprocess.run([command, "inspect", "x.csv"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr == "arbitrage: x.csv: there is no such file, or it may not be read\n"

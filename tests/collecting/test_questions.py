@@ -1,0 +1,337 @@
+import csv
+import json
+
+import duckdb
+import pytest
+
+from conformal_arbitrage.collecting.questions import read_menus, read_requests
+from conformal_arbitrage.errors import OptionError, ScoreLogError
+
+PLANETS = [
+    {"question": "Largest?", "choices": ["Mars", "Jupiter", "Venus"], "answer": "B"},
+    {"question": "Nearest the sun?", "choices": ["Mercury", "Earth"], "answer": "A"},
+    {"question": "Has rings?", "choices": ["Mars", "Earth", "Saturn"], "answer": "C"},
+]
+HELLO = [{"role": "user", "content": "Hello"}]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+every_format = pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Write rows to a file of some format; what is not text is JSON in CSV and has its own type in Parquet."""
+
+    def write(ending, rows):
+        lines = tmp_path / "rows.jsonl"
+        lines.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        path = tmp_path / f"rows.{ending}"
+        if ending == "parquet":
+            source = f"read_json('{lines}', format='newline_delimited', convert_strings_to_integers=false)"
+            with duckdb.connect() as connection:
+                connection.execute(f"copy (select * from {source}) to '{path}'")
+        elif ending == "csv":
+            with path.open("w", newline="") as stream:
+                writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)))
+                writer.writeheader()
+                for row in rows:
+                    writer.writerow({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()})
+        return path
+
+    return write
+
+
+def wide(rows):
+    """The same questions with one column per option."""
+    return [
+        {**{k: v for k, v in row.items() if k != "choices"}, **dict(zip("pqr", row["choices"], strict=False))}
+        for row in rows
+    ]
+
+
+@every_format
+def test_a_column_of_options_gives_menus_of_different_lengths(save, ending):
+    menus = read_menus(save(ending, PLANETS))
+    assert [query.context for query in menus.queries] == ["Largest?", "Nearest the sun?", "Has rings?"]
+    assert [query.actions for query in menus.queries] == [tuple(row["choices"]) for row in PLANETS]
+    assert menus.labels == [1, 0, 2]
+    assert menus.groups is None
+
+
+@every_format
+def test_one_column_per_option_gives_the_same_menus_in_the_order_of_the_columns_named(save, ending):
+    path = save(ending, wide(PLANETS))
+    menus = read_menus(path, choice_columns=["p", "q", "r"])
+    assert [query.actions for query in menus.queries] == [tuple(row["choices"]) for row in PLANETS]
+    assert menus.labels == [1, 0, 2]
+    turned = read_menus(path, choice_columns=["q", "p", "r"])
+    assert turned.queries[0].actions == ("Jupiter", "Mars", "Venus")
+
+
+@every_format
+def test_columns_may_have_other_names(save, ending):
+    rows = [{"stem": r["question"], "menu": r["choices"], "gold": r["answer"], "key": f"k{n}", "topic": "sky"}
+            for n, r in enumerate(PLANETS)]  # fmt: skip
+    named = {"question_column": "stem", "choices_column": "menu", "answer_column": "gold", "id_column": "key"}
+    menus = read_menus(save(ending, rows), **named, group_column="topic")
+    assert [query.id for query in menus.queries] == ["k0", "k1", "k2"]
+    assert menus.labels == [1, 0, 2]
+    assert menus.groups == ["sky"] * 3
+
+
+@every_format
+@pytest.mark.parametrize(
+    "answers", [["B", "A", "C"], ["b", " a ", "c"], [1, 0, 2], ["1", "0", "2"], ["Jupiter", "Mercury", "Saturn"]]
+)
+def test_answers_may_be_letters_indices_or_texts(save, ending, answers):
+    rows = [{**row, "answer": answer} for row, answer in zip(PLANETS, answers, strict=True)]
+    assert read_menus(save(ending, rows)).labels == [1, 0, 2]
+
+
+@every_format
+def test_questions_without_answers_have_no_labels(save, ending):
+    rows = [{"question": row["question"], "choices": row["choices"]} for row in PLANETS]
+    assert read_menus(save(ending, rows)).labels is None
+
+
+@every_format
+def test_answers_that_read_in_two_ways_are_refused_until_one_is_named(save, ending):
+    rows = [{"question": "Largest?", "choices": ["1", "0", "2"], "answer": "0"}]
+    path = save(ending, rows)
+    with pytest.raises(
+        OptionError, match=r"rows\.\w+: the answers read as index and as text; say which with --answer-is"
+    ):
+        read_menus(path)
+    assert read_menus(path, answer_is="index").labels == [0]
+    assert read_menus(path, answer_is="text").labels == [1]
+
+
+def test_one_row_that_fits_a_single_reading_settles_the_whole_column(save):
+    rows = [
+        {"question": "Largest?", "choices": ["1", "0", "2"], "answer": "0"},
+        {"question": "Next?", "choices": ["7", "8", "9"], "answer": "9"},
+    ]
+    assert read_menus(save("jsonl", rows)).labels == [1, 2]
+
+
+def test_two_readings_that_agree_are_no_ambiguity(save):
+    rows = [{"question": "Letter?", "choices": ["A", "B"], "answer": "B"}]
+    assert read_menus(save("jsonl", rows)).labels == [1]
+
+
+@every_format
+@pytest.mark.parametrize("answer", ["D", "3", "Pluto", "-1", "AB", ""])
+def test_an_answer_that_names_no_option_is_refused_with_its_row(save, ending, answer):
+    rows = [*PLANETS[:2], {**PLANETS[2], "answer": answer}]
+    with pytest.raises(ScoreLogError, match=r"row 3: the answer .* is not a letter.*--answer-column") as caught:
+        read_menus(save(ending, rows))
+    assert f"rows.{ending}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_row_named_is_the_first_that_the_best_reading_cannot_read(save):
+    rows = [{**row, "answer": answer} for row, answer in zip(PLANETS, ["B", "Z", "C"], strict=True)]
+    with pytest.raises(ScoreLogError, match="row 2: the answer 'Z'"):
+        read_menus(save("jsonl", rows))
+
+
+def test_a_reading_that_is_named_is_the_only_one_tried(save):
+    with pytest.raises(ScoreLogError, match="row 1: the answer 'B'"):
+        read_menus(save("jsonl", PLANETS), answer_is="index")
+
+
+@every_format
+def test_ids_of_the_file_are_kept(save, ending):
+    rows = [{"id": name, **row} for name, row in zip(["a", "007", "c d"], PLANETS, strict=True)]
+    assert [query.id for query in read_menus(save(ending, rows)).queries] == ["a", "007", "c d"]
+
+
+def test_ids_made_from_content_are_the_same_in_every_format_and_order(save):
+    made = [query.id for query in read_menus(save("jsonl", PLANETS)).queries]
+    assert len(set(made)) == 3
+    for ending in ("csv", "parquet"):
+        assert [query.id for query in read_menus(save(ending, PLANETS)).queries] == made
+    assert [query.id for query in read_menus(save("jsonl", PLANETS[::-1])).queries] == made[::-1]
+    assert [query.id for query in read_menus(save("csv", wide(PLANETS)), choice_columns="pqr").queries] == made
+
+
+def test_ids_made_from_content_depend_on_the_options_and_not_on_the_answer(save):
+    made = read_menus(save("jsonl", PLANETS)).queries[0].id
+    assert read_menus(save("jsonl", [{**PLANETS[0], "answer": "A"}])).queries[0].id == made
+    other = {**PLANETS[0], "choices": ["Mars", "Jupiter", "Pluto"]}
+    assert read_menus(save("jsonl", [other])).queries[0].id != made
+
+
+def test_equal_rows_are_numbered(save):
+    first, second, third = [query.id for query in read_menus(save("jsonl", [PLANETS[0]] * 3)).queries]
+    assert (second, third) == (f"{first}-2", f"{first}-3")
+
+
+@every_format
+@pytest.mark.parametrize("names", [["a", "b", "a"], ["a", "", "c"]])
+def test_ids_that_stand_twice_or_are_empty_are_refused(save, ending, names):
+    rows = [{"id": name, **row} for name, row in zip(names, PLANETS, strict=True)]
+    with pytest.raises(ScoreLogError, match=rf"rows\.{ending}: the id '.?' is empty or stands twice; make ids unique"):
+        read_menus(save(ending, rows))
+
+
+@every_format
+def test_a_column_called_group_is_read_unasked(save, ending):
+    rows = [{"group": name, **row} for name, row in zip("xyx", PLANETS, strict=True)]
+    assert read_menus(save(ending, rows)).groups == ["x", "y", "x"]
+
+
+@every_format
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("question_column", "--question-column"),
+        ("choices_column", "--choices-column or --choice-columns"),
+        ("answer_column", "--answer-column"),
+        ("id_column", "--id-column"),
+        ("group_column", "--group-column"),
+    ],
+)
+def test_a_column_that_is_not_there_is_named_with_those_that_are(save, ending, option, remedy):
+    wanted = f"there is no column 'nothing'; it has answer, choices, question; name another with {remedy}"
+    with pytest.raises(ScoreLogError) as caught:
+        read_menus(save(ending, PLANETS), **{option: "nothing"})
+    assert str(caught.value).endswith(wanted)
+    assert f"rows.{ending}: " in str(caught.value)
+
+
+def test_a_choice_column_that_is_not_there_is_named(save):
+    with pytest.raises(ScoreLogError, match=r"no column 's'.*--choice-columns"):
+        read_menus(save("csv", wide(PLANETS)), choice_columns=["p", "s"])
+
+
+@every_format
+@pytest.mark.parametrize("choices", [[], ["Mars", ""]])
+def test_a_row_without_options_or_with_an_empty_one_is_refused(save, ending, choices):
+    rows = [PLANETS[0], {"question": "None?", "choices": choices, "answer": "A"}]
+    with pytest.raises(
+        ScoreLogError, match=rf"rows\.{ending}: row 2 has no options, or an empty one; correct that row"
+    ):
+        read_menus(save(ending, rows))
+
+
+def test_options_that_are_not_a_list_are_refused(save):
+    with pytest.raises(ScoreLogError, match=r"rows\.parquet: column 'choices' is BIGINT; it must hold a list of texts"):
+        read_menus(save("parquet", [{"question": "q", "choices": 7}]))
+
+
+def test_text_that_is_no_list_of_options_is_refused_with_the_file(save):
+    with pytest.raises(ScoreLogError, match=r"rows\.csv"):
+        read_menus(save("csv", [{"question": "q", "choices": "Mars, Venus"}]))
+
+
+def test_the_first_rows_keep_their_labels_and_groups(save):
+    menus = read_menus(save("jsonl", [{"group": "g", **row} for row in PLANETS])).first(2)
+    assert ([q.context for q in menus.queries], menus.labels, menus.groups) == (
+        ["Largest?", "Nearest the sun?"], [1, 0], ["g", "g"],
+    )  # fmt: skip
+    assert len(read_menus(save("jsonl", PLANETS)).first(None).queries) == 3
+
+
+def test_a_missing_file_and_a_file_of_another_kind_are_one_line_each(tmp_path):
+    with pytest.raises(ScoreLogError, match=r"no\.jsonl: there is no such file"):
+        read_menus(tmp_path / "no.jsonl")
+    with pytest.raises(ScoreLogError, match=r"q\.xlsx: unknown kind of file; name it \.parquet"):
+        read_requests(tmp_path / "q.xlsx")
+
+
+@every_format
+def test_requests_keep_their_messages_tools_and_response_format(save, ending):
+    row = {
+        "messages": [{"role": "system", "content": "Brief."}, *HELLO],
+        "tools": TOOLS,
+        "response_format": {"type": "json_object"},
+        "parallel_tool_calls": False,
+        "expected": "Hi",
+        "comment": "not sent",
+    }
+    found = read_requests(save(ending, [row]))
+    body = {k: v for k, v in row.items() if k not in ("expected", "comment")}
+    assert found.requests[0].body == body
+    assert found.expected == ["Hi"]
+
+
+@every_format
+def test_what_a_row_leaves_empty_is_not_sent(save, ending):
+    rows = [{"messages": HELLO, "tools": TOOLS}, {"messages": HELLO, "tools": None}]
+    found = read_requests(save(ending, rows))
+    assert [set(request.body) for request in found.requests] == [{"messages", "tools"}, {"messages"}]
+    assert found.expected is None
+
+
+@every_format
+def test_a_tool_choice_by_name_is_kept(save, ending):
+    choice = {"type": "function", "function": {"name": "weather"}}
+    found = read_requests(save(ending, [{"messages": HELLO, "tools": TOOLS, "tool_choice": choice}]))
+    assert found.requests[0].body["tool_choice"] == choice
+
+
+@every_format
+def test_a_plain_question_becomes_a_message_of_the_user(save, ending):
+    rows = [{"ask": "Hello", "gold": "Hi", "id": "x", "group": "g"}]
+    found = read_requests(save(ending, rows), question_column="ask", answer_column="gold")
+    assert found.requests[0].body == {"messages": HELLO}
+    assert (found.requests[0].id, found.expected, found.groups) == ("x", ["Hi"], ["g"])
+
+
+@every_format
+def test_expected_tool_calls_are_kept_as_json(save, ending):
+    calls = [{"name": "weather", "arguments": {"city": "Oslo"}}]
+    found = read_requests(save(ending, [{"messages": HELLO, "expected": calls}]))
+    assert json.loads(found.expected[0]) == calls
+
+
+def test_ids_of_requests_are_made_from_the_whole_request(save):
+    rows = [{"messages": HELLO}, {"messages": HELLO, "tools": TOOLS}, {"messages": HELLO}]
+    first, second, third = [request.id for request in read_requests(save("jsonl", rows)).requests]
+    assert first != second
+    assert third == f"{first}-2"
+
+
+def test_the_first_requests_keep_what_is_expected(save):
+    rows = [{"messages": HELLO, "expected": name, "group": name} for name in "xyz"]
+    found = read_requests(save("jsonl", rows)).first(2)
+    assert (len(found.requests), found.expected, found.groups) == (2, ["x", "y"], ["x", "y"])
+
+
+@pytest.mark.parametrize("messages", ["Hello", '[{"role": "user"'])
+def test_messages_that_are_not_json_are_refused_with_their_row(save, messages):
+    rows = [{"messages": json.dumps(HELLO)}, {"messages": messages}]
+    with pytest.raises(ScoreLogError, match=r"rows\.csv: row 2: messages and tools must be JSON"):
+        read_requests(save("csv", rows))
+
+
+@pytest.mark.parametrize("messages", [{"role": "user"}, [], ["Hello"], [{"content": "Hello"}], None, 7])
+def test_messages_that_are_no_conversation_are_refused_with_an_example(save, messages):
+    rows = [{"messages": json.dumps(HELLO)}, {"messages": json.dumps(messages)}]
+    with pytest.raises(ScoreLogError, match=r'row 2: messages must be a list such as \[\{"role": "user"'):
+        read_requests(save("csv", rows))
+
+
+@every_format
+def test_requests_without_messages_say_how_to_name_a_question(save, ending):
+    with pytest.raises(ScoreLogError, match=r"no column 'messages'; it has ask; name another with --question-column"):
+        read_requests(save(ending, [{"ask": "Hello"}]))
+
+
+@every_format
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_a_tool_choice_in_a_word_is_kept(save, ending, choice):
+    found = read_requests(save(ending, [{"messages": HELLO, "tools": TOOLS, "tool_choice": choice}]))
+    assert found.requests[0].body["tool_choice"] == choice
+
+
+def test_digits_that_are_no_number_are_read_as_text(save):
+    rows = [{"question": "Square metres are written m and what?", "choices": ["²", "³"], "answer": "³"}]
+    assert read_menus(save("jsonl", rows)).labels == [1]
+
+
+@pytest.mark.parametrize("answer", ["B", "1"])
+def test_an_empty_option_before_a_filled_one_is_refused_as_letters_would_shift(save, answer):
+    rows = [{"question": "q", "p": "x", "q": "", "r": "y", "answer": answer}]
+    with pytest.raises(ScoreLogError, match="row 1"):
+        read_menus(save("csv", rows), choice_columns=["p", "q", "r"])

@@ -1,0 +1,56 @@
+import builtins
+
+import pytest
+
+from conformal_arbitrage import OptionError, evaluate
+from conformal_arbitrage.evaluation.figures import plot
+
+
+@pytest.fixture(scope="module")
+def frontier(science):
+    return evaluate(
+        science, [0.05, 0.1], calibration_size=500, trials=3, probabilities=[0.5], primary_cost=1, guardian_cost=9
+    )
+
+
+@pytest.mark.parametrize("x", ["cost", "loss"])
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_a_frontier_is_drawn_in_any_format(tmp_path, frontier, x, ending):
+    plot(frontier, tmp_path / f"f.{ending}", x=x)
+    assert (tmp_path / f"f.{ending}").stat().st_size > 5000
+
+
+def test_the_figure_names_every_policy_and_budget(tmp_path, frontier):
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        plot(frontier, tmp_path / "f.svg", x="loss")
+    text = (tmp_path / "f.svg").read_text()
+    for words in (
+        "Primary alone",
+        "Guardian alone",
+        "a coin between the two",
+        "α = 0.05",
+        "α = 0.1",
+        "loss on held-out rows",
+    ):
+        assert words in text
+
+
+def test_an_axis_that_does_not_exist_is_refused(tmp_path, frontier):
+    with pytest.raises(OptionError, match="no 'speed' to draw; there is cost, loss, correct"):
+        plot(frontier, tmp_path / "f.png", x="speed")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path, frontier, monkeypatch):
+    real = builtins.__import__
+
+    def absent(name, *rest, **options):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(OptionError, match="pip install matplotlib"):
+        plot(frontier, tmp_path / "f.png")

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+
+from conformal_arbitrage import OptionError, ScoreLog, calibrate
+from conformal_arbitrage.evaluation.frontier import costs_of
+from conformal_arbitrage.evaluation.inspection import inspect
+
+
+def pair(knows, n=2000, seed=0, **options):
+    """A Primary whose margin tells right from wrong (knows=1) or does not (0)."""
+    rng = np.random.default_rng(seed)
+    wrong = rng.random(n) < 0.3
+    margin = np.where(rng.random(n) < knows, np.where(wrong, 0.2, 0.8), 0.5) * rng.random(n)
+    primary = np.column_stack([0.5 + margin / 2, 0.5 - margin / 2])
+    guardian = np.where(wrong[:, None], [0.0, 1.0], [1.0, 0.0])
+    return ScoreLog.from_arrays(primary, guardian, label=wrong.astype(int), id=range(n), **options)
+
+
+def test_a_margin_that_knows_is_worth_routing_and_one_that_does_not_is_not():
+    knows, guesses = inspect(pair(1)), inspect(pair(0))
+    assert knows.worth_routing
+    assert knows.auc > 0.8
+    assert knows.calls_saved > 0.15
+    assert not guesses.worth_routing
+    assert guesses.auc_interval[0] < 0.5 < guesses.auc_interval[1]
+    assert abs(guesses.calls_saved) < 0.03
+    assert "coin" in guesses.verdict
+
+
+def test_the_auc_is_the_share_of_pairs_in_the_right_order():
+    log = pair(0.5, n=150)
+    margin = np.abs(np.diff(log.primary.reshape(-1, 2), axis=1)[:, 0]).round(12)
+    wrong = log.label == 1
+    pairs = [(a < b) + (a == b) / 2 for a in margin[wrong] for b in margin[~wrong]]
+    assert inspect(log).auc == pytest.approx(np.mean(pairs))
+
+
+def test_a_primary_that_loses_nothing_needs_no_guardian():
+    found = inspect(ScoreLog.from_arrays([[0.9, 0.1]] * 50, [[1.0, 0.0]] * 50))
+    assert not found.worth_routing
+    assert "the Primary alone loses nothing" in found.verdict
+    assert found.auc is None
+
+
+def test_a_primary_too_dear_for_what_it_saves_is_not_worth_routing():
+    log = pair(1)
+    cheap = inspect(log, costs=costs_of(log, primary_cost=1, guardian_cost=20))
+    dear = inspect(log, costs=costs_of(log, primary_cost=15, guardian_cost=20))
+    assert cheap.worth_routing
+    assert cheap.cost_per_1000 == {"primary": 1000, "guardian": 20000}
+    assert not dear.worth_routing
+    assert "cheaper Primary" in dear.verdict
+
+
+def test_coarse_margins_show_the_budget_they_waste():
+    log = pair(1)
+    coarse = ScoreLog.from_arrays(np.round(log.primary.reshape(-1, 2), 1), log.guardian.reshape(-1, 2))
+    fine_use, coarse_use = inspect(log).budgets[2], inspect(coarse).budgets[2]
+    assert fine_use.alpha == coarse_use.alpha == 0.05
+    assert fine_use.wasted < 0.02
+    assert coarse_use.wasted > 0.1
+    assert coarse_use.deferred_random < coarse_use.deferred
+    assert inspect(coarse).tied_rows == int((np.diff(coarse.primary.reshape(-1, 2)) == 0).sum())
+
+
+def test_problems_are_named_with_their_remedy():
+    log = ScoreLog.from_arrays([[0.1, None], [0.3, 0.3], [0.9, 0.1]], [[0, 5.0], [1, 2], [None, 0]])
+    found = inspect(log)
+    text = " ".join(found.problems)
+    assert (found.rows, found.no_opinion_rows, found.missing_guardian_rows) == (3, 1, 1)
+    assert found.budgets == ()
+    for word in ("--loss-bound", "--missing-guardian worst_case", "`id`", "label", "unbound"):
+        assert word in text
+    assert "rows are few" in " ".join(inspect(log, loss_bound=5).problems)
+
+
+def test_a_log_without_any_guardian_score_cannot_be_inspected():
+    with pytest.raises(OptionError, match="nothing to inspect"):
+        inspect(ScoreLog.from_arrays([[0.1, 0.2]], [None]))
+
+
+def test_the_bundled_pairs_are_judged_as_their_makers_found_them(science):
+    assert inspect(science).worth_routing
+    assert inspect(science).auc == pytest.approx(0.808, abs=0.001)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("n", [9, 19, 49, 99, 120])
+def test_budgets_are_those_of_the_exact_rule(seed, n):
+    rng = np.random.default_rng(seed)
+    log = ScoreLog.from_arrays(rng.integers(0, 6, (n, 3)) / 10, rng.integers(0, 3, (n, 3)) / 2, id=range(n))
+    for use in inspect(log).budgets:
+        made = calibrate(log, use.alpha, guardian_sees="all")
+        if made.status == "always_defer":
+            assert use.deferred is None
+            continue
+        assert use.deferred == made.apply(log).deferred.mean()
+        assert use.deferred_random <= use.deferred
+        options = {"guardian_sees": "all", "boundary": "random"}
+        drawn = [calibrate(log, use.alpha, key=bytes([k]), **options).apply(log).deferred.mean() for k in range(6)]
+        assert n < 40 or use.deferred_random == pytest.approx(np.mean(drawn), abs=0.12)
+
+
+def test_a_primary_without_any_opinion_always_defers():
+    found = inspect(ScoreLog.from_arrays([None] * 60, [[1.0, 0.0], [0.0, 1.0]] * 30))
+    assert [(use.deferred, use.deferred_random, use.wasted) for use in found.budgets[1:]] == [(1.0, 1.0, 0.0)] * 4
+    assert found.calls_saved == 0
+    assert not found.worth_routing
+
+
+def test_free_models_and_unknown_outcomes_are_no_trouble():
+    log = pair(1, n=100)
+    assert not inspect(log, costs=costs_of(log, primary_cost=0, guardian_cost=0)).worth_routing
+    unknown = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [[1, 0]] * 30, outcomes={"correct": [[None, None]] * 30})
+    assert inspect(unknown).outcomes == {"correct": {"primary": None, "guardian": None}}

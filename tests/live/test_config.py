@@ -1,0 +1,288 @@
+import asyncio
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from conformal_arbitrage.cli import cli
+from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.live.build import Models
+from conformal_arbitrage.live.config import Pinned, read_config, template, write_pinned
+from tests.scripted import Upstream, completion, scores
+
+GOOD = """\
+alpha = 0.1
+
+[primary]
+kind = "chat"
+url = "http://127.0.0.1:9/v1"
+model = "small"
+
+[guardian]
+kind = "function"
+function = "operator:attrgetter"
+name = "rule"
+"""
+
+
+def write(folder, text):
+    path = folder / "arbitrage.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("form", ["menu", "text"])
+def test_what_init_writes_is_a_valid_configuration(form, tmp_path):
+    read = read_config(write(tmp_path, template(form)))
+    assert (read.task.form, read.guardian_sees, read.alpha) == (form, "all", 0.05)
+
+
+def test_init_replaces_nothing_unless_told_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner()
+    assert run.invoke(cli, ["init"]).exit_code == 0
+    assert run.invoke(cli, ["init", "--form", "text"]).exit_code != 0
+    assert run.invoke(cli, ["init", "--form", "text", "--force"]).exit_code == 0
+    assert read_config().task.form == "text"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('model = "small"', 'modle = "small"', "line 6: there is no key 'modle'; did you mean 'model'?"),
+        ("alpha = 0.1", "alhpa = 0.1", "line 1: there is no key 'alhpa'; did you mean 'alpha'?"),
+        ('kind = "chat"', 'kind = "chatt"', "line 4: kind: Invalid value 'chatt'; did you mean 'chat'?"),
+        ('model = "small"', "model = 7", "line 6: model: Expected `str`, got `int`"),
+        ('url = "http://127.0.0.1:9/v1"\n', "", "line 3: [primary] lacks the key 'url'"),
+        ("[guardian]", "[gaurdian]", "there is no key 'gaurdian'; did you mean 'guardian'?"),
+        ('model = "small"', 'model = "small', "is not TOML"),
+        ('model = "small"', 'model = "small"\nattempts = 0', "line 7: attempts must be above 0; got 0"),
+        ('model = "small"', 'model = "small"\ntemperature = "hot"', "line 7: temperature"),
+        ("alpha = 0.1", "alpha = -1", "line 1: alpha must be above 0"),
+        ("[primary]", "[task]\nform = 'text'\n\n[primary]", 'needs confidence = "logprob" or "ask"'),
+        (
+            'model = "small"',
+            'model = "small"\n[primary.pinned]\nmod = "plain"',
+            "line 8: there is no key 'mod'; did you mean",
+        ),
+        ("alpha = 0.1", "alpha = 0.1\nfolder = 'x'", "line 2: there is no key 'folder'"),
+    ],
+)
+def test_a_bad_file_is_refused_with_the_line_and_the_nearest_key(old, new, said, tmp_path):
+    assert old in GOOD
+    with pytest.raises(ConfigError) as caught:
+        read_config(write(tmp_path, GOOD.replace(old, new, 1)))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_says_how_to_get_one(tmp_path):
+    with pytest.raises(ConfigError, match="`arbitrage init` writes one"):
+        read_config(tmp_path / "arbitrage.toml")
+
+
+def test_what_is_pinned_replaces_what_was_and_nothing_else(tmp_path):
+    path = write(tmp_path, "# mine\n" + GOOD)
+    write_pinned(path, {"primary": Pinned(mode="json_object", served='a "b" \\ c\n')})
+    write_pinned(path, {"primary": Pinned(mode="json_schema", served='a "b" \\ c\n')})
+    text = path.read_text()
+    assert text.startswith("# mine\n" + GOOD.rstrip())
+    assert text.count("[primary.pinned]") == 1
+    assert read_config(path).primary.pinned == Pinned(mode="json_schema", served='a "b" \\ c\n')
+
+
+def test_a_model_that_was_not_checked_is_not_asked(tmp_path):
+    models = Models(read_config(write(tmp_path, GOOD)))
+    with pytest.raises(ConfigError, match="run `arbitrage check`"):
+        models.scorer("primary")
+
+
+def test_a_missing_secret_is_named_by_its_variable(tmp_path, monkeypatch):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    text = GOOD.replace('model = "small"', 'model = "small"\nkey_env = "NO_SUCH_KEY"\n[primary.pinned]\nmode = "plain"')
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY is not set"):
+        Models(read_config(write(tmp_path, text))).scorer("primary")
+
+
+# check: what an endpoint wants is found out, and pinned.
+
+
+def check(tmp_path, reply, text=None, role="primary"):
+    """`arbitrage check` on a chat Primary behind a scripted server: the result, the file, the server."""
+
+    async def run():
+        async with Upstream(reply) as upstream:
+            config = (text or GOOD).replace("http://127.0.0.1:9/v1", upstream.url)
+            config = config.replace('function = "operator:attrgetter"', 'function = "tests.live.test_config:rule"')
+            path = write(tmp_path, config)
+            arguments = ["check", "--config", str(path), "--json"]
+            done = await asyncio.to_thread(CliRunner().invoke, cli, arguments)
+            return done, path, upstream
+
+    done, path, upstream = asyncio.run(run())
+    return done, path, upstream
+
+
+def rule(query):
+    return [1.0] * len(query.actions)
+
+
+def logprobs(*pairs):
+    top = [{"token": token, "logprob": value, "bytes": None} for token, value in pairs]
+    return {"content": [{"token": pairs[0][0], "logprob": pairs[0][1], "bytes": None, "top_logprobs": top}]}
+
+
+def endpoint(*, schema=True, json_mode=True, plain=True, field="max_tokens", gives_logprobs=True):
+    """An endpoint that understands some of the ways."""
+
+    def reply(path, body, number):
+        form = (body.get("response_format") or {}).get("type", "plain")
+        if field not in body:
+            return 400, {"error": {"message": f"Unsupported parameter: use '{field}' instead."}}
+        if (form == "json_schema" and not schema) or (form == "json_object" and not json_mode):
+            return 400, {"error": {"message": "response_format is not supported"}}
+        if body.get("logprobs"):
+            return completion(
+                "A", model="small-1", logprobs=logprobs(("A", -0.1), ("B", -2.5)) if gives_logprobs else None
+            )
+        if form == "plain" and not plain:
+            return completion("Red is a colour.", model="small-1")
+        return scores(0.9, 0.1, model="small-1")
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("ways", "mode", "field"),
+    [
+        ({}, "json_schema", "max_tokens"),
+        ({"schema": False}, "json_object", "max_tokens"),
+        ({"schema": False, "json_mode": False}, "plain", "max_tokens"),
+        ({"field": "max_completion_tokens"}, "json_schema", "max_completion_tokens"),
+    ],
+)
+def test_check_pins_the_first_way_that_works(ways, mode, field, tmp_path):
+    done, path, _ = check(tmp_path, endpoint(**ways))
+    assert done.exit_code == 0, done.output
+    pinned = read_config(path).primary.pinned
+    assert pinned == Pinned(mode=mode, token_field=field, served="small-1")
+    found = json.loads(done.stdout)["models"][0]
+    assert (found["served"], found["logprobs"], found["problem"]) == ("small-1", True, None)
+
+
+def test_check_says_whether_there_are_logprobs(tmp_path):
+    done, _, _ = check(tmp_path, endpoint(gives_logprobs=False))
+    assert json.loads(done.stdout)["models"][0]["logprobs"] is False
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (lambda *_: completion("no idea"), "every query would be deferred"),
+        (lambda *_: (401, {"error": {"message": "bad key"}}), "is the key right?"),
+        (lambda *_: (400, {"error": {"message": "temperature is not supported"}}), 'set temperature = "default"'),
+        (lambda *_: completion("", finish="length", usage=(10, 50), reasoning=50), "50 of them for reasoning"),
+    ],
+)
+def test_check_refuses_a_primary_that_could_only_defer_and_writes_nothing(reply, said, tmp_path):
+    done, path, _ = check(tmp_path, reply)
+    assert done.exit_code != 0
+    assert said in done.stderr
+    assert "pinned" not in path.read_text()
+
+
+TEXT = """\
+[task]
+form = "text"
+
+[primary]
+kind = "chat"
+url = "http://127.0.0.1:9/v1"
+model = "small"
+confidence = "CONFIDENCE"
+
+[guardian]
+kind = "chat"
+url = "http://127.0.0.1:9/v1"
+model = "large"
+"""
+
+
+def test_check_refuses_logprob_confidence_where_the_endpoint_gives_none(tmp_path):
+    done, _, _ = check(tmp_path, lambda *_: completion("Red"), TEXT.replace("CONFIDENCE", "logprob"))
+    assert done.exit_code != 0
+    assert "no confidence came with the answer" in done.stdout
+
+
+def test_check_pins_how_the_confidence_is_asked_for_in_text_form(tmp_path):
+    def reply(path, body, number):
+        form = (body.get("response_format") or {}).get("type")
+        if form == "json_schema":
+            return 400, {"error": {"message": "response_format json_schema is not supported"}}
+        return completion('{"confidence": 0.7}' if form else "Red", model=body["model"])
+
+    done, path, _ = check(tmp_path, reply, TEXT.replace("CONFIDENCE", "ask"))
+    assert done.exit_code == 0, done.output
+    assert read_config(path).primary.pinned.mode == "json_object"
+    assert read_config(path).guardian.pinned.mode == "plain"
+
+
+def test_the_key_is_in_no_file_and_in_no_output(tmp_path, monkeypatch):
+    monkeypatch.setenv("TEST_KEY", "sk-very-secret-0123456789")
+    text = GOOD.replace('model = "small"', 'model = "small"\nkey_env = "TEST_KEY"')
+
+    def reply(path, body, number):
+        return 401, {
+            "error": {"message": "wrong key sk-very-secret-0123456789, sent as Bearer sk-very-secret-0123456789"}
+        }
+
+    done, path, upstream = check(tmp_path, reply, text)
+    assert upstream.headers[0]["Authorization"] == "Bearer sk-very-secret-0123456789"
+    assert "very-secret" not in done.output + str(done.exception) + path.read_text()
+
+
+JUDGED = (
+    GOOD
+    + """
+[judge]
+kind = "chat"
+url = "http://127.0.0.1:9/v1"
+model = "judge"
+"""
+)
+
+
+def judging(content):
+    return lambda path, body, n: completion(content) if body["model"] == "judge" else endpoint()(path, body, n)
+
+
+def test_check_asks_a_judge_for_a_grade_within_the_limit_that_grading_sets(tmp_path):
+    done, path, upstream = check(tmp_path, judging('{"grade": 1}'), JUDGED)
+    assert done.exit_code == 0, done.output
+    [asked] = [body for body in upstream.bodies if body["model"] == "judge"]
+    assert (asked["max_tokens"], "red" in asked["messages"][0]["content"]) == (50, True)
+    assert read_config(path).judge.pinned is not None
+
+
+def test_check_refuses_a_judge_that_does_not_grade(tmp_path):
+    done, _, _ = check(tmp_path, judging("Red is a fine colour."), JUDGED)
+    assert done.exit_code == 2
+    assert "there is no grade" in done.output
+
+
+def test_check_asks_for_both_forms_where_policies_have_both(tmp_path):
+    both = GOOD.replace('model = "small"', 'model = "small"\nmax_tokens = 60\nconfidence = "logprob"')
+    both += '[policies.free]\nform = "text"\nmode = "shadow"\n'
+    both = both.replace(
+        'kind = "function"', 'kind = "chat"\nurl = "http://127.0.0.1:9/v1"\nmodel = "large"\nmax_tokens = 60'
+    )
+    both = "\n".join(line for line in both.splitlines() if not line.startswith(("function =", "name =")))
+    done, _, upstream = check(tmp_path, endpoint(), both)
+    assert done.exit_code == 0, done.output
+    for model in ("small", "large"):
+        asked = [body["messages"][-1]["content"] for body in upstream.bodies if body["model"] == model]
+        assert "Name a colour, in one word." in asked
+        assert any("Answer choices" in text for text in asked)
+    done, _, _ = check(tmp_path, endpoint(gives_logprobs=False), both)
+    assert done.exit_code == 2
+    assert "no confidence came with the answer" in done.output
