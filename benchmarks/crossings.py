@@ -34,6 +34,7 @@ class Watch:
         self._entered: set[FrameType] = set()
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        """Take one event of the interpreter."""
         if event != "call" or frame in self._entered:  # entered before: it goes on after an await
             return
         self._entered.add(frame)
