@@ -2,8 +2,8 @@
 
     python -m benchmarks.crossings [--list]
 
-A call counts once, when its function is entered, if caller and callee are in different modules of the package; going on
-after an await does not count again. Only the event loop's thread is watched: a thread of the store that commits is not.
+A call counts once, when its function is entered, if caller and callee are in different modules of the package; resuming
+after an await does not count again. Only the event loop's thread is watched, not the store's writer thread.
 """
 
 import argparse
@@ -34,8 +34,8 @@ class Watch:
         self._entered: set[FrameType] = set()
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        """Take one event of the interpreter."""
-        if event != "call" or frame in self._entered:  # entered before: it goes on after an await
+        """Handle one event of the interpreter."""
+        if event != "call" or frame in self._entered:  # entered before: it resumes after an await
             return
         self._entered.add(frame)
         callee = frame.f_globals.get("__name__", "")
@@ -48,7 +48,7 @@ class Watch:
 
 
 def layers() -> dict[str, int]:
-    """The height of each package, from the import rules."""
+    """Return the height of each package, from the import rules."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     names = document["tool"]["importlinter"]["contracts"][0]["layers"]
     return {
@@ -59,14 +59,14 @@ def layers() -> dict[str, int]:
 
 
 def upward(calls: Counter[Pair]) -> Counter[Pair]:
-    """The calls whose callee is in a higher layer than the caller."""
+    """Return the calls whose callee is in a higher layer than the caller."""
     heights = layers()
     height = {pair: [heights.get(name.split(".")[1], 0) for name in pair] for pair in calls}
     return Counter({pair: n for pair, n in calls.items() if height[pair][1] > height[pair][0]})
 
 
 def watched(house: House, body: dict[str, Any]) -> Watch:
-    """One request, after others that filled what is kept in memory."""
+    """Serve one request under watch, after others that filled the caches."""
     for _ in range(3):
         assert house.chat(body).status_code == 200
     watch = Watch()
@@ -81,7 +81,7 @@ def watched(house: House, body: dict[str, Any]) -> Watch:
 
 
 def three_words(*_: object) -> Stream:
-    """What a Guardian that streams three words sends."""
+    """Reply as a Guardian that streams three words."""
 
     async def portions() -> AsyncIterator[bytes]:
         for word in ("one", " two", " three"):
@@ -92,23 +92,30 @@ def three_words(*_: object) -> Stream:
     return Stream(portions())
 
 
+def measure() -> dict[str, Watch]:
+    """Serve one request of each kind and count its calls."""
+    unsure = {"form": "text", "primary": says("mine", 0.1), "guardian": three_words}
+    requests: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "menu, answered by the Primary": ({}, MENU),
+        "text, answered by the Primary": ({"form": "text"}, CHAT),
+        "text, a deferred stream of three words": (unsure, {**CHAT, "stream": True}),
+    }
+    results: dict[str, Watch] = {}
+    for name, (options, body) in requests.items():
+        with tempfile.TemporaryDirectory() as folder, House(Path(folder), **options) as house:
+            results[name] = watched(house, body)
+    return results
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="show every call")
     arguments = parser.parse_args()
-    results = {}
-    with tempfile.TemporaryDirectory() as folder, House(Path(folder)) as house:
-        results["menu"] = watched(house, MENU)
-    with tempfile.TemporaryDirectory() as folder, House(Path(folder), form="text") as house:
-        results["text"] = watched(house, CHAT)
-    unsure = {"form": "text", "primary": says("mine", 0.1), "guardian": three_words}
-    with tempfile.TemporaryDirectory() as folder, House(Path(folder), **unsure) as house:
-        results["deferred stream of three words"] = watched(house, {**CHAT, "stream": True})
-    for name, watch in results.items():
+    for name, watch in measure().items():
         print(f"{name}: {watch.calls.total()} calls between modules, {upward(watch.calls).total()} to a higher layer")
         if arguments.list:
-            for (caller, function), n in watch.functions.items():
-                print(f"  {n:3} {caller} -> {function}")
+            for (caller, function), count in watch.functions.items():
+                print(f"  {count:3} {caller} -> {function}")
 
 
 if __name__ == "__main__":

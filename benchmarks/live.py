@@ -25,8 +25,8 @@ from openai import AsyncOpenAI
 
 from conformal_arbitrage.collecting.collect import Collection, replies_path
 from conformal_arbitrage.collecting.questions import Menus
-from conformal_arbitrage.live.config import Chat, Config, Pinned
-from conformal_arbitrage.scorers.chat import ChatScorer, Settings
+from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.scorers import ChatConfig, ChatScorer, Pinned, Settings
 from conformal_arbitrage.types import Query
 from conformal_arbitrage.upstream.endpoint import Endpoint
 
@@ -97,8 +97,8 @@ def questions(rows: int) -> Menus:
 
 def collection(url: str, rows: int, concurrency: int, output: Path) -> Collection:
     pinned = Pinned()
-    primary = Chat(url=url, model="small", price=(1.0, 2.0), pinned=pinned)
-    guardian = Chat(url=url, model="large", price=(10.0, 20.0), pinned=pinned)
+    primary = ChatConfig(url=url, model="small", price=(1.0, 2.0), pinned=pinned)
+    guardian = ChatConfig(url=url, model="large", price=(10.0, 20.0), pinned=pinned)
     return Collection(
         config=Config(primary=primary, guardian=guardian), rows=questions(rows), output=output, concurrency=concurrency
     )

@@ -183,21 +183,21 @@ async def every_record(store: Store) -> AsyncIterator[DecisionRecord]:
 
 def faults_of(record: DecisionRecord, rule: Certificate) -> list[str]:
     """Where a decision is not the one that the certificate makes of the scores in its record."""
-    made = record.decision
-    legs = {leg["role"]: leg for leg in made["legs"]}
-    mine, theirs = legs["primary"]["scores"], legs.get("guardian", {}).get("scores")
-    name = str(named_in(made["content"]["context"]))
+    body = record.decision
+    scores = {leg.role: leg.scores for leg in body.legs}
+    mine, theirs = scores["primary"], scores.get("guardian")
+    name = str(named_in("" if body.content is None else str(body.content.context)))
     sight = rule.candidates(mine or (None,) * len(ACTIONS), id=record.id).tolist()
     top = sight[0] if len(sight) == 1 or theirs is None else int(np.argmax(theirs))
     checks = {
-        "candidates": made["candidates"] == sight,
-        "relaxation": made["relaxation"] == rule.relaxation,
+        "candidates": list(body.candidates) == sight,
+        "relaxation": body.relaxation == rule.relaxation,
         "who decided": record.decided_by == ("primary" if len(sight) == 1 else "guardian"),
-        "action": made["action"] == top,
+        "action": body.action == top,
         "Primary's scores": mine is None or bool(np.allclose(mine, _normal("primary", name))),
-        "guarantee": made["no_guarantee"] is None,
+        "guarantee": body.no_guarantee is None,
     }
-    return [f"{record.id}: {what} ({made})" for what, holds in checks.items() if not holds]
+    return [f"{record.id}: {what} ({body})" for what, holds in checks.items() if not holds]
 
 
 def _normal(role: str, name: str) -> list[float]:
@@ -237,8 +237,8 @@ async def soak(config: Path, database: str, requests: int, concurrency: int, rul
         async for record in every_record(store):
             kept.add(record.id)
             faults += faults_of(record, rule)
-            audits += bool(record.decision.get("audited"))
-            waiting += bool(record.decision.get("audited")) and record.audit is None
+            audits += record.decision.audited
+            waiting += record.decision.audited and record.audit is None
         chains = await store.verify()
     finally:
         await store.close()

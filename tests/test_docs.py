@@ -1,4 +1,4 @@
-"""Every code block in README.md, CONTRIBUTING.md and docs/ runs, in order, in a folder that holds what `make demo` wrote."""
+"""Run every code block in README.md, CONTRIBUTING.md and docs/, in order, in a folder with the output of `make demo`."""
 
 import os
 import re
@@ -44,7 +44,7 @@ def test_every_code_block_runs(page, demo, tmp_path, monkeypatch):
 
 
 def run_shell(code):
-    """Run the commands; a make target is only shown to exist, since it would install everything again."""
+    """Run the commands; of a make target only check that it exists, since it would install everything again."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for line in code.splitlines():
         dry = line.startswith("make ")
@@ -57,19 +57,19 @@ def run_shell(code):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_link_leads_somewhere(page):
+def test_every_link_has_a_target(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
-def test_the_documented_numbers_are_the_real_ones(demo):
+def test_the_documented_numbers_are_current(demo):
     from conformal_arbitrage import ScoreLog, calibrate
 
     log = ScoreLog.read(demo / "science.parquet", primary="qwen15b", guardian="expert")
     assert f"{calibrate(log, 0.05, guardian_sees='all').relaxation}: how far" in (ROOT / "README.md").read_text()
 
 
-def test_the_tables_of_dependencies_name_what_is_installed():
+def test_every_dependency_is_documented():
     declared = re.findall(r'^  "([a-z]+)[>=\[]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     text = (ROOT / "docs" / "dependencies.md").read_text()
     assert declared
@@ -77,7 +77,7 @@ def test_the_tables_of_dependencies_name_what_is_installed():
         assert name in text
 
 
-def test_the_reference_names_everything_public():
+def test_the_reference_lists_every_public_name():
     text = (ROOT / "docs" / "reference.md").read_text()
     for name in conformal_arbitrage.__all__:
         assert f"`{name}`" in text, name

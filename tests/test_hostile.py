@@ -1,4 +1,4 @@
-"""Decisions against an upstream that misbehaves in every way at once: each ends well, typed, and in time."""
+"""Decisions against an upstream that misbehaves in every way: each ends in time, with a typed result."""
 
 import asyncio
 import gzip
@@ -21,7 +21,8 @@ from conformal_arbitrage import (
     ScoreLog,
     calibrate,
 )
-from conformal_arbitrage.scorers import ChatAnswerer, ChatScorer, Endpoint, Gate, Limit, Retry, Settings
+from conformal_arbitrage.scorers import ChatAnswerer, ChatScorer, Settings
+from conformal_arbitrage.upstream import Endpoint, Limit, RateLimit, Retry
 from tests.scripted import completion, scores
 from tests.sockets import Sockets
 
@@ -75,7 +76,7 @@ SHAPES = [
 
 
 class Hostile:
-    """Draws what each request gets by its number, and keeps what it sent to whom."""
+    """Draws a behaviour for each request by its number, and records which reply went to which model."""
 
     def __init__(self, good):
         self.good = good
@@ -86,10 +87,10 @@ class Hostile:
         rng = random.Random(number)
         kind = rng.choices(KINDS, SHARES)[0]
         self.drawn[kind] += 1
-        asked = json.dumps(body["messages"])
-        count = len(re.findall("|".join(ACTIONS), asked))
+        text = json.dumps(body["messages"])
+        count = len(re.findall("|".join(ACTIONS), text))
         document, truth = self.good(rng, body, count) if kind == "good" else (None, None)
-        self.sent[body["model"], re.search(r"question (\d+)", asked)[1]].append((kind, truth))
+        self.sent[body["model"], re.search(r"question (\d+)", text)[1]].append((kind, truth))
         await self._send(peer, kind, rng, count, document)
 
     async def _send(self, peer, kind, rng, count, document):
@@ -121,7 +122,7 @@ class Hostile:
             await peer.send(text.encode())
 
     def _document(self, kind, rng, count):
-        lead = [1.0] + [0.0] * (count - 1)  # were it believed, the first action would lead by far
+        lead = [1.0] + [0.0] * (count - 1)  # if accepted, the first action would lead by far
         if kind == "NaN in the reply":
             return {**scores(*lead), "created": float("nan")}
         if kind == "no choices":
@@ -154,27 +155,27 @@ def scored(rng, body, count):
 
 
 async def decided(policies, queries):
-    """The outcome of every query and how long it took, many at once."""
+    """Return the outcome of every query and the seconds it took; many run concurrently."""
     waiting = iter(list(enumerate(queries)))
-    found = [None] * len(queries)
+    outcomes = [None] * len(queries)
 
     async def work():
         for number, query in waiting:
             start = time.perf_counter()
             try:
-                made = await policies[number % len(policies)].decide(query)
+                decision = await policies[number % len(policies)].decide(query)
             except ArbitrageError as error:
-                made = error
-            found[number] = (made, time.perf_counter() - start)
+                decision = error
+            outcomes[number] = (decision, time.perf_counter() - start)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
             group.create_task(work())
-    return found
+    return outcomes
 
 
 def run(hostile, policies, queries):
-    """Decide all queries; `policies(primary port, guardian port)` makes who decides them, in turn."""
+    """Decide all queries with the policies that `policies(primary port, guardian port)` returns, in turn."""
 
     async def main():
         async with (
@@ -182,19 +183,19 @@ def run(hostile, policies, queries):
             Endpoint(server.url, timeout=0.9) as brief,
             Endpoint(server.url, timeout=30) as patient,
         ):
-            gate = Gate(concurrency=AT_ONCE)
-            primary = Limit(Retry(brief, attempts=3, deadline=PRIMARY_DEADLINE, pause=0.01), gate)
-            guardian = Limit(Retry(patient, attempts=3, deadline=GUARDIAN_DEADLINE, pause=0.01), gate)
-            found = await decided(policies(primary, guardian), queries)
-            assert gate.slots._value == AT_ONCE  # every slot was given back
-            return found
+            rate_limit = RateLimit(concurrency=AT_ONCE)
+            primary = Limit(Retry(brief, attempts=3, deadline=PRIMARY_DEADLINE, pause=0.01), rate_limit)
+            guardian = Limit(Retry(patient, attempts=3, deadline=GUARDIAN_DEADLINE, pause=0.01), rate_limit)
+            outcomes = await decided(policies(primary, guardian), queries)
+            assert rate_limit.slots._value == AT_ONCE  # every slot was given back
+            return outcomes
 
     return asyncio.run(main())
 
 
-def assert_in_time(found, *, primary_calls=1):
+def assert_in_time(outcomes, *, primary_calls=1):
     most = primary_calls * PRIMARY_DEADLINE + GUARDIAN_DEADLINE + SLACK
-    late = [(number, seconds) for number, (_, seconds) in enumerate(found) if seconds > most]
+    late = [(number, seconds) for number, (_, seconds) in enumerate(outcomes) if seconds > most]
     assert late == []
 
 
@@ -202,9 +203,9 @@ def menu_calibration(sees):
     rng = np.random.default_rng(1)
     primary = rng.dirichlet(np.full(4, 0.7), 500).round(2)
     guardian = (0.2 * primary + 0.8 * rng.random((500, 4))).round(2)
-    made = calibrate(ScoreLog.from_arrays(primary, guardian), 0.05, guardian_sees=sees)
-    assert 0 < made.relaxation < 0.8
-    return made
+    certificate = calibrate(ScoreLog.from_arrays(primary, guardian), 0.05, guardian_sees=sees)
+    assert 0 < certificate.relaxation < 0.8
+    return certificate
 
 
 def assert_faithful(leg, sent):
@@ -221,7 +222,7 @@ def assert_excused(error, sent):
     assert "DeadlineError" in error or any(kind != "good" for kind, _ in sent), (error, sent)
 
 
-def test_ten_thousand_decisions_on_a_hostile_upstream_end_well_typed_and_in_time():
+def test_ten_thousand_decisions_on_a_hostile_upstream_end_with_a_typed_result_in_time():
     hostile = Hostile(scored)
     calibrations = [menu_calibration("candidates"), menu_calibration("all")]
 
@@ -238,36 +239,36 @@ def test_ten_thousand_decisions_on_a_hostile_upstream_end_well_typed_and_in_time
         ]
 
     queries = [Query(f"question {number}", ACTIONS, id=f"q{number}") for number in range(10_000)]
-    found = run(hostile, policies, queries)
+    outcomes = run(hostile, policies, queries)
     assert set(hostile.drawn) == set(KINDS)
-    assert_in_time(found)
+    assert_in_time(outcomes)
     ends = Counter()
-    for number, (made, _) in enumerate(found):
+    for number, (decision, _) in enumerate(outcomes):
         to_primary, to_guardian = (hostile.sent[role, str(number)] for role in ("primary", "guardian"))
-        if isinstance(made, GuardianError):
+        if isinstance(decision, GuardianError):
             assert number % 2 == 0
-            assert_excused(str(made), to_guardian)
+            assert_excused(str(decision), to_guardian)
             ends["error"] += 1
             continue
-        assert not isinstance(made, Exception), made
-        ends[made.decided_by] += 1
-        ends["without the primary"] += made.legs[0].scores is None
-        check_decision(made, calibrations[number % 2], to_primary, to_guardian)
+        assert not isinstance(decision, Exception), decision
+        ends[decision.decided_by] += 1
+        ends["without the primary"] += decision.legs[0].scores is None
+        check_decision(decision, calibrations[number % 2], to_primary, to_guardian)
     assert all(ends[end] >= 300 for end in ("primary", "guardian", "fallback", "error", "without the primary")), ends
 
 
-def check_decision(made, calibration, to_primary, to_guardian):
-    first, *rest = made.legs
+def check_decision(decision, calibration, to_primary, to_guardian):
+    first, *rest = decision.legs
     assert first.role == "primary"
     assert_faithful(first, to_primary)
     opinion = (None,) * len(ACTIONS) if first.scores is None else first.scores
-    candidates = calibration.candidates(opinion, id=made.id).tolist()
-    assert list(made.candidates) == candidates
-    assert made.answer == ACTIONS[made.action]
-    assert made.no_guarantee
-    if made.decided_by == "primary":
+    candidates = calibration.candidates(opinion, id=decision.id).tolist()
+    assert list(decision.candidates) == candidates
+    assert decision.answer == ACTIONS[decision.action]
+    assert decision.no_guarantee
+    if decision.decided_by == "primary":
         assert first.scores is not None
-        assert candidates == [made.action]
+        assert candidates == [decision.action]
         assert rest == []
         assert to_guardian == []
         return
@@ -275,19 +276,19 @@ def check_decision(made, calibration, to_primary, to_guardian):
     assert first.scores is not None or candidates == [0, 1, 2, 3]
     (second,) = rest
     assert_faithful(second, to_guardian)
-    if made.decided_by == "fallback":
+    if decision.decided_by == "fallback":
         assert second.scores is None
-        assert made.answer == "west"
+        assert decision.answer == "west"
         return
-    assert made.decided_by == "guardian"
+    assert decision.decided_by == "guardian"
     assert second.scores is not None
     shown = candidates if calibration.guardian_sees == "candidates" else range(4)
     assert len(second.scores) == len(shown)
-    assert made.action == shown[int(np.argmax(second.scores))]
+    assert decision.action == shown[int(np.argmax(second.scores))]
 
 
 def answered(rng, body, count):
-    """An answer with token probabilities, or a rating where one is asked for."""
+    """Return an answer with token probabilities, or a rating if the prompt asks for one."""
     sure = round(rng.random(), 3)
     if "How sure are you" in json.dumps(body["messages"]):
         return completion(json.dumps({"confidence": sure})), sure
@@ -303,13 +304,13 @@ def router_calibration():
     sure = rng.random(400).round(3)
     right = rng.random(400) < sure
     log = ScoreLog.from_router(confidence=sure, primary_grade=right, guardian_grade=np.ones(400))
-    made = calibrate(log, 0.15)
-    assert 0 < made.relaxation < 0.9
-    return made
+    certificate = calibrate(log, 0.15)
+    assert 0 < certificate.relaxation < 0.9
+    return certificate
 
 
 @pytest.mark.parametrize("confidence", ["logprob", "ask"])
-def test_a_router_on_a_hostile_upstream_never_takes_the_primarys_answer_unasked(confidence):
+def test_a_router_on_a_hostile_upstream_never_takes_the_primarys_answer_without_its_confidence(confidence):
     hostile = Hostile(answered)
     calibration = router_calibration()
 
@@ -325,44 +326,44 @@ def test_a_router_on_a_hostile_upstream_never_takes_the_primarys_answer_unasked(
             for safe in (None, "I cannot say")
         ]
 
-    asked = [{"messages": [{"role": "user", "content": f"question {number}"}]} for number in range(1500)]
-    found = run(hostile, policies, [ChatRequest(body, id=f"r{n}") for n, body in enumerate(asked)])
-    assert_in_time(found, primary_calls=2)
+    bodies = [{"messages": [{"role": "user", "content": f"question {number}"}]} for number in range(1500)]
+    outcomes = run(hostile, policies, [ChatRequest(body, id=f"r{n}") for n, body in enumerate(bodies)])
+    assert_in_time(outcomes, primary_calls=2)
     ends = Counter()
-    for number, (made, _) in enumerate(found):
+    for number, (decision, _) in enumerate(outcomes):
         to_primary, to_guardian = (hostile.sent[role, str(number)] for role in ("primary", "guardian"))
-        if isinstance(made, GuardianError):
+        if isinstance(decision, GuardianError):
             assert number % 2 == 0
-            assert_excused(str(made), to_guardian)
+            assert_excused(str(decision), to_guardian)
             ends["error"] += 1
             continue
-        assert not isinstance(made, Exception), made
-        ends[made.decided_by] += 1
-        first, *rest = made.legs
+        assert not isinstance(decision, Exception), decision
+        ends[decision.decided_by] += 1
+        first, *rest = decision.legs
         sure = 0.0 if first.scores is None else first.scores[0]
-        assert list(made.candidates) == calibration.candidates((0.0, sure), id=made.id).tolist()
-        if made.decided_by == "primary":
-            check_own_answer(made, to_primary, confidence)
+        assert list(decision.candidates) == calibration.candidates((0.0, sure), id=decision.id).tolist()
+        if decision.decided_by == "primary":
+            check_own_answer(decision, to_primary, confidence)
             assert calibration.candidates((0.0, sure)).tolist() == [1]
             assert (first.error, rest, to_guardian) == (None, [], [])
-        elif made.decided_by == "guardian":
+        elif decision.decided_by == "guardian":
             assert rest[0].error is None
-            assert made.action == 0
-            assert made.answer["content"]
+            assert decision.action == 0
+            assert decision.answer["content"]
         else:
-            assert made.decided_by == "fallback"
+            assert decision.decided_by == "fallback"
             assert rest[0].error
-            assert made.answer == {"role": "assistant", "content": "I cannot say"}
+            assert decision.answer == {"role": "assistant", "content": "I cannot say"}
     assert all(ends[end] >= 50 for end in ("primary", "guardian", "fallback", "error")), ends
 
 
-def check_own_answer(made, sent, confidence):
-    """The Primary's answer stood: it said so, and it was so sure."""
-    assert made.action == 1
-    (sure,) = made.legs[0].scores
+def check_own_answer(decision, sent, confidence):
+    """Check that the Primary sent this answer, with this confidence."""
+    assert decision.action == 1
+    (sure,) = decision.legs[0].scores
     good = [truth for kind, truth in sent if kind == "good"]
     if confidence == "logprob":
-        assert any(said == made.answer and stated == pytest.approx(sure) for said, stated in good)
+        assert any(said == decision.answer and stated == pytest.approx(sure) for said, stated in good)
     else:
         assert sure in [stated for stated in good if isinstance(stated, float)]
 
@@ -372,7 +373,7 @@ def check_own_answer(made, sent, confidence):
     ["0", None, True, False, "x", [], {}, 5, 10**400, -(10**400), -1e308, float("nan")],
     ids=lambda value: str(value)[:10],
 )
-def test_token_probabilities_that_cannot_be_never_make_the_primary_sure(logprob):
+def test_impossible_token_probabilities_never_make_the_primary_sure(logprob):
     document = completion("fine", logprobs={"content": [{"logprob": logprob}] * 3})
 
     async def reply(peer, body, number):
@@ -389,6 +390,6 @@ def test_token_probabilities_that_cannot_be_never_make_the_primary_sure(logprob)
             )
             return await router.decide(ChatRequest({"messages": [{"role": "user", "content": "question"}]}))
 
-    made = asyncio.run(main())
-    assert made.decided_by == "guardian"
-    assert made.answer["content"] == "from the guardian"
+    decision = asyncio.run(main())
+    assert decision.decided_by == "guardian"
+    assert decision.answer["content"] == "from the guardian"

@@ -3,29 +3,72 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from collections import defaultdict
+from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 import conformal_arbitrage
+from conformal_arbitrage import ScoreLog, calibrate, evaluate, inspect
 
 SOURCE = Path(conformal_arbitrage.__file__).parent
+DEFINITIONS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def test_all_is_what_is_public():
+def test_all_lists_exactly_the_public_names():
     modules = {m.name for m in pkgutil.iter_modules(conformal_arbitrage.__path__)}
-    public = {name for name in vars(conformal_arbitrage) if not name.startswith("_")} - modules
+    public = {name for name in dir(conformal_arbitrage) if not name.startswith("_")} - modules
     assert public == set(conformal_arbitrage.__all__)
+    assert all(hasattr(conformal_arbitrage, name) for name in public)
     assert list(conformal_arbitrage.__all__) == sorted(conformal_arbitrage.__all__)
 
 
-def test_the_error_tree_is_the_one_its_module_draws():
+def test_star_import_gives_every_public_name():
+    names = {}
+    exec("from conformal_arbitrage import *", names)
+    assert set(conformal_arbitrage.__all__) <= set(names)
+
+
+def test_the_verbs_of_the_command_line_are_functions_of_the_package():
+    for verb in ("collect", "inspect", "plan", "split", "calibrate", "verify", "evaluate"):
+        assert callable(getattr(conformal_arbitrage, verb))
+
+
+def test_the_version_is_the_installed_one():
+    assert conformal_arbitrage.__version__ == version("conformal-arbitrage")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        conformal_arbitrage.nothing  # noqa: B018
+
+
+def test_collect_is_loaded_on_first_use():
+    code = (
+        "import sys, conformal_arbitrage as c; m = 'conformal_arbitrage.collecting'; print(m in sys.modules); c.collect"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown == "False\n"
+    assert conformal_arbitrage.collect is importlib.import_module("conformal_arbitrage.collecting.collect").collect
+
+
+def test_the_package_is_marked_as_typed():
+    assert (SOURCE / "py.typed").exists()
+
+
+def test_the_package_runs_as_a_module():
+    command = [sys.executable, "-m", "conformal_arbitrage", "--version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown == f"arbitrage, version {version('conformal-arbitrage')}\n"
+
+
+def test_the_error_tree_matches_the_drawing_in_its_module():
     errors = importlib.import_module("conformal_arbitrage.errors")
     classes = {n for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, errors.ArbitrageError)}
     drawn = {word for word in errors.__doc__.replace("├──", " ").replace("└──", " ").split() if word.endswith("Error")}
     assert classes == drawn
 
 
-def test_importing_reads_no_heavy_library():
-    heavy = ("duckdb", "matplotlib", "rich", "click")
+def test_importing_the_package_loads_no_heavy_library():
+    heavy = ("duckdb", "matplotlib", "rich", "click", "aiohttp")
     code = f"import sys, conformal_arbitrage; print([m for m in {heavy} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown == "[]\n"
@@ -38,3 +81,72 @@ def test_functions_and_files_stay_small():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno - node.lineno <= 60, (path, node.name)
+
+
+def assigned(node):
+    """Return the names that an assignment binds."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def definitions(path):
+    """Yield the names of the classes, functions and type aliases (in CamelCase) at the top level of a module."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, DEFINITIONS):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            yield from (name for name in assigned(node) if name[0].isupper() and (len(name) == 1 or not name.isupper()))
+
+
+def test_no_public_name_is_defined_in_two_modules():
+    homes = defaultdict(set)
+    for path in sorted(SOURCE.rglob("*.py")):
+        for name in definitions(path):
+            if not name.startswith("_") and not name.endswith("_command"):
+                homes[name].add(str(path.relative_to(SOURCE)))
+    shared = {name: sorted(paths) for name, paths in homes.items() if len(paths) > 1}
+    assert not shared, "rename one of each:\n" + "\n".join(f"  {n}: {', '.join(p)}" for n, p in shared.items())
+
+
+def test_commands_of_the_command_line_have_distinct_function_names():
+    names = [name for path in (SOURCE / "cli").glob("*.py") for name in definitions(path)]
+    assert len([name for name in names if name.endswith("_command")]) > 15
+    assert len(names) == len(set(names))
+
+
+EVIL = "<script>alert('x')</script>"
+
+
+def evil_objects():
+    """Return a certificate, a frontier and an inspection with hostile names in every free text field."""
+
+    def loss(row, sight):
+        return 0.0
+
+    loss.__name__ = EVIL
+    scores = {"primary": [[0.9, 0.1]] * 30, "guardian": [[1.0, 0.0]] * 30}
+    log = ScoreLog.from_arrays(**scores, outcomes={EVIL: [[1.0, 0.0]] * 30})
+    return [
+        calibrate(log, 0.2, loss=loss, loss_bound=1),
+        evaluate(log, [0.2], calibration_size=10, trials=2),
+        inspect(log),
+    ]
+
+
+@pytest.mark.parametrize("place", range(3), ids=["certificate", "frontier", "inspection"])
+def test_html_representations_escape_all_text(place):
+    page = evil_objects()[place]._repr_html_()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert page.startswith("<table>")
+
+
+def test_text_representations_are_short(science):
+    certificate = calibrate(science, 0.05, guardian_sees="all")
+    assert repr(certificate) == (
+        "Certificate(status='ok', relaxation=0.457141, alpha=0.05, n=2369, loss='guardian_regret', guardian_sees='all', "
+        "boundary='include')"
+    )
+    frontier = evaluate(science, [0.05, 0.1], calibration_size=500, trials=2)
+    assert repr(frontier) == "Frontier(alphas=[0.05, 0.1], trials=2, calibration_size=500, n=2369)"
+    assert len(repr(inspect(science))) < 250

@@ -1,32 +1,33 @@
 """Every exception this package raises on purpose.
 
     ArbitrageError
-    ├── ScoreLogError      the data: a wrong type, an infinity, a duplicate id, a missing score
-    ├── OptionError        a value the caller chose: alpha, a bound, a size, a name
-    ├── InfeasibleError    no relaxation keeps the budget, and deferring everything does not either
+    ├── ScoreLogError      invalid data: a wrong type, an infinity, a duplicate id, a missing score
+    ├── OptionError        an invalid argument: alpha, a bound, a size, a name
+    ├── InfeasibleError    no relaxation keeps the budget, and neither does deferring every query
     ├── SourceError        an experiment needs data that its source lacks
-    ├── CertificateError   a certificate that cannot be read, or a key that is missing or wrong
+    ├── CertificateError   a certificate cannot be read, or its key is missing or wrong
     │   └── StaleCalibrationError  the models differ from those the certificate was made with
-    ├── OutputError        a file that cannot be written
-    ├── ConfigError        arbitrage.toml: an unknown key, a wrong value, a missing secret
-    ├── CostLimitError     the next call could take the bill past the limit
-    ├── GuardianError      the Guardian was to decide and could not
-    ├── RequestError       a request that the gateway refuses, with its HTTP status
-    ├── StoreError         decisions cannot be kept: no database, a damaged one, a newer schema
-    │   └── LostClaimError     another gateway took over the work of an idempotency key
-    └── ScorerError        a model could not be asked, or its reply could not be used
-        ├── UpstreamError      the endpoint refused, failed or could not be reached
-        │   └── DeadlineError      it did not answer in time
-        └── ReplyError         it answered, and the answer cannot be read as scores
-            ├── CutOffError        the reply ended at its token limit before any content
-            └── RefusalError       the model declined to answer
+    ├── OutputError        a file cannot be written
+    ├── ConfigError        arbitrage.toml has an unknown key, a wrong value or lacks a secret
+    ├── CostLimitError     the next call could exceed the cost limit
+    ├── GuardianError      a decision needed the Guardian, and it failed
+    ├── QuotaError         the Guardian's quota of calls or money is used up for now
+    ├── RequestError       the gateway rejected a request, with an HTTP status
+    ├── StoreError         the store is unreachable, damaged or of a newer schema
+    │   └── LostClaimError     another gateway took over a claimed request
+    └── ScorerError        a model call failed, or its reply is unusable
+        ├── UpstreamError      the endpoint rejected the call, failed or is unreachable
+        │   └── DeadlineError      the call timed out
+        └── ReplyError         the reply cannot be parsed
+            ├── CutOffError        the reply reached its token limit before any content
+            └── RefusalError       the model refused to answer
 
 Messages carry the value, the limit and the remedy, on one line.
 """
 
 
 class ArbitrageError(Exception):
-    """Base of all errors raised by this package."""
+    """Base class of all errors raised by this package."""
 
 
 class ScoreLogError(ArbitrageError):
@@ -34,15 +35,15 @@ class ScoreLogError(ArbitrageError):
 
 
 class OptionError(ArbitrageError, ValueError):
-    """An argument is outside its range or does not go with another one."""
+    """An argument is out of range or conflicts with another one."""
 
 
 class InfeasibleError(ArbitrageError):
-    """No certificate can be given for this loss, budget and number of rows."""
+    """No certificate is possible for this loss, budget and number of rows."""
 
 
 class SourceError(ArbitrageError):
-    """An experiment cannot be run on the scores it was given."""
+    """An experiment cannot be run on these scores."""
 
 
 class CertificateError(ArbitrageError):
@@ -50,33 +51,55 @@ class CertificateError(ArbitrageError):
 
 
 class StaleCalibrationError(CertificateError):
-    """A certificate was made with other models, prompts or settings than those at hand."""
+    """A certificate was made with other models, prompts or settings than the current ones."""
 
 
 class OutputError(ArbitrageError):
-    """A result could not be written."""
+    """A file could not be written."""
 
 
 class ConfigError(ArbitrageError):
-    """A configuration cannot be used."""
+    """A configuration is invalid."""
 
 
 class CostLimitError(ArbitrageError):
-    """A call was not made, since it could take the bill past the limit."""
+    """A call was not made because it could exceed the cost limit."""
 
 
 class GuardianError(ArbitrageError):
-    """A decision was the Guardian's to make, and it could not."""
+    """A decision needed the Guardian, and it failed.
+
+    Attributes:
+        reason: what went wrong, without text from the endpoint.
+        retryable: whether a retry may succeed.
+    """
+
+    def __init__(self, message: str, *, reason: str = "failed", retryable: bool = True) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retryable = retryable
+
+
+class QuotaError(ArbitrageError):
+    """The Guardian's quota of calls or money is used up for now.
+
+    Attributes:
+        retry_after: seconds until there is room again.
+    """
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class RequestError(ArbitrageError):
-    """A request that the gateway refuses.
+    """A request that the gateway rejects.
 
     Attributes:
         status: the HTTP status.
-        code: a word for programs.
-        param: the field at fault, if one is.
-        headers: further headers of the reply, such as Retry-After.
+        code: a machine-readable code.
+        param: the field at fault, if there is one.
+        headers: extra headers of the response, such as Retry-After.
     """
 
     def __init__(
@@ -96,7 +119,7 @@ class RequestError(ArbitrageError):
 
 
 class StoreError(ArbitrageError):
-    """The decision record cannot be used."""
+    """The decision store cannot be used."""
 
 
 class LostClaimError(StoreError):
@@ -104,11 +127,11 @@ class LostClaimError(StoreError):
 
 
 class ScorerError(ArbitrageError):
-    """A model gave no usable scores or answer.
+    """A model returned no usable scores or answer.
 
     Attributes:
-        spent: what the attempts took, a `Spent`; None if nothing was asked.
-        raw: what came back, if anything.
+        spent: calls, tokens and cost of the attempts, a `Spent`; None if no call was made.
+        raw: the raw reply, if there was one.
     """
 
     def __init__(self, message: str, *, spent: object = None, raw: str | None = None) -> None:
@@ -118,12 +141,12 @@ class ScorerError(ArbitrageError):
 
 
 class UpstreamError(ScorerError):
-    """An endpoint refused, failed or could not be reached.
+    """An endpoint rejected a call, failed or is unreachable.
 
     Attributes:
         status: the HTTP status, None if there was none.
-        retryable: whether the same request may succeed later.
-        retry_after: seconds the endpoint asked to wait.
+        retryable: whether a retry may succeed.
+        retry_after: seconds to wait, as told by the endpoint.
     """
 
     def __init__(
@@ -143,16 +166,16 @@ class UpstreamError(ScorerError):
 
 
 class DeadlineError(UpstreamError):
-    """No answer in time."""
+    """A call timed out."""
 
 
 class ReplyError(ScorerError):
-    """A reply that cannot be read as scores or as an answer."""
+    """A reply cannot be parsed as scores or as an answer."""
 
 
 class CutOffError(ReplyError):
-    """A reply that ended at its token limit before any content."""
+    """A reply reached its token limit before any content."""
 
 
 class RefusalError(ReplyError):
-    """A model that declined to answer."""
+    """A model refused to answer."""

@@ -18,7 +18,7 @@ from conformal_arbitrage import (
     rows_needed,
     verify,
 )
-from conformal_arbitrage.calibration.options import draw
+from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.core.losses import guardian_ticks
 from tests import paper
 from tests.conftest import BUNDLED, SHARED, shared_json
@@ -36,27 +36,27 @@ def shared_log(name):
     return ScoreLog.read(SHARED / f"{name.split(':')[0]}.parquet", **LOGS[name])
 
 
-def close(found, expected):
-    return found is None if expected is None else found is not None and abs(found - expected) <= 1e-9
+def close(value, expected):
+    return value is None if expected is None else value is not None and abs(value - expected) <= 1e-9
 
 
 @pytest.mark.skipif(CASES is None, reason=ABSENT)
-def test_every_small_decimal_case_is_met():
+def test_calibrate_solves_every_small_decimal_case():
     wrong = []
     for number, case in enumerate(CASES or []):
         log = ScoreLog.from_arrays(case["primary"], case["guardian"])
         for sees, answers in case["relaxation"].items():
             for alpha, expected in answers.items():
-                made = calibrate(log, alpha, guardian_sees=sees, loss_bound=case["loss_bound"])
-                if not close(made.relaxation, expected):
-                    wrong.append((number, sees, alpha, made.relaxation, expected))
+                certificate = calibrate(log, alpha, guardian_sees=sees, loss_bound=case["loss_bound"])
+                if not close(certificate.relaxation, expected):
+                    wrong.append((number, sees, alpha, certificate.relaxation, expected))
     assert len(CASES) == 389
     assert wrong == []
 
 
 @pytest.mark.skipif(EXPECTED is None, reason=ABSENT)
 @pytest.mark.parametrize("name", sorted(EXPECTED or {}))
-def test_every_expected_relaxation_of_the_real_logs_is_met(name):
+def test_calibrate_finds_every_expected_relaxation_of_the_real_logs(name):
     log = shared_log(name.split("/")[0])
     log = log.binarized() if name.endswith("/binarized") else log
     answers = EXPECTED[name]
@@ -67,25 +67,25 @@ def test_every_expected_relaxation_of_the_real_logs_is_met(name):
         ("candidates_grid_0.01", {"grid": 0.01}),
     ):
         for alpha, expected in answers[rule].items():
-            made = calibrate(log, alpha, loss_bound=answers["loss_bound"], **options)
-            assert close(made.relaxation, expected), (rule, alpha, made.relaxation, expected)
-            assert made.status == ("always_defer" if expected is None else "ok")
+            certificate = calibrate(log, alpha, loss_bound=answers["loss_bound"], **options)
+            assert close(certificate.relaxation, expected), (rule, alpha, certificate.relaxation, expected)
+            assert certificate.status == ("always_defer" if expected is None else "ok")
 
 
 def assert_rule_and_curve_agree(log, alpha, **options):
-    """The candidates of every row imply the loss that the curve counted, to the bit."""
-    made = calibrate(log, alpha, **options)
-    decisions = made.apply(log)
+    """Check that the candidates of every row imply the loss that the curve counted, to the bit."""
+    certificate = calibrate(log, alpha, **options)
+    decisions = certificate.apply(log)
     total = 0
     for k in range(len(log)):
         span = slice(log.offsets[k], log.offsets[k + 1])
         id = None if log.id is None else str(log.id[k])
-        alone = made.candidates(log.primary[span], id=id)
+        alone = certificate.candidates(log.primary[span], id=id)
         assert alone.tolist() == np.flatnonzero(decisions.candidate[span]).tolist()
         ticks = guardian_ticks(log.loss_scores[span])
         sight = alone if options.get("guardian_sees") != "all" or len(alone) == 1 else np.arange(len(ticks))
         total += int(ticks.max() - ticks[sight].max())
-    assert made.empirical_risk == float(Fraction(total, 10**12) / len(log))
+    assert certificate.empirical_risk == float(Fraction(total, 10**12) / len(log))
 
 
 OPTIONS = [
@@ -100,17 +100,17 @@ OPTIONS = [
 @pytest.mark.skipif(EXPECTED is None, reason=ABSENT)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("name", sorted(LOGS))
-def test_deployment_and_calibration_take_the_same_sets_on_every_real_row(name, options):
+def test_deployment_uses_the_calibrated_candidate_sets_on_every_real_row(name, options):
     assert_rule_and_curve_agree(shared_log(name), 0.05, loss_bound=1, **options)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_deployment_and_calibration_take_the_same_sets_on_the_bundled_log(science, options):
+def test_deployment_uses_the_calibrated_candidate_sets_on_the_bundled_log(science, options):
     assert_rule_and_curve_agree(science, 0.05, **options)
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3])
-def test_deployment_and_calibration_take_the_same_sets_on_coarse_and_single_precision_scores(digits):
+def test_deployment_uses_the_calibrated_candidate_sets_on_coarse_and_single_precision_scores(digits):
     rng = np.random.default_rng(digits)
     primary = np.round(rng.random((300, 4)), digits)
     guardian = np.round(rng.random((300, 4)), 2)
@@ -119,27 +119,27 @@ def test_deployment_and_calibration_take_the_same_sets_on_coarse_and_single_prec
         assert_rule_and_curve_agree(ScoreLog.from_arrays(scores, guardian), 0.1)
 
 
-def test_the_same_threshold_serves_every_number_type():
+def test_candidates_do_not_depend_on_the_number_type():
     log = ScoreLog.from_arrays(np.array([[0.9, 0.4]] * 30, dtype=np.float32), [[0.5, 0.6]] * 30)
-    made = calibrate(log, 0.05)
-    assert made.score_digits == 6
-    assert made.relaxation == 0.5
-    assert made.candidates([0.9, 0.4]).tolist() == [0, 1]
-    assert made.candidates(np.array([0.9, 0.4], dtype=np.float32)).tolist() == [0, 1]
+    certificate = calibrate(log, 0.05)
+    assert certificate.score_digits == 6
+    assert certificate.relaxation == 0.5
+    assert certificate.candidates([0.9, 0.4]).tolist() == [0, 1]
+    assert certificate.candidates(np.array([0.9, 0.4], dtype=np.float32)).tolist() == [0, 1]
 
 
 def test_no_opinion_means_every_action_is_a_candidate(science):
-    made = calibrate(science, 0.2)
-    assert made.candidates([None, 0.2, 0.9]).tolist() == [0, 1, 2]
+    certificate = calibrate(science, 0.2)
+    assert certificate.candidates([None, 0.2, 0.9]).tolist() == [0, 1, 2]
 
 
-def test_too_few_rows_defer_always_and_say_so():
+def test_too_few_rows_give_an_always_defer_certificate():
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 8, [[1.0, 0.0]] * 8)
-    made = calibrate(log, 0.1)
-    assert (made.status, made.relaxation, made.empirical_risk) == ("always_defer", None, 0.0)
-    assert made.candidates([0.9, 0.1]).tolist() == [0, 1]
-    assert made.apply(log).deferred.all()
-    assert "goes to the Guardian" in made.guarantee
+    certificate = calibrate(log, 0.1)
+    assert (certificate.status, certificate.relaxation, certificate.empirical_risk) == ("always_defer", None, 0.0)
+    assert certificate.candidates([0.9, 0.1]).tolist() == [0, 1]
+    assert certificate.apply(log).deferred.all()
+    assert "goes to the Guardian" in certificate.guarantee
     assert calibrate(ScoreLog.from_arrays([[0.9, 0.1]] * 9, [[1.0, 0.0]] * 9), 0.1).status == "ok"
 
 
@@ -156,40 +156,40 @@ def test_rows_needed_is_the_first_size_that_does_not_always_defer(alpha, bound, 
 
 
 def test_slack_and_risk_are_exact(science):
-    made = calibrate(science, 0.05)
+    certificate = calibrate(science, 0.05)
     curve = RiskCurve.from_log(science)
-    total = Fraction(int(curve.totals[np.searchsorted(curve.breakpoints, made.relaxation)]), 10**12)
-    assert made.empirical_risk == float(total / 2369)
-    assert made.slack == float(Fraction("0.05") - (total + 1) / 2370)
-    assert made.slack >= 0
+    total = Fraction(int(curve.totals[np.searchsorted(curve.breakpoints, certificate.relaxation)]), 10**12)
+    assert certificate.empirical_risk == float(total / 2369)
+    assert certificate.slack == float(Fraction("0.05") - (total + 1) / 2370)
+    assert certificate.slack >= 0
 
 
-def test_a_certificate_survives_saving_and_loading(tmp_path, science):
-    made = calibrate(science, 0.05, guardian_sees="all")
-    made.save(tmp_path / "certificate.json")
-    assert Certificate.load(tmp_path / "certificate.json") == made
+def test_a_saved_certificate_loads_unchanged(tmp_path, science):
+    certificate = calibrate(science, 0.05, guardian_sees="all")
+    certificate.save(tmp_path / "certificate.json")
+    assert Certificate.load(tmp_path / "certificate.json") == certificate
     document = json.loads((tmp_path / "certificate.json").read_text())
     assert list(document) == [f.name for f in fields(Certificate) if f.name != "key"]
     assert document["identities"] == "unbound"
-    assert document["relaxation"] == made.relaxation
+    assert document["relaxation"] == certificate.relaxation
     assert {p.name for p in tmp_path.iterdir()} == {"certificate.json"}
 
 
-def test_the_key_is_kept_beside_the_certificate_and_out_of_it(tmp_path, science):
-    made = calibrate(science, 0.05, boundary="random")
-    made.save(tmp_path / "certificate.json")
+def test_the_key_is_saved_beside_the_certificate_and_never_in_it(tmp_path, science):
+    certificate = calibrate(science, 0.05, boundary="random")
+    certificate.save(tmp_path / "certificate.json")
     key_file = tmp_path / "certificate.key"
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
-    assert key_file.read_bytes() == made.key
-    assert made.key.hex() not in (tmp_path / "certificate.json").read_text()
-    assert made.key.hex() not in repr(made)
-    assert repr(made.key) not in repr(made)
+    assert key_file.read_bytes() == certificate.key
+    assert certificate.key.hex() not in (tmp_path / "certificate.json").read_text()
+    assert certificate.key.hex() not in repr(certificate)
+    assert repr(certificate.key) not in repr(certificate)
     loaded = Certificate.load(tmp_path / "certificate.json", key=read_key(key_file))
-    assert np.array_equal(loaded.apply(science).candidate, made.apply(science).candidate)
-    assert verify(loaded, science) == {}
+    assert np.array_equal(loaded.apply(science).candidate, certificate.apply(science).candidate)
+    assert verify(loaded, science)
 
 
-def test_without_its_key_a_random_boundary_cannot_be_used(tmp_path, science):
+def test_a_random_boundary_cannot_be_used_without_its_key(tmp_path, science):
     calibrate(science, 0.05, boundary="random").save(tmp_path / "c.json")
     loaded = Certificate.load(tmp_path / "c.json")
     for use in (
@@ -213,11 +213,11 @@ def test_a_random_boundary_needs_ids(science):
         calibrate(replace(science, id=None), 0.05, boundary="random")
     with pytest.raises(OptionError, match="pass id="):
         calibrate(science, 0.05, boundary="random").candidates([0.1, 0.2])
-    with pytest.raises(OptionError, match="a text"):
+    with pytest.raises(OptionError, match="a non-empty text"):
         calibrate(science, 0.05, boundary="random").candidates([0.1, 0.2], id=17)
 
 
-def test_a_random_boundary_spends_the_budget_that_coarse_scores_waste():
+def test_a_random_boundary_spends_the_budget_that_coarse_scores_leave_unused():
     rng = np.random.default_rng(0)
     n = 4000
     primary = np.round(rng.random((n, 2)) * 4) / 4
@@ -230,11 +230,11 @@ def test_a_random_boundary_spends_the_budget_that_coarse_scores_waste():
 
 
 def test_draws_are_uniform_and_depend_on_key_and_id():
-    found = np.array([draw(b"key", f"q{k}") for k in range(20_000)])
-    assert abs(found.mean() - 0.5) < 0.01
-    assert abs(np.quantile(found, [0.1, 0.9]) - [0.1, 0.9]).max() < 0.01
+    values = np.array([draw(b"key", f"q{k}") for k in range(20_000)])
+    assert abs(values.mean() - 0.5) < 0.01
+    assert abs(np.quantile(values, [0.1, 0.9]) - [0.1, 0.9]).max() < 0.01
     assert draw(b"key", "q1") != draw(b"other", "q1")
-    assert draw(b"key", "q1") == found[1]
+    assert draw(b"key", "q1") == values[1]
 
 
 @pytest.mark.parametrize(
@@ -245,35 +245,35 @@ def test_draws_are_uniform_and_depend_on_key_and_id():
     ],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
-def test_verify_names_what_was_changed(science, change):
-    made = calibrate(science, 0.05)
-    assert verify(made, science) == {}
-    assert set(change) & set(verify(replace(made, **change), science)) or "relaxation" in verify(
-        replace(made, **change), science
-    )
+def test_verify_names_the_changed_field(science, change):
+    certificate = calibrate(science, 0.05)
+    assert verify(certificate, science).ok
+    verification = verify(replace(certificate, **change), science)
+    assert not verification
+    assert {*change, "relaxation"} & set(verification.differences)
 
 
-def test_verify_notices_a_changed_log(science):
-    made = calibrate(science, 0.05)
-    assert "log_sha256" in verify(made, science.select(np.arange(len(science))[::-1]))
-    assert {"n", "log_sha256"} <= set(verify(made, science.select(range(2368))))
+def test_verify_detects_a_changed_log(science):
+    certificate = calibrate(science, 0.05)
+    assert "log_sha256" in verify(certificate, science.select(np.arange(len(science))[::-1])).differences
+    assert {"n", "log_sha256"} <= set(verify(certificate, science.select(range(2368))).differences)
 
 
-def test_verify_takes_binarised_grid_worst_case_and_own_loss_certificates(tmp_path):
+def test_verify_supports_binarized_grid_worst_case_and_own_loss_certificates(tmp_path):
     log = ScoreLog.read(BUNDLED, primary="smollm2", guardian="qwen15b")
-    assert verify(calibrate(log.binarized(), 0.1, grid=0.01), log) == {}
+    assert verify(calibrate(log.binarized(), 0.1, grid=0.01), log)
     holes = ScoreLog.from_arrays([[0.9, 0.1]] * 40, [[1.0, 0.0]] * 39 + [None])
     with pytest.raises(ScoreLogError, match="row 40: no Guardian score"):
         calibrate(holes, 0.1)
-    made = calibrate(holes, 0.1, missing_guardian="worst_case")
-    assert made.missing_guardian_rows == 1
-    assert verify(made, holes) == {}
+    certificate = calibrate(holes, 0.1, missing_guardian="worst_case")
+    assert certificate.missing_guardian_rows == 1
+    assert verify(certificate, holes)
 
     def harm(row, sight):
         return 0.0 if len(sight) > 1 else 0.5
 
     own = calibrate(holes.select(range(39)), 0.1, loss=harm)
-    assert verify(own, holes.select(range(39)), loss=harm) == {}
+    assert verify(own, holes.select(range(39)), loss=harm)
     with pytest.raises(OptionError, match="'harm'"):
         verify(own, holes)
 
@@ -281,10 +281,12 @@ def test_verify_takes_binarised_grid_worst_case_and_own_loss_certificates(tmp_pa
 def test_identities_bind_a_certificate():
     names = {"primary": {"model": "a"}, "guardian": {"model": "b"}}
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 40, [[1.0, 0.0]] * 40, identities=names)
-    made = calibrate(log, 0.1)
-    assert made.identities == names
-    assert "identities" in verify(made, replace(log, identities={**names, "guardian": {"model": "c"}}))
-    assert "identities" in verify(replace(made, identities="unbound"), log)
+    certificate = calibrate(log, 0.1)
+    assert certificate.identities == names
+    assert (
+        "identities" in verify(certificate, replace(log, identities={**names, "guardian": {"model": "c"}})).differences
+    )
+    assert "identities" in verify(replace(certificate, identities="unbound"), log).differences
     assert calibrate(replace(log, identities={"primary": {}}), 0.1).identities == "unbound"
 
 
@@ -304,14 +306,14 @@ def test_identities_bind_a_certificate():
         ({"n": 1.5}, "`int`"),
     ],
 )
-def test_a_certificate_that_does_not_hold_together_is_refused(tmp_path, science, change, message):
+def test_an_inconsistent_certificate_is_rejected(tmp_path, science, change, message):
     path = tmp_path / "certificate.json"
     path.write_text(json.dumps(calibrate(science, 0.05).to_dict() | change))
     with pytest.raises(CertificateError, match=message):
         Certificate.load(path)
 
 
-def test_a_certificate_that_is_not_json_or_not_there_is_refused(tmp_path):
+def test_a_malformed_or_missing_certificate_is_rejected(tmp_path):
     (tmp_path / "c.json").write_text("{")
     for name, message in (("c.json", "not JSON"), ("none.json", "cannot be read")):
         with pytest.raises(CertificateError, match=message):
@@ -334,36 +336,36 @@ def test_a_certificate_that_is_not_json_or_not_there_is_refused(tmp_path):
         ({"loss_bound": "many"}, "loss_bound"),
     ],
 )
-def test_options_that_do_not_exist_or_do_not_fit_are_refused(science, options, message):
+def test_unknown_and_conflicting_options_are_rejected(science, options, message):
     with pytest.raises(OptionError, match=message):
         calibrate(science, 0.05, **options)
 
 
-def test_an_alpha_that_cannot_be_stored_is_refused(science):
+def test_an_alpha_that_cannot_be_stored_exactly_is_rejected(science):
     with pytest.raises(OptionError, match="at most 15 digits"):
         calibrate(science, Fraction(1, 3))
 
 
-def test_decisions_follow_the_rule_row_by_row():
+def test_decisions_apply_the_rule_row_by_row():
     log = ScoreLog.from_arrays(
         [[0.9, 0.1, 0.0], [0.5, 0.4, 0.1], [0.2, 0.2, 0.2], [0.7], [0.3, 0.3]],
         [[0, 1, 0], [0.1, 0.3, 0.9], [0.5, 0.6, 0.6], [1], [None, 1]],
         actions=[["a", "b", "c"], ["a", "b", "c"], ["a", "b", "c"], ["a"], ["a", "b"]],
     )
-    made = replace(calibrate(log.select(range(4)), 0.3), relaxation=0.1, status="ok")
-    shown = list(made.apply(log).to_dicts())
+    certificate = replace(calibrate(log.select(range(4)), 0.3), relaxation=0.1, status="ok")
+    shown = list(certificate.apply(log).to_dicts())
     assert [d["decided_by"] for d in shown] == ["primary", "guardian", "guardian", "primary", "guardian"]
     assert [d["action"] for d in shown] == [0, 1, 1, 0, None]
     assert [d["answer"] for d in shown] == ["a", "b", "b", "a", None]
     assert [d["candidates"] for d in shown] == [[0], [0, 1], [0, 1, 2], [0], [0, 1]]
     assert [d["margin"] for d in shown] == [0.8, 0.1, 0.0, None, 0.0]
-    everything = replace(made, guardian_sees="all").apply(log)
+    everything = replace(certificate, guardian_sees="all").apply(log)
     assert everything.action.tolist() == [0, 2, 1, 0, -1]
     assert everything[1].candidates == (0, 1)
     assert [d.deferred for d in everything] == [False, True, True, False, True]
 
 
-def test_the_slow_reading_and_the_product_agree_on_a_hand_made_example():
+def test_the_literal_reading_of_the_paper_solves_a_small_example():
     primary = [[Fraction(9, 10), Fraction(1, 10)], [Fraction(6, 10), Fraction(5, 10)]]
     guardian = [[Fraction(0), Fraction(1)], [Fraction(0), Fraction(1)]]
     assert paper.relaxation(primary, guardian, Fraction(2, 3), Fraction(1), "candidates") == Fraction(1, 10)

@@ -1,4 +1,4 @@
-"""Paths by which a live decision could follow another rule than the calibrated one, each shown to be closed."""
+"""Ways in which a live decision could deviate from the calibrated rule, each shown to be impossible."""
 
 import asyncio
 
@@ -8,13 +8,14 @@ from conformal_arbitrage import ChatRequest, ConformalArbitrage, GuardianError, 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import CertificateError, ConfigError
 from conformal_arbitrage.live.config import read_config, write_pinned
-from conformal_arbitrage.scorers import Call, ChatAnswerer, HumanScorer, Reply, Scores, Settings
-from conformal_arbitrage.upstream.wrappers import Cache
-from tests.live.test_policy import QUERY, certificate, scorer
+from conformal_arbitrage.scorers import ChatAnswerer, HumanScorer, Scores, Settings
+from conformal_arbitrage.upstream import Call, Reply
+from conformal_arbitrage.upstream.cache import Cache
+from tests.live.test_policy import QUERY, certify, scorer
 
 
 class Custom:
-    """A scorer of the user's own that checks nothing."""
+    """A user-defined scorer that checks nothing."""
 
     identity = {"kind": "function", "name": "rule"}  # noqa: RUF012
 
@@ -26,21 +27,21 @@ class Custom:
 
 
 def decide(primary, guardian):
-    made = certificate(scorer([1, 0, 0]), scorer([1, 0, 0]))
-    return asyncio.run(ConformalArbitrage(primary=primary, guardian=guardian, certificate=made).decide(QUERY))
+    rule = certify(scorer([1, 0, 0]), scorer([1, 0, 0]))
+    return asyncio.run(ConformalArbitrage(primary=primary, guardian=guardian, certificate=rule).decide(QUERY))
 
 
 @pytest.mark.parametrize(
     "values", [(), (1.0,), (1.0, 0.0), (1.0, 0.0, 0.0, 0.0), (float("nan"), 0.0, 0.0), ("1", 0, 0)]
 )
-def test_numbers_that_do_not_fit_the_menu_are_a_failure_whoever_wrote_the_scorer(values):
-    made = decide(Custom(*values), Custom(0.0, 0.0, 1.0))
-    assert (made.decided_by, made.answer) == ("guardian", "c")
+def test_scores_that_do_not_match_the_menu_are_a_failure_even_from_a_user_defined_scorer(values):
+    decision = decide(Custom(*values), Custom(0.0, 0.0, 1.0))
+    assert (decision.decided_by, decision.answer) == ("guardian", "c")
     with pytest.raises(GuardianError):
         decide(Custom(0.4, 0.3, 0.3), Custom(*values))
 
 
-def test_a_malformed_tool_call_is_a_failure_live_as_it_is_in_a_log():
+def test_a_malformed_tool_call_is_a_failure_live_as_in_a_log():
     class Port:
         origin = "here"
 
@@ -54,28 +55,28 @@ def test_a_malformed_tool_call_is_a_failure_live_as_it_is_in_a_log():
     assert caught.value.spent.cost == 0.5
 
 
-def test_collected_replies_of_one_role_are_never_taken_for_another_s(tmp_path):
+def test_a_cached_reply_is_never_used_for_another_role(tmp_path):
     class Port:
         origin = "the same place"
-        asked = 0
+        calls = 0
 
         async def call(self, call):
-            self.asked += 1
-            return Reply(document={"number": self.asked})
+            self.calls += 1
+            return Reply(document={"number": self.calls})
 
     async def run():
         port = Port()
         first, second = (Cache(port, tmp_path / "r.sqlite", per_query=True, role=r) for r in ("primary", "guardian"))
         call = Call(path="/x", body={}, id="q")
-        found = [(await cache.call(call)).document["number"] for cache in (first, second, first, second)]
+        numbers = [(await cache.call(call)).document["number"] for cache in (first, second, first, second)]
         first.close()
         second.close()
-        return found
+        return numbers
 
     assert asyncio.run(run()) == [1, 2, 1, 2]
 
 
-def test_two_people_are_two_ports():
+def test_two_people_have_two_ports():
     class Seen:
         def __init__(self, port):
             self.origin = port.origin
@@ -99,7 +100,7 @@ def test_two_functions_cannot_share_a_name(tmp_path):
         read_config(config(tmp_path, text.format("primary", "a:b") + text.format("guardian", "a:c")))
 
 
-def test_pinning_never_leaves_a_file_that_cannot_be_read(tmp_path):
+def test_pinning_never_leaves_an_unreadable_file(tmp_path):
     from conformal_arbitrage.live.config import Pinned
 
     inline = 'primary = {kind = "chat", url = "http://127.0.0.1:9/v1", model = "m"}\n'
@@ -110,7 +111,7 @@ def test_pinning_never_leaves_a_file_that_cannot_be_read(tmp_path):
     assert path.read_text() == before
 
 
-def test_limits_of_nothing_are_refused_for_every_model(tmp_path):
+def test_limits_of_zero_are_rejected_for_every_model(tmp_path):
     models = '[primary]\nkind = "human"\nname = "a"\n[guardian]\nkind = "human"\nname = "b"\n'
     for section in ("primary", "guardian"):
         text = models.replace(f"[{section}]\n", f"[{section}]\nrequests_per_minute = 0\n")
@@ -118,14 +119,14 @@ def test_limits_of_nothing_are_refused_for_every_model(tmp_path):
             read_config(config(tmp_path, text))
 
 
-def test_a_certificate_with_damaged_identities_is_refused():
-    document = certificate(scorer([1, 0, 0]), scorer([1, 0, 0])).to_dict()
+def test_a_certificate_with_damaged_identities_is_rejected():
+    document = certify(scorer([1, 0, 0]), scorer([1, 0, 0])).to_dict()
     for damaged in ({"primary": []}, {"primary": {}}, {"primary": [], "guardian": {}}):
         with pytest.raises(CertificateError, match="identities"):
             Certificate.from_dict({**document, "identities": damaged})
 
 
-def test_the_query_that_a_policy_is_asked_is_the_one_it_decides():
-    made = decide(Custom(0.9, 0.05, 0.05), Custom(0, 0, 1))
-    assert made.id == QUERY.id
+def test_a_decision_keeps_the_id_of_its_query():
+    decision = decide(Custom(0.9, 0.05, 0.05), Custom(0, 0, 1))
+    assert decision.id == QUERY.id
     assert isinstance(QUERY, Query)

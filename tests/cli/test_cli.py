@@ -33,7 +33,7 @@ def files():
     return sorted(p.name for p in Path.cwd().iterdir())
 
 
-def test_calibrate_verify_and_apply_go_together(run):
+def test_calibrate_verify_and_apply_work_together(run):
     shown = run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "certificate.json").stdout
     assert "0.468512" in shown
     assert "is at most 0.05" in shown
@@ -53,7 +53,7 @@ def test_without_an_output_nothing_is_written(run):
     assert files() == ["log.parquet"]
 
 
-def test_calibrate_prints_one_json_document_with_the_promised_keys(run):
+def test_calibrate_prints_one_json_document_with_the_documented_keys(run):
     document = json.loads(run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--json").stdout)
     assert document["relaxation"] == 0.468512
     assert {
@@ -62,7 +62,7 @@ def test_calibrate_prints_one_json_document_with_the_promised_keys(run):
     } <= set(document)  # fmt: skip
 
 
-def test_always_defer_warns_with_the_rows_it_takes_and_exits_well(run):
+def test_always_defer_warns_with_the_rows_needed_and_succeeds(run):
     result = run("calibrate", "log.parquet", "--alpha", "0.0001", *PAIR, "--json")
     assert json.loads(result.stdout)["relaxation"] is None
     assert "at least 9999 rows" in result.stderr
@@ -77,7 +77,7 @@ def test_a_random_boundary_needs_its_key_file(run):
     run("apply", "c.json", "log.parquet", "--key-file", "c.key", "-o", "d.jsonl")
 
 
-def test_verify_exits_1_and_names_what_differs(run):
+def test_verify_exits_1_and_names_the_differences(run):
     run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
     document = json.loads(Path("c.json").read_text()) | {"relaxation": 0.3}
     Path("c.json").write_text(json.dumps(document))
@@ -87,16 +87,16 @@ def test_verify_exits_1_and_names_what_differs(run):
     assert differences["differences"]["relaxation"] == {"certificate": 0.3, "recomputed": 0.468512}
 
 
-def test_binarise_bound_and_worst_case_reach_the_certificate(run):
+def test_the_certificate_records_binarize_bound_and_worst_case(run):
     arguments = ["calibrate", "log.parquet", "--alpha", "0.1", "--primary-column", "smollm2"]
     arguments += ["--guardian-column", "qwen15b", "--binarize", "--guardian-sees", "all", "--loss-bound", "1"]
     run(*arguments, "--missing-guardian", "worst_case", "-o", "c.json")
-    made = Certificate.load("c.json")
-    assert (made.relaxation, made.binarized, made.guardian_sees) == (0.635774, True, "all")
+    certificate = Certificate.load("c.json")
+    assert (certificate.relaxation, certificate.binarized, certificate.guardian_sees) == (0.635774, True, "all")
     run("verify", "c.json", "log.parquet")
 
 
-def test_inspect_tells_a_good_pair_from_a_poor_one(run):
+def test_inspect_distinguishes_a_good_pair_from_a_poor_one(run):
     good = json.loads(run("inspect", "log.parquet", *PAIR, "--json").stdout)
     assert good["worth_routing"] is True
     assert good["outcomes"]["correct"] == {"primary": pytest.approx(0.7303, abs=1e-4), "guardian": 1.0}
@@ -129,7 +129,7 @@ def test_evaluate_prints_csv_markdown_and_latex(run):
     assert r"\$ / 1000" in latex
 
 
-def test_evaluate_draws_the_frontier(run):
+def test_evaluate_saves_a_figure(run):
     run(*EVALUATE, "--plot", "f.png", "--x", "loss")
     assert Path("f.png").read_bytes().startswith(b"\x89PNG")
     run(*EVALUATE, "--plot", "f.svg")
@@ -141,7 +141,7 @@ def test_evaluate_balances_by_group(run):
     assert json.loads(shown)["test_size"] == 200
 
 
-def test_plan_says_how_many_rows_a_budget_needs(run):
+def test_plan_shows_how_many_rows_a_budget_needs(run):
     assert "At least 149 rows" in run("plan", "--alpha", "0.02", "--loss-bound", "3").stdout
     document = json.loads(run("plan", "--alpha", "0.02", "--json").stdout)
     assert document["fewest_rows"] == 49
@@ -238,18 +238,18 @@ BAD = [
     (["inspect", "log.txt"], "unknown kind of file"),
     (["nonsense"], "No such command"),
     (["split", "log.parquet", "a.parquet", "b.txt", *PAIR], "unknown kind of file"),
-    (["split", "log.parquet", "a.parquet", "a.parquet", *PAIR], "would replace what is read"),
+    (["split", "log.parquet", "a.parquet", "a.parquet", *PAIR], "would overwrite the input"),
     (["split", "log.parquet", "a.parquet", "b.parquet", "--share", "nan", *PAIR], "leaves a part empty"),
-    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "log.parquet"], "would replace what is read"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "log.parquet"], "would overwrite the input"),
     (["reproduce", "theory", "--seed", "-1"], "seed must be 0 or more"),
-    (["reproduce", "truthfulqa", "--primary-column", "qwen15b"], "go with --log"),
+    (["reproduce", "truthfulqa", "--primary-column", "qwen15b"], "need --log"),
     (["reproduce", "pku"], "--log FILE"),
     (["inspect", "x" * 300 + ".csv"], "no such file"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a)[:60] for a, _ in BAD])
-def test_a_mistake_is_one_line_exit_2_and_nothing_written(run, arguments, message):
+def test_a_user_error_is_one_line_with_exit_code_2_and_writes_nothing(run, arguments, message):
     before = files()
     result = run(*arguments, code=2)
     assert message in result.stderr
@@ -259,7 +259,7 @@ def test_a_mistake_is_one_line_exit_2_and_nothing_written(run, arguments, messag
     assert files() == before
 
 
-def test_bad_rows_are_named_with_their_file(run):
+def test_an_error_names_the_file_and_row(run):
     rows = [{"primary": [0.1, 0.2], "guardian": [0, 1]}, {"primary": [0.1, 0.2], "guardian": [0, None]}]
     Path("bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     stderr = run("calibrate", "bad.jsonl", "--alpha", "0.5", "-o", "c.json", code=2).stderr
@@ -275,7 +275,7 @@ def test_scores_outside_the_unit_interval_need_a_bound(run):
     run("calibrate", "s.jsonl", "--alpha", "0.5", "--loss-bound", "3")
 
 
-def test_a_rule_is_applied_where_the_guardian_was_never_asked(run):
+def test_apply_works_without_guardian_scores(run):
     run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
     Path("new.jsonl").write_text('{"id": "a", "qwen15b": [0.9, 0.1]}\n{"id": "b", "qwen15b": [0.5, 0.4]}\n')
     assert "ask it about the candidates" in run("apply", "c.json", "new.jsonl", "-o", "d.jsonl").stdout
@@ -284,22 +284,22 @@ def test_a_rule_is_applied_where_the_guardian_was_never_asked(run):
     assert json.loads(run("apply", "c.json", "new.jsonl", "--json").stdout)["undecided"] == 1
 
 
-def test_applying_a_bound_certificate_to_other_models_warns(run):
+def test_apply_warns_if_a_bound_certificate_meets_other_models(run):
     row = '{"id": "%d", "primary": [0.9, 0.1], "guardian": [1, 0]}\n'
     Path("a.jsonl").write_text("".join(row % k for k in range(40)))
     Path("a.jsonl.meta.json").write_text('{"identities": {"primary": {"model": "x"}, "guardian": {"model": "y"}}}')
     run("calibrate", "a.jsonl", "--alpha", "0.1", "-o", "c.json")
     assert run("apply", "c.json", "a.jsonl").stderr == ""
     Path("a.jsonl.meta.json").write_text('{"identities": {"primary": {"model": "z"}, "guardian": {"model": "y"}}}')
-    assert "promise may not hold" in run("apply", "c.json", "a.jsonl").stderr
+    assert "guarantee may not hold" in run("apply", "c.json", "a.jsonl").stderr
 
 
-def test_a_misspelt_guardian_column_is_refused_where_it_was_named(run):
+def test_a_misspelled_guardian_column_is_rejected(run):
     run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
     assert "no column 'exprt'" in run("apply", "c.json", "log.parquet", "--guardian-column", "exprt", code=2).stderr
 
 
-def test_identities_are_compared_for_the_columns_used_only(run):
+def test_only_the_identities_of_used_columns_are_compared(run):
     Path("a.jsonl").write_text('{"a": [0.9, 0.1], "b": [1, 0], "c": [0, 1]}\n' * 40)
     Path("a.jsonl.meta.json").write_text('{"identities": {"a": {"m": 1}, "b": {"m": 2}, "c": {"m": 3}}}')
     run("calibrate", "a.jsonl", "--alpha", "0.1", "--primary-column", "a", "--guardian-column", "b", "-o", "c.json")
@@ -309,13 +309,13 @@ def test_identities_are_compared_for_the_columns_used_only(run):
     assert run("apply", "c.json", "new.jsonl").stderr == ""
 
 
-def test_a_log_that_cannot_be_the_one_fails_verification(run):
+def test_verify_fails_on_a_log_that_cannot_be_the_original(run):
     run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
     Path("other.jsonl").write_text('{"qwen15b": [0.9, 0.1], "expert": [1, null]}\n')
     assert "cannot have been made from" in run("verify", "c.json", "other.jsonl", code=1).stderr
 
 
-def test_split_sets_rows_aside(run):
+def test_split_writes_two_disjoint_parts(run):
     run("split", "log.parquet", "explore.parquet", "certify.jsonl", "--share", "0.25", *PAIR)
     parts = [ScoreLog.read(name, primary="qwen15b", guardian="expert") for name in ("explore.parquet", "certify.jsonl")]
     assert [len(part) for part in parts] == [592, 1777]
@@ -325,7 +325,7 @@ def test_split_sets_rows_aside(run):
     )
 
 
-def test_another_certificates_key_is_never_replaced(run):
+def test_the_key_of_another_certificate_is_never_overwritten(run):
     random = ["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random"]
     run(*random, "-o", "c.json")
     before = Path("c.key").read_bytes(), Path("c.json").read_text()
@@ -335,27 +335,27 @@ def test_another_certificates_key_is_never_replaced(run):
     assert "the key behind the draws is lost" in run(*random).stderr
 
 
-def test_truth_values_in_a_router_table_are_grades(run):
+def test_a_router_table_may_have_boolean_grades(run):
     Path("runs.csv").write_text("score,small,big\n0.5,True,False\n0.2,false,true\n")
     columns = ["--confidence", "score", "--primary-grade", "small", "--guardian-grade", "big"]
     run("router-log", "runs.csv", *columns, "-o", "r.jsonl")
     assert ScoreLog.read("r.jsonl").outcome("correct").tolist() == [0, 1, 1, 0]
 
 
-def test_plan_answers_for_a_given_number_of_rows(run):
+def test_plan_reports_on_a_given_number_of_rows(run):
     document = json.loads(run("plan", "--alpha", "0.05", "--rows", "700", "--json").stdout)
     assert [row["n"] for row in document["rows"]] == [700]
     assert "all deferred" in run("plan", "--alpha", "0.02", "--rows", "5").stdout
     assert "1 row or more" in run("plan", "--alpha", "0.05", "--rows", "0", code=2).stderr
 
 
-def test_a_failed_certificate_leaves_no_key_behind(run):
+def test_a_failed_save_leaves_no_key_behind(run):
     Path("d.json").mkdir()
     run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", "d.json", code=2)
     assert files() == ["d.json", "log.parquet"]
 
 
-def test_certificates_of_any_name_keep_keys_of_their_own(run):
+def test_every_certificate_name_has_its_own_key_file(run):
     for name in ("alpha0.1", "alpha0.2", "c.key"):
         run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", name)
     for name in ("alpha0.1", "alpha0.2", "c.key"):
@@ -370,7 +370,7 @@ def test_writing_through_a_link_keeps_the_link(run):
     assert Certificate.load("real.json").alpha == 0.1
 
 
-def test_a_certificate_from_elsewhere_is_never_a_traceback(run):
+def test_a_damaged_certificate_never_causes_a_traceback(run):
     run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "c.json")
     good = Path("c.json").read_text()
     for bad in (good.replace('"alpha": 0.1', '"alpha": NaN'), "[" * 100_000, good.replace('"primary": "qwen15b",', "")):
@@ -382,7 +382,7 @@ def test_without_arguments_the_help_is_shown(run):
     assert "Usage:" in run().stdout
 
 
-def test_a_router_table_is_refused_with_its_own_column_names(run):
+def test_an_invalid_router_table_is_reported_with_its_own_column_names(run):
     Path("runs.csv").write_text("score,small,big\n0.5,2,1\n")
     columns = ["--confidence", "score", "--primary-grade", "small", "--guardian-grade", "big", "-o", "x.parquet"]
     assert (

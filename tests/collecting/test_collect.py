@@ -17,8 +17,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conformal_arbitrage import ScoreLog
+from conformal_arbitrage import ChatRequest, ScoreLog
 from conformal_arbitrage.cli import cli
+from conformal_arbitrage.collecting.collect import collect, estimate, has_person, summary
+from conformal_arbitrage.collecting.questions import Requests
+from conformal_arbitrage.errors import ArbitrageError
+from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.upstream.base import fingerprint
 from tests.scripted import Upstream, completion, scores
 
@@ -28,7 +32,7 @@ PATH = "/chat/completions"
 
 @contextmanager
 def serving(reply):
-    """An upstream in a thread of its own."""
+    """Run an upstream in its own thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -57,7 +61,7 @@ def run(tmp_path, monkeypatch):
 
 
 def configure(url, **sections):
-    """Write arbitrage.toml: chat models called small and large, pinned; keys of sections as given come on top."""
+    """Write arbitrage.toml with pinned chat models called small and large; keyword arguments override keys."""
     chat = {"kind": "chat", "url": url, "attempts": 1}
     models = {
         "primary": chat | {"model": "small", "price": [1.0, 2.0]},
@@ -92,7 +96,7 @@ def write_requests(count, expected="fine", **more):
 
 
 def number_in(body):
-    """Which question a request is about."""
+    """Return the number of the question in a request."""
     return int(re.search(r"(?:Question|Request) (\d+)\?", json.dumps(body["messages"]))[1])
 
 
@@ -116,15 +120,15 @@ ASK = {"confidence": "ask"}
 
 
 def answers(first, second="fine", confidence=0.8, judge=None):
-    """A server for text form: an answer of each model, and a rating of the Primary's."""
+    """Return a server for text form: an answer from each model, and a rating of the Primary's."""
 
     def reply(path, body, number):
         if body["model"] == "judge":
             return judge(body) if judge else completion('{"grade": 0.25}')
         if "How sure are you" in body["messages"][0]["content"]:
             return completion(json.dumps({"confidence": confidence}), usage=(30, 3))
-        found = first if body["model"] == "small" else second
-        return found(body) if callable(found) else completion(found, model=f"{body['model']}-1")
+        answer = first if body["model"] == "small" else second
+        return answer(body) if callable(answer) else completion(answer, model=f"{body['model']}-1")
 
     return reply
 
@@ -160,7 +164,7 @@ def test_a_menu_log_holds_scores_identities_tokens_costs_replies_and_labels(run)
     assert "Written: log.parquet; raw replies in log.parquet.replies.sqlite" in shown
 
 
-def test_a_log_can_be_calibrated_at_once(run):
+def test_a_collected_log_can_be_calibrated(run):
     write_menus(60)
     with serving(both) as upstream:
         configure(upstream.url)
@@ -190,7 +194,7 @@ def test_a_primary_that_fails_has_no_opinion_and_a_guardian_that_fails_is_missin
         assert log.guardian[2:4].tolist() == [0.1, 0.9]
         assert log.extra["primary_error"][1].startswith("ReplyError: there is no JSON object")
         assert log.extra["primary_raw"][1] == "I would rather not say."
-        assert log.primary_usage.cost[1] == pytest.approx(20e-6)  # a reply that cannot be read is paid all the same
+        assert log.primary_usage.cost[1] == pytest.approx(20e-6)  # an unreadable reply is still paid for
         assert log.extra["guardian_error"][2] == f"UpstreamError: {upstream.url}: status 400 (no such thing)"
         assert "no such thing" in log.extra["guardian_raw"][2]
         assert "1 rows have no Guardian score" in result.stderr
@@ -200,7 +204,7 @@ def test_a_primary_that_fails_has_no_opinion_and_a_guardian_that_fails_is_missin
         again = upstream.bodies[sent:]
     assert [(body["model"], number_in(body)) for body in again] == [
         ("large", 2)
-    ]  # a stored reply is not asked for again
+    ]  # a stored reply is not requested again
     assert ScoreLog.read("log.parquet").missing.tolist() == [False] * 4
 
 
@@ -215,7 +219,7 @@ def test_limit_asks_about_the_first_rows_only(run):
         assert sorted(map(number_in, upstream.bodies)) == sorted([*range(9)] * 2)
 
 
-def test_no_more_calls_are_under_way_than_concurrency_allows(run):
+def test_concurrency_bounds_the_calls_in_flight(run):
     async def slow(path, body, number):
         await asyncio.sleep(0.02)
         return both(path, body, number)
@@ -233,9 +237,9 @@ def test_samples_of_one_question_are_kept_apart(run):
     def reply(path, body, number):
         if body["model"] == "large":
             return both(path, body, number)
-        asked = fingerprint(body)
-        letters[asked] += 1
-        return completion("ABA"[letters[asked] - 1])
+        digest = fingerprint(body)
+        letters[digest] += 1
+        return completion("ABA"[letters[digest] - 1])
 
     write_menus(4)
     with serving(reply) as upstream:
@@ -248,7 +252,7 @@ def test_samples_of_one_question_are_kept_apart(run):
     assert ScoreLog.read("log.parquet").primary.tolist() == pytest.approx([2 / 3, 1 / 3] * 4)
 
 
-def test_equal_questions_under_different_ids_are_asked_each(run):
+def test_equal_questions_with_different_ids_are_each_sent(run):
     write_rows("questions.jsonl", [{"id": n, "question": "Question 0?", "choices": ["x", "y"]} for n in "ab"])
     with serving(both) as upstream:
         configure(upstream.url)
@@ -256,7 +260,7 @@ def test_equal_questions_under_different_ids_are_asked_each(run):
         assert len(upstream.bodies) == 4
 
 
-def test_shuffled_options_reach_the_model_in_another_order_and_the_log_in_the_files(run):
+def test_shuffled_options_reach_the_model_in_another_order_but_the_log_in_the_original_one(run):
     def prefers(path, body, number):
         shown = json.loads(re.search(r"Answer choices:\n(.*)\n", body["messages"][-1]["content"])[1])
         return scores(*({"left": 0.6, "middle": 0.3, "right": 0.1}[option] for option in shown))
@@ -299,12 +303,12 @@ def test_a_model_that_fails_on_all_of_the_first_rows_stops_the_collection_with_o
         assert 40 <= len(upstream.bodies) <= 50
     wanted = f"arbitrage: the {name} failed on all of the first 20 rows"
     assert re.fullmatch(
-        rf"{wanted} \(UpstreamError: .*401 \(bad key\)\); mend that first: `arbitrage check`\n", result.stderr
+        rf"{wanted} \(UpstreamError: .*401 \(bad key\)\); fix that first: `arbitrage check`\n", result.stderr
     )
     assert not Path("log.parquet").exists()
 
 
-def test_one_success_among_the_first_rows_lets_the_collection_go_on(run):
+def test_one_success_among_the_first_rows_lets_the_collection_continue(run):
     def reply(path, body, number):
         return both(path, body, number) if body["model"] == "large" or number_in(body) == 19 else (400, {})
 
@@ -319,13 +323,13 @@ def test_one_success_among_the_first_rows_lets_the_collection_go_on(run):
 
 
 def priced(path, body, number):
-    """Fewer tokens than a request has bytes and than its limit, different for each question."""
+    """Report fewer tokens than the request has bytes and than its limit, varying by question."""
     row = number_in(body)
     return scores(0.6, 0.4, usage=(150 + row % 7, 20 + row % 11))
 
 
 def bill(upstream, reply, prices):
-    """What the server would charge for all it was asked."""
+    """Return what the server would charge for all requests."""
     total = 0.0
     for number, body in enumerate(upstream.bodies):
         usage = reply(PATH, body, number)["usage"]
@@ -338,7 +342,7 @@ def size(body):
     return len(json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode())
 
 
-def test_a_dry_run_sends_nothing_and_its_bill_is_that_of_the_requests_at_their_limits(run):
+def test_a_dry_run_sends_nothing_and_prices_the_requests_at_their_limits(run):
     write_menus(5)
     with serving(both) as upstream:
         configure(upstream.url, guardian={"max_tokens": 80})
@@ -349,13 +353,13 @@ def test_a_dry_run_sends_nothing_and_its_bill_is_that_of_the_requests_at_their_l
         run(*MENU)
         sent = {name: [b for b in upstream.bodies if b["model"] == name] for name in ("small", "large")}
     small, large = (sum(size(body) // 4 for body in sent[name]) for name in ("small", "large"))
-    found = [model["spent"] for model in shown["models"]]
-    assert [f["calls"] for f in found] == [5, 5]
-    assert [f["input_tokens"] for f in found] == [small, large]
-    assert [f["output_tokens"] for f in found] == [5 * 50, 5 * 80]
+    usages = [model["spent"] for model in shown["models"]]
+    assert [f["calls"] for f in usages] == [5, 5]
+    assert [f["input_tokens"] for f in usages] == [small, large]
+    assert [f["output_tokens"] for f in usages] == [5 * 50, 5 * 80]
     cost = (small * 1 + 250 * 2 + large * 10 + 400 * 20) / 1e6
     assert shown["cost"] == pytest.approx(cost)
-    assert f"Bill: about ${cost:.2g}. Nothing was sent" in table
+    assert f"Cost: about ${cost:.2g}. Nothing was sent" in table
 
 
 def test_a_dry_run_counts_samples_ratings_and_judgements(run):
@@ -371,7 +375,7 @@ def test_a_dry_run_counts_samples_ratings_and_judgements(run):
         assert upstream.bodies == []
 
 
-def test_a_dry_run_leaves_out_what_is_stored(run):
+def test_a_dry_run_excludes_stored_replies(run):
     write_menus(5)
     with serving(both) as upstream:
         configure(upstream.url)
@@ -383,11 +387,11 @@ def test_a_dry_run_leaves_out_what_is_stored(run):
         assert len(upstream.bodies) == 10
 
 
-def test_a_price_that_is_not_known_is_said_to_be_unknown(run):
+def test_an_unknown_price_is_reported_as_unknown(run):
     write_menus(2)
     with serving(both) as upstream:
         configure(upstream.url, guardian={"price": None})
-        assert re.search(r"Bill: (about )?unknown", run(*MENU, "--dry-run").stdout)
+        assert re.search(r"Cost: (about )?unknown", run(*MENU, "--dry-run").stdout)
         assert json.loads(run(*MENU, "--dry-run", "--json").stdout)["cost"] is None
         assert "set price = [IN, OUT]" in run(*MENU, "--max-cost", "1", code=2).stderr
         assert upstream.bodies == []
@@ -401,7 +405,7 @@ PRICES = {"small": (1.0, 2.0), "large": (10.0, 20.0)}
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
-def test_a_collection_stops_before_its_bill_exceeds_the_limit_and_goes_on_with_a_higher_one(run, concurrency):
+def test_a_collection_stops_before_exceeding_its_cost_limit_and_resumes_with_a_higher_one(run, concurrency):
     write_menus(120)
     with serving(priced) as upstream:
         configure(upstream.url)
@@ -423,7 +427,7 @@ def test_a_collection_stops_before_its_bill_exceeds_the_limit_and_goes_on_with_a
     ))  # fmt: skip
 
 
-def test_the_limit_is_for_all_runs_of_a_collection_together(run):
+def test_the_cost_limit_covers_all_runs_of_a_collection(run):
     write_menus(120)
     with serving(priced) as upstream:
         configure(upstream.url)
@@ -431,11 +435,11 @@ def test_the_limit_is_for_all_runs_of_a_collection_together(run):
         before = len(upstream.bodies)
         for _ in range(3):
             run(*MENU, "--max-cost", "0.1", "--concurrency", "1", code=2)
-        assert len(upstream.bodies) - before <= 10  # a Primary, being cheap, may still fit where a Guardian does not
+        assert len(upstream.bodies) - before <= 10  # a cheap Primary call may still fit where a Guardian call does not
         assert bill(upstream, priced, PRICES) <= 0.1
 
 
-def test_the_limit_counts_earlier_spending_though_the_cost_of_some_replies_is_unknown(run):
+def test_a_cost_limit_is_refused_if_the_cost_of_stored_replies_is_unknown(run):
     dear = {"price": [1000.0, 2000.0]}
     write_menus(120)
     with serving(priced) as upstream:
@@ -447,7 +451,7 @@ def test_the_limit_counts_earlier_spending_though_the_cost_of_some_replies_is_un
         assert Counter(body["model"] for body in upstream.bodies)["small"] == 60
 
 
-def test_a_limit_that_no_call_fits_sends_nothing(run):
+def test_a_cost_limit_below_any_call_sends_nothing(run):
     write_menus(3)
     with serving(priced) as upstream:
         configure(upstream.url)
@@ -485,7 +489,7 @@ def test_a_text_log_is_in_router_form_with_confidences_grades_answers_and_the_co
     assert Counter(body["model"] for body in sent) == {"small": 6, "large": 3}
 
 
-def test_the_confidence_may_come_from_the_tokens_of_the_same_call(run):
+def test_the_confidence_can_come_from_the_logprobs_of_the_answer(run):
     write_requests(2)
     tokens = {"content": [{"token": "fi", "logprob": -0.1}, {"token": "ne", "logprob": -0.3}]}
     with serving(answers(lambda body: completion("fine", logprobs=tokens))) as upstream:
@@ -514,7 +518,7 @@ def test_in_text_form_a_failed_primary_defers_and_a_failed_guardian_is_missing(r
     assert log.extra["primary_answer"].tolist() == ["fine", '{"error": "no"}', "fine", "fine"]
 
 
-def test_a_rating_that_cannot_be_read_is_no_opinion_though_the_answer_is_kept(run):
+def test_an_unreadable_rating_means_no_opinion_but_keeps_the_answer(run):
     write_requests(2)
     with serving(answers("fine", confidence="very")) as upstream:
         configure(upstream.url, primary=ASK)
@@ -533,7 +537,7 @@ def test_grade_regex_looks_for_the_pattern(run):
     assert ScoreLog.read("log.parquet").outcome("correct").tolist() == [0, 1] * 2
 
 
-def test_grade_json_equal_compares_tool_calls_whatever_their_ids_spaces_and_order(run):
+def test_grade_json_equal_compares_tool_calls_ignoring_ids_spaces_and_order(run):
     def call(arguments):
         function = {"name": "weather", "arguments": arguments}
         return completion(None, tool_calls=[{"id": "call_7", "type": "function", "function": function}])
@@ -545,11 +549,11 @@ def test_grade_json_equal_compares_tool_calls_whatever_their_ids_spaces_and_orde
     with serving(answers(lambda body: call(first), lambda body: call(second))) as upstream:
         configure(upstream.url, primary=ASK)
         run(*TEXT, "--grade", "json-equal")
-        asked = [body for body in upstream.bodies if "tools" in body]
+        bodies = [body for body in upstream.bodies if "tools" in body]
     log = ScoreLog.read("log.parquet")
     assert log.outcome("correct").tolist() == [1, 0] * 2
     assert json.loads(log.extra["guardian_answer"][0]) == expected
-    assert [body["tools"] for body in asked] == [tools] * 4
+    assert [body["tools"] for body in bodies] == [tools] * 4
 
 
 def test_grade_judge_asks_the_judge_about_each_answer(run):
@@ -562,16 +566,16 @@ def test_grade_judge_asks_the_judge_about_each_answer(run):
     with serving(answers("poor", "fair", judge=judge)) as upstream:
         configure(upstream.url, primary=ASK, judge={})
         run(*TEXT, "--grade", "judge")
-        asked = Counter(body["model"] for body in upstream.bodies)
+        calls = Counter(body["model"] for body in upstream.bodies)
         run(*TEXT, "--grade", "judge")
-        assert Counter(body["model"] for body in upstream.bodies) == asked == {"small": 4, "large": 2, "judge": 4}
+        assert Counter(body["model"] for body in upstream.bodies) == calls == {"small": 4, "large": 2, "judge": 4}
     log = ScoreLog.read("log.parquet")
     assert log.outcome("correct").tolist() == [0.75, 0.25] * 2
     assert log.guardian.tolist() == [1, 0.5] * 2
     assert log.identities["grader"]["model"] == "judge"
 
 
-def test_a_judge_that_cannot_tell_leaves_the_row_without_a_guardian_score(run):
+def test_an_unreadable_grade_leaves_the_row_without_a_guardian_score(run):
     write_requests(2)
     with serving(answers("poor", "fair", judge=lambda body: completion("hard to say"))) as upstream:
         configure(upstream.url, primary=ASK, judge={})
@@ -603,7 +607,7 @@ def test_grade_by_a_python_function_sync_or_async(run, monkeypatch):
         assert log.missing.tolist() == [False, True]
         assert "a grade is a number from 0 to 1" in run(*TEXT, "--grade", "python:my_graders:percent", code=2).stderr
         assert "cannot be loaded" in run(*TEXT, "--grade", "python:my_graders:nothing", code=2).stderr
-        assert len(upstream.bodies) == 6  # other grades cost no further answers
+        assert len(upstream.bodies) == 6  # grading again costs no further answers
 
 
 def collect_with_keys(keys, *arguments):
@@ -613,7 +617,7 @@ def collect_with_keys(keys, *arguments):
     )  # fmt: skip
 
 
-def test_a_person_grades_with_keys_and_goes_on_another_day(run):
+def test_a_person_grades_with_keys_and_can_continue_later(run):
     write_requests(3)
     with serving(answers(lambda body: completion(f"poor {number_in(body)}"), "fair")) as upstream:
         configure(upstream.url, primary=ASK)
@@ -624,7 +628,7 @@ def test_a_person_grades_with_keys_and_goes_on_another_day(run):
         assert "user: Request 0?" in first.stderr
         assert "answer: poor 0" in first.stderr
         assert "expected: fine" in first.stderr
-        assert "large" not in first.stderr  # the person does not see whose answer it is
+        assert "large" not in first.stderr  # the person does not see which model answered
         second = collect_with_keys("h\nh\n-\n-\n", "--concurrency", "1", "--json")
         assert second.returncode == 0, second.stderr
         assert "Request 0?" not in second.stderr
@@ -636,16 +640,16 @@ def test_a_person_grades_with_keys_and_goes_on_another_day(run):
     assert log.missing.tolist() == [False, False, True]
 
 
-def test_text_form_needs_a_grader_that_exists_and_what_it_compares_with(run):
+def test_text_form_needs_a_known_grader_and_expected_answers(run):
     write_rows("requests.jsonl", [{"messages": [{"role": "user", "content": "Request 0?"}]}])
     with serving(answers("fine")) as upstream:
         configure(upstream.url, primary=ASK)
         assert "needs --grade" in run(*TEXT, code=2).stderr
         assert (
-            "there is no grader 'best'; there are exact, regex, json-equal"
+            "there is no grader 'best'; use one of exact, regex, json-equal"
             in run(*TEXT, "--grade", "best", code=2).stderr
         )
-        assert "--grade exact needs what is expected" in run(*TEXT, "--grade", "exact", code=2).stderr
+        assert "--grade exact needs the expected answers" in run(*TEXT, "--grade", "exact", code=2).stderr
         assert "no section [judge]" in run(*TEXT, "--grade", "judge", code=2).stderr
 
 
@@ -683,10 +687,10 @@ def test_keys_may_come_from_a_file(run):
     Path("keys").write_text("y\nn\n")
     with serving(answers("poor", "fair")) as upstream, Path("keys").open() as keys:
         configure(upstream.url, primary=ASK)
-        made = subprocess.run(
+        process = subprocess.run(
             [*COMMAND, *TEXT, "--grade", "human"], stdin=keys, capture_output=True, text=True, timeout=60
         )
-        assert made.returncode == 0, made.stderr[-500:]
+        assert process.returncode == 0, process.stderr[-500:]
 
 
 def test_equal_answers_to_one_request_are_graded_once(run):
@@ -707,7 +711,7 @@ def test_equal_answers_to_one_request_are_graded_once(run):
     assert log.outcome("correct").tolist() == again.outcome("correct").tolist()
 
 
-def test_a_grader_of_ones_own_that_fails_is_one_line(run):
+def test_a_custom_grader_that_fails_is_reported_on_one_line(run):
     Path("my_broken.py").write_text("def broken(request, answer, expected):\n    return 1 / 0\n")
     write_requests(2)
     with serving(answers("fine")) as upstream:
@@ -728,7 +732,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_sent(run
         assert upstream.bodies == []
 
 
-def test_a_model_that_was_not_checked_is_not_asked(run):
+def test_an_unchecked_model_is_not_called(run):
     write_menus(2)
     with serving(both) as upstream:
         configure(upstream.url)
@@ -738,33 +742,33 @@ def test_a_model_that_was_not_checked_is_not_asked(run):
         assert upstream.bodies == []
 
 
-# a collection that is stopped goes on where it was
+# an interrupted collection resumes
 
 ROWS, SAMPLES, CONCURRENCY, KILLS, SEED = 80, 3, 8, 20, 7
 
 
 def sampled(path, body, number):
-    """A reply that depends on the request alone, after a moment that does not."""
+    """Reply with a function of the request alone, after a random delay."""
     digest = sha256(json.dumps(body, sort_keys=True).encode()).digest()
     usage = (100 + digest[0], 1 + digest[1] % 7)
     letter = completion("AB"[digest[2] % 2] if digest[3] % 8 else "neither", usage=usage)
-    found = letter if body["model"] == "small" else scores(digest[2] / 255, digest[3] / 255, usage=usage)
+    document = letter if body["model"] == "small" else scores(digest[2] / 255, digest[3] / 255, usage=usage)
 
     async def later():
         await asyncio.sleep(0.002 + 0.008 * random.random())
-        return found
+        return document
 
     return later()
 
 
 def key_of(upstream, body):
-    """The name under which the reply to a request is stored."""
+    """Return the key under which the reply to a request is stored."""
     sample, role = (body["seed"] - SEED, "primary") if body["model"] == "small" else (0, "guardian")
     return fingerprint([role, upstream.url, PATH, body, sample, f"q{number_in(body)}"])
 
 
 def quiet(upstream):
-    """Wait until nothing that was sent is under way any more."""
+    """Wait until no request is in flight."""
     seen = -1
     while upstream.under_way or seen != len(upstream.bodies):
         seen = len(upstream.bodies)
@@ -772,11 +776,11 @@ def quiet(upstream):
 
 
 def until(reached, process):
-    """Wait for something that a process brings about."""
+    """Wait until a process has reached a state."""
     ends = time.monotonic() + 30
     while not reached():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < ends, "the collection does not get on"
+        assert time.monotonic() < ends, "the collection makes no progress"
         time.sleep(0.0005)
 
 
@@ -797,7 +801,7 @@ def collect_to_the_end(output):
     return json.loads(out)
 
 
-def test_a_collection_killed_twenty_times_ends_as_if_undisturbed_and_asks_nothing_twice_that_it_has(run):
+def test_a_collection_killed_twenty_times_ends_like_an_undisturbed_one_and_repeats_no_stored_call(run):
     draws = random.Random(20)
     needed = ROWS * (SAMPLES + 1)
     write_menus(ROWS)
@@ -826,8 +830,8 @@ def test_a_collection_killed_twenty_times_ends_as_if_undisturbed_and_asks_nothin
         assert len(stored) < needed
         assert not Path("log.jsonl").exists()
         start = len(upstream.bodies)
-        found = collect_to_the_end("log.jsonl")
-        assert found["rows"] == ROWS
+        figures = collect_to_the_end("log.jsonl")
+        assert figures["rows"] == ROWS
         last = Counter(key_of(upstream, body) for body in upstream.bodies[start:])
         assert last == Counter(stored_keys("log.jsonl") - stored)
         assert len(stored_keys("log.jsonl")) == needed
@@ -838,7 +842,7 @@ def test_a_collection_killed_twenty_times_ends_as_if_undisturbed_and_asks_nothin
         assert Path(f"log.jsonl{ending}").read_bytes() == Path(f"undisturbed.jsonl{ending}").read_bytes()
 
 
-def test_a_collection_interrupted_from_the_keyboard_says_that_it_can_go_on(run):
+def test_a_collection_interrupted_from_the_keyboard_says_how_to_resume(run):
     async def slow(path, body, number):
         await asyncio.sleep(0.05)
         return scores(0.6, 0.4)
@@ -851,13 +855,13 @@ def test_a_collection_interrupted_from_the_keyboard_says_that_it_can_go_on(run):
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
         assert process.returncode == 2
-        assert err == "arbitrage: stopped; what was answered is kept, the same command goes on from there\n"
+        assert re.fullmatch(r"arbitrage: interrupted; .* same command .*\n", err)
         assert len(stored_keys("log.jsonl")) >= 30 - CONCURRENCY
         collect_to_the_end("log.jsonl")
         assert len(upstream.bodies) <= 100 + CONCURRENCY
 
 
-def test_a_collection_that_is_out_of_money_finishes_and_stores_what_is_under_way(run):
+def test_a_collection_at_its_cost_limit_finishes_and_stores_calls_in_flight(run):
     async def slow(path, body, number):
         await asyncio.sleep(0.02)
         return priced(path, body, number)
@@ -870,3 +874,70 @@ def test_a_collection_that_is_out_of_money_finishes_and_stores_what_is_under_way
             quiet(upstream)
             assert len(upstream.bodies) == len(stored_keys("log.parquet"))
             assert bill(upstream, priced, PRICES) <= cents / 100
+
+
+# the function behind the command
+
+
+def test_collect_takes_paths_writes_the_log_and_returns_it(run):
+    write_menus(4)
+    seen = []
+    with serving(both) as upstream:
+        configure(upstream.url)
+        expected = asyncio.run(estimate("arbitrage.toml", "questions.jsonl", output="log.parquet", limit=3))
+        assert [(one.origin, one.spent.calls) for one in expected] == [(upstream.url, 3)] * 2
+        assert upstream.bodies == []
+        log = asyncio.run(
+            collect(
+                "arbitrage.toml",
+                "questions.jsonl",
+                output="log.parquet",
+                limit=3,
+                progress=lambda progress: seen.append((progress.done, progress.total)),
+            )
+        )
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert log.primary.tolist() == ScoreLog.read("log.parquet").primary.tolist() == [0.6, 0.4] * 3
+    assert summary(log)["rows"] == 3
+
+
+def test_collect_takes_a_configuration_and_questions_in_memory(run):
+    with serving(answers("fine")) as upstream:
+        configure(upstream.url, task={"form": "text"}, primary=ASK)
+        rows = Requests(
+            requests=[ChatRequest({"messages": [{"role": "user", "content": "Hi"}]}, id="a")], expected=["fine"]
+        )
+        log = asyncio.run(collect(read_config(), rows, output="log.jsonl", grade="exact"))
+    assert log.is_router
+    assert log.id.tolist() == ["a"]
+
+
+def test_collect_refuses_an_output_it_could_not_write_before_any_call(run):
+    write_menus(1)
+    with serving(both) as upstream:
+        configure(upstream.url)
+        with pytest.raises(ArbitrageError):
+            asyncio.run(collect("arbitrage.toml", "questions.jsonl", output="no/such/folder/log.parquet"))
+        assert upstream.bodies == []
+
+
+def test_a_person_takes_part_as_a_model_or_as_a_grader(run):
+    configure("http://127.0.0.1:9/v1")
+    assert not has_person(read_config(), "exact")
+    assert has_person(read_config(), "human")
+    configure(
+        "http://127.0.0.1:9/v1", guardian={"kind": "human", "url": None, "model": None, "price": None, "name": "team"}
+    )
+    assert has_person(read_config())
+
+
+def test_a_custom_grader_that_raises_a_scorer_error_leaves_the_row_ungraded(run):
+    Path("my_unsure.py").write_text(
+        "from conformal_arbitrage import ReplyError\n"
+        "def unsure(request, answer, expected):\n    raise ReplyError('cannot tell')\n"
+    )
+    write_requests(2)
+    with serving(answers("fine")) as upstream:
+        configure(upstream.url, primary=ASK)
+        run(*TEXT, "--grade", "python:my_unsure:unsure")
+    assert ScoreLog.read("log.parquet").missing.tolist() == [True, True]

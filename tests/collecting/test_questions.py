@@ -94,11 +94,11 @@ def test_questions_without_answers_have_no_labels(save, ending):
 
 
 @every_format
-def test_answers_that_read_in_two_ways_are_refused_until_one_is_named(save, ending):
+def test_ambiguous_answers_are_refused_unless_the_reading_is_specified(save, ending):
     rows = [{"question": "Largest?", "choices": ["1", "0", "2"], "answer": "0"}]
     path = save(ending, rows)
     with pytest.raises(
-        OptionError, match=r"rows\.\w+: the answers read as index and as text; say which with --answer-is"
+        OptionError, match=r"rows\.\w+: the answers can be read as index and as text; choose with --answer-is"
     ):
         read_menus(path)
     assert read_menus(path, answer_is="index").labels == [0]
@@ -113,7 +113,7 @@ def test_one_row_that_fits_a_single_reading_settles_the_whole_column(save):
     assert read_menus(save("jsonl", rows)).labels == [1, 2]
 
 
-def test_two_readings_that_agree_are_no_ambiguity(save):
+def test_two_readings_that_agree_are_not_ambiguous(save):
     rows = [{"question": "Letter?", "choices": ["A", "B"], "answer": "B"}]
     assert read_menus(save("jsonl", rows)).labels == [1]
 
@@ -128,13 +128,13 @@ def test_an_answer_that_names_no_option_is_refused_with_its_row(save, ending, an
     assert "\n" not in str(caught.value)
 
 
-def test_the_row_named_is_the_first_that_the_best_reading_cannot_read(save):
+def test_the_reported_row_is_the_first_that_the_best_reading_cannot_parse(save):
     rows = [{**row, "answer": answer} for row, answer in zip(PLANETS, ["B", "Z", "C"], strict=True)]
     with pytest.raises(ScoreLogError, match="row 2: the answer 'Z'"):
         read_menus(save("jsonl", rows))
 
 
-def test_a_reading_that_is_named_is_the_only_one_tried(save):
+def test_a_specified_reading_is_the_only_one_tried(save):
     with pytest.raises(ScoreLogError, match="row 1: the answer 'B'"):
         read_menus(save("jsonl", PLANETS), answer_is="index")
 
@@ -146,19 +146,19 @@ def test_ids_of_the_file_are_kept(save, ending):
 
 
 def test_ids_made_from_content_are_the_same_in_every_format_and_order(save):
-    made = [query.id for query in read_menus(save("jsonl", PLANETS)).queries]
-    assert len(set(made)) == 3
+    ids = [query.id for query in read_menus(save("jsonl", PLANETS)).queries]
+    assert len(set(ids)) == 3
     for ending in ("csv", "parquet"):
-        assert [query.id for query in read_menus(save(ending, PLANETS)).queries] == made
-    assert [query.id for query in read_menus(save("jsonl", PLANETS[::-1])).queries] == made[::-1]
-    assert [query.id for query in read_menus(save("csv", wide(PLANETS)), choice_columns="pqr").queries] == made
+        assert [query.id for query in read_menus(save(ending, PLANETS)).queries] == ids
+    assert [query.id for query in read_menus(save("jsonl", PLANETS[::-1])).queries] == ids[::-1]
+    assert [query.id for query in read_menus(save("csv", wide(PLANETS)), choice_columns="pqr").queries] == ids
 
 
 def test_ids_made_from_content_depend_on_the_options_and_not_on_the_answer(save):
-    made = read_menus(save("jsonl", PLANETS)).queries[0].id
-    assert read_menus(save("jsonl", [{**PLANETS[0], "answer": "A"}])).queries[0].id == made
+    name = read_menus(save("jsonl", PLANETS)).queries[0].id
+    assert read_menus(save("jsonl", [{**PLANETS[0], "answer": "A"}])).queries[0].id == name
     other = {**PLANETS[0], "choices": ["Mars", "Jupiter", "Pluto"]}
-    assert read_menus(save("jsonl", [other])).queries[0].id != made
+    assert read_menus(save("jsonl", [other])).queries[0].id != name
 
 
 def test_equal_rows_are_numbered(save):
@@ -168,14 +168,14 @@ def test_equal_rows_are_numbered(save):
 
 @every_format
 @pytest.mark.parametrize("names", [["a", "b", "a"], ["a", "", "c"]])
-def test_ids_that_stand_twice_or_are_empty_are_refused(save, ending, names):
+def test_duplicate_or_empty_ids_are_refused(save, ending, names):
     rows = [{"id": name, **row} for name, row in zip(names, PLANETS, strict=True)]
-    with pytest.raises(ScoreLogError, match=rf"rows\.{ending}: the id '.?' is empty or stands twice; make ids unique"):
+    with pytest.raises(ScoreLogError, match=rf"rows\.{ending}: the id '.?' is empty or not unique; make ids unique"):
         read_menus(save(ending, rows))
 
 
 @every_format
-def test_a_column_called_group_is_read_unasked(save, ending):
+def test_a_column_called_group_is_read_by_default(save, ending):
     rows = [{"group": name, **row} for name, row in zip("xyx", PLANETS, strict=True)]
     assert read_menus(save(ending, rows)).groups == ["x", "y", "x"]
 
@@ -191,15 +191,15 @@ def test_a_column_called_group_is_read_unasked(save, ending):
         ("group_column", "--group-column"),
     ],
 )
-def test_a_column_that_is_not_there_is_named_with_those_that_are(save, ending, option, remedy):
-    wanted = f"there is no column 'nothing'; it has answer, choices, question; name another with {remedy}"
+def test_a_missing_column_is_reported_with_the_existing_ones(save, ending, option, remedy):
+    wanted = f"no column 'nothing'; it has answer, choices, question; name another with {remedy}"
     with pytest.raises(ScoreLogError) as caught:
         read_menus(save(ending, PLANETS), **{option: "nothing"})
     assert str(caught.value).endswith(wanted)
     assert f"rows.{ending}: " in str(caught.value)
 
 
-def test_a_choice_column_that_is_not_there_is_named(save):
+def test_a_missing_choice_column_is_reported(save):
     with pytest.raises(ScoreLogError, match=r"no column 's'.*--choice-columns"):
         read_menus(save("csv", wide(PLANETS)), choice_columns=["p", "s"])
 
@@ -208,9 +208,7 @@ def test_a_choice_column_that_is_not_there_is_named(save):
 @pytest.mark.parametrize("choices", [[], ["Mars", ""]])
 def test_a_row_without_options_or_with_an_empty_one_is_refused(save, ending, choices):
     rows = [PLANETS[0], {"question": "None?", "choices": choices, "answer": "A"}]
-    with pytest.raises(
-        ScoreLogError, match=rf"rows\.{ending}: row 2 has no options, or an empty one; correct that row"
-    ):
+    with pytest.raises(ScoreLogError, match=rf"rows\.{ending}: row 2 has no options or an empty one; correct that row"):
         read_menus(save(ending, rows))
 
 
@@ -219,7 +217,7 @@ def test_options_that_are_not_a_list_are_refused(save):
         read_menus(save("parquet", [{"question": "q", "choices": 7}]))
 
 
-def test_text_that_is_no_list_of_options_is_refused_with_the_file(save):
+def test_text_that_is_not_a_list_of_options_is_refused_with_the_file(save):
     with pytest.raises(ScoreLogError, match=r"rows\.csv"):
         read_menus(save("csv", [{"question": "q", "choices": "Mars, Venus"}]))
 
@@ -249,40 +247,40 @@ def test_requests_keep_their_messages_tools_and_response_format(save, ending):
         "expected": "Hi",
         "comment": "not sent",
     }
-    found = read_requests(save(ending, [row]))
+    requests = read_requests(save(ending, [row]))
     body = {k: v for k, v in row.items() if k not in ("expected", "comment")}
-    assert found.requests[0].body == body
-    assert found.expected == ["Hi"]
+    assert requests.requests[0].body == body
+    assert requests.expected == ["Hi"]
 
 
 @every_format
-def test_what_a_row_leaves_empty_is_not_sent(save, ending):
+def test_empty_values_are_not_sent(save, ending):
     rows = [{"messages": HELLO, "tools": TOOLS}, {"messages": HELLO, "tools": None}]
-    found = read_requests(save(ending, rows))
-    assert [set(request.body) for request in found.requests] == [{"messages", "tools"}, {"messages"}]
-    assert found.expected is None
+    requests = read_requests(save(ending, rows))
+    assert [set(request.body) for request in requests.requests] == [{"messages", "tools"}, {"messages"}]
+    assert requests.expected is None
 
 
 @every_format
 def test_a_tool_choice_by_name_is_kept(save, ending):
     choice = {"type": "function", "function": {"name": "weather"}}
-    found = read_requests(save(ending, [{"messages": HELLO, "tools": TOOLS, "tool_choice": choice}]))
-    assert found.requests[0].body["tool_choice"] == choice
+    requests = read_requests(save(ending, [{"messages": HELLO, "tools": TOOLS, "tool_choice": choice}]))
+    assert requests.requests[0].body["tool_choice"] == choice
 
 
 @every_format
 def test_a_plain_question_becomes_a_message_of_the_user(save, ending):
     rows = [{"ask": "Hello", "gold": "Hi", "id": "x", "group": "g"}]
-    found = read_requests(save(ending, rows), question_column="ask", answer_column="gold")
-    assert found.requests[0].body == {"messages": HELLO}
-    assert (found.requests[0].id, found.expected, found.groups) == ("x", ["Hi"], ["g"])
+    requests = read_requests(save(ending, rows), question_column="ask", answer_column="gold")
+    assert requests.requests[0].body == {"messages": HELLO}
+    assert (requests.requests[0].id, requests.expected, requests.groups) == ("x", ["Hi"], ["g"])
 
 
 @every_format
 def test_expected_tool_calls_are_kept_as_json(save, ending):
     calls = [{"name": "weather", "arguments": {"city": "Oslo"}}]
-    found = read_requests(save(ending, [{"messages": HELLO, "expected": calls}]))
-    assert json.loads(found.expected[0]) == calls
+    requests = read_requests(save(ending, [{"messages": HELLO, "expected": calls}]))
+    assert json.loads(requests.expected[0]) == calls
 
 
 def test_ids_of_requests_are_made_from_the_whole_request(save):
@@ -292,10 +290,10 @@ def test_ids_of_requests_are_made_from_the_whole_request(save):
     assert third == f"{first}-2"
 
 
-def test_the_first_requests_keep_what_is_expected(save):
+def test_the_first_requests_keep_their_expected_answers(save):
     rows = [{"messages": HELLO, "expected": name, "group": name} for name in "xyz"]
-    found = read_requests(save("jsonl", rows)).first(2)
-    assert (len(found.requests), found.expected, found.groups) == (2, ["x", "y"], ["x", "y"])
+    requests = read_requests(save("jsonl", rows)).first(2)
+    assert (len(requests.requests), requests.expected, requests.groups) == (2, ["x", "y"], ["x", "y"])
 
 
 @pytest.mark.parametrize("messages", ["Hello", '[{"role": "user"'])
@@ -306,32 +304,32 @@ def test_messages_that_are_not_json_are_refused_with_their_row(save, messages):
 
 
 @pytest.mark.parametrize("messages", [{"role": "user"}, [], ["Hello"], [{"content": "Hello"}], None, 7])
-def test_messages_that_are_no_conversation_are_refused_with_an_example(save, messages):
+def test_messages_that_are_not_a_conversation_are_refused_with_an_example(save, messages):
     rows = [{"messages": json.dumps(HELLO)}, {"messages": json.dumps(messages)}]
     with pytest.raises(ScoreLogError, match=r'row 2: messages must be a list such as \[\{"role": "user"'):
         read_requests(save("csv", rows))
 
 
 @every_format
-def test_requests_without_messages_say_how_to_name_a_question(save, ending):
+def test_requests_without_messages_name_the_option_for_a_question_column(save, ending):
     with pytest.raises(ScoreLogError, match=r"no column 'messages'; it has ask; name another with --question-column"):
         read_requests(save(ending, [{"ask": "Hello"}]))
 
 
 @every_format
 @pytest.mark.parametrize("choice", ["auto", "none", "required"])
-def test_a_tool_choice_in_a_word_is_kept(save, ending, choice):
-    found = read_requests(save(ending, [{"messages": HELLO, "tools": TOOLS, "tool_choice": choice}]))
-    assert found.requests[0].body["tool_choice"] == choice
+def test_a_tool_choice_given_as_a_word_is_kept(save, ending, choice):
+    requests = read_requests(save(ending, [{"messages": HELLO, "tools": TOOLS, "tool_choice": choice}]))
+    assert requests.requests[0].body["tool_choice"] == choice
 
 
-def test_digits_that_are_no_number_are_read_as_text(save):
+def test_digits_that_are_not_decimal_are_read_as_text(save):
     rows = [{"question": "Square metres are written m and what?", "choices": ["²", "³"], "answer": "³"}]
     assert read_menus(save("jsonl", rows)).labels == [1]
 
 
 @pytest.mark.parametrize("answer", ["B", "1"])
-def test_an_empty_option_before_a_filled_one_is_refused_as_letters_would_shift(save, answer):
+def test_an_empty_option_before_a_filled_one_is_refused_because_letters_would_shift(save, answer):
     rows = [{"question": "q", "p": "x", "q": "", "r": "y", "answer": answer}]
     with pytest.raises(ScoreLogError, match="row 1"):
         read_menus(save("csv", rows), choice_columns=["p", "q", "r"])

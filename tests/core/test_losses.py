@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import InfeasibleError, OptionError, RiskCurve, ScoreLog, ScoreLogError, calibrate, evaluate
-from conformal_arbitrage.core.losses import exact
+from conformal_arbitrage.core.losses import as_fraction
 
 LOG = ScoreLog.from_arrays(
     [[0.9, 0.6, 0.3], [0.5, 0.5, 0.1], [0.7]], [[0.2, 0.5, 1.0], [0.1, 0.3, 0.9], [0.4]], label=[2, 2, 0]
@@ -44,7 +44,7 @@ def test_with_everything_shown_a_user_loss_sees_one_action_or_all():
     assert sorted(seen) == [(0, 1), (0, 3), (1, 1), (1, 3), (2, 1)]
 
 
-def test_a_loss_that_rises_is_raised_to_its_envelope_and_the_lift_reported():
+def test_a_rising_loss_is_raised_to_its_envelope_and_the_excess_reported():
     log = ScoreLog.from_arrays([[0.9, 0.6, 0.3]], [[0, 0, 0]])
     curve = RiskCurve.from_log(log, loss=lambda row, sight: {1: 0.2, 2: 0.7, 3: 0.1}[len(sight)])
     assert [float(curve.exact_total(k)) for k in range(len(curve.totals))] == [0.7, 0.1]
@@ -69,10 +69,10 @@ def test_a_user_loss_that_never_reaches_zero_gets_no_always_defer_certificate():
 
 
 def test_a_user_loss_that_is_zero_with_everything_in_sight_may_always_defer():
-    made = calibrate(LOG, 0.1, loss=regret)
-    assert made.status == "always_defer"
-    assert made.loss == "regret"
-    assert "assumed to be 0 always" in made.guarantee
+    certificate = calibrate(LOG, 0.1, loss=regret)
+    assert certificate.status == "always_defer"
+    assert certificate.loss == "regret"
+    assert "assumed to be 0 always" in certificate.guarantee
 
 
 @pytest.mark.parametrize("sees", ["candidates", "all"])
@@ -104,13 +104,13 @@ def test_missing_guardian_rows_cost_a_user_loss_the_bound_throughout():
     ],
 )
 def test_a_number_stands_for_the_decimal_its_user_wrote(value, decimal):
-    assert exact(value, name="alpha") == Fraction(decimal)
+    assert as_fraction(value, name="alpha") == Fraction(decimal)
 
 
 @pytest.mark.parametrize("value", ["", "a", "1/0", float("nan"), None, [0.1]])
-def test_what_is_not_a_number_is_refused_by_name(value):
+def test_anything_but_a_number_is_refused_by_name(value):
     with pytest.raises(OptionError, match="alpha"):
-        exact(value, name="alpha")
+        as_fraction(value, name="alpha")
 
 
 def test_losses_too_large_for_exact_sums_are_refused():
@@ -118,7 +118,7 @@ def test_losses_too_large_for_exact_sums_are_refused():
         calibrate(LOG, 5e6, loss=lambda row, sight: 1e7, loss_bound=2e7)
 
 
-def test_a_loss_of_ones_own_needs_a_name_of_its_own():
+def test_a_user_loss_needs_a_name_of_its_own():
     def guardian_regret(row, sight):
         return 0.0
 
@@ -126,7 +126,7 @@ def test_a_loss_of_ones_own_needs_a_name_of_its_own():
         calibrate(LOG, 0.5, loss=guardian_regret)
 
 
-def test_a_loss_of_ones_own_states_its_bound_where_scores_leave_the_unit_interval():
+def test_a_user_loss_states_its_bound_if_scores_leave_the_unit_interval():
     wide = ScoreLog.from_arrays([[0.9, 0.1]] * 9, [[50, 0]] * 9)
     with pytest.raises(OptionError, match="loss_bound"):
         calibrate(wide, 0.5, loss=lambda row, sight: 0.1)
@@ -135,8 +135,7 @@ def test_a_loss_of_ones_own_states_its_bound_where_scores_leave_the_unit_interva
 
 def test_a_grid_too_short_for_the_gaps_always_defers():
     far = ScoreLog.from_arrays([[5.0, 0.0]] * 50, [[0, 1]] * 50)
-    made = calibrate(far, 0.1, loss=regret, grid=0.5)
-    assert made.status == "always_defer"
+    assert calibrate(far, 0.1, loss=regret, grid=0.5).status == "always_defer"
 
 
 def test_evaluation_refuses_a_loss_that_calibration_refuses():

@@ -45,8 +45,8 @@ def problems(draw):
     return primary, guardian, alpha, bound, sees
 
 
-def same(found, expected):
-    return np.isnan(found) if expected is None else found == float(expected)
+def same(relaxation, expected):
+    return np.isnan(relaxation) if expected is None else relaxation == float(expected)
 
 
 @given(problems())
@@ -126,9 +126,9 @@ def test_many_alphas_are_answered_at_once():
     assert curve.totals.tolist() == [2 * 10**12, 10**12, 0]
     assert curve.relaxation(np.array(0.25)) == curve.relaxation(0.25) == 0.4
     assert curve.relaxation(np.array([0.25], dtype=np.float32)).tolist() == [0.4]
-    found = curve.relaxation([0.24, 0.25, "0.5", 0.75])
-    assert np.isnan(found[0])
-    assert found[1:].tolist() == [0.4, 0.2, 0.0]
+    relaxations = curve.relaxation([0.24, 0.25, "0.5", 0.75])
+    assert np.isnan(relaxations[0])
+    assert relaxations[1:].tolist() == [0.4, 0.2, 0.0]
 
 
 def test_equality_is_accepted_although_floats_would_reject_it():
@@ -140,7 +140,7 @@ def test_equality_is_accepted_although_floats_would_reject_it():
     assert curve.relaxation("0.189999999999", 1) == 0.8
 
 
-def test_where_sums_would_overflow_ticks_grow_and_losses_are_rounded_up():
+def test_ticks_grow_and_losses_are_rounded_up_if_sums_would_overflow():
     rng = np.random.default_rng(0)
     guardian = np.round(rng.random((50, 3)) * 4e6, 12)
     log = ScoreLog.from_arrays(rng.random((50, 3)), guardian)
@@ -183,13 +183,19 @@ def test_a_grid_step_outside_its_range_is_refused(step):
         curve.on_grid(step)
 
 
+def test_a_grid_does_not_go_with_draws():
+    log = ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1.0]])
+    with pytest.raises(OptionError, match="drop one of the two"):
+        RiskCurve.from_log(log, u=np.array([0.5])).on_grid(0.1)
+
+
 def test_a_negative_relaxation_has_no_total():
     curve = RiskCurve.from_log(ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1.0]]))
     with pytest.raises(OptionError, match="0 or more"):
         curve.total(-0.1)
 
 
-def test_any_object_with_the_arrays_will_do():
+def test_any_object_with_the_arrays_is_accepted():
     class Arrays:
         primary = np.array([0.9, 0.1])
         guardian = loss_scores = np.array([0.0, 1.0])

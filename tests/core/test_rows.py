@@ -2,7 +2,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformal_arbitrage.core.rows import blocks, flat_positions, row_argmax
+from conformal_arbitrage.core.arrays import flat_positions
+from conformal_arbitrage.core.choices import row_argmax
+from conformal_arbitrage.core.rows import blocks
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=60))

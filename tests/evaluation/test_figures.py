@@ -1,9 +1,10 @@
 import builtins
+import sys
 
 import pytest
 
 from conformal_arbitrage import OptionError, evaluate
-from conformal_arbitrage.evaluation.figures import plot
+from conformal_arbitrage.evaluation.figures import save_figure
 
 
 @pytest.fixture(scope="module")
@@ -15,8 +16,8 @@ def frontier(science):
 
 @pytest.mark.parametrize("x", ["cost", "loss"])
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_a_frontier_is_drawn_in_any_format(tmp_path, frontier, x, ending):
-    plot(frontier, tmp_path / f"f.{ending}", x=x)
+def test_a_frontier_is_saved_in_any_format(tmp_path, frontier, x, ending):
+    save_figure(frontier, tmp_path / f"f.{ending}", x=x)
     assert (tmp_path / f"f.{ending}").stat().st_size > 5000
 
 
@@ -24,12 +25,12 @@ def test_the_figure_names_every_policy_and_budget(tmp_path, frontier):
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.fonttype": "none"}):
-        plot(frontier, tmp_path / "f.svg", x="loss")
+        save_figure(frontier, tmp_path / "f.svg", x="loss")
     text = (tmp_path / "f.svg").read_text()
     for words in (
         "Primary alone",
         "Guardian alone",
-        "a coin between the two",
+        "random routing between the two",
         "α = 0.05",
         "α = 0.1",
         "loss on held-out rows",
@@ -37,9 +38,9 @@ def test_the_figure_names_every_policy_and_budget(tmp_path, frontier):
         assert words in text
 
 
-def test_an_axis_that_does_not_exist_is_refused(tmp_path, frontier):
+def test_an_unknown_axis_is_rejected(tmp_path, frontier):
     with pytest.raises(OptionError, match="no 'speed' to draw; there is cost, loss, correct"):
-        plot(frontier, tmp_path / "f.png", x="speed")
+        save_figure(frontier, tmp_path / "f.png", x="speed")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -53,4 +54,31 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, frontier, m
 
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(OptionError, match="pip install matplotlib"):
-        plot(frontier, tmp_path / "f.png")
+        save_figure(frontier, tmp_path / "f.png")
+
+
+def test_a_frontier_draws_itself_on_new_or_given_axes(frontier):
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.pyplot import close
+
+    ax = frontier.plot()
+    assert isinstance(ax, Axes)
+    assert ax.get_xlabel() == "cost, dollars per 1000 queries"
+    close(ax.figure)
+    own = Figure().add_subplot()
+    assert frontier.plot(own, x="loss", y="correct") is own
+    assert own.get_ylabel() == "correct, mean over held-out rows"
+
+
+def test_without_costs_a_frontier_is_drawn_over_the_loss(science):
+    from matplotlib.figure import Figure
+
+    bare = evaluate(science, [0.05], calibration_size=500, trials=2)
+    assert bare.plot(Figure().add_subplot()).get_xlabel() == "loss on held-out rows"
+
+
+def test_plotting_without_matplotlib_says_what_to_install(frontier, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(OptionError, match="pip install matplotlib"):
+        frontier.plot()

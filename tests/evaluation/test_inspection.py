@@ -1,9 +1,7 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage import OptionError, ScoreLog, calibrate
-from conformal_arbitrage.evaluation.frontier import costs_of
-from conformal_arbitrage.evaluation.inspection import inspect
+from conformal_arbitrage import CostOptions, OptionError, ScoreLog, calibrate, inspect
 
 
 def pair(knows, n=2000, seed=0, **options):
@@ -16,7 +14,7 @@ def pair(knows, n=2000, seed=0, **options):
     return ScoreLog.from_arrays(primary, guardian, label=wrong.astype(int), id=range(n), **options)
 
 
-def test_a_margin_that_knows_is_worth_routing_and_one_that_does_not_is_not():
+def test_only_an_informative_margin_is_worth_routing():
     knows, guesses = inspect(pair(1)), inspect(pair(0))
     assert knows.worth_routing
     assert knows.auc > 0.8
@@ -24,7 +22,7 @@ def test_a_margin_that_knows_is_worth_routing_and_one_that_does_not_is_not():
     assert not guesses.worth_routing
     assert guesses.auc_interval[0] < 0.5 < guesses.auc_interval[1]
     assert abs(guesses.calls_saved) < 0.03
-    assert "coin" in guesses.verdict
+    assert "random routing" in guesses.verdict
 
 
 def test_the_auc_is_the_share_of_pairs_in_the_right_order():
@@ -35,24 +33,24 @@ def test_the_auc_is_the_share_of_pairs_in_the_right_order():
     assert inspect(log).auc == pytest.approx(np.mean(pairs))
 
 
-def test_a_primary_that_loses_nothing_needs_no_guardian():
-    found = inspect(ScoreLog.from_arrays([[0.9, 0.1]] * 50, [[1.0, 0.0]] * 50))
-    assert not found.worth_routing
-    assert "the Primary alone loses nothing" in found.verdict
-    assert found.auc is None
+def test_a_primary_without_loss_needs_no_guardian():
+    inspection = inspect(ScoreLog.from_arrays([[0.9, 0.1]] * 50, [[1.0, 0.0]] * 50))
+    assert not inspection.worth_routing
+    assert "the Primary alone has no loss" in inspection.verdict
+    assert inspection.auc is None
 
 
-def test_a_primary_too_dear_for_what_it_saves_is_not_worth_routing():
+def test_a_primary_that_costs_more_than_it_saves_is_not_worth_routing():
     log = pair(1)
-    cheap = inspect(log, costs=costs_of(log, primary_cost=1, guardian_cost=20))
-    dear = inspect(log, costs=costs_of(log, primary_cost=15, guardian_cost=20))
+    cheap = inspect(log, primary_cost=1, guardian_cost=20)
+    expensive = inspect(log, costs=CostOptions(primary_cost=15, guardian_cost=20))
     assert cheap.worth_routing
     assert cheap.cost_per_1000 == {"primary": 1000, "guardian": 20000}
-    assert not dear.worth_routing
-    assert "cheaper Primary" in dear.verdict
+    assert not expensive.worth_routing
+    assert "cheaper Primary" in expensive.verdict
 
 
-def test_coarse_margins_show_the_budget_they_waste():
+def test_coarse_margins_show_the_budget_they_leave_unused():
     log = pair(1)
     coarse = ScoreLog.from_arrays(np.round(log.primary.reshape(-1, 2), 1), log.guardian.reshape(-1, 2))
     fine_use, coarse_use = inspect(log).budgets[2], inspect(coarse).budgets[2]
@@ -63,12 +61,12 @@ def test_coarse_margins_show_the_budget_they_waste():
     assert inspect(coarse).tied_rows == int((np.diff(coarse.primary.reshape(-1, 2)) == 0).sum())
 
 
-def test_problems_are_named_with_their_remedy():
+def test_problems_come_with_their_remedy():
     log = ScoreLog.from_arrays([[0.1, None], [0.3, 0.3], [0.9, 0.1]], [[0, 5.0], [1, 2], [None, 0]])
-    found = inspect(log)
-    text = " ".join(found.problems)
-    assert (found.rows, found.no_opinion_rows, found.missing_guardian_rows) == (3, 1, 1)
-    assert found.budgets == ()
+    inspection = inspect(log)
+    text = " ".join(inspection.problems)
+    assert (inspection.rows, inspection.no_opinion_rows, inspection.missing_guardian_rows) == (3, 1, 1)
+    assert inspection.budgets == ()
     for word in ("--loss-bound", "--missing-guardian worst_case", "`id`", "label", "unbound"):
         assert word in text
     assert "rows are few" in " ".join(inspect(log, loss_bound=5).problems)
@@ -79,7 +77,7 @@ def test_a_log_without_any_guardian_score_cannot_be_inspected():
         inspect(ScoreLog.from_arrays([[0.1, 0.2]], [None]))
 
 
-def test_the_bundled_pairs_are_judged_as_their_makers_found_them(science):
+def test_the_bundled_pair_is_worth_routing(science):
     assert inspect(science).worth_routing
     assert inspect(science).auc == pytest.approx(0.808, abs=0.001)
 
@@ -90,11 +88,11 @@ def test_budgets_are_those_of_the_exact_rule(seed, n):
     rng = np.random.default_rng(seed)
     log = ScoreLog.from_arrays(rng.integers(0, 6, (n, 3)) / 10, rng.integers(0, 3, (n, 3)) / 2, id=range(n))
     for use in inspect(log).budgets:
-        made = calibrate(log, use.alpha, guardian_sees="all")
-        if made.status == "always_defer":
+        certificate = calibrate(log, use.alpha, guardian_sees="all")
+        if certificate.status == "always_defer":
             assert use.deferred is None
             continue
-        assert use.deferred == made.apply(log).deferred.mean()
+        assert use.deferred == certificate.apply(log).deferred.mean()
         assert use.deferred_random <= use.deferred
         options = {"guardian_sees": "all", "boundary": "random"}
         drawn = [calibrate(log, use.alpha, key=bytes([k]), **options).apply(log).deferred.mean() for k in range(6)]
@@ -102,14 +100,14 @@ def test_budgets_are_those_of_the_exact_rule(seed, n):
 
 
 def test_a_primary_without_any_opinion_always_defers():
-    found = inspect(ScoreLog.from_arrays([None] * 60, [[1.0, 0.0], [0.0, 1.0]] * 30))
-    assert [(use.deferred, use.deferred_random, use.wasted) for use in found.budgets[1:]] == [(1.0, 1.0, 0.0)] * 4
-    assert found.calls_saved == 0
-    assert not found.worth_routing
+    inspection = inspect(ScoreLog.from_arrays([None] * 60, [[1.0, 0.0], [0.0, 1.0]] * 30))
+    assert [(use.deferred, use.deferred_random, use.wasted) for use in inspection.budgets[1:]] == [(1.0, 1.0, 0.0)] * 4
+    assert inspection.calls_saved == 0
+    assert not inspection.worth_routing
 
 
-def test_free_models_and_unknown_outcomes_are_no_trouble():
+def test_free_models_and_unknown_outcomes_are_supported():
     log = pair(1, n=100)
-    assert not inspect(log, costs=costs_of(log, primary_cost=0, guardian_cost=0)).worth_routing
+    assert not inspect(log, primary_cost=0, guardian_cost=0).worth_routing
     unknown = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [[1, 0]] * 30, outcomes={"correct": [[None, None]] * 30})
     assert inspect(unknown).outcomes == {"correct": {"primary": None, "guardian": None}}

@@ -1,4 +1,4 @@
-"""reproduce --live on small files with the datasets' own columns, scored by a scripted server on loopback."""
+"""Test reproduce --live on small files with the datasets' own columns and a scripted server on loopback."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import SourceError
-from conformal_arbitrage.experiments.corpora import load
+from conformal_arbitrage.experiments.corpora import load_corpus
 from tests.scripted import Upstream, completion, scores
 
 
@@ -45,19 +45,19 @@ def pku_row(k, severities=(0, 3), better=1, safer=0):
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
-def test_truthfulqa_is_loaded_whole(ending, tmp_path):
-    rows = load("truthfulqa", write(tmp_path / f"data{ending}", truthfulqa(7)))
+def test_truthfulqa_is_loaded_completely(ending, tmp_path):
+    rows = load_corpus("truthfulqa", write(tmp_path / f"data{ending}", truthfulqa(7)))
     assert len(rows.menus.queries) == 7
     assert rows.menus.queries[3].actions == ("w", "x", "y", "z")
     assert rows.menus.labels == [0, 1, 2, 3, 0, 1, 2]
     assert len({query.id for query in rows.menus.queries}) == 7
 
 
-def test_mmlu_pools_its_splits_without_the_auxiliary_one(tmp_path):
+def test_mmlu_pools_its_splits_except_the_auxiliary_one(tmp_path):
     folder = tmp_path / "mmlu"
     for split, rows in (("dev", mmlu(6, 3)), ("test", mmlu(9, 3)), ("auxiliary_train", mmlu(50, 1))):
         write(folder / f"{split}.parquet", rows)
-    pool = load("mmlu", tmp_path).menus
+    pool = load_corpus("mmlu", tmp_path).menus
     assert len(pool.queries) == 15
     assert sorted(set(pool.groups)) == ["s0", "s1", "s2"]
     assert len({query.id for query in pool.queries}) == 15  # equal questions of two splits keep names of their own
@@ -66,12 +66,12 @@ def test_mmlu_pools_its_splits_without_the_auxiliary_one(tmp_path):
 def test_a_sample_is_balanced_over_subjects_with_the_remainder_at_random(tmp_path):
     rows = [{**row, "subject": "large"} for row in mmlu(100, 1)] + mmlu(30, 3)
     path = write(tmp_path / "mmlu.jsonl", rows)
-    sample = load("mmlu", path, rows=22, seed=1).menus
+    sample = load_corpus("mmlu", path, rows=22, seed=1).menus
     counts = dict(zip(*np.unique(sample.groups, return_counts=True), strict=True))
     assert sum(counts.values()) == 22
     assert all(count >= 5 for count in counts.values())  # floor(22 / 4) of each, two more from anywhere
-    assert [q.id for q in sample.queries] == [q.id for q in load("mmlu", path, rows=22, seed=1).menus.queries]
-    assert [q.id for q in sample.queries] != [q.id for q in load("mmlu", path, rows=22, seed=2).menus.queries]
+    assert [q.id for q in sample.queries] == [q.id for q in load_corpus("mmlu", path, rows=22, seed=1).menus.queries]
+    assert [q.id for q in sample.queries] != [q.id for q in load_corpus("mmlu", path, rows=22, seed=2).menus.queries]
 
 
 def test_pku_keeps_rows_whose_better_reply_is_not_the_safer_one_and_whose_severities_differ(tmp_path):
@@ -81,26 +81,26 @@ def test_pku_keeps_rows_whose_better_reply_is_not_the_safer_one_and_whose_severi
         pku_row(2, better=0),  # better and safer at once
         pku_row(3, severities=(1, 0), better=0, safer=1),
     ]
-    kept = load("pku", write(tmp_path / "pku.jsonl", rows))
+    kept = load_corpus("pku", write(tmp_path / "pku.jsonl", rows))
     assert [query.context for query in kept.menus.queries] == ["Prompt 0", "Prompt 3"]
     assert kept.severity == [(0, 3), (1, 0)]
     assert kept.menus.labels == [1, 0]
 
 
-def test_a_copy_that_lacks_something_is_refused(tmp_path):
+def test_an_incomplete_copy_is_rejected(tmp_path):
     with pytest.raises(SourceError, match="lacks the column 'label'"):
-        load("truthfulqa", write(tmp_path / "a.jsonl", [{"question": "?", "choices": ["a", "b"]}]))
+        load_corpus("truthfulqa", write(tmp_path / "a.jsonl", [{"question": "?", "choices": ["a", "b"]}]))
     with pytest.raises(SourceError, match="answer 9 and 2 options"):
-        load("truthfulqa", write(tmp_path / "b.jsonl", [{"question": "?", "choices": ["a", "b"], "label": 9}]))
+        load_corpus("truthfulqa", write(tmp_path / "b.jsonl", [{"question": "?", "choices": ["a", "b"], "label": 9}]))
     with pytest.raises(SourceError, match="no data files"):
-        load("mmlu", tmp_path / "nowhere")
+        load_corpus("mmlu", tmp_path / "nowhere")
     with pytest.raises(SourceError, match="no row has replies"):
-        load("pku", write(tmp_path / "c.jsonl", [pku_row(0, better=0)]))
+        load_corpus("pku", write(tmp_path / "c.jsonl", [pku_row(0, better=0)]))
 
 
 def test_the_hub_needs_its_extra():
     with pytest.raises(SourceError, match=r"conformal-arbitrage\[datasets\].*--data PATH"):
-        load("truthfulqa")
+        load_corpus("truthfulqa")
 
 
 CONFIG = """\
@@ -124,10 +124,10 @@ mode = "plain"
 
 def reply(path, body, number):
     """The large model knows; the small one is sure where the question's number is even, and right then."""
-    asked = body["messages"][-1]["content"]
-    if "ASSISTANT REPLY" in asked:
-        return completion("0.20, 0.90" if "Prompt 1" in asked else "0.55, 0.60", model=body["model"])
-    number = int(asked.split("Question ")[1].split("?")[0])
+    prompt = body["messages"][-1]["content"]
+    if "ASSISTANT REPLY" in prompt:
+        return completion("0.20, 0.90" if "Prompt 1" in prompt else "0.55, 0.60", model=body["model"])
+    number = int(prompt.split("Question ")[1].split("?")[0])
     right, sure = number % 4, body["model"] == "large" or number % 2 == 0
     values = [0.02] * 4
     values[right if sure else (right + 1) % 4] = 0.94 if sure else 0.3
@@ -145,19 +145,19 @@ def run(tmp_path, arguments, text=CONFIG):
     return asyncio.run(serve())
 
 
-def test_a_dry_run_sends_nothing_and_says_the_bill(tmp_path):
+def test_a_dry_run_sends_nothing_and_estimates_the_cost(tmp_path):
     write(tmp_path / "data" / "truthfulqa.parquet", truthfulqa(40))
     done, upstream = run(tmp_path, ["truthfulqa", "--dry-run", "--json"])
-    found = json.loads(done.stdout)
-    assert [model["spent"]["calls"] for model in found["models"]] == [40, 40]
-    assert found["cost"] > 0
+    estimate = json.loads(done.stdout)
+    assert [model["spent"]["calls"] for model in estimate["models"]] == [40, 40]
+    assert estimate["cost"] > 0
     assert upstream.bodies == []
-    done, upstream = run(tmp_path, ["truthfulqa"])  # nobody says yes
+    done, upstream = run(tmp_path, ["truthfulqa"])  # no confirmation
     assert done.exit_code != 0
     assert upstream.bodies == []
 
 
-def test_truthfulqa_live_is_reported_with_its_source_and_its_money_and_asked_once(tmp_path):
+def test_a_live_report_names_its_source_and_its_cost(tmp_path):
     write(tmp_path / "data" / "truthfulqa.parquet", truthfulqa(60))
     done, upstream = run(tmp_path, ["truthfulqa", "--yes"])
     assert done.exit_code == 0, done.output
@@ -173,7 +173,7 @@ def test_truthfulqa_live_is_reported_with_its_source_and_its_money_and_asked_onc
     assert first["temperature"] == 0.1
 
 
-def test_what_was_asked_is_not_asked_again(tmp_path):
+def test_stored_replies_are_not_requested_again(tmp_path):
     async def twice():
         async with Upstream(reply) as upstream:
             (tmp_path / "arbitrage.toml").write_text(CONFIG.replace("URL", upstream.url))
@@ -189,7 +189,7 @@ def test_what_was_asked_is_not_asked_again(tmp_path):
     assert asyncio.run(twice()) == 80
 
 
-def test_pku_live_asks_only_the_primary_with_the_pair_prompt(tmp_path):
+def test_pku_live_calls_only_the_primary_with_the_pair_prompt(tmp_path):
     write(tmp_path / "data" / "pku.jsonl", [pku_row(k, severities=(0, 1 + k % 3)) for k in range(40)])
     done, upstream = run(tmp_path, ["pku", "--yes"])
     assert done.exit_code == 0, done.output
@@ -212,7 +212,7 @@ def test_mmlu_live_has_subjects_as_groups(tmp_path):
     assert len(upstream.bodies) == 2400
 
 
-def test_a_second_primary_has_a_section_of_its_own(tmp_path):
+def test_the_stronger_primary_needs_its_own_section(tmp_path):
     write(tmp_path / "data" / "truthfulqa.parquet", truthfulqa(40))
     done, _ = run(tmp_path, ["truthfulqa-mini", "--yes"])
     assert done.exit_code == 2
@@ -223,7 +223,7 @@ def test_a_second_primary_has_a_section_of_its_own(tmp_path):
     assert {body["model"] for body in upstream.bodies} == {"medium", "large"}
 
 
-def test_all_live_runs_what_the_data_can_carry_and_names_the_rest(tmp_path):
+def test_all_live_skips_unsupported_experiments_by_name(tmp_path):
     write(tmp_path / "data" / "truthfulqa.parquet", truthfulqa(40))
     write(tmp_path / "data" / "mmlu.jsonl", mmlu(40, 4))
     write(tmp_path / "data" / "pku.jsonl", [pku_row(k) for k in range(20)])

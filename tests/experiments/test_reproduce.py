@@ -17,7 +17,7 @@ def everything(tmp_path_factory):
     return folder, *reproduce("all", bundled_source(), out=folder)
 
 
-def test_all_writes_every_form_of_every_report_and_a_summary(everything):
+def test_all_writes_every_report_in_every_format_and_a_summary(everything):
     folder, reports, skipped = everything
     assert set(reports) | set(skipped) == set(EXPERIMENTS)
     assert set(skipped) == {"mmlu", "pku"}
@@ -40,7 +40,7 @@ def test_every_report_names_its_source_first(everything):
         assert "not the paper's data" in first or name == "theory"
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_one_others(everything, tmp_path):
+def test_the_seed_determines_the_bytes(everything, tmp_path):
     folder, reports, _ = everything
     for seed, same in ((0, True), (1, False)):
         reproduce("truthfulqa", bundled_source(), out=tmp_path, seed=seed)
@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(everything, t
     assert len(reports) == 7
 
 
-def test_html_is_one_page_without_outside_parts(everything):
+def test_html_is_one_self_contained_page(everything):
     folder, *_ = everything
     page = (folder / "truthfulqa.html").read_text()
     assert "data:image/png;base64," in page
@@ -60,7 +60,7 @@ def test_html_is_one_page_without_outside_parts(everything):
     assert page.count("<table>") == 3
 
 
-def test_the_summary_speaks_of_every_claim(everything):
+def test_the_summary_covers_every_claim(everything):
     folder, *_ = everything
     text = (folder / "summary.md").read_text()
     for claim in CLAIMS:
@@ -71,14 +71,14 @@ def test_the_summary_speaks_of_every_claim(everything):
     assert text.count("not run") >= 4
 
 
-def test_the_papers_tables_are_whole():
+def test_the_papers_tables_are_complete():
     assert {label: len(rows) for label, rows in TABLES.items()} == {
         "tab:truqa_main": 7, "tab:truqa_appendix_300": 7, "tab:truqa_appendix_500": 7, "tab:truqa_guardian_scores": 7,
         "tab:truqa_appendix_d": 7, "tab:truqa_model_ablation": 4, "tab:mmlu_restricted": 7, "tab:pku_main": 8,
     }  # fmt: skip
 
 
-def test_the_command_runs_one_experiment_and_refuses_what_it_cannot_carry(tmp_path, monkeypatch):
+def test_the_command_runs_one_experiment_and_rejects_unsupported_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = CliRunner().invoke
     good = run(cli, ["reproduce", "truthfulqa-mini", "--json"])
@@ -109,7 +109,7 @@ def test_the_truthfulqa_protocol_on_the_real_router_log(shared, tmp_path):
     assert grid[-1]["Guardian share"]["mean"] > 0.95  # at .05 the grid has no point between 0.99 and 1
 
 
-def test_own_loss_beats_the_coin_where_the_papers_rule_does_not(shared, tmp_path):
+def test_own_loss_beats_random_routing_where_the_papers_rule_does_not(shared, tmp_path):
     source = log_source(shared / "mmlu-llama13b-gpt4.parquet", costs=(1.0, 20.0))
     reports, _ = reproduce("mmlu", source, out=tmp_path)
     rows = next(t for t in reports["mmlu"].to_dict()["tables"] if t["name"] == "rules")["rows"]
@@ -118,14 +118,14 @@ def test_own_loss_beats_the_coin_where_the_papers_rule_does_not(shared, tmp_path
     assert delta["own loss"] > 0
 
 
-def test_a_real_valued_safety_guardian_can_be_reproduced_on(shared, tmp_path):
+def test_pku_supports_a_real_valued_safety_guardian(shared, tmp_path):
     reports, _ = reproduce("pku", log_source(shared / "korean-helpful-safe.parquet"), out=tmp_path)
     for point in reports["pku"].facts["frontier"].of("conformal"):
         assert point.mean("loss") <= point.alpha + 0.02
 
 
-def test_an_experiment_is_the_public_api_and_nothing_else(science):
-    """The main table is one call of evaluate."""
+def test_an_experiment_uses_the_public_api_only(science):
+    """Check that the main table is one call of evaluate."""
     log = ScoreLog.read(bundled_source().read(None).source, primary="smollm2", guardian="expert").binarized()
     frontier = evaluate(
         log, [0.25, 0.2, 0.15, 0.1, 0.05], calibration_size=400, grid=0.01, primary_cost=0.0002, guardian_cost=0.5
@@ -134,7 +134,7 @@ def test_an_experiment_is_the_public_api_and_nothing_else(science):
     assert report.facts["frontier"].to_dict() == frontier.to_dict()
 
 
-def test_all_goes_on_where_a_log_cannot_carry_an_experiment(shared, tmp_path):
+def test_all_skips_experiments_that_a_log_does_not_support(shared, tmp_path):
     reports, skipped = reproduce("all", log_source(shared / "korean-helpful-safe.parquet"), out=tmp_path)
     assert set(reports) == {"pku", "theory"}
     assert "right answers" in skipped["truthfulqa-raw"]

@@ -1,4 +1,4 @@
-"""Every cell of every experiment's table, on logs whose rows are all alike, so that each can be worked out by hand.
+"""Check every cell of every experiment's table on logs of identical rows, where each can be worked out by hand.
 
 Each row: Primary [0.9, 0.6, 0.1], so gaps 0, 0.3, 0.8; the Guardian prefers action 1, which is right. Costs 1 and 20.
 """
@@ -11,7 +11,7 @@ from conformal_arbitrage.experiments import EXPERIMENTS
 from conformal_arbitrage.experiments.protocol import Source
 
 ALONE = {"accuracy": 0.0, "cost per 1000": 1000.0, "Guardian share": 0.0}
-ASKED = {"accuracy": 1.0, "cost per 1000": 21000.0, "Guardian share": 1.0, "loss": 0.0, "delta": 0.0}
+DEFERRED = {"accuracy": 1.0, "cost per 1000": 21000.0, "Guardian share": 1.0, "loss": 0.0, "delta": 0.0}
 GUARDIAN = {
     "accuracy": 1.0,
     "cost per 1000": 20000.0,
@@ -37,9 +37,9 @@ def means(row):
     return {column: cell["mean"] if isinstance(cell, dict) else cell for column, cell in row.items()}
 
 
-def assert_rows(found, expected):
-    assert len(found) == len(expected)
-    for row, (policy, alpha, cells) in zip(map(means, found), expected, strict=True):
+def assert_rows(rows, expected):
+    assert len(rows) == len(expected)
+    for row, (policy, alpha, cells) in zip(map(means, rows), expected, strict=True):
         assert (row["policy"], row["alpha"]) == (policy, alpha)
         for column, value in cells.items():
             assert row[column] == (None if value is None else pytest.approx(value)), (policy, alpha, column)
@@ -50,8 +50,10 @@ def assert_rows(found, expected):
 def binarised(alphas, first_always_deferred):
     """Loss 1 unless the Guardian's answer, at gap 0.3, is a candidate; the grid has 0.3 as its 31st point."""
     primary = ("primary", None, ALONE | {"loss": 1.0, "delta": None, "relaxation": None})
-    found = {alpha: None if alpha <= first_always_deferred else 0.3 for alpha in alphas}
-    conformal = [("conformal", alpha, ASKED | {"relaxation": relaxation}) for alpha, relaxation in found.items()]
+    relaxations = {alpha: None if alpha <= first_always_deferred else 0.3 for alpha in alphas}
+    conformal = [
+        ("conformal", alpha, DEFERRED | {"relaxation": relaxation}) for alpha, relaxation in relaxations.items()
+    ]
     return [primary, *conformal, ("guardian", None, GUARDIAN)]
 
 
@@ -90,9 +92,9 @@ def test_raw_scores():
         ("primary", None, ALONE | {"loss": 0.1, "delta": None, "relaxation": None}),
         ("conformal", 0.25, alone),
         ("conformal", 0.2, alone),
-        ("conformal", 0.15, ASKED | {"relaxation": 0.3}),
-        ("conformal", 0.1, ASKED | {"relaxation": 0.3}),
-        ("conformal", 0.05, ASKED | {"relaxation": None}),
+        ("conformal", 0.15, DEFERRED | {"relaxation": 0.3}),
+        ("conformal", 0.1, DEFERRED | {"relaxation": 0.3}),
+        ("conformal", 0.05, DEFERRED | {"relaxation": None}),
         ("guardian", None, GUARDIAN),
     ]
     assert_rows(table(EXPERIMENTS["truthfulqa-raw"].run(source(20, (0.9, 1.0, 0.0)), 0)), expected)

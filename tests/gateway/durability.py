@@ -173,7 +173,7 @@ def all_records(store):
 
 def decisions_by_name(records):
     """How many decisions were made for every request's name; a caller's going away is none."""
-    return Counter(named_in(r.decision["content"]["context"]) for r in records if r.decided_by != "cancelled")
+    return Counter(named_in(r.decision.content.context) for r in records if r.decided_by != "cancelled")
 
 
 def calls_by_name(path, role="primary"):

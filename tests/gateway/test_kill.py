@@ -152,7 +152,7 @@ def check(callers, records, calls):
     assert {key: made[key] for key in callers.replies if made[key] != callers.questions[key]} == {}
     repeats = {key: asked[key] / callers.questions[key] for key in callers.replies}
     assert {key: n for key, n in repeats.items() if n > 1 + callers.kills_seen[key]} == {}
-    drawn = [record for record in records if record.decision.get("audited")]
+    drawn = [record for record in records if record.decision.audited]
     assert [record.id for record in drawn if record.audit is None] == []
     print(
         f"{callers.kills} kills, {len(records)} decisions, {len(callers.acknowledged)} acknowledged, "

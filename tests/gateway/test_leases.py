@@ -1,23 +1,54 @@
-"""Claims, commits and policies while the database is slow or away for a moment."""
+"""Claims, commits and policies while the database is slow or briefly unreachable."""
 
 import asyncio
 
 import pytest
 
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
-from conformal_arbitrage.gateway import idempotency as answering
-from conformal_arbitrage.gateway.idempotency import Answering, Asked
+from conformal_arbitrage.gateway import idempotency
+from conformal_arbitrage.gateway.auth import Caller
+from conformal_arbitrage.gateway.idempotency import Idempotency
 from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.gateway.middleware import Incoming
 from conformal_arbitrage.gateway.policy_table import PolicyTable
 from conformal_arbitrage.gateway.server import pairs_of
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import Claim, Replay, SQLiteStore, shared
+from conformal_arbitrage.store import Claim, SavedResponse, SQLiteStore, sql
+from conformal_arbitrage.store.record import CompletionBody
 from tests.gateway.durability import all_records, certificate, write_config
 from tests.store.facts import decision, later
 
-ASKED = Asked(caller="k", policy="support", body=b"{}", name="n")
-REPLY = Replay(status=200, headers={}, body=b"{}")
+REPLY = SavedResponse(status=200, headers={}, body=b"{}")
+
+
+def request(until_gone):
+    """A request under an idempotency key, whose caller disconnects when something has happened."""
+
+    async def receive():
+        await until_gone()
+        return {"type": "http.disconnect"}
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "headers": [],
+        "arbitrage.caller": Caller("k", "call"),
+        "arbitrage.headers": {b"idempotency-key": b"n"},
+    }
+    return Incoming(scope, receive, None, b"{}")
+
+
+async def stays():
+    await asyncio.sleep(60)
+
+
+async def answer(store, work, until_gone=stays):
+    """Answer a request in its turn, as a route does; the turn afterwards."""
+    async with Idempotency(store, Metrics()).turn(request(until_gone), "support") as turn:
+        if turn.response is None:
+            await work(turn)
+    return turn
 
 
 @pytest.fixture
@@ -39,9 +70,9 @@ def slowed(commit):
     return slow, begun
 
 
-def test_a_claim_is_kept_though_the_database_was_away_when_it_was_to_be_renewed(store, monkeypatch):
-    monkeypatch.setattr(answering, "LEASE", 0.6)
-    renew, failures = store.renew, [StoreError("away")]
+def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
+    monkeypatch.setattr(idempotency, "LEASE", 0.6)
+    renew, failures = store.renew, [StoreError("unreachable")]
 
     async def renewing(claim, *, lease):
         if failures:
@@ -49,21 +80,21 @@ def test_a_claim_is_kept_though_the_database_was_away_when_it_was_to_be_renewed(
         return await renew(claim, lease=lease)
 
     monkeypatch.setattr(store, "renew", renewing)
-    answers, works = Answering(store, Metrics()), []
+    works = []
 
     async def work(turn):
         works.append(turn)
         await asyncio.sleep(1.2)
-        await turn.commit([], reply=REPLY)
-        return REPLY
+        await turn.commit([], response=REPLY)
 
     async def story():
-        return await asyncio.gather(*(answers.answer(ASKED, work, asyncio.sleep(60)) for _ in range(3)))
+        return await asyncio.gather(*(answer(store, work) for _ in range(3)))
 
-    found = asyncio.run(story())
+    turns = asyncio.run(story())
     assert failures == []
     assert len(works) == 1
-    assert sorted(one.again for one in found) == [False, True, True]
+    assert sorted(turn.replayed for turn in turns) == [False, True, True]
+    assert [turn.response for turn in turns] == [REPLY] * 3
 
 
 def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, store, monkeypatch):
@@ -130,28 +161,24 @@ def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_un
 def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_decision(store, monkeypatch):
     slow, begun = slowed(store.commit)
     monkeypatch.setattr(store, "commit", slow)
-    answers = Answering(store, Metrics())
     event = decision()
 
     async def work(turn):
-        await turn.commit([event], reply=REPLY)
-        return REPLY
+        await turn.commit([event], response=REPLY)
 
     async def story():
-        left = await answers.answer(ASKED, work, begun.wait())
-        again = await answers.answer(ASKED, work, asyncio.sleep(60))
+        left = await answer(store, work, begun.wait)
+        again = await answer(store, work)
         return left, again, await all_records(store)
 
     left, again, records = asyncio.run(story())
-    assert left.reply == again.reply == REPLY
-    assert again.again
+    assert left.response == again.response == REPLY
+    assert again.replayed
     assert [record.id for record in records] == [event.id]
 
 
 @pytest.mark.parametrize("moment", range(8))
 def test_a_caller_who_leaves_while_the_key_is_being_claimed_does_not_hold_it(store, moment):
-    answers = Answering(store, Metrics())
-
     async def gone():
         for _ in range(moment):
             await asyncio.sleep(0)
@@ -160,7 +187,8 @@ def test_a_caller_who_leaves_while_the_key_is_being_claimed_does_not_hold_it(sto
         await asyncio.sleep(60)
 
     async def story():
-        assert await answers.answer(ASKED, work, gone()) is None
+        with pytest.raises(RequestError, match="disconnected"):
+            await answer(store, work, gone)
         return await store.claim("k", "n", "any body", lease=1)
 
     assert isinstance(asyncio.run(story()), Claim)
@@ -168,10 +196,10 @@ def test_a_caller_who_leaves_while_the_key_is_being_claimed_does_not_hold_it(sto
 
 def test_a_claim_is_not_taken_where_what_has_expired_cannot_be_removed(store, monkeypatch):
     def failing(session):
-        raise StoreError("away")
+        raise StoreError("unreachable")
 
     store._swept = float("-inf")
-    monkeypatch.setattr(shared.work, "sweep", failing)
+    monkeypatch.setattr(sql, "sweep", failing)
     with pytest.raises(StoreError):
         asyncio.run(store.claim("k", "n", "b", lease=6))
     assert isinstance(asyncio.run(store.claim("k", "n", "b", lease=6)), Claim)
@@ -185,15 +213,14 @@ def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_worked_f
         works.append(turn)
         await store.release(turn.claim)
         monkeypatch.setattr(store, "commit", slow)
-        await turn.commit([decision()], reply=REPLY)
-        return REPLY
+        await turn.commit([decision()], response=REPLY)
 
     async def story():
-        left = await Answering(store, Metrics()).answer(ASKED, work, begun.wait())
-        return left, await all_records(store)
+        with pytest.raises(RequestError, match="disconnected"):
+            await answer(store, work, begun.wait)
+        return await all_records(store)
 
-    left, records = asyncio.run(story())
-    assert left is None
+    records = asyncio.run(story())
     assert len(works) == 1
     assert [record.decided_by for record in records] == ["cancelled"]
 
@@ -202,12 +229,11 @@ def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_ca
     slow, begun = slowed(store.commit)
 
     async def work(turn):
-        await turn.commit([decision()], reply=REPLY)
-        return REPLY
+        await turn.commit([decision()], response=REPLY)
 
     async def story():
         monkeypatch.setattr(store, "commit", slow)
-        answering = asyncio.create_task(Answering(store, Metrics()).answer(ASKED, work, begun.wait()))
+        answering = asyncio.create_task(answer(store, work, begun.wait))
         await begun.wait()
         await asyncio.sleep(0.05)
         answering.cancel()
@@ -219,18 +245,40 @@ def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_ca
     assert records == []
 
 
-def test_an_answer_that_was_begun_is_not_begun_again_when_its_claim_is_lost(store):
+def test_an_answer_that_was_opened_is_not_started_over_when_its_claim_is_lost(store):
     works = []
 
     async def work(turn):
         works.append(turn)
         event = decision()
-        await turn.commit([event])
-        turn.begun = event.id
+        await turn.open(event, [])
         await store.release(turn.claim)
-        await turn.commit([later("completion", event.id)], reply=REPLY)
-        return REPLY
+        await turn.commit([later(event.id, CompletionBody(finish="stop"))], response=REPLY)
 
     with pytest.raises(LostClaimError):
-        asyncio.run(asyncio.wait_for(Answering(store, Metrics()).answer(ASKED, work, asyncio.sleep(60)), 2))
+        asyncio.run(asyncio.wait_for(answer(store, work), 2))
     assert len(works) == 1
+
+
+def test_a_claim_that_another_gateway_took_over_ends_with_its_response(store):
+    other = SavedResponse(status=200, headers={"x": "other"}, body=b"{}")
+
+    async def work(turn):
+        await store.release(turn.claim)
+        claim = await store.claim("k", "n", idempotency.hashlib.sha256(b"{}").hexdigest(), lease=6)
+        await store.commit([decision()], claim=claim, response=other)
+        await turn.commit([decision()], response=REPLY)
+
+    turn = asyncio.run(answer(store, work))
+    assert (turn.response, turn.replayed) == (other, True)
+
+
+def test_a_claim_that_another_gateway_took_over_and_gave_up_asks_the_caller_to_retry(store):
+    async def work(turn):
+        await store.release(turn.claim)
+        await turn.commit([decision()], response=REPLY)
+
+    with pytest.raises(RequestError, match="in progress") as caught:
+        asyncio.run(answer(store, work))
+    assert (caught.value.status, caught.value.headers["x-should-retry"]) == (409, "true")
+    assert isinstance(asyncio.run(store.claim("k", "n", "any body", lease=1)), Claim)

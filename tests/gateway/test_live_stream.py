@@ -6,11 +6,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
+import msgspec
 import openai
 import pytest
 import requests
 
 from conformal_arbitrage.gateway.server import database_of
+from conformal_arbitrage.store import CompletionBody, Content
 from tests.gateway.durability import run_sql
 from tests.gateway.house import CHAT, MESSAGES, House, chunks, error_of, failing, says, until
 from tests.scripted import Stream, chunk, completion, ending, sse
@@ -104,7 +106,7 @@ def locked(made):
 def completions(made):
     """Every completion event there is, as it was written."""
     rows = run_sql(database_of(made.config), "select body from events where kind = 'completion' order by at")
-    return [json.loads(body) for (body,) in rows]
+    return [msgspec.json.decode(body, type=CompletionBody) for (body,) in rows]
 
 
 def claims(made):
@@ -182,7 +184,7 @@ def test_how_it_ended_is_recorded_before_the_last_chunk_leaves(house, impatient)
             until_word(coming, "two")
             assert [next(coming) for _ in range(5)] == [WAITING] * 5
         last = next(event for event in coming if event != WAITING)
-        assert [one["finish"] for one in completions(made)] == ["stop"]
+        assert [one.finish for one in completions(made)] == ["stop"]
         assert data(last)["choices"][0]["finish_reason"] == "stop"
         assert list(coming) == ["data: [DONE]"]
 
@@ -230,20 +232,20 @@ def test_the_tokens_of_both_models_come_last_if_asked_for(house):
 def test_the_reason_it_ended_is_the_guardian_s(house):
     made = live(house, guardian=tells("theirs", finish="length"))
     assert chunks(made.chat(STREAM))[-1]["choices"][0]["finish_reason"] == "length"
-    assert completions(made)[0]["finish"] == "length"
+    assert completions(made)[0].finish == "length"
 
 
 def test_the_record_has_one_decision_and_one_completion_with_tokens_and_cost(house):
     made = live(house, guardian=tells("theirs", usage=(100, 50)))
     made.chat(STREAM)
     [record] = made.records()
-    assert (record.decided_by, record.decision["action"], record.decision["candidates"]) == ("guardian", 0, [0, 1])
-    assert [leg["role"] for leg in record.decision["legs"]] == ["primary"]
+    assert (record.decided_by, record.decision.action, record.decision.candidates) == ("guardian", 0, (0, 1))
+    assert [leg.role for leg in record.decision.legs] == ["primary"]
     [ended] = completions(made)
-    assert (ended["finish"], ended["cost"]) == ("stop", pytest.approx(165e-6))
-    assert (ended["leg"]["role"], ended["leg"]["served"], ended["leg"]["reply"]) == ("guardian", "m", None)
-    spent = ended["leg"]["spent"]
-    assert (spent["calls"], spent["input_tokens"], spent["output_tokens"]) == (1, 100, 50)
+    assert (ended.finish, ended.cost) == ("stop", pytest.approx(165e-6))
+    assert (ended.leg.role, ended.leg.served, ended.leg.reply) == ("guardian", "m", None)
+    spent = ended.leg.spent
+    assert (spent.calls, spent.input_tokens, spent.output_tokens) == (1, 100, 50)
     assert made.with_store(lambda store: store.verify()) == []
 
 
@@ -303,7 +305,7 @@ def test_streams_at_the_same_time_do_not_mix(house):
     assert [content(chunks(reply)) for reply in replies] == asked
     assert made.guardian.most_at_once > 5
     assert {r.id for r in made.records()} == {reply.headers["x-arbitrage-decision-id"] for reply in replies}
-    assert [one["finish"] for one in completions(made)] == ["stop"] * 20
+    assert [one.finish for one in completions(made)] == ["stop"] * 20
 
 
 def test_a_gateway_that_is_told_to_stop_ends_a_live_stream_first(house):
@@ -317,15 +319,15 @@ def test_a_gateway_that_is_told_to_stop_ends_a_live_stream_first(house):
         rest = list(coming)
         stopping.result()
     assert rest[-1] == "data: [DONE]"
-    assert [one["finish"] for one in completions(made)] == ["stop"]
+    assert [one.finish for one in completions(made)] == ["stop"]
 
 
 def test_a_primary_that_fails_has_no_say_and_the_guardian_streams(house):
     made = house(form="text", primary=failing(500), guardian=tells("theirs"))
     assert content(chunks(made.chat(STREAM))) == "theirs"
     [record] = made.records()
-    assert record.decision["legs"][0]["error"]
-    assert record.completion["finish"] == "stop"
+    assert record.decision.legs[0].error
+    assert record.completion.finish == "stop"
 
 
 def test_a_guardian_that_does_not_stream_is_read_as_a_whole(house):
@@ -335,7 +337,7 @@ def test_a_guardian_that_does_not_stream_is_read_as_a_whole(house):
     assert content(chunks(reply)) == "theirs"
     assert reply.headers["x-arbitrage-cost"] == "3e-05"
     [record] = made.records()
-    assert [leg["role"] for leg in record.decision["legs"]] == ["primary", "guardian"]
+    assert [leg.role for leg in record.decision.legs] == ["primary", "guardian"]
     assert completions(made) == []
 
 
@@ -406,7 +408,7 @@ def test_if_the_guardian_fails_before_its_first_word_the_safe_answer_is_an_ordin
     assert content(chunks(reply)) == "Please call us."
     assert reply.text.endswith("data: [DONE]\n\n")
     assert (record.decided_by, record.completion) == ("fallback", None)
-    assert record.decision["legs"][1]["error"]
+    assert record.decision.legs[1].error
 
 
 def test_a_late_failure_before_the_first_word_is_an_error_event(house, impatient):
@@ -441,9 +443,10 @@ def test_a_guardian_that_fails_after_its_first_word_leaves_an_error_and_no_end(r
     assert content(before) == "one "
     assert not any(word in reply.text for word in ("[DONE]", "call us", "two"))
     assert [one["choices"][0]["finish_reason"] for one in before] == [None] * len(before)
-    assert (record.decided_by, set(record.completion), record.completion["finish"]) == (
-        "guardian", {"finish", "at"}, "failed",
-    )  # fmt: skip
+    assert (record.decided_by, record.completion) == (
+        "guardian",
+        CompletionBody(finish="failed", at=record.completion.at),
+    )
 
 
 def test_the_official_client_raises_where_a_stream_breaks(house):
@@ -461,7 +464,7 @@ def test_a_guardian_that_halts_in_the_middle_fails_at_its_timeout(house):
     assert chunks(made.chat(STREAM))[-1]["error"]["code"] == "guardian_failed"
     until(lambda: made.guardian.under_way == 0)
     assert len(made.guardian.bodies) == 1
-    assert completions(made) == [{"finish": "failed"}]
+    assert completions(made) == [CompletionBody(finish="failed")]
 
 
 def test_what_fails_before_the_first_chunk_is_tried_again(house):
@@ -469,7 +472,7 @@ def test_what_fails_before_the_first_chunk_is_tried_again(house):
     made = live(house, guardian=lambda *asked: replies[asked[2]](*asked), models={"guardian": {"attempts": 3}})
     assert content(chunks(made.chat(STREAM))) == "theirs"
     assert len(made.guardian.bodies) == 3
-    assert completions(made)[0]["leg"]["spent"]["calls"] == 3
+    assert completions(made)[0].leg.spent.calls == 3
 
 
 async def once(portion):
@@ -494,7 +497,7 @@ def test_a_caller_who_leaves_before_the_first_word_leaves_one_cancelled_record(h
         until(lambda: made.guardian.under_way == 1)
     let_go(made)
     [record] = made.records()
-    assert (record.decided_by, record.decision["cancelled"], record.completion) == ("cancelled", True, None)
+    assert (record.decided_by, record.decision.cancelled, record.completion) == ("cancelled", True, None)
 
 
 def test_a_caller_who_leaves_in_the_middle_leaves_the_decision_and_a_cancelled_completion(house):
@@ -503,7 +506,7 @@ def test_a_caller_who_leaves_in_the_middle_leaves_the_decision_and_a_cancelled_c
         until_word(coming, "one ")
     let_go(made)
     [record] = made.records()
-    assert (record.decided_by, completions(made)) == ("guardian", [{"finish": "cancelled"}])
+    assert (record.decided_by, completions(made)) == ("guardian", [CompletionBody(finish="cancelled")])
     assert made.with_store(lambda store: store.verify()) == []
 
 
@@ -521,7 +524,7 @@ def test_a_caller_who_leaves_while_the_decision_is_being_recorded_leaves_it_and_
         assert made.guardian.under_way == 1
     let_go(made)
     [record] = made.records()
-    assert (record.decided_by, completions(made)) == ("guardian", [{"finish": "cancelled"}])
+    assert (record.decided_by, completions(made)) == ("guardian", [CompletionBody(finish="cancelled")])
 
 
 def test_a_caller_who_leaves_while_the_end_is_being_recorded_was_answered(house):
@@ -536,7 +539,7 @@ def test_a_caller_who_leaves_while_the_end_is_being_recorded_was_answered(house)
             reply.close()
             time.sleep(0.3)
     [record] = until(lambda: [r for r in made.records() if r.completion])
-    assert record.completion["finish"] == "stop"
+    assert record.completion.finish == "stop"
     assert made.chat(STREAM, headers=KEY).headers["x-arbitrage-replayed"] == "true"
 
 
@@ -603,7 +606,7 @@ def test_a_stream_that_failed_is_not_kept_under_its_key(house):
     reply = made.chat(STREAM, headers=KEY)
     assert "x-arbitrage-replayed" not in reply.headers
     assert content(chunks(reply)) == "theirs"
-    assert sorted(r.completion["finish"] for r in made.records()) == ["failed", "stop"]
+    assert sorted(r.completion.finish for r in made.records()) == ["failed", "stop"]
 
 
 def test_a_caller_who_leaves_in_the_middle_frees_the_key_and_a_place(house):
@@ -615,7 +618,7 @@ def test_a_caller_who_leaves_in_the_middle_frees_the_key_and_a_place(house):
     assert claims(made) == []
     made.guardian.reply = tells("theirs")
     assert content(chunks(made.chat(STREAM, headers=KEY))) == "theirs"
-    assert sorted(r.completion["finish"] for r in made.records()) == ["cancelled", "stop"]
+    assert sorted(r.completion.finish for r in made.records()) == ["cancelled", "stop"]
 
 
 def test_a_stream_whose_key_was_taken_over_ends_in_an_error_and_holds_one_answer(house, monkeypatch):
@@ -631,11 +634,11 @@ def test_a_stream_whose_key_was_taken_over_ends_in_an_error_and_holds_one_answer
     assert content(documents) == "one two"
     assert documents[-1]["error"]["code"] == "record_unavailable"
     assert len(made.guardian.bodies) == 1
-    assert completions(made) == [{"finish": "failed"}]
+    assert completions(made) == [CompletionBody(finish="failed")]
 
 
 def test_a_decision_that_cannot_be_recorded_is_refused_and_no_word_leaves(house, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.store.sqlite._PATIENCE", 0.2)
+    monkeypatch.setattr("conformal_arbitrage.store.sqlite._BUSY_TIMEOUT", 0.2)
     made = live(house, "theirs", task=SAFE, models={"guardian": {"attempts": 3}})
     with locked(made):
         reply = made.chat(STREAM)
@@ -644,7 +647,7 @@ def test_a_decision_that_cannot_be_recorded_is_refused_and_no_word_leaves(house,
 
 
 def test_an_end_that_cannot_be_recorded_is_an_error_and_no_end(house, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.store.sqlite._PATIENCE", 0.2)
+    monkeypatch.setattr("conformal_arbitrage.store.sqlite._BUSY_TIMEOUT", 0.2)
     gate = threading.Event()
     made = live(house, "one ", gate, "two")
     with streaming(made) as (_, coming):
@@ -663,9 +666,10 @@ def test_a_guardian_whose_time_is_up_while_its_decision_is_being_recorded_has_fa
         asked = pool.submit(made.chat, STREAM)
         until(lambda: made.guardian.bodies)
         time.sleep(0.8)
-    error_of(asked.result(), 502, "guardian_failed")
+    [*before, last] = chunks(asked.result())
+    assert (content(before), last["error"]["code"]) == ("one ", "guardian_failed")
     [record] = until(lambda: [r for r in made.records() if r.completion])
-    assert (record.decided_by, completions(made)) == ("guardian", [{"finish": "failed"}])
+    assert (record.decided_by, completions(made)) == ("guardian", [CompletionBody(finish="failed")])
 
 
 CALLS = [
@@ -691,8 +695,8 @@ def test_tool_calls_in_fragments_reach_the_official_client_whole(house):
     found = [(call.id, call.type, call.function.name, call.function.arguments) for call in choice.message.tool_calls]
     assert found == [(call["id"], "function", *call["function"].values()) for call in CALLS]
     assert choice.finish_reason == "tool_calls"
-    assert completions(made)[0]["content"]["answer"] == completion("", tool_calls=CALLS)["choices"][0]["message"]
-    assert completions(made)[0]["finish"] == "tool_calls"
+    assert completions(made)[0].content.answer == completion("", tool_calls=CALLS)["choices"][0]["message"]
+    assert completions(made)[0].finish == "tool_calls"
 
 
 def test_a_tool_call_is_a_first_word(house):
@@ -743,13 +747,15 @@ def test_the_record_keeps_of_both_answers_what_the_policy_says(house):
         made = live(house, "one ", "two", policy={"content": policy})
         made.chat(STREAM)
         [record] = made.records()
-        kept[policy] = record.decision["content"], record.completion["content"]
+        kept[policy] = record.decision.content, record.completion.content
     asked, answered = kept["full"]
-    assert (asked["primary_answer"], asked["request"]["messages"], "answer" in asked) == ("mine", MESSAGES, False)
-    assert answered == {"answer": {"role": "assistant", "content": "one two"}}
+    assert (asked.primary_answer, asked.request["messages"], asked.answer) == ("mine", MESSAGES, None)
+    assert answered == Content(answer={"role": "assistant", "content": "one two"})
     asked, answered = kept["hashed"]
-    assert (set(asked), set(answered)) == ({"request", "primary_answer"}, {"answer"})
-    assert all(digest.startswith("blake2b-256:") for digest in [*asked.values(), *answered.values()])
+    digests = [asked.request, asked.primary_answer, answered.answer]
+    assert all(digest.startswith("blake2b-256:") for digest in digests)
+    assert asked == Content(request=asked.request, primary_answer=asked.primary_answer)
+    assert answered == Content(answer=answered.answer)
     assert kept["off"] == (None, None)
 
 
@@ -771,8 +777,8 @@ def test_an_audit_of_a_live_decision_is_queued_counted_and_done(house):
     assert figure(made, "audits_queued_total") == 1
     made.guardian.reply = says("theirs again")
     [record] = until(lambda: [r for r in made.records() if r.audit])
-    assert record.decision["audited"] is True
-    assert record.audit["error"] is None
+    assert record.decision.audited
+    assert record.audit.error is None
     assert "stream" not in made.guardian.bodies[-1]
 
 

@@ -321,7 +321,7 @@ def test_health_and_metrics_answer(house):
 def test_the_record_keeps_as_much_content_as_the_policy_says(house, content):
     made = house(policy={"content": content})
     [record] = [made.decide() and made.records()[0]]
-    kept = record.decision["content"]
+    kept = record.decision.content
     assert ("A letter." in str(kept)) is (content == "full")
     assert (kept is None) is (content == "off")
 

@@ -4,9 +4,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from conformal_arbitrage import ConformalArbitrage, ConformalRouter, ScoreLog, StaleCalibrationError, calibrate
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.live.build import Models
+from conformal_arbitrage.live.build import Models, bind_menu, bind_text
 from conformal_arbitrage.live.config import Pinned, read_config, template, write_pinned
 from tests.scripted import Upstream, completion, scores
 
@@ -37,7 +38,7 @@ def test_what_init_writes_is_a_valid_configuration(form, tmp_path):
     assert (read.task.form, read.guardian_sees, read.alpha) == (form, "all", 0.05)
 
 
-def test_init_replaces_nothing_unless_told_to(tmp_path, monkeypatch):
+def test_init_does_not_overwrite_a_file_without_force(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = CliRunner()
     assert run.invoke(cli, ["init"]).exit_code == 0
@@ -47,7 +48,7 @@ def test_init_replaces_nothing_unless_told_to(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('model = "small"', 'modle = "small"', "line 6: there is no key 'modle'; did you mean 'model'?"),
         ("alpha = 0.1", "alhpa = 0.1", "line 1: there is no key 'alhpa'; did you mean 'alpha'?"),
@@ -55,7 +56,7 @@ def test_init_replaces_nothing_unless_told_to(tmp_path, monkeypatch):
         ('model = "small"', "model = 7", "line 6: model: Expected `str`, got `int`"),
         ('url = "http://127.0.0.1:9/v1"\n', "", "line 3: [primary] lacks the key 'url'"),
         ("[guardian]", "[gaurdian]", "there is no key 'gaurdian'; did you mean 'guardian'?"),
-        ('model = "small"', 'model = "small', "is not TOML"),
+        ('model = "small"', 'model = "small', "not valid TOML"),
         ('model = "small"', 'model = "small"\nattempts = 0', "line 7: attempts must be above 0; got 0"),
         ('model = "small"', 'model = "small"\ntemperature = "hot"', "line 7: temperature"),
         ("alpha = 0.1", "alpha = -1", "line 1: alpha must be above 0"),
@@ -68,20 +69,20 @@ def test_init_replaces_nothing_unless_told_to(tmp_path, monkeypatch):
         ("alpha = 0.1", "alpha = 0.1\nfolder = 'x'", "line 2: there is no key 'folder'"),
     ],
 )
-def test_a_bad_file_is_refused_with_the_line_and_the_nearest_key(old, new, said, tmp_path):
+def test_a_bad_file_is_refused_with_the_line_and_the_nearest_key(old, new, message, tmp_path):
     assert old in GOOD
     with pytest.raises(ConfigError) as caught:
         read_config(write(tmp_path, GOOD.replace(old, new, 1)))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_says_how_to_get_one(tmp_path):
+def test_a_missing_file_names_the_command_that_writes_one(tmp_path):
     with pytest.raises(ConfigError, match="`arbitrage init` writes one"):
         read_config(tmp_path / "arbitrage.toml")
 
 
-def test_what_is_pinned_replaces_what_was_and_nothing_else(tmp_path):
+def test_pinned_values_replace_earlier_ones_and_nothing_else(tmp_path):
     path = write(tmp_path, "# mine\n" + GOOD)
     write_pinned(path, {"primary": Pinned(mode="json_object", served='a "b" \\ c\n')})
     write_pinned(path, {"primary": Pinned(mode="json_schema", served='a "b" \\ c\n')})
@@ -91,24 +92,24 @@ def test_what_is_pinned_replaces_what_was_and_nothing_else(tmp_path):
     assert read_config(path).primary.pinned == Pinned(mode="json_schema", served='a "b" \\ c\n')
 
 
-def test_a_model_that_was_not_checked_is_not_asked(tmp_path):
+def test_an_unchecked_model_is_not_called(tmp_path):
     models = Models(read_config(write(tmp_path, GOOD)))
     with pytest.raises(ConfigError, match="run `arbitrage check`"):
         models.scorer("primary")
 
 
-def test_a_missing_secret_is_named_by_its_variable(tmp_path, monkeypatch):
+def test_a_missing_secret_is_reported_by_its_variable(tmp_path, monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     text = GOOD.replace('model = "small"', 'model = "small"\nkey_env = "NO_SUCH_KEY"\n[primary.pinned]\nmode = "plain"')
     with pytest.raises(ConfigError, match="NO_SUCH_KEY is not set"):
         Models(read_config(write(tmp_path, text))).scorer("primary")
 
 
-# check: what an endpoint wants is found out, and pinned.
+# check determines how an endpoint wants to be called, and pins it
 
 
 def check(tmp_path, reply, text=None, role="primary"):
-    """`arbitrage check` on a chat Primary behind a scripted server: the result, the file, the server."""
+    """Run `arbitrage check` on a chat Primary behind a scripted server; return the result, the file and the server."""
 
     async def run():
         async with Upstream(reply) as upstream:
@@ -133,7 +134,7 @@ def logprobs(*pairs):
 
 
 def endpoint(*, schema=True, json_mode=True, plain=True, field="max_tokens", gives_logprobs=True):
-    """An endpoint that understands some of the ways."""
+    """Return an endpoint that supports some of the variants."""
 
     def reply(path, body, number):
         form = (body.get("response_format") or {}).get("type", "plain")
@@ -153,7 +154,7 @@ def endpoint(*, schema=True, json_mode=True, plain=True, field="max_tokens", giv
 
 
 @pytest.mark.parametrize(
-    ("ways", "mode", "field"),
+    ("supported", "mode", "field"),
     [
         ({}, "json_schema", "max_tokens"),
         ({"schema": False}, "json_object", "max_tokens"),
@@ -161,22 +162,22 @@ def endpoint(*, schema=True, json_mode=True, plain=True, field="max_tokens", giv
         ({"field": "max_completion_tokens"}, "json_schema", "max_completion_tokens"),
     ],
 )
-def test_check_pins_the_first_way_that_works(ways, mode, field, tmp_path):
-    done, path, _ = check(tmp_path, endpoint(**ways))
+def test_check_pins_the_first_variant_that_works(supported, mode, field, tmp_path):
+    done, path, _ = check(tmp_path, endpoint(**supported))
     assert done.exit_code == 0, done.output
     pinned = read_config(path).primary.pinned
     assert pinned == Pinned(mode=mode, token_field=field, served="small-1")
-    found = json.loads(done.stdout)["models"][0]
-    assert (found["served"], found["logprobs"], found["problem"]) == ("small-1", True, None)
+    model = json.loads(done.stdout)["models"][0]
+    assert (model["served"], model["logprobs"], model["problem"]) == ("small-1", True, None)
 
 
-def test_check_says_whether_there_are_logprobs(tmp_path):
+def test_check_reports_whether_logprobs_are_available(tmp_path):
     done, _, _ = check(tmp_path, endpoint(gives_logprobs=False))
     assert json.loads(done.stdout)["models"][0]["logprobs"] is False
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "message"),
     [
         (lambda *_: completion("no idea"), "every query would be deferred"),
         (lambda *_: (401, {"error": {"message": "bad key"}}), "is the key right?"),
@@ -184,10 +185,10 @@ def test_check_says_whether_there_are_logprobs(tmp_path):
         (lambda *_: completion("", finish="length", usage=(10, 50), reasoning=50), "50 of them for reasoning"),
     ],
 )
-def test_check_refuses_a_primary_that_could_only_defer_and_writes_nothing(reply, said, tmp_path):
+def test_check_refuses_a_primary_that_could_only_defer_and_writes_nothing(reply, message, tmp_path):
     done, path, _ = check(tmp_path, reply)
     assert done.exit_code != 0
-    assert said in done.stderr
+    assert message in done.stderr
     assert "pinned" not in path.read_text()
 
 
@@ -208,13 +209,13 @@ model = "large"
 """
 
 
-def test_check_refuses_logprob_confidence_where_the_endpoint_gives_none(tmp_path):
+def test_check_refuses_logprob_confidence_if_the_endpoint_lists_none(tmp_path):
     done, _, _ = check(tmp_path, lambda *_: completion("Red"), TEXT.replace("CONFIDENCE", "logprob"))
     assert done.exit_code != 0
     assert "no confidence came with the answer" in done.stdout
 
 
-def test_check_pins_how_the_confidence_is_asked_for_in_text_form(tmp_path):
+def test_check_pins_how_the_confidence_is_requested_in_text_form(tmp_path):
     def reply(path, body, number):
         form = (body.get("response_format") or {}).get("type")
         if form == "json_schema":
@@ -259,8 +260,8 @@ def judging(content):
 def test_check_asks_a_judge_for_a_grade_within_the_limit_that_grading_sets(tmp_path):
     done, path, upstream = check(tmp_path, judging('{"grade": 1}'), JUDGED)
     assert done.exit_code == 0, done.output
-    [asked] = [body for body in upstream.bodies if body["model"] == "judge"]
-    assert (asked["max_tokens"], "red" in asked["messages"][0]["content"]) == (50, True)
+    [body] = [body for body in upstream.bodies if body["model"] == "judge"]
+    assert (body["max_tokens"], "red" in body["messages"][0]["content"]) == (50, True)
     assert read_config(path).judge.pinned is not None
 
 
@@ -270,7 +271,7 @@ def test_check_refuses_a_judge_that_does_not_grade(tmp_path):
     assert "there is no grade" in done.output
 
 
-def test_check_asks_for_both_forms_where_policies_have_both(tmp_path):
+def test_check_tests_both_forms_if_policies_use_both(tmp_path):
     both = GOOD.replace('model = "small"', 'model = "small"\nmax_tokens = 60\nconfidence = "logprob"')
     both += '[policies.free]\nform = "text"\nmode = "shadow"\n'
     both = both.replace(
@@ -280,9 +281,89 @@ def test_check_asks_for_both_forms_where_policies_have_both(tmp_path):
     done, _, upstream = check(tmp_path, endpoint(), both)
     assert done.exit_code == 0, done.output
     for model in ("small", "large"):
-        asked = [body["messages"][-1]["content"] for body in upstream.bodies if body["model"] == model]
-        assert "Name a colour, in one word." in asked
-        assert any("Answer choices" in text for text in asked)
+        prompts = [body["messages"][-1]["content"] for body in upstream.bodies if body["model"] == model]
+        assert "Name a colour, in one word." in prompts
+        assert any("Answer choices" in text for text in prompts)
     done, _, _ = check(tmp_path, endpoint(gives_logprobs=False), both)
     assert done.exit_code == 2
     assert "no confidence came with the answer" in done.output
+
+
+UNTESTED = """\
+[primary]
+kind = "replay"
+log = "log.jsonl"
+column = "cheap"
+
+[guardian]
+kind = "KIND"
+name = "team"
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"), [("human", "A person: nothing to test."), ("function", "A function: loaded, not called.")]
+)
+def test_check_builds_models_that_need_no_test_and_says_why(kind, note, tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"id": "a", "cheap": [0.2, 0.8]}\n')
+    text = UNTESTED.replace("KIND", kind)
+    done, _, _ = check(
+        tmp_path, endpoint(), text + ('function = "operator:attrgetter"\n' if kind == "function" else "")
+    )
+    assert done.exit_code == 0, done.output
+    notes = [model["notes"] for model in json.loads(done.stdout)["models"]]
+    assert notes == [["Recorded scores: loaded, nothing to test."], [note]]
+
+
+def test_check_refuses_recorded_scores_that_cannot_be_loaded(tmp_path):
+    done, _, _ = check(tmp_path, endpoint(), UNTESTED.replace("KIND", "human"))
+    assert done.exit_code != 0
+
+
+def test_two_functions_with_one_name_are_refused(tmp_path):
+    rules = '[primary]\nkind = "function"\nfunction = "operator:add"\nname = "rule"\n'
+    rules += '[guardian]\nkind = "function"\nfunction = "operator:FUNCTION"\nname = "rule"\n'
+    assert read_config(write(tmp_path, rules.replace("FUNCTION", "add"))).guardian.label == "rule"
+    with pytest.raises(ConfigError, match="line 8: both functions are called 'rule'; rename one"):
+        read_config(write(tmp_path, rules.replace("FUNCTION", "sub")))
+
+
+def test_text_form_refuses_a_kind_that_only_scores_options(tmp_path):
+    text = GOOD.replace('kind = "function"\nfunction = "operator:attrgetter"', 'kind = "human"')
+    text = text.replace('model = "small"', 'model = "small"\nconfidence = "ask"') + '[task]\nform = "text"\n'
+    with pytest.raises(ConfigError, match="line 10: text form needs kind 'chat' or 'function' as guardian"):
+        read_config(write(tmp_path, text))
+    models = Models(read_config(write(tmp_path, text.replace('form = "text"', ""))))
+    with pytest.raises(ConfigError, match=r"\[guardian\] kind 'human' cannot answer in free text"):
+        models.answerer("guardian")
+
+
+def test_a_section_that_is_missing_is_named(tmp_path):
+    models = Models(read_config(write(tmp_path, GOOD)))
+    for build in (models.scorer, models.answerer):
+        with pytest.raises(ConfigError, match=r"no section \[stronger\]; add one"):
+            build("stronger")
+
+
+class Constant:
+    """A model that gives the same scores to every query."""
+
+    def __init__(self, name):
+        self.identity = {"kind": "constant", "name": name}
+
+
+@pytest.mark.parametrize(
+    ("form", "bind", "kind"), [("menu", bind_menu, ConformalArbitrage), ("text", bind_text, ConformalRouter)]
+)
+def test_binding_gives_the_policy_of_each_form_with_its_own_fallback(form, bind, kind, tmp_path):
+    text = GOOD + '[task]\nsafe_action = "wait"\nsafe_answer = "One moment."\n'
+    confidence, grades = [0.1, 0.9] * 10, [1.0] * 20
+    log = ScoreLog.from_router(confidence=confidence, primary_grade=grades, guardian_grade=grades)
+    certificate = calibrate(log, 0.2)
+    models = {"primary": Constant("small"), "guardian": Constant("large")}
+    policy = bind(read_config(write(tmp_path, text)), certificate, allow=["unbound"], **models)
+    assert type(policy) is kind
+    assert getattr(policy, "safe_action", None) == ("wait" if form == "menu" else None)
+    assert getattr(policy, "safe_answer", None) == ("One moment." if form == "text" else None)
+    with pytest.raises(StaleCalibrationError, match="unbound"):
+        bind(read_config(tmp_path / "arbitrage.toml"), certificate, **models)

@@ -1,5 +1,6 @@
 import asyncio
 import random
+from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -21,15 +22,17 @@ from conformal_arbitrage import (
     calibrate,
 )
 from conformal_arbitrage.cli.live import decision_json
-from conformal_arbitrage.scorers import Answer, ChatScorer, Endpoint, FunctionScorer, ReplayScorer, Retry, Settings
-from tests.scripted import Upstream, completion, scores
+from conformal_arbitrage.scorers import Answer, ChatScorer, FunctionScorer, ReplayScorer, Scores, Settings
+from conformal_arbitrage.scorers.quota import GuardianQuota, QuotaAnswerer
+from conformal_arbitrage.upstream import Endpoint, Retry
+from tests.scripted import Upstream, chunk, completion, scores
 
 QUERY = Query("Which?", ("a", "b", "c"), id="q")
 SURE, UNSURE = [0.9, 0.05, 0.05], [0.5, 0.4, 0.1]
 
 
 def scorer(values, name="rule", seen=None):
-    """A function that gives these scores, or raises them; by place, so that it can be shown a part of the menu."""
+    """A function that returns these scores, or raises them; by name, so that it can be shown a part of the menu."""
 
     def score(query):
         if seen is not None:
@@ -41,67 +44,67 @@ def scorer(values, name="rule", seen=None):
     return FunctionScorer(score, name=name)
 
 
-def certificate(primary, guardian, **options):
-    """A rule made with these two models on 200 rows; the relaxation is 0.3."""
+def certify(primary, guardian, **options):
+    """Calibrate these two models on 200 rows; the relaxation is 0.3."""
     rows = [[0.9, 0.1, 0.0]] * 100 + [[0.6, 0.3, 0.1]] * 100
     right = [[1.0, 0.0, 0.0]] * 100 + [[0.0, 1.0, 0.0]] * 100
     identities = {"primary": dict(primary.identity), "guardian": dict(guardian.identity)}
     log = ScoreLog.from_arrays(rows, right, id=[f"r{k}" for k in range(200)], identities=identities)
-    made = calibrate(log, 0.05, **options)
-    assert made.relaxation == 0.3
-    return made
+    certificate = calibrate(log, 0.05, **options)
+    assert certificate.relaxation == 0.3
+    return certificate
 
 
 def policy(primary, guardian, **options):
-    calibration = certificate(primary, guardian, guardian_sees=options.pop("sees", "candidates"))
+    calibration = certify(primary, guardian, guardian_sees=options.pop("sees", "candidates"))
     return ConformalArbitrage(primary=primary, guardian=guardian, certificate=calibration, **options)
 
 
-def decide(made, query=QUERY):
-    return asyncio.run(made.decide(query))
+def decide(live, query=QUERY):
+    return asyncio.run(live.decide(query))
 
 
 def test_a_primary_that_leads_far_enough_decides_alone():
-    asked = []
-    made = decide(policy(scorer(SURE), scorer([0, 1, 0], seen=asked)))
-    assert (made.decided_by, made.answer, made.action, made.candidates) == ("primary", "a", 0, (0,))
-    assert made.margin == pytest.approx(0.85)
-    assert made.relaxation == 0.3
-    assert made.no_guarantee is None
-    assert not asked
+    seen = []
+    decision = decide(policy(scorer(SURE), scorer([0, 1, 0], seen=seen)))
+    assert (decision.decided_by, decision.answer, decision.action, decision.candidates) == ("primary", "a", 0, (0,))
+    assert decision.margin == pytest.approx(0.85)
+    assert decision.relaxation == 0.3
+    assert decision.no_guarantee is None
+    assert not seen
 
 
 def test_a_primary_that_does_not_lead_far_enough_leaves_the_choice_to_the_guardian():
-    made = decide(policy(scorer(UNSURE), scorer([0, 1, 0])))
-    assert (made.decided_by, made.answer, made.deferred) == ("guardian", "b", True)
-    assert made.candidates == (0, 1)
-    assert [leg.role for leg in made.legs] == ["primary", "guardian"]
+    decision = decide(policy(scorer(UNSURE), scorer([0, 1, 0])))
+    assert (decision.decided_by, decision.answer, decision.deferred) == ("guardian", "b", True)
+    assert decision.candidates == (0, 1)
+    assert [leg.role for leg in decision.legs] == ["primary", "guardian"]
 
 
-def test_the_guardian_is_shown_only_the_candidates_where_the_certificate_says_so():
-    asked = []
-    made = decide(policy(scorer(UNSURE), scorer([0, 0.1, 1], seen=asked)))
-    assert asked == [("a", "b")]
-    assert made.answer == "b"
+def test_the_guardian_is_shown_only_the_candidates_if_the_certificate_says_so():
+    seen = []
+    decision = decide(policy(scorer(UNSURE), scorer([0, 0.1, 1], seen=seen)))
+    assert seen == [("a", "b")]
+    assert decision.answer == "b"
 
 
-def test_the_guardian_is_shown_everything_where_the_certificate_says_so():
-    asked = []
-    made = decide(policy(scorer(UNSURE), scorer([0, 0.1, 1], seen=asked), sees="all"))
-    assert asked == [("a", "b", "c")]
-    assert made.answer == "c"
+def test_the_guardian_is_shown_everything_if_the_certificate_says_so():
+    seen = []
+    decision = decide(policy(scorer(UNSURE), scorer([0, 0.1, 1], seen=seen), sees="all"))
+    assert seen == [("a", "b", "c")]
+    assert decision.answer == "c"
 
 
-def test_each_model_is_asked_at_most_once():
+def test_each_model_is_called_at_most_once():
     first, second = [], []
     decide(policy(scorer(UNSURE, seen=first), scorer([0, 1, 0], seen=second)))
     assert (len(first), len(second)) == (1, 1)
 
 
-def test_a_menu_of_one_asks_nobody():
-    asked = []
-    made = decide(policy(scorer(SURE, seen=asked), scorer(SURE, seen=asked)), Query("Which?", ("a",)))
-    assert (made.answer, made.decided_by, made.legs, asked) == ("a", "primary", (), [])
+def test_a_menu_of_one_calls_no_model():
+    seen = []
+    decision = decide(policy(scorer(SURE, seen=seen), scorer(SURE, seen=seen)), Query("Which?", ("a",)))
+    assert (decision.answer, decision.decided_by, decision.legs, seen) == ("a", "primary", (), [])
 
 
 def test_an_empty_menu_is_refused():
@@ -109,40 +112,40 @@ def test_an_empty_menu_is_refused():
         decide(policy(scorer(SURE), scorer(SURE)), Query("Which?", ()))
 
 
-def test_ids_are_made_where_none_is_given_and_kept_where_one_is():
-    made = policy(scorer(SURE), scorer(SURE))
-    assert decide(made).id == "q"
-    assert len({decide(made, Query("Which?", ("a", "b"))).id for _ in range(5)}) == 5
+def test_ids_are_kept_and_generated_if_missing():
+    live = policy(scorer(SURE), scorer(SURE))
+    assert decide(live).id == "q"
+    assert len({decide(live, Query("Which?", ("a", "b"))).id for _ in range(5)}) == 5
 
 
 def test_the_live_rule_is_the_certificate_s_rule_on_every_row_of_a_log(science):
     log = science.select(np.arange(300))
     for boundary in ("include", "random"):
         for sees in ("candidates", "all"):
-            made = calibrate(science, 0.05, guardian_sees=sees, boundary=boundary)
+            certificate = calibrate(science, 0.05, guardian_sees=sees, boundary=boundary)
             live = ConformalArbitrage(
                 primary=ReplayScorer.of_log(log, "primary"),
                 guardian=ReplayScorer.of_log(log, "guardian"),
-                certificate=made,
+                certificate=certificate,
                 allow=["unbound"],
             )
-            for row, offline in enumerate(made.apply(log)):
+            for row, offline in enumerate(certificate.apply(log)):
                 actions = tuple(str(k) for k in range(int(log.sizes[row])))
-                found = asyncio.run(live.decide(Query("", actions, id=str(log.id[row]))))
-                assert (found.action, found.candidates, found.decided_by, found.margin) == (
+                decision = asyncio.run(live.decide(Query("", actions, id=str(log.id[row]))))
+                assert (decision.action, decision.candidates, decision.decided_by, decision.margin) == (
                     offline.action, offline.candidates, offline.decided_by, offline.margin,
                 )  # fmt: skip
 
 
-# What happens when something breaks: the table in docs/live.md, one test for each line.
+# Failures: the table in docs/live.md, one test for each line.
 
 
 def test_if_the_primary_fails_the_guardian_decides_over_everything():
-    asked = []
-    made = decide(policy(scorer(OSError("down")), scorer([0, 0.1, 1], seen=asked)))
-    assert asked == [("a", "b", "c")]
-    assert (made.decided_by, made.answer) == ("guardian", "c")
-    assert "down" in made.legs[0].error
+    seen = []
+    decision = decide(policy(scorer(OSError("down")), scorer([0, 0.1, 1], seen=seen)))
+    assert seen == [("a", "b", "c")]
+    assert (decision.decided_by, decision.answer) == ("guardian", "c")
+    assert "down" in decision.legs[0].error
 
 
 def test_if_the_primary_times_out_the_guardian_decides_over_everything():
@@ -150,9 +153,9 @@ def test_if_the_primary_times_out_the_guardian_decides_over_everything():
         await asyncio.sleep(30)
 
     primary = FunctionScorer(slow, name="slow", through=lambda port: Retry(port, deadline=0.05))
-    made = decide(policy(primary, scorer([0, 0.1, 1])))
-    assert (made.decided_by, made.answer, made.candidates) == ("guardian", "c", (0, 1, 2))
-    assert "DeadlineError" in made.legs[0].error
+    decision = decide(policy(primary, scorer([0, 0.1, 1])))
+    assert (decision.decided_by, decision.answer, decision.candidates) == ("guardian", "c", (0, 1, 2))
+    assert "DeadlineError" in decision.legs[0].error
 
 
 def over_http(reply, check):
@@ -161,14 +164,14 @@ def over_http(reply, check):
     async def run():
         async with Upstream(reply) as upstream, Endpoint(upstream.url) as endpoint:
             primary = ChatScorer(port=endpoint, settings=Settings(model="m", served="m"))
-            made = await policy(primary, scorer([0, 0.1, 1])).decide(QUERY)
-        check(made)
+            decision = await policy(primary, scorer([0, 0.1, 1])).decide(QUERY)
+        check(decision)
 
     asyncio.run(run())
 
 
-def guardian_decided_over_everything(made):
-    assert (made.decided_by, made.answer, made.candidates) == ("guardian", "c", (0, 1, 2))
+def guardian_decided_over_everything(decision):
+    assert (decision.decided_by, decision.answer, decision.candidates) == ("guardian", "c", (0, 1, 2))
 
 
 def test_if_the_primary_cannot_be_parsed_the_guardian_decides_over_everything():
@@ -179,20 +182,24 @@ def test_if_another_model_answers_than_the_pinned_one_the_guardian_decides_over_
     over_http(lambda *_: scores(0.9, 0.05, 0.05, model="other"), guardian_decided_over_everything)
 
 
+def primary_decided(decision):
+    assert decision.decided_by == "primary"
+
+
 def test_if_the_pinned_model_answers_its_choice_may_stand():
-    over_http(lambda *_: scores(0.9, 0.05, 0.05), lambda made: made.decided_by == "primary" or pytest.fail("deferred"))
+    over_http(lambda *_: scores(0.9, 0.05, 0.05), primary_decided)
 
 
 @pytest.mark.parametrize("failure", [OSError("down"), ReplyError("no scores in it")])
-def test_if_the_guardian_fails_or_cannot_be_parsed_that_is_an_error(failure):
-    with pytest.raises(GuardianError, match="could not decide"):
+def test_if_the_guardian_fails_or_cannot_be_parsed_an_error_is_raised(failure):
+    with pytest.raises(GuardianError, match=r"the Guardian .*; set safe_action"):
         decide(policy(scorer(UNSURE), scorer(failure)))
 
 
 def test_if_the_guardian_fails_the_configured_safe_action_is_taken_without_a_guarantee():
-    made = decide(policy(scorer(UNSURE), scorer(OSError("down")), safe_action="c"))
-    assert (made.decided_by, made.answer, made.deferred) == ("fallback", "c", True)
-    assert "Guardian failed" in made.no_guarantee
+    decision = decide(policy(scorer(UNSURE), scorer(OSError("down")), safe_action="c"))
+    assert (decision.decided_by, decision.answer, decision.deferred) == ("fallback", "c", True)
+    assert "Guardian failed" in decision.no_guarantee
 
 
 def test_a_safe_action_that_is_not_on_the_menu_is_an_error():
@@ -229,39 +236,72 @@ def test_if_the_caller_is_cancelled_so_are_the_calls_upstream():
     asyncio.run(run())
 
 
+class Own:
+    """A scorer of the user's own that returns anything."""
+
+    identity = {"kind": "own"}  # noqa: RUF012
+
+    def __init__(self, values):
+        self._values = values
+
+    async def score(self, query):
+        return Scores(values=self._values, spent=Spent(calls=1))
+
+
+@pytest.mark.parametrize("values", [[0.9, 0.05, 0.05], (0.9, 0, 0), tuple(np.array(SURE)), (1, 0, 0)], ids=str)
+def test_a_scorer_of_the_user_s_own_may_return_a_list_integers_or_numpy_floats(values):
+    decision = decide(policy(Own(values), scorer([0, 0, 1])))
+    assert (decision.decided_by, decision.answer) == ("primary", "a")
+    assert {type(score) for score in decision.legs[0].scores} == {float}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [None, "abc", (0.9, 0.1), (0.9, 0.1, 0, 0), (np.nan, 0, 0), (np.inf, 0, 0), (True, 0, 0), ("1", 0, 0)],
+    ids=str,
+)
+def test_a_scorer_of_the_user_s_own_that_returns_anything_else_has_failed(values):
+    decision = decide(policy(Own(values), scorer([0, 0, 1])))
+    assert (decision.decided_by, decision.answer) == ("guardian", "c")
+    assert "ReplyError" in decision.legs[0].error
+    assert decision.legs[0].spent.calls == 1
+
+
 # Identities.
 
 
-def test_a_certificate_made_with_other_models_is_refused_with_what_differs():
-    made = certificate(scorer(SURE, name="rule-1"), scorer(SURE, name="guard"))
+def test_a_certificate_made_with_other_models_is_refused_and_the_differences_are_named():
+    certificate = certify(scorer(SURE, name="rule-1"), scorer(SURE, name="guard"))
     with pytest.raises(StaleCalibrationError, match=r"primary\.name: 'rule-1' then, 'rule-2' now"):
-        ConformalArbitrage(primary=scorer(SURE, name="rule-2"), guardian=scorer(SURE, name="guard"), certificate=made)
+        ConformalArbitrage(
+            primary=scorer(SURE, name="rule-2"), guardian=scorer(SURE, name="guard"), certificate=certificate
+        )
 
 
-def test_what_is_allowed_by_name_runs_without_a_guarantee_and_says_so():
-    made = certificate(scorer(SURE, name="rule-1"), scorer(SURE, name="guard"))
+def test_a_difference_allowed_by_name_runs_without_a_guarantee_and_says_so():
+    certificate = certify(scorer(SURE, name="rule-1"), scorer(SURE, name="guard"))
     live = ConformalArbitrage(
-        primary=scorer(SURE, name="rule-2"), guardian=scorer(SURE, name="guard"), certificate=made,
+        primary=scorer(SURE, name="rule-2"), guardian=scorer(SURE, name="guard"), certificate=certificate,
         allow=["primary.name"],
     )  # fmt: skip
     assert decide(live).no_guarantee == "allowed by name: primary.name"
 
 
-def test_an_unbound_certificate_must_be_asked_for_by_name(science):
-    made = calibrate(science, 0.05)
+def test_an_unbound_certificate_must_be_allowed_by_name(science):
+    certificate = calibrate(science, 0.05)
     models = {"primary": scorer(SURE), "guardian": scorer(SURE)}
     with pytest.raises(StaleCalibrationError, match="'unbound'"):
-        ConformalArbitrage(**models, certificate=made)
+        ConformalArbitrage(**models, certificate=certificate)
     with pytest.raises(StaleCalibrationError):
-        ConformalArbitrage(**models, certificate=made, allow=["primary.name"])
-    assert "unbound" in decide(ConformalArbitrage(**models, certificate=made, allow=["unbound"])).no_guarantee
+        ConformalArbitrage(**models, certificate=certificate, allow=["primary.name"])
+    assert "unbound" in decide(ConformalArbitrage(**models, certificate=certificate, allow=["unbound"])).no_guarantee
 
 
 # Free text.
 
 
 class Answerer:
-    """Says a text with a confidence, or fails."""
+    """Answers with a text and a confidence, or fails."""
 
     def __init__(self, name, text, confidence=None):
         self.identity = {"kind": "test", "name": name}
@@ -302,30 +342,130 @@ REQUEST = ChatRequest({"messages": [{"role": "user", "content": "Say it."}]}, id
     ],
 )
 def test_the_primary_s_answer_stands_exactly_if_its_confidence_is_above_the_relaxation(primary, decided_by, text):
-    made = decide(router(primary, Answerer("g", "theirs")), REQUEST)
-    assert (made.decided_by, made.answer["content"]) == (decided_by, text)
-    assert made.action == (1 if decided_by == "primary" else 0)
-    assert made.no_guarantee is None
+    decision = decide(router(primary, Answerer("g", "theirs")), REQUEST)
+    assert (decision.decided_by, decision.answer["content"]) == (decided_by, text)
+    assert decision.action == (1 if decided_by == "primary" else 0)
+    assert decision.no_guarantee is None
 
 
-def test_a_confidence_of_numpy_is_a_number_like_any_other():
-    made = decide(router(Answerer("p", "mine", np.float64(0.8)), Answerer("g", "theirs")), REQUEST)
-    assert decision_json(made)["legs"][0]["scores"] == (0.8,)
+def test_a_numpy_confidence_is_encoded_as_a_number():
+    decision = decide(router(Answerer("p", "mine", np.float64(0.8)), Answerer("g", "theirs")), REQUEST)
+    assert decision_json(decision)["legs"][0]["scores"] == (0.8,)
 
 
-def test_if_the_guardian_cannot_answer_that_is_an_error_or_the_safe_answer():
+def test_a_guardian_that_cannot_answer_leads_to_an_error_or_the_safe_answer():
     primary, guardian = Answerer("p", "mine", 0.2), Answerer("g", ReplyError("empty"))
-    with pytest.raises(GuardianError, match="could not answer"):
+    with pytest.raises(GuardianError, match=r"the Guardian .*; set safe_answer"):
         decide(router(primary, guardian), REQUEST)
-    made = decide(router(primary, guardian, safe_answer="Please call us."), REQUEST)
-    assert (made.decided_by, made.answer["content"]) == ("fallback", "Please call us.")
-    assert made.no_guarantee is not None
+    decision = decide(router(primary, guardian, safe_answer="Please call us."), REQUEST)
+    assert (decision.decided_by, decision.answer["content"]) == ("fallback", "Please call us.")
+    assert decision.no_guarantee is not None
 
 
 def test_a_decision_costs_what_both_legs_cost():
-    made = decide(router(Answerer("p", "mine", 0.2), Answerer("g", "theirs")), REQUEST)
-    assert made.spent == Spent(calls=2, cost=1.0)
+    decision = decide(router(Answerer("p", "mine", 0.2), Answerer("g", "theirs")), REQUEST)
+    assert decision.spent == Spent(calls=2, cost=1.0)
     assert decide(policy(scorer(UNSURE), scorer(SURE))).spent.cost is None  # a function's price is not known
+
+
+# Streams.
+
+
+class Streamer(Answerer):
+    """Streams a text word by word; the exceptions in it are raised."""
+
+    def __init__(self, name, *words):
+        super().__init__(name, " ".join(word for word in words if isinstance(word, str)))
+        self.words, self.closed = words, 0
+
+    async def stream(self, request):
+        try:
+            for word in self.words:
+                if isinstance(word, Exception):
+                    raise word
+                yield chunk({"content": word})
+            yield await self.answer(request)
+        finally:
+            self.closed += 1
+
+
+def streamed(live, request=REQUEST):
+    async def run():
+        async with aclosing(live.stream(request)) as items:
+            return [item async for item in items]
+
+    return asyncio.run(run())
+
+
+def words(items):
+    return [item["choices"][0]["delta"]["content"] for item in items]
+
+
+def test_a_stream_of_the_primary_s_answer_is_the_final_decision_alone():
+    [decision] = streamed(router(Answerer("p", "mine", 0.8), Streamer("g", "one", "two")))
+    assert (decision.decided_by, decision.answer["content"]) == ("primary", "mine")
+
+
+def test_a_deferred_stream_is_a_pending_decision_the_guardian_s_chunks_and_the_final_decision():
+    pending, *chunks, final = streamed(router(Answerer("p", "mine", 0.2), Streamer("g", "one", "two")))
+    assert (pending.decided_by, pending.action, pending.answer) == ("guardian", 0, None)
+    assert [leg.role for leg in pending.legs] == ["primary"]
+    assert pending.spent == Spent(calls=1, cost=0.5)
+    assert words(chunks) == ["one", "two"]
+    assert (final.decided_by, final.answer["content"], final.id) == ("guardian", "one two", pending.id)
+    assert [leg.role for leg in final.legs] == ["primary", "guardian"]
+    assert (final.candidates, final.margin) == (pending.candidates, pending.margin)
+    assert final.spent == Spent(calls=2, cost=1.0)
+
+
+def test_a_stream_and_a_decision_agree():
+    for primary in (Answerer("p", "mine", 0.8), Answerer("p", "mine", 0.2), Answerer("p", ReplyError("empty"))):
+        live = router(primary, Streamer("g", "one"))
+        final, decision = streamed(live)[-1], decide(live, REQUEST)
+        for name in ("id", "action", "candidates", "decided_by", "margin", "relaxation", "answer", "spent"):
+            assert getattr(final, name) == getattr(decision, name)
+
+
+def test_a_guardian_that_cannot_stream_answers_as_a_whole():
+    pending, final = streamed(router(Answerer("p", "mine", 0.2), Answerer("g", "theirs")))
+    assert (pending.answer, final.answer["content"]) == (None, "theirs")
+
+
+def test_a_stream_generates_one_id_where_none_is_given():
+    live = router(Answerer("p", "mine", 0.2), Streamer("g", "one"))
+    pending, _, final = streamed(live, ChatRequest(REQUEST.body))
+    assert pending.id == final.id
+    assert len(final.id) == 32
+
+
+def test_a_guardian_that_fails_before_its_first_chunk_leads_to_the_safe_answer_alone():
+    live = router(Answerer("p", "mine", 0.2), Streamer("g", ReplyError("empty")), safe_answer="Please call us.")
+    [decision] = streamed(live)
+    assert (decision.decided_by, decision.answer["content"]) == ("fallback", "Please call us.")
+    assert "empty" in decision.legs[1].error
+
+
+def test_a_guardian_that_fails_after_some_chunks_is_an_error_or_a_fallback_that_names_it():
+    guardian = Streamer("g", "one", ReplyError("it broke off"))
+    live = router(Answerer("p", "mine", 0.2), guardian, safe_answer="Please call us.")
+    pending, one, final = streamed(live)
+    assert (pending.decided_by, words([one]), final.decided_by) == ("guardian", ["one"], "fallback")
+    assert "it broke off" in final.legs[1].error
+    with pytest.raises(GuardianError, match="it broke off"):
+        streamed(router(Answerer("p", "mine", 0.2), guardian))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_stream_closed_early_closes_the_guardian_s(steps):
+    async def run():
+        guardian = Streamer("g", "one", "two", "three")
+        items = router(Answerer("p", "mine", 0.2), QuotaAnswerer(guardian, GuardianQuota())).stream(REQUEST)
+        for _ in range(steps):
+            await anext(items)
+        await items.aclose()
+        assert guardian.closed == 1
+
+    asyncio.run(run())
 
 
 # Baselines.
@@ -333,18 +473,18 @@ def test_a_decision_costs_what_both_legs_cost():
 
 def test_single_models_decide_everything():
     for role, values, answer in (("primary", SURE, "a"), ("guardian", [0, 0, 1], "c")):
-        made = decide(SingleModel(scorer=scorer(values), role=role))
-        assert isinstance(made, Decision)
-        assert (made.decided_by, made.answer) == (role, answer)
-        assert made.no_guarantee is not None
+        decision = decide(SingleModel(scorer=scorer(values), role=role))
+        assert isinstance(decision, Decision)
+        assert (decision.decided_by, decision.answer) == (role, answer)
+        assert decision.no_guarantee is not None
     with pytest.raises(GuardianError):
         decide(SingleModel(scorer=scorer(OSError()), role="primary"))
 
 
-def test_a_coin_asks_the_guardian_as_often_as_told():
-    made = RandomRouter(primary=scorer(SURE), guardian=scorer([0, 0, 1]), probability=0.25, coin=random.Random(0))
+def test_random_routing_calls_the_guardian_with_the_given_probability():
+    live = RandomRouter(primary=scorer(SURE), guardian=scorer([0, 0, 1]), probability=0.25, rng=random.Random(0))
 
     async def run():
-        return [(await made.decide(QUERY)).decided_by for _ in range(1000)]
+        return [(await live.decide(QUERY)).decided_by for _ in range(1000)]
 
     assert asyncio.run(run()).count("guardian") == pytest.approx(250, abs=50)

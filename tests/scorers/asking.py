@@ -1,4 +1,4 @@
-"""Scorers put to a scripted server on loopback, and a server that never answers."""
+"""Run scorers against a scripted server on loopback, or against a server that never replies."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 import pytest
 
 from conformal_arbitrage.errors import ScorerError
-from conformal_arbitrage.scorers import Endpoint
 from conformal_arbitrage.types import Query
+from conformal_arbitrage.upstream import Endpoint
 from tests.scripted import Upstream
 
 QUERY = Query("Which of these is red?", ("a rose", "the sea", "grass"), id="q1")
 
 
 def scored(make, reply, query=QUERY):
-    """The scores of `make(endpoint)` where the server answers by `reply`, and the server."""
+    """Return the scores of `make(endpoint)` against a server that replies by `reply`, and the server."""
 
     async def ask():
         async with Upstream(reply) as upstream, Endpoint(upstream.url) as endpoint:
@@ -24,7 +24,7 @@ def scored(make, reply, query=QUERY):
 
 
 def refused(make, reply, query=QUERY, *, error=ScorerError):
-    """The error in place of scores, and the server."""
+    """Return the error raised in place of scores, and the server."""
 
     async def ask():
         async with Upstream(reply) as upstream, Endpoint(upstream.url) as endpoint:
@@ -36,7 +36,7 @@ def refused(make, reply, query=QUERY, *, error=ScorerError):
 
 
 class Silent:
-    """A server that takes requests and counts who came and who hung up; the first is refused once `patience` came."""
+    """A server that never replies and counts connections; the first gets status 400 once `patience` are open."""
 
     def __init__(self, patience):
         self.patience = patience
@@ -61,7 +61,7 @@ class Silent:
         writer.close()
 
     async def everyone_left(self):
-        """Whether all who came hang up within some seconds."""
+        """Tell whether all clients disconnect within some seconds."""
         for _ in range(500):
             if self.left == self.came:
                 return True
@@ -71,7 +71,7 @@ class Silent:
 
 @asynccontextmanager
 async def silent(patience):
-    """A silent server; `patience` below 0 refuses nobody."""
+    """Run a silent server; with `patience` below 0 it refuses nobody."""
     server = Silent(patience)
     listening = await asyncio.start_server(server._handle, "127.0.0.1", 0)
     server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"

@@ -5,9 +5,10 @@ import math
 import pytest
 
 from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError, ScorerError, UpstreamError
-from conformal_arbitrage.scorers import Call, ChatAnswerer, Endpoint, Settings
+from conformal_arbitrage.scorers import ChatAnswerer, Settings
 from conformal_arbitrage.scorers.answers import answer_text, mean_probability, rating
 from conformal_arbitrage.types import ChatRequest, Spent
+from conformal_arbitrage.upstream import Call, Endpoint
 from tests.scorers.asking import silent
 from tests.scripted import Upstream, completion
 
@@ -15,8 +16,8 @@ HELLO = ChatRequest({"messages": [{"role": "user", "content": "Name a {red} flow
 
 
 def answerer(*, confidence=None, mode="plain", **settings):
-    asked = Settings(**{"model": "m", **settings})
-    return lambda port: ChatAnswerer(port=port, settings=asked, confidence=confidence, mode=mode)
+    options = Settings(**{"model": "m", **settings})
+    return lambda port: ChatAnswerer(port=port, settings=options, confidence=confidence, mode=mode)
 
 
 def answered(make, reply, request=HELLO):
@@ -78,7 +79,7 @@ APPLICATION = {
 
 
 @pytest.mark.parametrize("confidence", [None, "ask", "logprob"])
-def test_the_request_goes_out_as_the_application_wrote_it(confidence):
+def test_the_request_is_sent_as_the_application_wrote_it(confidence):
     before = json.dumps(APPLICATION)
     settings = {"temperature": 0.1, "max_tokens": 500}
     _, upstream = answered(
@@ -97,7 +98,7 @@ def test_the_configured_model_always_applies():
     assert upstream.bodies[0]["model"] == "m"
 
 
-def test_settings_fill_only_what_the_request_leaves_open():
+def test_settings_fill_only_fields_that_the_request_omits():
     settings = {"temperature": 0.3, "max_tokens": 500, "seed": 4, "reasoning_effort": "low"}
     _, upstream = answered(
         answerer(**settings), lambda *_: completion("a rose"), ChatRequest({**HELLO.body, "seed": 9})
@@ -105,8 +106,8 @@ def test_settings_fill_only_what_the_request_leaves_open():
     assert upstream.bodies[0] == {**HELLO.body, "model": "m", **settings, "seed": 9}
 
 
-@pytest.mark.parametrize(("asked", "expected"), [({}, 500), ({"max_tokens": 20}, 20), ({"max_tokens": "many"}, None)])
-def test_the_call_names_the_most_tokens_its_reply_can_have(asked, expected):
+@pytest.mark.parametrize(("fields", "expected"), [({}, 500), ({"max_tokens": 20}, 20), ({"max_tokens": "many"}, None)])
+def test_the_call_names_the_most_tokens_its_reply_can_have(fields, expected):
     calls = []
 
     class Watched(Endpoint):
@@ -116,7 +117,7 @@ def test_the_call_names_the_most_tokens_its_reply_can_have(asked, expected):
 
     async def ask():
         async with Upstream(lambda *_: completion("a rose")) as upstream, Watched(upstream.url) as endpoint:
-            await answerer(max_tokens=500)(endpoint).answer(ChatRequest({**HELLO.body, **asked}, id="r1"))
+            await answerer(max_tokens=500)(endpoint).answer(ChatRequest({**HELLO.body, **fields}, id="r1"))
 
     asyncio.run(ask())
     assert [(c.output_limit, c.id) for c in calls] == [(expected, "r1")]
@@ -125,25 +126,25 @@ def test_the_call_names_the_most_tokens_its_reply_can_have(asked, expected):
 def test_the_answer_is_the_whole_message_and_document_of_the_endpoint():
     document = completion("a rose", model="m-1", usage=(12, 3), reasoning=1)
     document["choices"][0]["message"]["annotations"] = []
-    found, upstream = answered(answerer(), lambda *_: document)
-    assert found.message == document["choices"][0]["message"]
-    assert found.document == document
-    assert found.served == "m-1"
-    assert found.confidence is None
-    assert found.spent == Spent(calls=1, input_tokens=12, output_tokens=3, reasoning_tokens=1, cost=None)
+    answer, upstream = answered(answerer(), lambda *_: document)
+    assert answer.message == document["choices"][0]["message"]
+    assert answer.document == document
+    assert answer.served == "m-1"
+    assert answer.confidence is None
+    assert answer.spent == Spent(calls=1, input_tokens=12, output_tokens=3, reasoning_tokens=1, cost=None)
     assert len(upstream.bodies) == 1
 
 
 def test_tool_calls_are_an_answer():
     calls = [call("book", '{"day": 1}')]
-    found, _ = answered(answerer(), lambda *_: completion(None, tool_calls=calls, finish="tool_calls"))
-    assert found.message["tool_calls"] == calls
+    answer, _ = answered(answerer(), lambda *_: completion(None, tool_calls=calls, finish="tool_calls"))
+    assert answer.message["tool_calls"] == calls
 
 
 def test_the_token_probability_is_exp_of_the_mean_log_probability():
     values = (-0.1, -0.5, -0.9)
-    found, upstream = answered(answerer(confidence="logprob"), lambda *_: with_logprobs(*values))
-    assert found.confidence == pytest.approx(math.exp(-0.5))
+    answer, upstream = answered(answerer(confidence="logprob"), lambda *_: with_logprobs(*values))
+    assert answer.confidence == pytest.approx(math.exp(-0.5))
     assert len(upstream.bodies) == 1
     assert upstream.bodies[0]["logprobs"] is True
 
@@ -163,10 +164,10 @@ def test_the_token_probability_is_exp_of_the_mean_log_probability():
         [],
     ],
 )
-def test_without_all_token_probabilities_there_is_no_confidence_and_still_an_answer(logprobs):
-    found, _ = answered(answerer(confidence="logprob"), lambda *_: completion("a rose", logprobs=logprobs))
-    assert found.confidence is None
-    assert found.message["content"] == "a rose"
+def test_an_answer_without_all_token_probabilities_has_no_confidence(logprobs):
+    answer, _ = answered(answerer(confidence="logprob"), lambda *_: completion("a rose", logprobs=logprobs))
+    assert answer.confidence is None
+    assert answer.message["content"] == "a rose"
 
 
 def test_a_token_probability_is_at_most_one():
@@ -179,11 +180,11 @@ def test_a_second_short_call_rates_the_finished_answer_and_both_calls_count():
     replies = in_turn(
         completion("a rose", usage=(12, 3), reasoning=1), completion('{"confidence": 0.8}', usage=(60, 7), reasoning=2)
     )
-    found, upstream = answered(answerer(confidence="ask"), replies)
-    assert found.confidence == 0.8
-    assert found.message["content"] == "a rose"
-    assert found.document["usage"]["prompt_tokens"] == 12
-    assert found.spent == Spent(calls=2, input_tokens=72, output_tokens=10, reasoning_tokens=3, cost=None)
+    answer, upstream = answered(answerer(confidence="ask"), replies)
+    assert answer.confidence == 0.8
+    assert answer.message["content"] == "a rose"
+    assert answer.document["usage"]["prompt_tokens"] == 12
+    assert answer.spent == Spent(calls=2, input_tokens=72, output_tokens=10, reasoning_tokens=3, cost=None)
     first, second = upstream.bodies
     assert first["messages"] == HELLO.body["messages"]
     (message,) = second.pop("messages")
@@ -234,19 +235,19 @@ def test_the_mode_is_for_the_second_call_only(mode, kind):
         {**completion("x"), "choices": []},
     ],
 )
-def test_a_rating_that_cannot_be_read_is_no_confidence_and_both_calls_count(second):
-    found, upstream = answered(answerer(confidence="ask"), in_turn(completion("a rose"), second))
-    assert found.confidence is None
-    assert found.message["content"] == "a rose"
-    assert found.spent == Spent(calls=2, input_tokens=20, output_tokens=10, cost=None)
+def test_a_malformed_rating_gives_no_confidence_and_both_calls_count(second):
+    answer, upstream = answered(answerer(confidence="ask"), in_turn(completion("a rose"), second))
+    assert answer.confidence is None
+    assert answer.message["content"] == "a rose"
+    assert answer.spent == Spent(calls=2, input_tokens=20, output_tokens=10, cost=None)
     assert len(upstream.bodies) == 2
 
 
-def test_a_rating_that_fails_is_no_confidence_and_the_answer_stands():
-    found, _ = answered(answerer(confidence="ask"), in_turn(completion("a rose"), (500, {"error": "down"})))
-    assert found.confidence is None
-    assert found.message["content"] == "a rose"
-    assert found.spent.calls == 2
+def test_a_failed_rating_gives_no_confidence_and_the_answer_is_kept():
+    answer, _ = answered(answerer(confidence="ask"), in_turn(completion("a rose"), (500, {"error": "down"})))
+    assert answer.confidence is None
+    assert answer.message["content"] == "a rose"
+    assert answer.spent.calls == 2
 
 
 @pytest.mark.parametrize(
@@ -277,14 +278,14 @@ def test_the_served_model_is_pinned():
     assert "'m-2'" in str(error)
 
 
-def test_equal_tool_calls_read_the_same_whatever_their_ids_key_order_and_spaces():
+def test_equal_tool_calls_have_equal_texts_whatever_their_ids_key_order_and_whitespace():
     one = {"content": None, "tool_calls": [call("book", '{"day": 1, "at": {"x": 1, "y": [2, 3]}}', id="call_1")]}
     other = {"content": "", "tool_calls": [call("book", '{"at":{"y":[2,3],"x":1},\n"day":1}', id="call_2")]}
     assert answer_text(one) == answer_text(other)
 
 
 @pytest.mark.parametrize("arguments", ['{"day": 2}', '{"day": "1"}', '{"day": 1, "hour": 3}', "{}", "not json"])
-def test_different_arguments_read_differently(arguments):
+def test_tool_calls_with_different_arguments_have_different_texts(arguments):
     one = {"tool_calls": [call("book", '{"day": 1}')]}
     assert answer_text(one) != answer_text({"tool_calls": [call("book", arguments)]})
     assert answer_text(one) != answer_text({"tool_calls": [call("cancel", '{"day": 1}')]})
@@ -297,22 +298,28 @@ def test_all_tool_calls_count_in_their_order():
     assert [c["name"] for c in json.loads(texts[2])] == ["book", "pay"]
 
 
-def test_custom_tools_and_broken_arguments_are_kept_as_text():
+def test_custom_tools_and_malformed_arguments_are_kept_as_text():
     custom = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "ls  -l"}}
     assert json.loads(answer_text({"tool_calls": [custom]})) == [{"name": "shell", "arguments": "ls  -l"}]
     assert json.loads(answer_text({"tool_calls": [call("f", "{broken")]})) == [{"name": "f", "arguments": "{broken"}]
 
 
-def test_an_answer_without_tool_calls_reads_as_its_content():
+def test_the_text_of_an_answer_without_tool_calls_is_its_content():
     assert answer_text({"content": "a rose"}) == "a rose"
     assert answer_text({"content": "a rose", "tool_calls": []}) == "a rose"
     assert answer_text({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "rose"}]}) == "a\nrose"
     assert answer_text({"content": None}) == ""
 
 
-def test_what_is_no_tool_call_is_an_error():
+def test_a_malformed_tool_call_is_an_error():
     with pytest.raises(ReplyError, match="not a tool call"):
         answer_text({"tool_calls": ["book"]})
+
+
+def test_an_answer_with_a_malformed_tool_call_is_refused_and_its_tokens_count():
+    error, _ = unanswered(answerer(), lambda *_: completion(None, tool_calls=["book"], usage=(12, 3)), ReplyError)
+    assert "not a tool call" in str(error)
+    assert error.spent == Spent(calls=1, input_tokens=12, output_tokens=3, cost=None)
 
 
 @pytest.mark.parametrize("confidence", [None, "logprob", "ask"])
@@ -329,10 +336,10 @@ def test_a_cancelled_caller_cancels_the_upstream_call(confidence):
     assert asyncio.run(ask()) == (1, True)
 
 
-def test_whatever_answers_and_confidences_depend_on_changes_the_identity():
+def test_everything_that_answers_depend_on_changes_the_identity():
     port, other = Endpoint("http://127.0.0.1:1/v1"), Endpoint("http://127.0.0.1:2/v1")
     ways = [{}, {"confidence": "ask"}, {"confidence": "logprob"}, {"confidence": "ask", "mode": "json_object"}]
     ways += [{"model": "x"}, {"temperature": 0.5}, {"max_tokens": 9}, {"seed": 1}, {"served": "x"}]
     ways.append({"reasoning_effort": "low"})
-    found = [answerer(**way)(port).identity for way in ways] + [answerer()(other).identity]
-    assert len({json.dumps(identity, sort_keys=True) for identity in found}) == len(found)
+    identities = [answerer(**way)(port).identity for way in ways] + [answerer()(other).identity]
+    assert len({json.dumps(identity, sort_keys=True) for identity in identities}) == len(identities)

@@ -3,8 +3,9 @@ import json
 import pytest
 
 from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError, UpstreamError
-from conformal_arbitrage.scorers import ChatScorer, Confidences, Endpoint, Pair, Settings
+from conformal_arbitrage.scorers import ChatScorer, Confidences, PairPrompt, Settings
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream import Endpoint
 from tests.scorers.asking import QUERY, refused, scored
 from tests.scripted import completion, scores
 
@@ -12,8 +13,8 @@ PAIR = Query("How do I boil an egg?", ("In water.", "In a nest."), id="p1")
 
 
 def scorer(*, prompt=None, mode="plain", reask=False, **settings):
-    asked = Settings(**{"model": "m", **settings})
-    return lambda port: ChatScorer(port=port, settings=asked, prompt=prompt or Confidences(), mode=mode, reask=reask)
+    sent = Settings(**{"model": "m", **settings})
+    return lambda port: ChatScorer(port=port, settings=sent, prompt=prompt or Confidences(), mode=mode, reask=reask)
 
 
 def good(path, body, number):
@@ -28,12 +29,12 @@ def in_turn(*documents):
     return lambda path, body, number: documents[number]
 
 
-def test_scores_come_back_with_what_was_said_who_said_it_and_what_it_took():
-    found, upstream = scored(scorer(), always(scores(0.5, 0.25, 0.25, model="m-2024", usage=(40, 9), reasoning=3)))
-    assert found.values == (0.5, 0.25, 0.25)
-    assert json.loads(found.raw) == {"scores": [0.5, 0.25, 0.25]}
-    assert found.served == "m-2024"
-    assert found.spent == Spent(calls=1, input_tokens=40, output_tokens=9, reasoning_tokens=3, cost=None)
+def test_scores_come_with_the_raw_reply_the_served_model_and_the_usage():
+    result, upstream = scored(scorer(), always(scores(0.5, 0.25, 0.25, model="m-2024", usage=(40, 9), reasoning=3)))
+    assert result.values == (0.5, 0.25, 0.25)
+    assert json.loads(result.raw) == {"scores": [0.5, 0.25, 0.25]}
+    assert result.served == "m-2024"
+    assert result.spent == Spent(calls=1, input_tokens=40, output_tokens=9, reasoning_tokens=3, cost=None)
     assert len(upstream.bodies) == 1
 
 
@@ -67,12 +68,12 @@ def test_zero_is_a_setting():
 
 
 @pytest.mark.parametrize("name", ["temperature", "reasoning_effort", "seed", "response_format"])
-def test_what_is_none_is_left_out_of_the_request(name):
+def test_settings_that_are_none_are_left_out_of_the_request(name):
     _, upstream = scored(scorer(temperature=None), good)
     assert name not in upstream.bodies[0]
 
 
-def test_the_token_limit_goes_under_the_name_the_endpoint_wants():
+def test_the_token_limit_is_sent_under_the_name_the_endpoint_wants():
     _, upstream = scored(scorer(max_tokens=900, token_field="max_completion_tokens"), good)
     assert upstream.bodies[0]["max_completion_tokens"] == 900
     assert "max_tokens" not in upstream.bodies[0]
@@ -86,12 +87,12 @@ def test_the_token_limit_grows_with_the_options_unless_it_is_set(options, limit)
     assert scored(scorer(max_tokens=7), reply, query)[1].bodies[0]["max_tokens"] == 7
 
 
-def test_by_schema_the_reply_must_hold_one_number_per_option():
+def test_in_schema_mode_the_reply_must_hold_one_number_per_option():
     _, upstream = scored(scorer(mode="json_schema"), good)
-    asked = upstream.bodies[0]["response_format"]
-    assert asked["type"] == "json_schema"
-    assert asked["json_schema"] == {"name": "scores", "strict": True, "schema": Confidences().schema(3)}
-    numbers = asked["json_schema"]["schema"]["properties"]["scores"]
+    wanted = upstream.bodies[0]["response_format"]
+    assert wanted["type"] == "json_schema"
+    assert wanted["json_schema"] == {"name": "scores", "strict": True, "schema": Confidences().schema(3)}
+    numbers = wanted["json_schema"]["schema"]["properties"]["scores"]
     assert (numbers["minItems"], numbers["maxItems"]) == (3, 3)
 
 
@@ -102,13 +103,13 @@ def test_json_mode_asks_for_an_object():
 
 @pytest.mark.parametrize("mode", ["json_schema", "json_object", "plain"])
 def test_a_prompt_for_plain_text_asks_for_no_format_in_any_mode(mode):
-    found, upstream = scored(scorer(prompt=Pair(), mode=mode), always(completion("0.37, 0.54")), PAIR)
-    assert found.values == (0.37, 0.54)
+    result, upstream = scored(scorer(prompt=PairPrompt(), mode=mode), always(completion("0.37, 0.54")), PAIR)
+    assert result.values == (0.37, 0.54)
     assert "response_format" not in upstream.bodies[0]
 
 
 @pytest.mark.parametrize("mode", ["json_schema", "json_object", "plain"])
-def test_the_mode_is_not_switched_when_a_reply_cannot_be_read(mode):
+def test_the_mode_is_not_switched_after_an_unreadable_reply(mode):
     _, upstream = refused(scorer(mode=mode, reask=True), always(completion("red")), error=ReplyError)
     assert len(upstream.bodies) == 2
     assert upstream.bodies[0].get("response_format") == upstream.bodies[1].get("response_format")
@@ -123,13 +124,13 @@ def test_a_reply_cut_off_before_any_content_names_the_limit_and_the_reasoning():
     assert error.spent.output_tokens == 50
 
 
-def test_a_reply_cut_off_without_reasoning_does_not_speak_of_any():
+def test_a_reply_cut_off_without_reasoning_does_not_mention_any():
     error, _ = refused(scorer(), always(completion(None, finish="length", usage=(10, 50))), error=CutOffError)
     assert "50 tokens)" in str(error)
     assert "reasoning" not in str(error)
 
 
-def test_a_refusal_is_named_as_such():
+def test_a_refusal_is_reported_as_one():
     document = completion(None)
     document["choices"][0]["message"]["refusal"] = "I cannot help with roses."
     error, _ = refused(scorer(), always(document), error=RefusalError)
@@ -145,7 +146,7 @@ def test_an_empty_reply_is_an_error_with_its_finish_reason(content):
     assert error.spent.calls == 1
 
 
-def test_tool_calls_are_no_scores():
+def test_tool_calls_are_not_scores():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     error, _ = refused(scorer(), always(completion(None, tool_calls=[call])), error=ReplyError)
     assert "empty" in str(error)
@@ -163,7 +164,7 @@ def test_a_choice_without_a_message_is_an_error(message):
     assert "empty" in str(error)
 
 
-def test_another_model_than_the_pinned_one_is_refused():
+def test_a_model_other_than_the_pinned_one_is_refused():
     error, _ = refused(scorer(served="m-2024"), always(scores(1, 0, 0, model="m-2025")), error=ReplyError)
     assert "'m-2025'" in str(error)
     assert "'m-2024'" in str(error)
@@ -171,23 +172,23 @@ def test_another_model_than_the_pinned_one_is_refused():
     assert error.spent.input_tokens == 10
 
 
-def test_an_endpoint_that_does_not_say_who_answered_is_refused_when_pinned():
+def test_an_endpoint_that_does_not_name_its_model_is_refused_when_pinned():
     document = scores(1, 0, 0)
     del document["model"]
     refused(scorer(served="m-2024"), always(document), error=ReplyError)
-    found, _ = scored(scorer(), always(document))
-    assert found.served is None
+    result, _ = scored(scorer(), always(document))
+    assert result.served is None
 
 
 def test_the_pinned_model_is_accepted():
-    found, _ = scored(scorer(served="m-2024"), always(scores(1, 0, 0, model="m-2024")))
-    assert found.served == "m-2024"
+    result, _ = scored(scorer(served="m-2024"), always(scores(1, 0, 0, model="m-2024")))
+    assert result.served == "m-2024"
 
 
 @pytest.mark.parametrize(
     "text", ["red", '{"scores": [0.5]}', '{"scores": [1, 2, 3]}', '{"scores": "high"}', "[1, 0, 0]"]
 )
-def test_a_reply_that_cannot_be_read_is_an_error_with_the_reply_in_it(text):
+def test_an_unreadable_reply_is_an_error_that_quotes_it(text):
     error, upstream = refused(scorer(), always(completion(text)), error=ReplyError)
     assert error.raw == text
     assert repr(text)[:200] in str(error)
@@ -195,11 +196,11 @@ def test_a_reply_that_cannot_be_read_is_an_error_with_the_reply_in_it(text):
     assert len(upstream.bodies) == 1
 
 
-def test_a_reply_that_cannot_be_read_is_asked_for_once_more_and_both_calls_count():
+def test_an_unreadable_reply_is_requested_once_more_and_both_calls_count():
     first = completion("the rose", usage=(10, 5), reasoning=2)
-    found, upstream = scored(scorer(reask=True), in_turn(first, scores(1, 0, 0, usage=(30, 7), reasoning=1)))
-    assert found.values == (1, 0, 0)
-    assert found.spent == Spent(calls=2, input_tokens=40, output_tokens=12, reasoning_tokens=3, cost=None)
+    result, upstream = scored(scorer(reask=True), in_turn(first, scores(1, 0, 0, usage=(30, 7), reasoning=1)))
+    assert result.values == (1, 0, 0)
+    assert result.spent == Spent(calls=2, input_tokens=40, output_tokens=12, reasoning_tokens=3, cost=None)
     before, after = upstream.bodies
     assert after["messages"][: len(before["messages"])] == before["messages"]
     assistant, user = after["messages"][len(before["messages"]) :]
@@ -208,18 +209,18 @@ def test_a_reply_that_cannot_be_read_is_asked_for_once_more_and_both_calls_count
     assert {**after, "messages": None} == {**before, "messages": None}
 
 
-def test_asking_again_happens_exactly_once():
+def test_a_reply_is_requested_again_exactly_once():
     error, upstream = refused(scorer(reask=True), always(completion("the rose", usage=(10, 5))), error=ReplyError)
     assert len(upstream.bodies) == 2
     assert error.spent == Spent(calls=2, input_tokens=20, output_tokens=10, cost=None)
 
 
-def test_a_reply_that_can_be_read_is_not_asked_for_again():
+def test_a_readable_reply_is_not_requested_again():
     _, upstream = scored(scorer(reask=True), good)
     assert len(upstream.bodies) == 1
 
 
-def test_an_endpoint_that_refuses_is_not_asked_again():
+def test_an_endpoint_that_refuses_is_not_called_again():
     error, upstream = refused(scorer(reask=True), always((400, {"error": {"message": "no"}})), error=UpstreamError)
     assert error.status == 400
     assert len(upstream.bodies) == 1
@@ -239,12 +240,12 @@ def test_whatever_the_scores_depend_on_changes_the_identity():
         {"mode": "json_object"},
         {"mode": "json_schema"},
         {"reask": True},
-        {"prompt": Pair()},
+        {"prompt": PairPrompt()},
     ]
-    found = [json.dumps(scorer(**way)(port).identity, sort_keys=True) for way in ways]
-    found.append(json.dumps(scorer()(Endpoint("http://127.0.0.1:2/v1")).identity, sort_keys=True))
-    assert len(set(found)) == len(found)
-    assert found[0] == json.dumps(scorer()(Endpoint("http://127.0.0.1:1/v1")).identity, sort_keys=True)
+    identities = [json.dumps(scorer(**way)(port).identity, sort_keys=True) for way in ways]
+    identities.append(json.dumps(scorer()(Endpoint("http://127.0.0.1:2/v1")).identity, sort_keys=True))
+    assert len(set(identities)) == len(identities)
+    assert identities[0] == json.dumps(scorer()(Endpoint("http://127.0.0.1:1/v1")).identity, sort_keys=True)
 
 
 def test_the_identity_names_the_endpoint_and_the_prompt():

@@ -1,9 +1,10 @@
 import pytest
 
 from conformal_arbitrage.errors import RefusalError, ReplyError
-from conformal_arbitrage.scorers import DecisionsScorer, Endpoint
+from conformal_arbitrage.scorers import DecisionsScorer
 from conformal_arbitrage.scorers.decisions import INSTRUCTIONS
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream import Endpoint
 from tests.scorers.asking import QUERY, refused, scored
 
 USAGE = {
@@ -30,12 +31,12 @@ ROSE = {"grass": 0.1, "a rose": 0.7, "the sea": 0.2}
 
 
 def test_every_option_has_its_own_probability_whatever_the_order_of_the_reply():
-    found, _ = scored(scorer(), lambda *_: decision(ROSE, model="gpt-6-luna-1"))
-    assert found.values == (0.7, 0.2, 0.1)
-    assert found.served == "gpt-6-luna-1"
-    assert "a rose" in found.raw
+    result, _ = scored(scorer(), lambda *_: decision(ROSE, model="gpt-6-luna-1"))
+    assert result.values == (0.7, 0.2, 0.1)
+    assert result.served == "gpt-6-luna-1"
+    assert "a rose" in result.raw
     tokens = {"input_tokens": 80, "output_tokens": 4, "reasoning_tokens": 1, "cached_tokens": 64}
-    assert found.spent == Spent(calls=1, cost=None, **tokens)
+    assert result.spent == Spent(calls=1, cost=None, **tokens)
 
 
 def test_the_request_is_one_question_about_the_input():
@@ -52,7 +53,7 @@ def test_the_request_is_one_question_about_the_input():
     assert upstream.bodies == [{"model": "gpt-6-luna", "input": "Which of these is red?", "questions": [question]}]
 
 
-def test_messages_stay_messages_and_instructions_can_be_ones_own():
+def test_messages_stay_messages_and_instructions_can_be_set():
     talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which is red?"}]
     _, upstream = scored(
         scorer(instructions="Choose the reddest."), lambda *_: decision(ROSE), Query(talk, QUERY.actions)
@@ -62,20 +63,20 @@ def test_messages_stay_messages_and_instructions_can_be_ones_own():
 
 
 @pytest.mark.parametrize("actions", [(), ("one",), ("a", "b", "a"), tuple(f"option {k}" for k in range(256))])
-def test_what_the_api_cannot_take_is_refused_before_anything_is_asked(actions):
+def test_menus_that_the_api_cannot_take_are_refused_before_any_call(actions):
     error, upstream = refused(scorer(), lambda *_: decision(ROSE), Query("q", actions), error=ReplyError)
     assert "2 to 255 different choices" in str(error)
     assert upstream.bodies == []
     assert error.spent is None
 
 
-def test_the_largest_menu_is_taken():
+def test_the_largest_menu_is_accepted():
     actions = tuple(f"option {k}" for k in range(255))
-    found, _ = scored(scorer(), lambda *_: decision(dict.fromkeys(actions, 1 / 255)), Query("q", actions))
-    assert found.values == (1 / 255,) * 255
+    result, _ = scored(scorer(), lambda *_: decision(dict.fromkeys(actions, 1 / 255)), Query("q", actions))
+    assert result.values == (1 / 255,) * 255
 
 
-def test_a_refusal_is_named_as_such():
+def test_a_refusal_is_reported_as_one():
     document = {"model": "gpt-6-luna", "answers": [{"type": "refusal", "name": None}], "usage": USAGE}
     error, _ = refused(scorer(), lambda *_: document, error=RefusalError)
     assert "declined" in str(error)
@@ -90,7 +91,7 @@ def test_an_option_without_a_probability_is_an_error(bad):
 
 
 @pytest.mark.parametrize("value", [None, "0.1", True, [0.1]])
-def test_a_probability_that_is_no_number_is_an_error(value):
+def test_a_probability_that_is_not_a_number_is_an_error(value):
     refused(scorer(), lambda *_: decision({**ROSE, "grass": value}), error=ReplyError)
 
 
@@ -130,6 +131,6 @@ def test_the_served_model_is_pinned():
 def test_whatever_the_probabilities_depend_on_changes_the_identity():
     port, other = Endpoint("http://127.0.0.1:1/v1"), Endpoint("http://127.0.0.1:2/v1")
     ways = [{}, {"model": "other"}, {"served": "gpt-6-luna-1"}, {"instructions": "Choose the reddest."}]
-    found = [scorer(**way)(port).identity for way in ways] + [scorer()(other).identity]
-    assert len({repr(identity) for identity in found}) == len(found)
-    assert found[0] == scorer()(port).identity
+    identities = [scorer(**way)(port).identity for way in ways] + [scorer()(other).identity]
+    assert len({repr(identity) for identity in identities}) == len(identities)
+    assert identities[0] == scorer()(port).identity

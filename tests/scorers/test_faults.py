@@ -12,24 +12,23 @@ import pytest
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.errors import ReplyError, UpstreamError
 from conformal_arbitrage.scorers import (
-    Cache,
     ChatAnswerer,
     ChatScorer,
-    Endpoint,
     FunctionScorer,
     HumanScorer,
-    Pair,
+    PairPrompt,
     ReplayScorer,
     SamplingScorer,
     Settings,
 )
 from conformal_arbitrage.scorers.sampling import named_option
 from conformal_arbitrage.types import ChatRequest, Query
+from conformal_arbitrage.upstream import Cache, Endpoint
 from tests.scorers.asking import QUERY, refused
 from tests.scripted import Upstream, completion
 
 
-def test_when_asking_again_fails_the_first_call_still_counts():
+def test_if_the_second_request_fails_the_first_call_still_counts():
     replies = [completion("the rose", usage=(10, 5)), (400, {"error": {"message": "no"}})]
     error, _ = refused(
         lambda port: ChatScorer(port=port, settings=Settings(model="m"), reask=True),
@@ -39,7 +38,7 @@ def test_when_asking_again_fails_the_first_call_still_counts():
     assert (error.spent.calls, error.spent.input_tokens) == (2, 10)
 
 
-def test_when_a_sample_fails_those_already_answered_still_count():
+def test_if_a_sample_fails_the_finished_ones_still_count():
     async def reply(path, body, number):
         if number == 2:
             await asyncio.sleep(0.2)
@@ -52,7 +51,7 @@ def test_when_a_sample_fails_those_already_answered_still_count():
     assert (error.spent.calls, error.spent.input_tokens) == (3, 20)
 
 
-def test_the_applications_own_token_limit_is_not_joined_by_the_configured_one():
+def test_the_applications_token_limit_replaces_the_configured_one():
     settings = Settings(model="m", max_tokens=500, token_field="max_completion_tokens")
 
     async def ask():
@@ -65,7 +64,7 @@ def test_the_applications_own_token_limit_is_not_joined_by_the_configured_one():
     assert [sent[name] for name in ("max_tokens", "max_completion_tokens") if name in sent] == [20]
 
 
-def test_a_function_that_runs_out_of_items_fails_and_does_not_hang():
+def test_a_function_that_raises_stop_iteration_fails_and_does_not_hang():
     async def ask():
         async with asyncio.timeout(2):
             await FunctionScorer(lambda query: [next(iter(()))], name="rule").score(QUERY)
@@ -84,10 +83,10 @@ def test_a_list_of_numpy_numbers_scores_with_and_without_a_cache(tmp_path):
     assert asyncio.run(ask(lambda port: port)) == (0.5, 0.0, 0.25)
     caches = []
     try:
-        found = asyncio.run(ask(lambda port: caches.append(Cache(port, tmp_path / "r.sqlite")) or caches[0]))
+        values = asyncio.run(ask(lambda port: caches.append(Cache(port, tmp_path / "r.sqlite")) or caches[0]))
     finally:
         caches[0].close()
-    assert found == (0.5, 0.0, 0.25)
+    assert values == (0.5, 0.0, 0.25)
 
 
 def answers_from(monkeypatch, stdin, count, query):
@@ -126,7 +125,7 @@ def replayed(scorer, id, actions):
     return asyncio.run(scorer.score(Query("Which?", actions, id=id))).values
 
 
-def test_a_row_without_a_label_is_an_error_of_the_reply(tmp_path):
+def test_a_row_without_a_label_is_a_reply_error(tmp_path):
     (tmp_path / "key.csv").write_text("id,label\na,\nb,1\n")
     scorer = ReplayScorer.read(tmp_path / "key.csv", "label")
     assert replayed(scorer, "b", ("x", "y")) == (0.0, 1.0)
@@ -152,9 +151,10 @@ def test_a_word_of_one_letter_at_the_start_of_a_sentence_names_no_option(text):
 
 
 @pytest.mark.parametrize(
-    "read", [lambda: named_option("!" * 20_000, ("x", "y")), lambda: Pair().read("1" * 20_000, Query("q", ("x", "y")))]
+    "read",
+    [lambda: named_option("!" * 20_000, ("x", "y")), lambda: PairPrompt().read("1" * 20_000, Query("q", ("x", "y")))],
 )
-def test_a_long_senseless_reply_is_read_in_no_time(read):
+def test_a_long_meaningless_reply_is_parsed_quickly(read):
     start = time.perf_counter()
     with contextlib.suppress(ValueError):
         read()

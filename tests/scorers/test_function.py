@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage.errors import DeadlineError, ReplyError, UpstreamError
-from conformal_arbitrage.scorers import Cache, FunctionScorer, Retry
+from conformal_arbitrage.scorers import FunctionScorer
 from conformal_arbitrage.scorers.function import call_for, query_from
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream import Cache, Retry
 from tests.scorers.asking import QUERY
 
 
@@ -49,13 +50,13 @@ def score(function, query=QUERY, **options):
     ids=["sync", "async", "object", "partial", "tuple", "lambda", "array", "single", "integers", "ints", "mixed"],
 )
 def test_any_callable_scores(function):
-    found = score(function)
-    assert found.values == (6.0, 7.0, 5.0)
-    assert all(type(value) is float for value in found.values)
-    assert found.spent == Spent(calls=1, cost=None)
+    result = score(function)
+    assert result.values == (6.0, 7.0, 5.0)
+    assert all(type(value) is float for value in result.values)
+    assert result.spent == Spent(calls=1, cost=None)
 
 
-def test_the_function_sees_the_query_as_it_was_asked():
+def test_the_function_receives_the_original_query():
     seen = []
     talk = ({"role": "user", "content": "Which is red?"},)
     query = Query(talk, ("a", "b"), id="q7", places=(3, 1))
@@ -70,7 +71,7 @@ def test_the_function_sees_the_query_as_it_was_asked():
     assert query_from(call_for(QUERY)) == QUERY
 
 
-def test_a_query_goes_as_json():
+def test_a_query_is_passed_as_json():
     body = call_for(Query([{"role": "user", "content": "x"}], ("a", "b"), places=(3, 1))).body
     assert json.loads(json.dumps(body)) == {
         "context": [{"role": "user", "content": "x"}],
@@ -79,7 +80,7 @@ def test_a_query_goes_as_json():
     }
 
 
-def test_a_sync_function_runs_in_a_thread_and_holds_nothing_up():
+def test_a_sync_function_runs_in_a_thread_and_does_not_block_the_loop():
     release = threading.Event()
     threads = []
 
@@ -99,7 +100,7 @@ def test_a_sync_function_runs_in_a_thread_and_holds_nothing_up():
     assert threads[0] is not threading.main_thread()
 
 
-def test_an_async_function_runs_in_the_loop():
+def test_an_async_function_runs_in_the_event_loop():
     async def where(query):
         assert threading.current_thread() is threading.main_thread()
         return [1, 0, 0]
@@ -115,13 +116,13 @@ def test_a_wrong_number_of_scores_is_an_error(values):
 
 
 @pytest.mark.parametrize("values", [None, 0.5, "0.5", {"a": 1}, {1.0, 2.0, 3.0}, np.float64(1)])
-def test_what_is_no_list_is_an_error(values):
+def test_anything_but_a_list_is_an_error(values):
     with pytest.raises(ReplyError, match="not a list"):
         score(lambda query: values)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), "1", None, True, 1j, 1e301])
-def test_what_is_no_number_is_an_error(bad):
+def test_anything_but_a_number_is_an_error(bad):
     with pytest.raises(ReplyError, match="is not a number"):
         score(lambda query: [0.5, bad, 0.5])
 
@@ -139,7 +140,7 @@ def broken(query):
 
 
 @pytest.mark.parametrize("function", [broken, broken_later])
-def test_a_function_that_fails_is_an_endpoint_that_failed(function):
+def test_a_function_that_raises_is_an_upstream_error(function):
     with pytest.raises(UpstreamError, match=r"rule 1 failed .KeyError: 'lost'") as caught:
         score(function)
     assert isinstance(caught.value.__cause__, KeyError)
@@ -147,15 +148,16 @@ def test_a_function_that_fails_is_an_endpoint_that_failed(function):
     assert not caught.value.retryable
 
 
-@pytest.mark.parametrize("function", [broken, broken_later])
-def test_only_the_failures_named_mean_that_it_cannot_answer(function):
-    with pytest.raises(KeyError):
-        score(function, failures=(ValueError,))
-    with pytest.raises(UpstreamError):
-        score(function, failures=(ValueError, KeyError))
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_an_interrupt_or_a_cancellation_is_not_a_failure_of_the_function(error):
+    async def interrupted(query):
+        raise error
+
+    with pytest.raises(error):
+        score(interrupted)
 
 
-def test_an_error_of_a_scorer_is_passed_on_as_it_is():
+def test_a_scorer_error_passes_unchanged():
     def function(query):
         raise ReplyError("not today", raw="?")
 
@@ -172,22 +174,22 @@ def test_the_call_can_be_wrapped():
         score(never, through=lambda port: Retry(port, deadline=0.05))
 
 
-def test_a_cache_keeps_what_the_function_said(tmp_path):
-    asked = []
+def test_a_cache_keeps_the_functions_scores(tmp_path):
+    queries = []
 
     def function(query):
-        asked.append(query)
+        queries.append(query)
         return np.array([0.25, 0.5, 0.25])
 
     def opened(port):
         return caches.append(Cache(port, tmp_path / "replies.sqlite")) or caches[-1]
 
     caches = []
-    found = [score(function, through=opened).values for _ in range(2)]
+    values = [score(function, through=opened).values for _ in range(2)]
     for cache in caches:
         cache.close()
-    assert found == [(0.25, 0.5, 0.25)] * 2
-    assert len(asked) == 1
+    assert values == [(0.25, 0.5, 0.25)] * 2
+    assert len(queries) == 1
 
 
 def test_the_identity_is_the_name_and_not_the_code():

@@ -7,25 +7,26 @@ import termios
 import pytest
 
 from conformal_arbitrage.errors import UpstreamError
-from conformal_arbitrage.scorers import Cache, HumanScorer
-from conformal_arbitrage.scorers.human import Terminal
+from conformal_arbitrage.scorers import HumanScorer
+from conformal_arbitrage.scorers.terminal import Terminal
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream import Cache
 from tests.scorers.asking import QUERY
 
 PROMPT = b"- to skip: "
 
 
 class Person:
-    """Whoever sits before the other end of a pseudo-terminal."""
+    """The person at the other end of a pseudo-terminal."""
 
-    def __init__(self, master, slave, sit_down):
+    def __init__(self, master, slave, attach):
         self._master = master
-        self._sit_down = sit_down
+        self._attach = attach
         self.slave = slave
         self.seen = b""
 
     def watch(self):
-        self._sit_down()
+        self._attach()
         asyncio.get_running_loop().add_reader(self._master, self._look)
 
     def _look(self):
@@ -34,8 +35,8 @@ class Person:
     def press(self, keys):
         os.write(self._master, keys)
 
-    async def asked(self, times=1):
-        """Wait until that many questions are on the screen."""
+    async def prompted(self, times=1):
+        """Wait until that many prompts are on the screen."""
         async with asyncio.timeout(10):
             while self.seen.count(PROMPT) < times:
                 await asyncio.sleep(0.001)
@@ -49,11 +50,11 @@ def person(monkeypatch):
     master, slave = pty.openpty()
     with os.fdopen(os.dup(slave), "r") as stdin, os.fdopen(os.dup(slave), "w") as stderr:
 
-        def sit_down():  # during the test, since pytest sets its own streams between setup and test
+        def attach():  # during the test, since pytest sets its own streams between setup and test
             monkeypatch.setattr(sys, "stdin", stdin)
             monkeypatch.setattr(sys, "stderr", stderr)
 
-        yield Person(master, slave, sit_down)
+        yield Person(master, slave, attach)
         monkeypatch.undo()
     os.close(slave)
     os.close(master)
@@ -61,7 +62,7 @@ def person(monkeypatch):
 
 @pytest.fixture
 def pipe(monkeypatch):
-    """A function that puts bytes into standard input, which is a pipe, and ends it."""
+    """Return a function that writes bytes to standard input, a pipe, and closes it."""
     reading, writing = os.pipe()
 
     def put(data):
@@ -78,7 +79,7 @@ def answered(person, key, query=QUERY):
     async def ask():
         person.watch()
         asking = asyncio.create_task(HumanScorer(name="team").score(query))
-        await person.asked()
+        await person.prompted()
         person.press(key)
         async with asyncio.timeout(10):
             return await asking
@@ -87,11 +88,11 @@ def answered(person, key, query=QUERY):
 
 
 @pytest.mark.parametrize(("key", "place"), [(b"a", 0), (b"b", 1), (b"c", 2), (b"B", 1)])
-def test_a_key_at_the_terminal_is_a_choice_without_a_new_line(person, key, place):
-    found = answered(person, key)
-    assert found.values == tuple(float(k == place) for k in range(3))
-    assert found.raw == QUERY.actions[place]
-    assert found.spent == Spent(calls=1, cost=None)
+def test_a_key_press_at_the_terminal_chooses_without_enter(person, key, place):
+    result = answered(person, key)
+    assert result.values == tuple(float(k == place) for k in range(3))
+    assert result.raw == QUERY.actions[place]
+    assert result.spent == Spent(calls=1, cost=None)
 
 
 def test_the_person_sees_the_question_and_exactly_the_options_that_are_shown(person):
@@ -106,18 +107,18 @@ def test_a_conversation_is_shown_as_its_transcript(person):
     assert b"user: Which is red?" in person.seen
 
 
-def test_a_skipped_question_is_an_endpoint_that_failed(person):
+def test_a_skipped_question_is_an_upstream_error(person):
     with pytest.raises(UpstreamError, match="skipped") as caught:
         answered(person, b"-")
     assert caught.value.spent == Spent(calls=1, cost=None)
     assert not caught.value.retryable
 
 
-def test_a_key_that_is_no_option_is_passed_over(person):
+def test_a_key_without_an_option_is_ignored(person):
     async def ask():
         person.watch()
         asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
-        await person.asked()
+        await person.prompted()
         for key in (b"d", b"7", b" ", b"\n", b"\xc3"):
             person.press(key)
             await asyncio.sleep(0.03)
@@ -132,14 +133,14 @@ def test_a_key_that_is_no_option_is_passed_over(person):
     assert person.seen.count(PROMPT) == 1
 
 
-def test_the_terminal_is_as_before_once_the_key_is_pressed(person):
+def test_the_terminal_mode_is_restored_after_the_key_press(person):
     before = termios.tcgetattr(person.slave)
     modes = []
 
     async def ask():
         person.watch()
         asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
-        await person.asked()
+        await person.prompted()
         modes.append(person.mode())
         person.press(b"a")
         await asking
@@ -150,13 +151,13 @@ def test_the_terminal_is_as_before_once_the_key_is_pressed(person):
     assert termios.tcgetattr(person.slave) == before
 
 
-def test_the_terminal_is_as_before_when_the_asking_is_cancelled(person):
+def test_the_terminal_mode_is_restored_after_a_cancellation(person):
     before = termios.tcgetattr(person.slave)
 
     async def ask():
         person.watch()
         asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
-        await person.asked()
+        await person.prompted()
         assert person.mode() == 0
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -166,29 +167,29 @@ def test_the_terminal_is_as_before_when_the_asking_is_cancelled(person):
     assert termios.tcgetattr(person.slave) == before
 
 
-def test_questions_are_put_one_at_a_time(person):
+def test_questions_are_shown_one_at_a_time(person):
     async def ask():
         person.watch()
         terminal = Terminal()
         scorers = [HumanScorer(name=name, terminal=terminal) for name in ("one", "two")]
         asking = [asyncio.create_task(scorer.score(QUERY)) for scorer in scorers]
-        await person.asked()
+        await person.prompted()
         await asyncio.sleep(0.05)
         assert person.seen.count(PROMPT) == 1
         person.press(b"a")
-        await person.asked(2)
+        await person.prompted(2)
         person.press(b"b")
         async with asyncio.timeout(10):
             return await asyncio.gather(*asking)
 
-    assert [found.values for found in asyncio.run(ask())] == [(1, 0, 0), (0, 1, 0)]
+    assert [result.values for result in asyncio.run(ask())] == [(1, 0, 0), (0, 1, 0)]
 
 
 def test_other_work_goes_on_while_the_person_thinks(person):
     async def ask():
         person.watch()
         asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
-        await person.asked()
+        await person.prompted()
         for _ in range(50):
             await asyncio.sleep(0)
         assert not asking.done()
@@ -210,7 +211,7 @@ def test_through_a_pipe_each_line_is_an_answer(pipe, capsys):
     assert capsys.readouterr().err.count(PROMPT.decode()) == 3
 
 
-def test_a_line_that_is_no_option_is_passed_over(pipe, capsys):
+def test_a_line_without_an_option_is_ignored(pipe, capsys):
     pipe(b"z\n9\nb\n")
     assert asyncio.run(ask_in_turn(1)) == [(0, 1, 0)]
 
@@ -229,7 +230,7 @@ def test_more_options_than_keys_are_refused_before_anything_is_shown(pipe, capsy
     assert capsys.readouterr().err == ""
 
 
-def test_what_a_person_said_can_be_kept_for_another_day(pipe, capsys, tmp_path):
+def test_a_persons_choices_can_be_cached(pipe, capsys, tmp_path):
     pipe(b"b\n")
 
     async def ask():
@@ -237,9 +238,9 @@ def test_what_a_person_said_can_be_kept_for_another_day(pipe, capsys, tmp_path):
         scorer = HumanScorer(
             name="team", through=lambda port: caches.append(Cache(port, tmp_path / "replies.sqlite")) or caches[0]
         )
-        found = [(await scorer.score(QUERY)).values for _ in range(2)]
+        values = [(await scorer.score(QUERY)).values for _ in range(2)]
         caches[0].close()
-        return found
+        return values
 
     assert asyncio.run(ask()) == [(0, 1, 0)] * 2
     assert capsys.readouterr().err.count(PROMPT.decode()) == 1

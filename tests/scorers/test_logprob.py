@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformal_arbitrage.errors import ReplyError
-from conformal_arbitrage.scorers import Endpoint, LogprobScorer, Settings
+from conformal_arbitrage.scorers import LogprobScorer, Settings
 from conformal_arbitrage.scorers.logprob import letter_shares
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream import Endpoint
 from tests.scorers.asking import QUERY, refused, scored
 from tests.scripted import completion
 
@@ -28,11 +29,11 @@ def heard(probabilities, query=QUERY):
 
 
 def test_letters_are_scored_by_their_share_of_the_first_token():
-    found, _ = scored(scorer(), lambda *_: first_token({"A": 0.5, "B": 0.2, "C": 0.1, "The": 0.2}, model="m-1"))
-    assert found.values == pytest.approx((0.625, 0.25, 0.125))
-    assert found.served == "m-1"
-    assert found.spent == Spent(calls=1, input_tokens=10, output_tokens=5, cost=None)
-    assert "'The'" in found.raw
+    result, _ = scored(scorer(), lambda *_: first_token({"A": 0.5, "B": 0.2, "C": 0.1, "The": 0.2}, model="m-1"))
+    assert result.values == pytest.approx((0.625, 0.25, 0.125))
+    assert result.served == "m-1"
+    assert result.spent == Spent(calls=1, input_tokens=10, output_tokens=5, cost=None)
+    assert "'The'" in result.raw
 
 
 def test_the_request_asks_for_one_token_and_the_likeliest_twenty():
@@ -44,7 +45,7 @@ def test_the_request_asks_for_one_token_and_the_likeliest_twenty():
     assert "letter" in text
 
 
-def test_settings_go_with_the_request():
+def test_settings_are_sent_with_the_request():
     settings = {"temperature": None, "max_tokens": 400, "reasoning_effort": "none", "seed": 3}
     _, upstream = scored(scorer(**settings, token_field="max_completion_tokens"), lambda *_: first_token({"A": 1.0}))
     (body,) = upstream.bodies
@@ -54,16 +55,16 @@ def test_settings_go_with_the_request():
 
 
 def test_spellings_of_a_letter_count_together():
-    found = heard({"A": 0.2, " A": 0.1, "(A)": 0.1, "a": 0.1, "B.": 0.2, "(B": 0.1, "C)": 0.1, "Apple": 0.1})
-    assert found == pytest.approx((0.5 / 0.9, 0.3 / 0.9, 0.1 / 0.9))
+    shares = heard({"A": 0.2, " A": 0.1, "(A)": 0.1, "a": 0.1, "B.": 0.2, "(B": 0.1, "C)": 0.1, "Apple": 0.1})
+    assert shares == pytest.approx((0.5 / 0.9, 0.3 / 0.9, 0.1 / 0.9))
 
 
-def test_a_missing_letter_gets_no_more_than_what_the_listed_tokens_leave():
+def test_a_missing_letter_gets_at_most_the_probability_that_listed_tokens_leave():
     assert heard({"A": 0.6, "B": 0.3}) == pytest.approx((0.6, 0.3, 0.1))
     assert heard({"A": 0.6, "B": 0.4}) == pytest.approx((0.6, 0.4, 0.0))
 
 
-def test_a_missing_letter_gets_no_more_than_the_least_listed_token():
+def test_a_missing_letter_gets_at_most_the_probability_of_the_last_listed_token():
     assert heard({"A": 0.5, "The": 0.2, "B": 0.05}) == pytest.approx((0.5 / 0.6, 0.05 / 0.6, 0.05 / 0.6))
     assert heard({"A": 0.5, "B": 0.2, "The": 0.05}) == pytest.approx((0.5 / 0.75, 0.2 / 0.75, 0.05 / 0.75))
 
@@ -92,15 +93,15 @@ def margin(shares):
 @given(truncated())
 def test_the_margin_is_never_larger_than_with_the_whole_distribution(case):
     full, listed, count = case
-    found = letter_shares(listed, count)
+    shares = letter_shares(listed, count)
     letters = [full[letter] for letter in ascii_uppercase[:count]]
-    if found is None:
+    if shares is None:
         assert not {token for token, _ in listed} & set(ascii_uppercase[:count])
         return
     truth = [p / sum(letters) for p in letters]
-    assert abs(sum(found) - 1) < 1e-9
-    assert margin(found) <= margin(truth) + 1e-9
-    assert found[truth.index(max(truth))] == max(found)
+    assert abs(sum(shares) - 1) < 1e-9
+    assert margin(shares) <= margin(truth) + 1e-9
+    assert shares[truth.index(max(truth))] == max(shares)
 
 
 @given(truncated())
@@ -129,20 +130,20 @@ def test_no_letter_among_the_likeliest_tokens_is_an_error():
         {"content": [{"token": "A", "logprob": 0.0}]},
     ],
 )
-def test_an_endpoint_without_logprobs_is_named_as_such(logprobs):
+def test_an_endpoint_without_logprobs_is_an_error(logprobs):
     error, _ = refused(scorer(), lambda *_: completion("A", logprobs=logprobs), error=ReplyError)
-    assert "gives no logprobs" in str(error)
+    assert "lists no logprobs" in str(error)
     assert error.spent.calls == 1
 
 
-def test_entries_that_are_no_log_probabilities_are_passed_over():
+def test_entries_that_are_not_log_probabilities_are_ignored():
     listed = [{"token": "A", "logprob": -0.7}, {"token": "B", "logprob": 2.0}, {"token": 3, "logprob": -1}, None, "C"]
     listed.append({"token": "B", "logprob": "-1"})
     listed.append({"token": "B", "logprob": -1.4})
     reply = completion("A", logprobs={"content": [{"top_logprobs": listed}]})
-    found, _ = scored(scorer(), lambda *_: reply, Query("q", ("x", "y")))
+    result, _ = scored(scorer(), lambda *_: reply, Query("q", ("x", "y")))
     a, b = math.exp(-0.7), math.exp(-1.4)
-    assert found.values == pytest.approx((a / (a + b), b / (a + b)))
+    assert result.values == pytest.approx((a / (a + b), b / (a + b)))
 
 
 def test_letters_go_up_to_z():
@@ -164,6 +165,6 @@ def test_whatever_the_scores_depend_on_changes_the_identity():
     port, other = Endpoint("http://127.0.0.1:1/v1"), Endpoint("http://127.0.0.1:2/v1")
     ways = [{}, {"model": "x"}, {"served": "x"}, {"temperature": 0.0}, {"max_tokens": 9}, {"seed": 1}]
     ways.append({"reasoning_effort": "low"})
-    found = [scorer(**way)(port).identity for way in ways] + [scorer()(other).identity]
-    assert len({repr(identity) for identity in found}) == len(found)
-    assert (found[0]["kind"], found[0]["max_tokens"]) == ("logprob", 1)
+    identities = [scorer(**way)(port).identity for way in ways] + [scorer()(other).identity]
+    assert len({repr(identity) for identity in identities}) == len(identities)
+    assert (identities[0]["kind"], identities[0]["max_tokens"]) == ("logprob", 1)

@@ -17,8 +17,8 @@ def shown_and_scored(query):
         seen.append(given)
         return [float(action.split()[-1]) for action in given.actions]
 
-    found = asyncio.run(Shuffled(FunctionScorer(function, name="last number")).score(query))
-    return seen[0], found
+    scores = asyncio.run(Shuffled(FunctionScorer(function, name="last number")).score(query))
+    return seen[0], scores
 
 
 def menu(count, question="Which?", **rest):
@@ -27,15 +27,15 @@ def menu(count, question="Which?", **rest):
 
 @given(st.integers(1, 12), st.integers(0, 10**6))
 def test_the_scores_come_back_in_the_querys_own_order(count, salt):
-    shown, found = shown_and_scored(menu(count, f"Which, {salt}?"))
-    assert found.values == tuple(float(k) for k in range(count))
+    shown, scores = shown_and_scored(menu(count, f"Which, {salt}?"))
+    assert scores.values == tuple(float(k) for k in range(count))
     assert sorted(shown.actions) == sorted(menu(count).actions)
 
 
-def test_the_rest_of_the_scores_is_passed_on():
-    _, found = shown_and_scored(menu(3))
-    assert found.spent == Spent(calls=1, cost=None)
-    assert found.raw is not None
+def test_usage_and_raw_reply_are_passed_through():
+    _, scores = shown_and_scored(menu(3))
+    assert scores.spent == Spent(calls=1, cost=None)
+    assert scores.raw is not None
 
 
 def test_the_same_query_is_shown_in_the_same_order_whatever_its_id():
@@ -45,7 +45,7 @@ def test_the_same_query_is_shown_in_the_same_order_whatever_its_id():
     assert (first.id, again.id) == ("a", "b")
 
 
-def test_every_order_turns_up_about_equally_often():
+def test_every_order_occurs_about_equally_often():
     orders = [shown_and_scored(menu(3, f"Which, {k}?"))[0].actions for k in range(600)]
     counts = [orders.count(order) for order in itertools.permutations(menu(3).actions)]
     assert sum(counts) == 600
@@ -61,9 +61,9 @@ def test_places_tell_where_the_shown_options_stood():
     shown, _ = shown_and_scored(menu(8))
     assert [menu(8).actions[place] for place in shown.places] == list(shown.actions)
     part = menu(8).only([6, 1, 4])
-    shown, found = shown_and_scored(part)
+    shown, scores = shown_and_scored(part)
     assert [menu(8).actions[place] for place in shown.places] == list(shown.actions)
-    assert found.values == (6.0, 1.0, 4.0)
+    assert scores.values == (6.0, 1.0, 4.0)
 
 
 def test_recorded_scores_survive_shuffling():

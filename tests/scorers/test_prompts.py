@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformal_arbitrage.errors import OptionError, ReplyError
-from conformal_arbitrage.scorers import ChatScorer, Confidences, Pair, Settings
+from conformal_arbitrage.scorers import ChatScorer, Confidences, PairPrompt, Settings
 from conformal_arbitrage.scorers.prompts import PROMPTS, json_object
 from conformal_arbitrage.types import Query
 from tests.scorers.asking import QUERY, refused, scored
@@ -37,13 +37,15 @@ def test_confidences_are_divided_by_their_sum():
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12).filter(any))
 def test_confidences_sum_to_one_and_keep_their_order(numbers):
-    found = Confidences().read(json.dumps({"scores": numbers}), QUERY)
-    assert abs(sum(found) - 1) < 1e-9
-    assert all(0 <= share <= 1 for share in found)
-    assert all(found[i] <= found[j] for i in range(len(found)) for j in range(len(found)) if numbers[i] <= numbers[j])
+    shares = Confidences().read(json.dumps({"scores": numbers}), QUERY)
+    assert abs(sum(shares) - 1) < 1e-9
+    assert all(0 <= share <= 1 for share in shares)
+    assert all(
+        shares[i] <= shares[j] for i in range(len(shares)) for j in range(len(shares)) if numbers[i] <= numbers[j]
+    )
 
 
-def test_text_around_the_json_object_is_passed_over():
+def test_text_around_the_json_object_is_ignored():
     text = 'Sure! ```json\n{"scores": [0.5, 0.5, 1.0], "why": "roses {are} red"}\n```'
     assert heard(text) == (0.25, 0.25, 0.5)
 
@@ -70,7 +72,7 @@ def test_text_around_the_json_object_is_passed_over():
         ("null", "no list"),
     ],
 )
-def test_confidences_that_are_none_are_refused_and_the_message_says_why(numbers, problem):
+def test_invalid_confidences_are_refused_and_the_message_says_why(numbers, problem):
     assert problem in unheard(f'{{"scores": {numbers}}}')
 
 
@@ -86,7 +88,7 @@ def test_json_nested_too_deeply_is_refused_like_any_other_bad_reply():
         json_object('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
 
 
-def test_the_question_and_the_options_reach_the_model_as_they_are():
+def test_the_question_and_the_options_reach_the_model_unchanged():
     query = Query('Is {this} "red"?', ('a "rose"', "{sea}", "gräs"))
     system, user = Confidences().messages(query)
     assert (system["role"], user["role"]) == ("system", "user")
@@ -96,13 +98,13 @@ def test_the_question_and_the_options_reach_the_model_as_they_are():
     assert "ONE valid JSON object" in system["content"]
 
 
-def test_a_conversation_is_put_as_its_transcript():
+def test_a_conversation_is_sent_as_its_transcript():
     talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": [{"type": "text", "text": "Yes?"}]}]
     _, user = Confidences().messages(Query(talk, ("a", "b")))
     assert "user: Hello\n\nassistant: Yes?" in user["content"]
 
 
-def test_the_schema_wants_exactly_one_number_per_option_and_nothing_else():
+def test_the_schema_requires_exactly_one_number_per_option():
     schema = Confidences().schema(4)
     assert schema["required"] == list(schema["properties"]) == ["scores"]
     assert schema["additionalProperties"] is False
@@ -112,36 +114,36 @@ def test_the_schema_wants_exactly_one_number_per_option_and_nothing_else():
         "minItems": 4,
         "maxItems": 4,
     }
-    assert Pair().schema(2) is None
+    assert PairPrompt().schema(2) is None
 
 
 def test_a_pair_is_two_numbers_on_a_line():
-    assert heard("0.37, 0.54", PAIR, Pair()) == (0.37, 0.54)
-    assert heard(" 1.00 ,.5\n", PAIR, Pair()) == (1.0, 0.5)
-    assert heard("0,1", PAIR, Pair()) == (0.0, 1.0)
+    assert heard("0.37, 0.54", PAIR, PairPrompt()) == (0.37, 0.54)
+    assert heard(" 1.00 ,.5\n", PAIR, PairPrompt()) == (1.0, 0.5)
+    assert heard("0,1", PAIR, PairPrompt()) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
     "text",
     ["0.5", "0.5 0.6", "0.5, 0.6, 0.7", "0.5; 0.6", "Scores: 0.5, 0.6", "-0.5, 0.6", "a, b", "0.5, NaN", "1., 0"],
 )
-def test_anything_but_two_numbers_is_no_pair(text):
-    assert "not two numbers" in unheard(text, PAIR, Pair())
+def test_anything_but_two_numbers_is_not_a_pair(text):
+    assert "not two numbers" in unheard(text, PAIR, PairPrompt())
 
 
 @pytest.mark.parametrize("text", ["1.01, 0.5", "50, 60", "7, 7"])
 def test_a_pair_beyond_one_is_refused(text):
-    assert "is not a number from 0 to 1" in unheard(text, PAIR, Pair())
+    assert "is not a number from 0 to 1" in unheard(text, PAIR, PairPrompt())
 
 
-def test_a_pair_of_other_than_two_replies_is_refused_before_anything_is_asked():
+def test_a_pair_of_more_or_fewer_than_two_replies_is_refused_before_any_call():
     for actions in (("a",), ("a", "b", "c")):
         with pytest.raises(OptionError, match=f"not {len(actions)}"):
-            Pair().messages(Query("q", actions))
+            PairPrompt().messages(Query("q", actions))
 
 
-def test_both_replies_of_a_pair_reach_the_model_in_their_places():
-    _, user = Pair().messages(PAIR)
+def test_both_replies_of_a_pair_reach_the_model_in_order():
+    _, user = PairPrompt().messages(PAIR)
     first, second = user["content"].split("</ASSISTANT REPLY 0>")
     assert "How do I boil an egg?" in first
     assert "In water." in first
@@ -151,38 +153,38 @@ def test_both_replies_of_a_pair_reach_the_model_in_their_places():
 @pytest.mark.parametrize("tie", ["0.00", "0.50", "0.99", "0.995", "1.00"])
 def test_a_tie_is_broken_by_a_hundredth_within_bounds(tie):
     for k in range(20):
-        found = Pair().read(f"{tie}, {tie}", Query(f"question {k}", ("x", "y")))
-        assert round(abs(found[0] - found[1]), 12) == 0.01
-        assert float(tie) in found
-        assert all(0 <= score <= 1 for score in found)
+        pair = PairPrompt().read(f"{tie}, {tie}", Query(f"question {k}", ("x", "y")))
+        assert round(abs(pair[0] - pair[1]), 12) == 0.01
+        assert float(tie) in pair
+        assert all(0 <= score <= 1 for score in pair)
 
 
 def test_a_tie_is_broken_the_same_way_every_time():
     again = Query("How do I boil an egg?", ("In water.", "In a nest."), id="another id")
-    found = Pair().read("0.50, 0.50", PAIR)
-    assert all(Pair().read("0.50, 0.50", query) == found for query in (PAIR, again))
+    pair = PairPrompt().read("0.50, 0.50", PAIR)
+    assert all(PairPrompt().read("0.50, 0.50", query) == pair for query in (PAIR, again))
 
 
 @pytest.mark.parametrize("tie", ["0.40", "1.00"])
 def test_over_many_queries_ties_go_about_half_each_way(tie):
     first = 0
     for k in range(2000):
-        found = Pair().read(f"{tie}, {tie}", Query(f"question {k}", ("x", "y")))
-        first += found[0] > found[1]
+        pair = PairPrompt().read(f"{tie}, {tie}", Query(f"question {k}", ("x", "y")))
+        first += pair[0] > pair[1]
     assert 900 < first < 1100
 
 
 def test_a_tie_favours_the_same_reply_whatever_its_height():
     for k in range(50):
         query = Query(f"question {k}", ("x", "y"))
-        low, high = Pair().read("0.10, 0.10", query), Pair().read("1.00, 1.00", query)
+        low, high = PairPrompt().read("0.10, 0.10", query), PairPrompt().read("1.00, 1.00", query)
         assert (low[0] > low[1]) == (high[0] > high[1])
 
 
-def test_the_coin_depends_on_the_question_and_on_the_replies():
+def test_tie_breaking_depends_on_the_question_and_the_replies():
     def favoured(query):
-        found = Pair().read("0.5, 0.5", query)
-        return found[0] > found[1]
+        pair = PairPrompt().read("0.5, 0.5", query)
+        return pair[0] > pair[1]
 
     assert len({favoured(Query(f"question {k}", ("x", "y"))) for k in range(30)}) == 2
     assert len({favoured(Query("question", (f"x{k}", "y"))) for k in range(30)}) == 2
@@ -190,10 +192,10 @@ def test_the_coin_depends_on_the_question_and_on_the_replies():
 
 
 def test_different_numbers_are_left_alone_however_close():
-    assert Pair().read("0.500, 0.501", PAIR) == [0.5, 0.501]
+    assert PairPrompt().read("0.500, 0.501", PAIR) == [0.5, 0.501]
 
 
-def test_every_prompt_has_an_identity_of_its_own():
+def test_every_prompt_has_its_own_identity():
     identities = [prompt.identity for prompt in PROMPTS.values()]
     assert [identity["prompt"] for identity in identities] == list(PROMPTS)
     assert len({identity["prompt_sha256"] for identity in identities}) == len(identities)

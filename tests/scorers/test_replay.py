@@ -91,7 +91,7 @@ def test_an_answer_key_gives_one_to_the_right_action_and_zero_to_the_rest(tmp_pa
 
 
 @pytest.mark.parametrize("column", ["label", "id"])
-def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path, column):
+def test_a_missing_column_is_reported_with_the_existing_ones(tmp_path, column):
     header = {"label": "id,other", "id": "name,label"}[column]
     path = written(tmp_path, f"{header}\na,1\n", "key.csv")
     with pytest.raises(ScoreLogError, match=f"no column '{column}'; it has {', '.join(sorted(header.split(',')))}"):
@@ -117,7 +117,7 @@ def test_the_identity_is_the_content_and_the_column(tmp_path):
     assert len({repr(identity) for identity in others}) == len(others)
 
 
-def test_the_roles_of_a_log_have_identities_of_their_own():
+def test_each_role_of_a_log_has_its_own_identity():
     primary, guardian = (ReplayScorer.of_log(log(), role).identity for role in ("primary", "guardian"))
     assert primary != guardian
     assert primary == ReplayScorer.of_log(log(), "primary").identity

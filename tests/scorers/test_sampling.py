@@ -4,17 +4,18 @@ import json
 import pytest
 
 from conformal_arbitrage.errors import ReplyError, UpstreamError
-from conformal_arbitrage.scorers import Cache, Endpoint, SamplingScorer, Settings
+from conformal_arbitrage.scorers import SamplingScorer, Settings
 from conformal_arbitrage.scorers.logprob import lettered
 from conformal_arbitrage.scorers.sampling import named_option
 from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream import Cache, Endpoint
 from tests.scorers.asking import QUERY, refused, scored, silent
 from tests.scripted import Upstream, completion
 
 
 def scorer(*, samples=5, normaliser=named_option, **settings):
-    asked = Settings(**{"model": "m", "temperature": 1.0, **settings})
-    return lambda port: SamplingScorer(port=port, settings=asked, samples=samples, normaliser=normaliser)
+    sent = Settings(**{"model": "m", "temperature": 1.0, **settings})
+    return lambda port: SamplingScorer(port=port, settings=sent, samples=samples, normaliser=normaliser)
 
 
 def saying(*texts):
@@ -22,15 +23,15 @@ def saying(*texts):
 
 
 def test_scores_are_the_shares_of_the_samples():
-    found, upstream = scored(scorer(), saying("A", "A", "C", "A", "B"))
-    assert found.values == (0.6, 0.2, 0.2)
+    result, upstream = scored(scorer(), saying("A", "A", "C", "A", "B"))
+    assert result.values == (0.6, 0.2, 0.2)
     assert len(upstream.bodies) == 5
-    assert found.spent == Spent(calls=5, input_tokens=50, output_tokens=25, cost=None)
-    assert sorted(found.raw) == sorted(repr(["A", "A", "C", "A", "B"]))
-    assert found.served == "m"
+    assert result.spent == Spent(calls=5, input_tokens=50, output_tokens=25, cost=None)
+    assert sorted(result.raw) == sorted(repr(["A", "A", "C", "A", "B"]))
+    assert result.served == "m"
 
 
-def test_the_samples_are_asked_at_once():
+def test_samples_are_requested_concurrently():
     came = []
 
     async def reply(path, body, number):
@@ -45,22 +46,22 @@ def test_the_samples_are_asked_at_once():
 
 @pytest.mark.parametrize("samples", [1, 3, 8])
 def test_k_samples_are_k_calls(samples):
-    found, upstream = scored(scorer(samples=samples), lambda *_: completion("B"))
-    assert len(upstream.bodies) == found.spent.calls == samples
-    assert found.values == (0.0, 1.0, 0.0)
+    result, upstream = scored(scorer(samples=samples), lambda *_: completion("B"))
+    assert len(upstream.bodies) == result.spent.calls == samples
+    assert result.values == (0.0, 1.0, 0.0)
 
 
-def test_a_sample_that_names_no_option_agrees_with_none():
-    found, _ = scored(scorer(samples=4), saying("A", "who knows", "Z", "A"))
-    assert found.values == (0.5, 0.0, 0.0)
+def test_a_sample_that_names_no_option_counts_for_none():
+    result, _ = scored(scorer(samples=4), saying("A", "who knows", "Z", "A"))
+    assert result.values == (0.5, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("finish", ["stop", "length", "content_filter"])
-def test_an_empty_sample_agrees_with_none_and_is_paid_for(finish):
+def test_an_empty_sample_counts_for_none_and_is_paid_for(finish):
     replies = [completion("A"), completion("", finish=finish)]
-    found, _ = scored(scorer(samples=2), lambda path, body, number: replies[number])
-    assert found.values == (0.5, 0.0, 0.0)
-    assert found.spent.calls == 2
+    result, _ = scored(scorer(samples=2), lambda path, body, number: replies[number])
+    assert result.values == (0.5, 0.0, 0.0)
+    assert result.spent.calls == 2
 
 
 def test_if_no_sample_names_an_option_there_are_no_scores():
@@ -76,12 +77,12 @@ def test_the_request_names_the_options_by_letters():
     assert upstream.bodies == [{"model": "m", "temperature": 1.0, "max_tokens": 8, "messages": [message]}]
 
 
-def test_every_sample_has_a_seed_of_its_own():
+def test_every_sample_has_its_own_seed():
     _, upstream = scored(scorer(seed=100), lambda *_: completion("A"))
     assert sorted(body["seed"] for body in upstream.bodies) == [100, 101, 102, 103, 104]
 
 
-def test_equal_requests_are_told_apart_by_a_cache(tmp_path):
+def test_a_cache_keeps_equal_requests_apart(tmp_path):
     async def ask():
         async with Upstream(saying("A", "B", "C", "A")) as upstream, Endpoint(upstream.url) as endpoint:
             cache = Cache(endpoint, tmp_path / "replies.sqlite")
@@ -119,13 +120,13 @@ def test_a_cancelled_caller_cancels_every_sample():
     assert asyncio.run(ask()) == (5, True)
 
 
-def test_another_model_than_the_pinned_one_fails_the_asking():
+def test_a_sample_from_a_model_other_than_the_pinned_one_is_an_error():
     replies = [completion("A", model="m-1"), completion("A", model="m-2")]
     error, _ = refused(scorer(samples=2, served="m-1"), lambda path, body, number: replies[number], error=ReplyError)
     assert "'m-2'" in str(error)
 
 
-def test_a_reply_that_is_no_completion_fails_the_asking():
+def test_a_sample_that_is_not_a_completion_is_an_error():
     error, _ = refused(scorer(samples=2), lambda *_: {"model": "m"}, error=ReplyError)
     assert "no choices" in str(error)
 
@@ -136,20 +137,20 @@ def last_word(text, actions):
 
 
 def test_the_normaliser_can_be_replaced_and_is_named_in_the_identity():
-    found, _ = scored(scorer(samples=2, normaliser=last_word), saying("it is the sea", "A"))
-    assert found.values == (0.0, 0.5, 0.0)
+    result, _ = scored(scorer(samples=2, normaliser=last_word), saying("it is the sea", "A"))
+    assert result.values == (0.0, 0.5, 0.0)
     port = Endpoint("http://127.0.0.1:1/v1")
     assert "last_word" in scorer(normaliser=last_word)(port).identity["parser"]
     assert "named_option" in scorer()(port).identity["parser"]
 
 
-def test_a_normaliser_without_a_name_goes_by_its_class():
+def test_a_normaliser_without_a_name_is_identified_by_its_class():
     class Reader:
         def __call__(self, text, actions):
             return 2
 
-    found, _ = scored(scorer(samples=1, normaliser=Reader()), lambda *_: completion("?"))
-    assert found.values == (0.0, 0.0, 1.0)
+    result, _ = scored(scorer(samples=1, normaliser=Reader()), lambda *_: completion("?"))
+    assert result.values == (0.0, 0.0, 1.0)
     assert "Reader" in scorer(normaliser=Reader())(Endpoint("http://127.0.0.1:1/v1")).identity["parser"]
 
 
@@ -180,11 +181,11 @@ def test_a_reply_names_an_option_by_its_text_or_by_its_letter(text, place):
     assert named_option(text, QUERY.actions) == place
 
 
-def test_the_text_of_an_option_goes_before_a_letter():
+def test_the_text_of_an_option_takes_precedence_over_a_letter():
     assert named_option("B", ("C", "A", "B")) == 2
 
 
-def test_more_options_than_letters_are_refused_before_anything_is_asked():
+def test_more_options_than_letters_are_refused_before_any_call():
     query = Query("q", tuple(f"option {k}" for k in range(27)))
     error, upstream = refused(scorer(), lambda *_: completion("A"), query, error=ReplyError)
     assert "27 options" in str(error)
@@ -195,5 +196,5 @@ def test_whatever_the_shares_depend_on_changes_the_identity():
     port, other = Endpoint("http://127.0.0.1:1/v1"), Endpoint("http://127.0.0.1:2/v1")
     ways = [{}, {"samples": 6}, {"normaliser": last_word}, {"model": "x"}, {"temperature": 0.5}, {"max_tokens": 9}]
     ways += [{"seed": 1}, {"served": "x"}, {"reasoning_effort": "low"}]
-    found = [scorer(**way)(port).identity for way in ways] + [scorer()(other).identity]
-    assert len({json.dumps(identity, sort_keys=True) for identity in found}) == len(found)
+    identities = [scorer(**way)(port).identity for way in ways] + [scorer()(other).identity]
+    assert len({json.dumps(identity, sort_keys=True) for identity in identities}) == len(identities)

@@ -17,12 +17,12 @@ from conformal_arbitrage.scorers import (
     ChatAnswerer,
     ChatScorer,
     DecisionsScorer,
-    Endpoint,
     LogprobScorer,
     SamplingScorer,
     Settings,
 )
 from conformal_arbitrage.types import ChatRequest, Query
+from conformal_arbitrage.upstream import Endpoint
 from tests.scorers.asking import QUERY, refused, scored
 from tests.scripted import Upstream, completion, scores
 
@@ -131,11 +131,11 @@ def test_these_checks_would_notice_a_wrong_request():
 @pytest.mark.parametrize("query", [QUERY, TALK], ids=["text", "messages"])
 def test_a_decisions_request_is_what_the_sdk_would_send(query):
     reply = decision(choice({"a rose": 0.7, "the sea": 0.2, "grass": 0.1}))
-    found, upstream = scored(decisions, lambda *_: reply, query)
+    result, upstream = scored(decisions, lambda *_: reply, query)
     assert_typed(DECISION, upstream.bodies[0])
-    assert found.values == (0.7, 0.2, 0.1)
-    assert (found.spent.input_tokens, found.spent.cached_tokens, found.spent.output_tokens) == (80, 64, 4)
-    assert (found.spent.reasoning_tokens, found.served) == (1, "gpt-6-luna")
+    assert result.values == (0.7, 0.2, 0.1)
+    assert (result.spent.input_tokens, result.spent.cached_tokens, result.spent.output_tokens) == (80, 64, 4)
+    assert (result.spent.reasoning_tokens, result.served) == (1, "gpt-6-luna")
 
 
 def test_a_decisions_refusal_is_understood():
@@ -175,32 +175,32 @@ EVERYTHING = {"temperature": 0.5, "max_tokens": 400, "reasoning_effort": "low", 
 
 @pytest.mark.parametrize("token_field", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("mode", ["plain", "json_object", "json_schema"])
-def test_an_elicited_score_is_asked_for_and_read_in_the_sdks_shapes(mode, token_field):
+def test_an_elicited_score_uses_the_sdks_shapes(mode, token_field):
     settings = Settings(model="m", token_field=token_field, **EVERYTHING)
-    found, upstream = scored(
+    result, upstream = scored(
         lambda port: ChatScorer(port=port, settings=settings, mode=mode), lambda *_: chat(scores(0.5, 0.25, 0.25))
     )
     assert_typed(CHAT, upstream.bodies[0])
-    assert found.values == (0.5, 0.25, 0.25)
+    assert result.values == (0.5, 0.25, 0.25)
 
 
-def test_letters_are_asked_for_and_read_in_the_sdks_shapes():
-    found, upstream = scored(
+def test_letter_probabilities_use_the_sdks_shapes():
+    result, upstream = scored(
         lambda port: LogprobScorer(port=port, settings=Settings(model="m", **EVERYTHING)),
         lambda *_: chat(completion("A", logprobs=TOKENS)),
     )
     assert_typed(CHAT, upstream.bodies[0])
-    assert found.values == pytest.approx((0.6, 0.3, 0.1))
+    assert result.values == pytest.approx((0.6, 0.3, 0.1))
 
 
-def test_samples_are_asked_for_and_read_in_the_sdks_shapes():
-    found, upstream = scored(
+def test_samples_use_the_sdks_shapes():
+    result, upstream = scored(
         lambda port: SamplingScorer(port=port, settings=Settings(model="m", **EVERYTHING), samples=2),
         lambda *_: chat(completion("A")),
     )
     for body in upstream.bodies:
         assert_typed(CHAT, body)
-    assert found.values == (1, 0, 0)
+    assert result.values == (1, 0, 0)
 
 
 def test_a_reply_cut_off_in_the_sdks_shape_is_understood():
@@ -246,18 +246,18 @@ def test_tools_travel_both_ways_in_the_sdks_shapes(confidence, mode):
         replies = (called, rated)
         async with Upstream(lambda *sent: replies[sent[2]]) as upstream, Endpoint(upstream.url) as endpoint:
             settings = Settings(model="m", **EVERYTHING)
-            made = ChatAnswerer(port=endpoint, settings=settings, confidence=confidence, mode=mode)
-            return await made.answer(ChatRequest(CONVERSATION)), upstream
+            answerer = ChatAnswerer(port=endpoint, settings=settings, confidence=confidence, mode=mode)
+            return await answerer.answer(ChatRequest(CONVERSATION)), upstream
 
     assert_typed(CHAT, {"model": "m", **CONVERSATION})
-    found, upstream = asyncio.run(ask())
+    reply, upstream = asyncio.run(ask())
     for body in upstream.bodies:
         assert_typed(CHAT, body)
     assert len(upstream.bodies) == (2 if confidence == "ask" else 1)
-    assert found.confidence == {None: None, "ask": 0.8, "logprob": pytest.approx(0.6)}[confidence]
-    answer = ChatCompletion.model_validate(found.document)
+    assert reply.confidence == {None: None, "ask": 0.8, "logprob": pytest.approx(0.6)}[confidence]
+    answer = ChatCompletion.model_validate(reply.document)
     assert answer.choices[0].message.tool_calls[0].function.name == "book"
-    assert found.message["tool_calls"] == CALLS
+    assert reply.message["tool_calls"] == CALLS
 
 
 def test_the_sdks_own_client_sends_and_reads_the_same_completion():
@@ -270,8 +270,8 @@ def test_the_sdks_own_client_sends_and_reads_the_same_completion():
     async def ask():
         async with Upstream(reply) as upstream:
             async with Endpoint(upstream.url) as endpoint:
-                made = ChatAnswerer(port=endpoint, settings=Settings(model="m", **EVERYTHING), confidence="logprob")
-                ours = await made.answer(ChatRequest(CONVERSATION))
+                answerer = ChatAnswerer(port=endpoint, settings=Settings(model="m", **EVERYTHING), confidence="logprob")
+                ours = await answerer.answer(ChatRequest(CONVERSATION))
             async with AsyncOpenAI(base_url=upstream.url, api_key="k", max_retries=0) as client:
                 theirs = await client.chat.completions.create(**upstream.bodies[0])
         return ours, theirs, upstream.bodies

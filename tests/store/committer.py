@@ -1,16 +1,16 @@
-"""A child process that commits until it is killed, and prints an id once its commit() has returned."""
+"""Commit until killed; print each id once its commit has returned. Runs as a child process."""
 
 import asyncio
 import sys
 
-from conformal_arbitrage.store import new_id, open_store
+from conformal_arbitrage.store import CompletionBody, new_id, open_store
 from tests.store.facts import decision, later
 
 
 async def commit_for_ever(store):
     while True:
         id = new_id()
-        await store.commit([decision(id), later("completion", id, tokens=3)])
+        await store.commit([decision(id), later(id, CompletionBody(finish="stop"))])
         print(id, flush=True)
 
 

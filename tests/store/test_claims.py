@@ -3,14 +3,15 @@ import asyncio
 import pytest
 
 from conformal_arbitrage.errors import LostClaimError
-from conformal_arbitrage.store import Audit, Claim, Replay, new_id
+from conformal_arbitrage.store import Audit, Claim, CompletionBody, MenuQuestion, SavedResponse, new_id
 from tests.store.facts import decide, decision, later
 
+QUESTION = MenuQuestion(context="?", actions=("a", "b"))
 BODY, OTHER = "a" * 64, "b" * 64
-ANSWER = Replay(status=200, headers={"Content-Type": "application/json"}, body=b"\x00{}\xff")
+ANSWER = SavedResponse(status=200, headers={"Content-Type": "application/json"}, body=b"\x00{}\xff")
 
 
-def test_a_claim_is_taken_once_and_then_under_way(store):
+def test_a_claim_is_granted_once_and_then_under_way(store):
     async def story():
         assert isinstance(await store.claim("k1", "n", BODY, lease=60), Claim)
         assert await store.claim("k1", "n", BODY, lease=60) == "under way"
@@ -20,10 +21,10 @@ def test_a_claim_is_taken_once_and_then_under_way(store):
     asyncio.run(story())
 
 
-def test_a_finished_claim_is_replayed(store):
+def test_a_finished_claim_returns_the_saved_response(store):
     async def story():
         claim = await store.claim("k1", "n", BODY, lease=0.05)
-        await store.commit([decision()], claim=claim, replay=ANSWER)
+        await store.commit([decision()], claim=claim, response=ANSWER)
         await asyncio.sleep(0.1)
         assert await store.claim("k1", "n", BODY, lease=60) == ANSWER
         assert await store.claim("k1", "n", OTHER, lease=60) == "other body"
@@ -41,14 +42,14 @@ def test_a_decided_claim_stays_under_way_until_it_is_finished(store, sql):
         await store.commit([decision(id)], claim=claim)
         assert await store.claim("k1", "n", BODY, lease=60) == "under way"
         assert sql("select state from claims") == [("decided",)]
-        await store.commit([later("completion", id, tokens=1)], claim=claim, replay=ANSWER)
+        await store.commit([later(id, CompletionBody(finish="stop"))], claim=claim, response=ANSWER)
         assert await store.claim("k1", "n", BODY, lease=60) == ANSWER
 
     asyncio.run(story())
 
 
 @pytest.mark.parametrize("decided", [False, True])
-def test_after_its_lease_a_claim_is_taken_over_and_its_old_owner_can_write_nothing(store, decided):
+def test_a_claim_can_be_taken_over_after_its_lease_and_its_old_owner_cannot_write(store, decided):
     async def story():
         old = await store.claim("k1", "n", BODY, lease=0.05)
         ids = await decide(store)
@@ -61,16 +62,16 @@ def test_after_its_lease_a_claim_is_taken_over_and_its_old_owner_can_write_nothi
         assert isinstance(new, Claim)
         assert new.owner != old.owner
         late = new_id()
-        audit = Audit(id=late, policy="support", payload={})
-        for replay in (None, ANSWER):
+        audit = Audit(id=late, policy="support", question=QUESTION)
+        for response in (None, ANSWER):
             with pytest.raises(LostClaimError):
-                await store.commit([decision(late)], claim=old, replay=replay, audits=[audit])
+                await store.commit([decision(late)], claim=old, response=response, audits=[audit])
         assert await store.record(late) is None
         assert await store.take_audits(limit=9, lease=1) == []
         assert not await store.renew(old, lease=60)
         await store.release(old)
         assert await store.claim("k1", "n", BODY, lease=60) == "under way"
-        await store.commit([decision()], claim=new, replay=ANSWER)
+        await store.commit([decision()], claim=new, response=ANSWER)
         assert await store.verify() == []
 
     asyncio.run(story())
@@ -86,7 +87,7 @@ def test_a_renewed_claim_is_kept(store):
     asyncio.run(story())
 
 
-def test_a_released_claim_starts_afresh_with_any_body(store):
+def test_a_released_claim_is_free_for_any_body(store):
     async def story():
         claim = await store.claim("k1", "n", BODY, lease=60)
         await store.release(claim)
@@ -97,11 +98,11 @@ def test_a_released_claim_starts_afresh_with_any_body(store):
     asyncio.run(story())
 
 
-def test_a_name_is_free_again_after_a_day_and_its_rows_are_swept(store, sql):
+def test_a_name_expires_after_a_day_and_its_rows_are_deleted(store, sql):
     async def story():
         for name in ("n", "m"):
             claim = await store.claim("k1", name, BODY, lease=60)
-            await store.commit([decision()], claim=claim, replay=ANSWER)
+            await store.commit([decision()], claim=claim, response=ANSWER)
         sql("update claims set expires = expires - 86400.5")
         sql("update replays set expires = expires - 86400.5")
         store._swept -= 61
@@ -118,9 +119,9 @@ def test_two_gateways_that_race_for_a_claim_have_one_owner(where, opened):
         stores = [opened(where), opened(where)]
         for k in range(200):
             races = [store.claim("k1", f"n{k}", BODY, lease=60) for store in (*stores, *stores)]
-            found = await asyncio.gather(*races)
-            assert sorted(isinstance(claimed, Claim) for claimed in found) == [False, False, False, True]
-            assert [claimed for claimed in found if not isinstance(claimed, Claim)] == ["under way"] * 3
+            claims = await asyncio.gather(*races)
+            assert sorted(isinstance(claimed, Claim) for claimed in claims) == [False, False, False, True]
+            assert [claimed for claimed in claims if not isinstance(claimed, Claim)] == ["under way"] * 3
 
     asyncio.run(story())
 
@@ -130,11 +131,11 @@ def test_two_gateways_that_race_to_take_over_a_claim_have_one_owner(where, opene
         stores = [opened(where), opened(where)]
         for k in range(50):
             old = await stores[0].claim("k1", f"n{k}", BODY, lease=-1)
-            *found, _ = await asyncio.gather(
+            *claims, _ = await asyncio.gather(
                 *(store.claim("k1", f"n{k}", BODY, lease=60) for store in stores),
                 stores[0].commit([decision()], claim=old),
                 return_exceptions=True,
             )
-            assert sorted(isinstance(claimed, Claim) for claimed in found) == [False, True]
+            assert sorted(isinstance(claimed, Claim) for claimed in claims) == [False, True]
 
     asyncio.run(story())

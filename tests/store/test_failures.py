@@ -14,12 +14,12 @@ from importlib.util import find_spec
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import PostgresStore, SQLiteStore, new_id, open_store, sqlite
+from conformal_arbitrage.store import Content, DecisionBody, PostgresStore, SQLiteStore, new_id, open_store, sqlite
 from tests.store.facts import decide, decision
 
 
 @pytest.mark.parametrize("round", range(5))
-def test_a_killed_process_loses_nothing_that_it_was_told_is_kept(where, opened, round):
+def test_a_killed_process_loses_no_commit_that_returned(where, opened, round):
     command = [sys.executable, "-m", "tests.store.committer", where]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         ids = [child.stdout.readline().strip()]
@@ -31,8 +31,8 @@ def test_a_killed_process_loses_nothing_that_it_was_told_is_kept(where, opened, 
         store = opened(where)
         assert len(ids[0]) == 26
         for id in ids:
-            if len(id) == 26:  # the last line may be cut off
-                assert (await store.record(id)).completion["tokens"] == 3
+            if len(id) == 26:  # the last line may be truncated
+                assert (await store.record(id)).completion.finish == "stop"
         assert await store.verify() == []
         await decide(store, 3)
         assert await store.verify() == []
@@ -47,7 +47,7 @@ def test_a_newer_schema_is_refused(store, where, sql, opened):
         opened(where)
 
 
-def test_many_gateways_may_open_a_new_database_at_once(where):
+def test_many_gateways_can_open_a_new_database_at_once(where):
     async def story():
         stores = await asyncio.gather(*(open_store(where) for _ in range(6)))
         await asyncio.gather(*(decide(store) for store in stores))
@@ -58,7 +58,7 @@ def test_many_gateways_may_open_a_new_database_at_once(where):
     asyncio.run(story())
 
 
-def test_a_closed_store_says_so_and_may_be_closed_twice(store):
+def test_a_closed_store_refuses_calls_and_can_be_closed_twice(store):
     async def story():
         pending = [asyncio.ensure_future(store.commit([decision()])) for _ in range(20)]
         await asyncio.sleep(0)
@@ -74,17 +74,17 @@ def test_a_closed_store_says_so_and_may_be_closed_twice(store):
 
 def test_a_file_that_cannot_be_a_database_is_refused(tmp_path):
     (tmp_path / "text").write_text("not a database, but long enough to look at" * 9)
-    for name, said in (
+    for name, remedy in (
         ("text", "name a database"),
         ("absent/s.db", "a folder that exists"),
         (".", "a folder that exists"),
     ):
-        with pytest.raises(StoreError, match=said) as caught:
+        with pytest.raises(StoreError, match=remedy) as caught:
             SQLiteStore(tmp_path / name)
         assert str(tmp_path) in str(caught.value)
 
 
-def test_a_locked_file_fails_commits_and_then_works_again(tmp_path, opened):
+def test_a_locked_file_fails_commits_until_it_is_unlocked(tmp_path, opened):
     path = str(tmp_path / "s.db")
     store = opened(path)
 
@@ -101,8 +101,8 @@ def test_a_locked_file_fails_commits_and_then_works_again(tmp_path, opened):
     asyncio.run(story())
 
 
-def test_a_locked_file_is_waited_for_once(tmp_path, opened, monkeypatch):
-    monkeypatch.setattr(sqlite, "_PATIENCE", 0.5)
+def test_a_locked_file_delays_a_commit_only_once(tmp_path, opened, monkeypatch):
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT", 0.5)
     path = str(tmp_path / "s.db")
     store = opened(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -113,7 +113,7 @@ def test_a_locked_file_is_waited_for_once(tmp_path, opened, monkeypatch):
         assert 0.4 < time.monotonic() - started < 0.9
 
 
-def test_a_disk_that_takes_no_more_fails_commits_whole_and_then_works_again(tmp_path, opened):
+def test_a_full_disk_fails_whole_commits_until_there_is_space(tmp_path, opened):
     store = opened(str(tmp_path / "s.db"))
 
     async def story():
@@ -122,16 +122,19 @@ def test_a_disk_that_takes_no_more_fails_commits_whole_and_then_works_again(tmp_
         size = max(file.stat().st_size for file in tmp_path.iterdir())
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100_000, limits[1]))
         try:
-            commits = [store.commit([decision(new_id(), body={"x": "y" * 50_000})]) for _ in range(8)]
+            commits = [
+                store.commit([decision(new_id(), body=DecisionBody(content=Content(answer="y" * 50_000)))])
+                for _ in range(8)
+            ]
             outcomes = await asyncio.gather(*commits, return_exceptions=True)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert isinstance(outcomes[-1], StoreError)
         assert "s.db: the store failed" in str(outcomes[-1])
         kept += await decide(store, 3)
-        found = [record.id for record in await store.records()]
-        assert set(kept) <= set(found)
-        assert len(found) == len(kept) + outcomes.count(None)
+        ids = [record.id for record in await store.records()]
+        assert set(kept) <= set(ids)
+        assert len(ids) == len(kept) + outcomes.count(None)
         assert await store.verify() == []
 
     asyncio.run(story())
@@ -164,7 +167,7 @@ def test_no_error_repeats_a_password(url):
     assert time.monotonic() - started < 4
 
 
-def test_a_lost_connection_is_replaced_without_a_word(postgres, opened, server):
+def test_a_lost_connection_is_replaced_silently(postgres, opened, server):
     async def story():
         store = opened(postgres)
         await decide(store, 8)
@@ -177,7 +180,7 @@ def test_a_lost_connection_is_replaced_without_a_word(postgres, opened, server):
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_while_the_server_is_away_calls_fail_quickly_and_then_work_again(start_server, short_path, silent):
+def test_while_the_server_is_unreachable_calls_fail_quickly(start_server, short_path, silent):
     server = start_server(short_path)
 
     async def story():
@@ -185,10 +188,10 @@ def test_while_the_server_is_away_calls_fail_quickly_and_then_work_again(start_s
         kept = await decide(store, 8)
         place = server.get_postmaster_info().socket_path
         server.stop()
-        with closing(socket.socket(socket.AF_UNIX)) as mute:
-            if silent:  # something listens, and never answers
-                mute.bind(str(place))
-                mute.listen(64)
+        with closing(socket.socket(socket.AF_UNIX)) as listener:
+            if silent:  # it accepts connections and never replies
+                listener.bind(str(place))
+                listener.listen(64)
             started = time.monotonic()
             outcomes = await asyncio.gather(*(store.commit([decision()]) for _ in range(50)), return_exceptions=True)
         assert all(isinstance(outcome, StoreError) for outcome in outcomes)
@@ -205,3 +208,11 @@ def test_while_the_server_is_away_calls_fail_quickly_and_then_work_again(start_s
         asyncio.run(story())
     finally:
         server.cleanup()
+
+
+def test_a_database_without_a_table_raises_a_store_error(store, sql):
+    sql("drop table changes")
+    sql("drop table keys")
+    for call in (store.change_count(), store.find_key("f" * 64), store.keys()):
+        with pytest.raises(StoreError, match="the store failed"):
+            asyncio.run(call)

@@ -24,7 +24,7 @@ def test_installed_versions_count_from_one_and_the_newest_is_active(store):
     asyncio.run(story())
 
 
-def test_rolling_back_walks_back_and_an_installation_starts_a_new_way(store):
+def test_repeated_rollbacks_go_further_back_until_something_is_installed(store):
     async def story():
         async def back():
             version = await store.rollback("support", by="ann")
@@ -45,7 +45,7 @@ def test_rolling_back_walks_back_and_an_installation_starts_a_new_way(store):
     asyncio.run(story())
 
 
-def test_gateways_that_install_at_once_never_make_the_same_version(where, opened):
+def test_concurrent_installations_never_share_a_version_number(where, opened):
     async def story():
         stores = [opened(where), opened(where)]
         await stores[0].install("support", {}, by="ann")
@@ -54,14 +54,14 @@ def test_gateways_that_install_at_once_never_make_the_same_version(where, opened
             for k in range(15)
             for store in stores
         ]
-        made = [version for version in await asyncio.gather(*calls) if version is not None]
-        assert sorted(version.version for version in made) == [*range(2, len(made) + 2)]
-        assert await stores[1].change_count() == len(made) + 1
+        versions = [version for version in await asyncio.gather(*calls) if version is not None]
+        assert sorted(version.version for version in versions) == [*range(2, len(versions) + 2)]
+        assert await stores[1].change_count() == len(versions) + 1
 
     asyncio.run(story())
 
 
-def test_a_key_is_kept_as_its_digest_and_can_be_revoked(store, sql):
+def test_a_key_is_stored_as_its_digest_and_can_be_revoked(store, sql):
     async def story():
         await store.create_key(id="k1", sha256=DIGEST, scope="review", label="Ann")
         key = await store.find_key(DIGEST)
@@ -77,14 +77,14 @@ def test_a_key_is_kept_as_its_digest_and_can_be_revoked(store, sql):
     asyncio.run(story())
 
 
-def test_a_key_itself_is_never_taken_nor_the_same_one_twice(store):
+def test_a_key_itself_is_refused_and_so_is_a_duplicate(store):
     async def story():
         with pytest.raises(OptionError, match="never the key") as caught:
             await store.create_key(id="k1", sha256="sk-secret", scope="call", label="")
         assert "sk-secret" not in str(caught.value)
         await store.create_key(id="k1", sha256=DIGEST, scope="call", label="")
         for id, digest in (("k1", "f" * 64), ("k2", DIGEST)):
-            with pytest.raises(StoreError, match="there already"):
+            with pytest.raises(StoreError, match="already exists"):
                 await store.create_key(id=id, sha256=digest, scope="call", label="")
 
     asyncio.run(story())

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import Audit, new_id
-from conformal_arbitrage.store import sql as work
+from conformal_arbitrage.store import Audit, FeedbackBody, MenuQuestion, new_id
+from conformal_arbitrage.store import sql as operations
 from tests.store.facts import decide, decision, later
 
 SWAP = (
@@ -18,14 +18,14 @@ SWAP = (
 
 @pytest.fixture
 def chained(where, opened):
-    """A store with seven events that one writer wrote in one transaction."""
+    """A store with seven events, written by one writer in one transaction."""
     store = opened(where)
     asyncio.run(store.commit([decision() for _ in range(7)]))
     return store
 
 
 @pytest.mark.parametrize(
-    ("damage", "events", "said"),
+    ("damage", "events", "fault"),
     [
         (["update events set body = '{}' where seq = 4"], [4], "it is not what was written"),
         (["update events set policy = 'x' where seq = 1"], [1], "it is not what was written"),
@@ -36,39 +36,41 @@ def chained(where, opened):
         (SWAP, [4], "it and event 5 were swapped"),
     ],
 )
-def test_damage_is_named(chained, sql, damage, events, said):
+def test_damage_is_named(chained, sql, damage, events, fault):
     assert asyncio.run(chained.verify()) == []
     for statement in damage:
         sql(statement)
-    found = asyncio.run(chained.verify())
-    assert len(found) == len(events)
-    for fault, seq in zip(found, events, strict=True):
-        assert f", event {seq} (" in fault
-        assert said in fault
+    faults = asyncio.run(chained.verify())
+    assert len(faults) == len(events)
+    for message, seq in zip(faults, events, strict=True):
+        assert f", event {seq} (" in message
+        assert fault in message
 
 
-def test_every_damage_is_told(chained, sql):
+def test_every_damage_is_reported(chained, sql):
     sql("update events set body = '{}' where seq in (2, 3, 6)")
     sql("delete from events where seq = 4")
     assert len(asyncio.run(chained.verify())) == 4
 
 
-def test_a_row_that_cannot_be_read_is_an_error_of_the_store(chained, sql):
+def test_a_malformed_row_raises_a_store_error(chained, sql):
     sql("update events set body = '{' where seq = 4")
     with pytest.raises(StoreError, match="verify"):
         asyncio.run(chained.records())
     assert len(asyncio.run(chained.verify())) == 1
 
 
-def test_pruning_takes_old_decisions_whole_and_the_chain_still_holds(store, sql):
+def test_pruning_removes_old_decisions_entirely_and_the_chain_still_holds(store, sql):
     async def story():
         old = await decide(store, 20)
-        await store.commit([], audits=[Audit(id=old[0], policy="support", payload={})])
+        await store.commit(
+            [], audits=[Audit(id=old[0], policy="support", question=MenuQuestion(context="?", actions=("a", "b")))]
+        )
         await asyncio.sleep(0.01)
         cut = time.time()
         young = await decide(store, 5)
         for id in (old[3], young[0], old[4]):
-            await store.commit([later("feedback", id, secret="x")])
+            await store.commit([later(id, FeedbackBody(comment="secret"))])
         assert await store.prune(before=cut) == 20
         assert [record.id for record in await store.records()] == young[::-1]
         assert await store.record(old[3]) is None
@@ -81,10 +83,10 @@ def test_pruning_takes_old_decisions_whole_and_the_chain_still_holds(store, sql)
 
     old = asyncio.run(story())
     assert not any(
-        id in old or "x" in (body or "") for id, body in sql("select id, body from events where kind is null")
+        id in old or "secret" in (body or "") for id, body in sql("select id, body from events where kind is null")
     )
     [(tombstones,)] = sql("select count(*) from events where body is null")
-    assert tombstones <= 2 + 3, "what a chain begins with is compacted"
+    assert tombstones <= 2 + 3, "tombstones at the start of a chain are compacted"
 
 
 def test_pruning_again_moves_the_checkpoint_on(store, sql):
@@ -102,7 +104,7 @@ def test_pruning_again_moves_the_checkpoint_on(store, sql):
     assert 1 <= sql("select count(*) from checkpoints")[0][0] <= 4
 
 
-def test_pruning_takes_more_than_one_chunk(tmp_path, opened):
+def test_pruning_handles_more_than_one_chunk(tmp_path, opened):
     async def story():
         store = opened(str(tmp_path / "s.db"))
         await store.commit([decision(new_id()) for _ in range(1234)])
@@ -122,7 +124,7 @@ def test_pruning_takes_more_than_one_chunk(tmp_path, opened):
         "delete from events where body is null",
     ],
 )
-def test_damage_to_what_pruning_left_is_found(chained, sql, damage):
+def test_damage_to_checkpoints_and_tombstones_is_found(chained, sql, damage):
     async def story():
         records = (await chained.records())[::-1]
         sql(f"update events set at = 0 where id in ('{records[0].id}', '{records[1].id}', '{records[3].id}')")
@@ -134,7 +136,7 @@ def test_damage_to_what_pruning_left_is_found(chained, sql, damage):
     asyncio.run(story())
 
 
-def test_commits_go_on_while_others_prune_and_verify(store):
+def test_commits_continue_while_others_prune_and_verify(store):
     async def story():
         async def tidy():
             for _ in range(5):
@@ -147,14 +149,14 @@ def test_commits_go_on_while_others_prune_and_verify(store):
     asyncio.run(story())
 
 
-def test_a_check_sees_one_moment_even_if_all_is_pruned_meanwhile(store):
+def test_verification_reads_a_snapshot_even_while_everything_is_pruned(store):
     begun, pruned = threading.Event(), threading.Event()
 
     def slowly(session):
-        found = session.rows("select seq from events")
+        before = session.rows("select seq from events")
         begun.set()
         assert pruned.wait(10)
-        return work.verify(session), found == session.rows("select seq from events")
+        return operations.chain_faults(session), before == session.rows("select seq from events")
 
     async def story():
         await store.commit([decision() for _ in range(700)])

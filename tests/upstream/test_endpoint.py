@@ -21,12 +21,12 @@ from tests.sockets import Sockets
 CALL = Call(path="/chat/completions", body={"model": "m", "messages": []})
 UNKNOWN = Spent(calls=1, input_tokens=None, output_tokens=None, cost=None)
 REFUSED = Spent(calls=1)
-PLAIN = "AbC123/def+GHI456=="  # looks like no key in particular
+PLAIN = "AbC123/def+GHI456=="  # does not look like a key
 SECRET = f"sk-proj-{PLAIN}"
 
 
 def outcome(server, **options):
-    """What one call to a server comes to: a Reply, or the error it raised."""
+    """Return the Reply of one call to a server, or the error it raised."""
 
     async def run():
         async with server, Endpoint(server.url, **options) as endpoint:
@@ -43,7 +43,7 @@ def answered(reply, **options):
 
 
 def sent(body, **rest):
-    """What a call comes to whose reply is exactly these bytes."""
+    """Return the outcome of a call whose reply is exactly these bytes."""
 
     async def reply(peer, *_):
         await peer.send(body, **rest)
@@ -51,41 +51,41 @@ def sent(body, **rest):
     return outcome(Sockets(reply))
 
 
-def error_of(found, kind=UpstreamError, *, status=None, retryable, spent, retry_after=None):
-    assert type(found) is kind, repr(found)
-    assert (found.status, found.retryable, found.spent) == (status, retryable, spent)
+def error_of(result, kind=UpstreamError, *, status=None, retryable, spent, retry_after=None):
+    assert type(result) is kind, repr(result)
+    assert (result.status, result.retryable, result.spent) == (status, retryable, spent)
     if retry_after is None:
-        assert found.retry_after is None
-    assert "\n" not in str(found)
-    assert len(str(found)) < 500
-    return found
+        assert result.retry_after is None
+    assert "\n" not in str(result)
+    assert len(str(result)) < 500
+    return result
 
 
 def test_a_good_reply_comes_with_its_tokens_and_no_made_up_cost():
-    found = answered(completion("hello", usage=(11, 7), reasoning=3))
-    assert isinstance(found, Reply)
-    assert found.document["choices"][0]["message"]["content"] == "hello"
-    assert found.spent == Spent(calls=1, input_tokens=11, output_tokens=7, reasoning_tokens=3, cost=None)
+    result = answered(completion("hello", usage=(11, 7), reasoning=3))
+    assert isinstance(result, Reply)
+    assert result.document["choices"][0]["message"]["content"] == "hello"
+    assert result.spent == Spent(calls=1, input_tokens=11, output_tokens=7, reasoning_tokens=3, cost=None)
 
 
 def test_the_tokens_of_the_other_api_are_read_too():
     usage = {"input_tokens": 5, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}
-    found = answered({"usage": usage})
-    assert found.spent == Spent(calls=1, input_tokens=5, output_tokens=2, cached_tokens=4, cost=None)
+    result = answered({"usage": usage})
+    assert result.spent == Spent(calls=1, input_tokens=5, output_tokens=2, cached_tokens=4, cost=None)
 
 
 @pytest.mark.parametrize("tokens", [-1, "7", 1.5, True, None, 10**12, 10**40, [1], {}])
-def test_tokens_that_cannot_be_are_unknown(tokens):
-    found = answered({"usage": {"prompt_tokens": tokens, "completion_tokens": 3}})
-    assert found.spent == Spent(calls=1, input_tokens=None, output_tokens=3, cost=None)
+def test_impossible_token_counts_are_unknown(tokens):
+    result = answered({"usage": {"prompt_tokens": tokens, "completion_tokens": 3}})
+    assert result.spent == Spent(calls=1, input_tokens=None, output_tokens=3, cost=None)
 
 
 @pytest.mark.parametrize("usage", [None, [], "much", 3, {"completion_tokens_details": [1]}])
-def test_usage_of_a_wrong_shape_is_unknown(usage):
+def test_malformed_usage_is_unknown(usage):
     assert answered({"usage": usage}).spent == UNKNOWN
 
 
-def test_the_body_is_sent_as_it_is_to_the_path_below_the_base():
+def test_the_body_is_sent_unchanged_to_the_path_below_the_base():
     async def run():
         async with Upstream(lambda path, *_: {"path": path}) as upstream, Endpoint(upstream.url + "/") as endpoint:
             reply = await endpoint.call(Call(path="/x/y", body={"é": [1, "日本"]}))
@@ -105,19 +105,19 @@ def test_the_body_is_sent_as_it_is_to_the_path_below_the_base():
         *((status, False) for status in (201, 204, 400, 401, 403, 404, 405, 413, 422, 501)),
     ],
 )
-def test_a_status_decides_whether_trying_again_makes_sense(status, retryable):
-    found = answered((status, {"error": {"message": "because"}}))
-    error_of(found, status=status, retryable=retryable, spent=REFUSED)
-    assert str(status) in str(found)
-    assert status == 204 or "because" in str(found)
+def test_the_status_decides_whether_an_error_is_retryable(status, retryable):
+    result = answered((status, {"error": {"message": "because"}}))
+    error_of(result, status=status, retryable=retryable, spent=REFUSED)
+    assert str(status) in str(result)
+    assert status == 204 or "because" in str(result)
 
 
 @pytest.mark.parametrize("text", ["7", "0", "1.5", " 7 "])
 def test_retry_after_in_seconds_is_read(text):
-    found = answered(web_reply(429, {"error": "slow down"}, {"Retry-After": text}))
-    error_of(found, status=429, retryable=True, spent=REFUSED, retry_after=True)
-    assert found.retry_after == float(text)
-    assert "slow down" in str(found)
+    result = answered(web_reply(429, {"error": "slow down"}, {"Retry-After": text}))
+    error_of(result, status=429, retryable=True, spent=REFUSED, retry_after=True)
+    assert result.retry_after == float(text)
+    assert "slow down" in str(result)
 
 
 def web_reply(status, document, headers):
@@ -126,11 +126,11 @@ def web_reply(status, document, headers):
 
 def test_retry_after_as_a_date_is_read():
     when = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
-    found = answered(web_reply(503, {}, {"Retry-After": when}))
-    assert 80 < found.retry_after <= 100
+    result = answered(web_reply(503, {}, {"Retry-After": when}))
+    assert 80 < result.retry_after <= 100
 
 
-def test_retry_after_in_the_past_is_no_wait():
+def test_retry_after_in_the_past_means_no_wait():
     past = format_datetime(datetime.now(UTC) - timedelta(days=1), usegmt=True)
     assert answered(web_reply(503, {}, {"Retry-After": past})).retry_after == 0
 
@@ -150,25 +150,25 @@ def test_retry_after_in_the_past_is_no_wait():
         "Wed, 01 Jan 2030 00:00:00 +99999999999999999999",
     ],
 )
-def test_a_retry_after_that_cannot_be_read_is_none(text):
+def test_a_malformed_retry_after_is_ignored(text):
     error_of(answered(web_reply(429, {}, {"Retry-After": text})), status=429, retryable=True, spent=REFUSED)
 
 
-def test_a_used_up_quota_is_not_worth_retrying():
+def test_an_exhausted_quota_is_not_worth_retrying():
     body = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
     error_of(answered((429, body)), status=429, retryable=False, spent=REFUSED)
 
 
 def test_an_endpoint_that_says_not_to_retry_is_believed():
-    found = answered(web_reply(500, {}, {"x-should-retry": "false"}))
-    error_of(found, status=500, retryable=False, spent=REFUSED)
+    result = answered(web_reply(500, {}, {"x-should-retry": "false"}))
+    error_of(result, status=500, retryable=False, spent=REFUSED)
 
 
 def test_an_error_keeps_what_came_back_up_to_a_length():
-    found = answered((400, {"error": {"message": "x" * 10_000}}))
-    assert found.raw.startswith('{"error"')
-    assert len(found.raw) <= 2000
-    assert len(str(found)) < 500
+    result = answered((400, {"error": {"message": "x" * 10_000}}))
+    assert result.raw.startswith('{"error"')
+    assert len(result.raw) <= 2000
+    assert len(str(result)) < 500
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_a_refused_connection_is_worth_retrying():
                 await endpoint.call(CALL)
             return caught.value
 
-    found = error_of(asyncio.run(run()), retryable=True, spent=UNKNOWN)
-    assert "the connection failed" in str(found)
+    result = error_of(asyncio.run(run()), retryable=True, spent=UNKNOWN)
+    assert "the connection failed" in str(result)
 
 
 def test_a_connection_reset_in_the_middle_of_the_body_is_worth_retrying():
@@ -210,7 +210,7 @@ def test_a_connection_closed_before_the_end_is_worth_retrying():
     error_of(outcome(Sockets(reply)), retryable=True, spent=UNKNOWN)
 
 
-def test_a_connection_closed_without_a_word_is_worth_retrying():
+def test_a_connection_closed_without_a_reply_is_worth_retrying():
     async def reply(peer, *_):
         peer.close()
 
@@ -229,7 +229,7 @@ def test_a_connection_closed_without_a_word_is_worth_retrying():
     ],
     ids=["not HTTP", "no status", "no length", "bad chunk", "long header", "noise"],
 )
-def test_what_is_not_http_is_a_failed_connection(data):
+def test_malformed_http_is_a_failed_connection(data):
     async def reply(peer, *_):
         await peer.write(data)
         peer.close()
@@ -239,10 +239,10 @@ def test_what_is_not_http_is_a_failed_connection(data):
 
 def timed_out(reply):
     start = time.perf_counter()
-    found = outcome(Sockets(reply), timeout=0.3)
+    result = outcome(Sockets(reply), timeout=0.3)
     assert 0.25 < time.perf_counter() - start < 3
-    error_of(found, DeadlineError, retryable=True, spent=UNKNOWN)
-    assert "0.3 s" in str(found)
+    error_of(result, DeadlineError, retryable=True, spent=UNKNOWN)
+    assert "0.3 s" in str(result)
 
 
 def test_a_hang_ends_at_the_timeout():
@@ -292,8 +292,8 @@ def test_a_slow_drip_ends_at_the_timeout_though_it_never_pauses_for_long():
     ids=lambda body: body[:20].decode(errors="replace"),
 )
 def test_a_reply_that_is_not_a_json_object_is_worth_retrying(body):
-    found = error_of(sent(body), retryable=True, spent=UNKNOWN)
-    assert "not a JSON object" in str(found)
+    result = error_of(sent(body), retryable=True, spent=UNKNOWN)
+    assert "not a JSON object" in str(result)
 
 
 def test_a_reply_just_below_the_largest_size_is_read():
@@ -303,9 +303,9 @@ def test_a_reply_just_below_the_largest_size_is_read():
 
 
 def test_a_reply_of_10_mb_is_refused_for_good():
-    found = sent(b'{"a": "' + b"x" * 10 * 2**20 + b'"}')
-    error_of(found, retryable=False, spent=UNKNOWN)
-    assert "larger than 8 MB" in str(found)
+    result = sent(b'{"a": "' + b"x" * 10 * 2**20 + b'"}')
+    error_of(result, retryable=False, spent=UNKNOWN)
+    assert "larger than 8 MB" in str(result)
 
 
 def test_a_reply_that_never_ends_is_cut_at_the_largest_size():
@@ -337,29 +337,29 @@ def test_a_compressed_reply_is_read():
 def test_a_compression_bomb_is_refused_for_good(pack):
     bomb = pack(b'{"a": "' + b" " * 64 * 2**20 + b'"}')
     assert len(bomb) < 2**17
-    error_of(found := compressed(bomb), retryable=False, spent=UNKNOWN)
-    assert "larger than 8 MB" in str(found)
+    error_of(result := compressed(bomb), retryable=False, spent=UNKNOWN)
+    assert "larger than 8 MB" in str(result)
 
 
-def test_a_bomb_in_the_body_of_a_refusal_is_not_unpacked_either():
+def test_a_compression_bomb_in_an_error_body_is_not_unpacked_either():
     bomb = gzip.compress(b" " * 64 * 2**20)
-    found = sent(bomb, status="500 Oh no", headers=["Content-Encoding: gzip"])
-    assert "larger than 8 MB" in str(found)
+    result = sent(bomb, status="500 Oh no", headers=["Content-Encoding: gzip"])
+    assert "larger than 8 MB" in str(result)
 
 
 def test_garbage_marked_as_gzip_is_refused():
-    error_of(found := compressed(b"no gzip at all"), retryable=False, spent=UNKNOWN)
-    assert "not gzip data" in str(found)
+    error_of(result := compressed(b"no gzip at all"), retryable=False, spent=UNKNOWN)
+    assert "not gzip data" in str(result)
 
 
-def test_gzip_that_breaks_off_is_not_a_reply():
+def test_truncated_gzip_is_not_a_reply():
     error_of(compressed(gzip.compress(b'{"a": 1, "b": "' + bytes(1000))[:-20]), retryable=True, spent=UNKNOWN)
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "x" * 1000])
-def test_an_encoding_nobody_asked_for_is_refused(encoding):
-    found = error_of(compressed(b"{}", encoding), retryable=False, spent=UNKNOWN)
-    assert "unasked" in str(found)
+def test_an_encoding_that_was_not_requested_is_refused(encoding):
+    result = error_of(compressed(b"{}", encoding), retryable=False, spent=UNKNOWN)
+    assert "not requested" in str(result)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -391,12 +391,12 @@ def test_text_that_is_not_unicode_is_a_typed_error_and_nothing_is_sent():
     asyncio.run(run())
 
 
-def everything_of(found):
-    """All that a user could print, log or keep of an outcome."""
-    if isinstance(found, ScorerError):
-        chain = "".join(traceback.format_exception(found))
-        return "\n".join([str(found), repr(found), str(found.args), found.raw or "", chain])
-    return repr(found) + json.dumps(found.document)
+def everything_of(result):
+    """Return everything a user could print, log or store of an outcome."""
+    if isinstance(result, ScorerError):
+        chain = "".join(traceback.format_exception(result))
+        return "\n".join([str(result), repr(result), str(result.args), result.raw or "", chain])
+    return repr(result) + json.dumps(result.document)
 
 
 async def echo_401(peer, key):
@@ -486,21 +486,21 @@ ECHOES = [
 
 @pytest.mark.parametrize(("header", "key"), [("Authorization", SECRET), ("api-key", PLAIN)], ids=["bearer", "bare"])
 @pytest.mark.parametrize("echo", ECHOES, ids=lambda echo: echo.__name__.removeprefix("echo_"))
-def test_the_key_shows_up_nowhere_though_the_server_echoes_it(echo, header, key):
+def test_a_key_echoed_by_the_server_shows_up_nowhere(echo, header, key):
     async def reply(peer, *_):
         await echo(peer, key)
 
     server = Sockets(reply)
-    found = outcome(server, key=key, key_header=header)
+    result = outcome(server, key=key, key_header=header)
     assert f"{header}: {'Bearer ' if header == 'Authorization' else ''}{key}\r\n" in server.heads[0]
-    shown = everything_of(found).replace("\\/", "/").lower()
+    shown = everything_of(result).replace("\\/", "/").lower()
     assert PLAIN.lower() not in shown
 
 
-def test_what_looks_like_somebody_elses_key_is_not_shown_either():
-    found = answered((401, {"error": {"message": "sk-live_0123456789abcdef is not known here"}}), key=SECRET)
-    assert "0123456789abcdef" not in everything_of(found)
-    assert "*** is not known here" in str(found)
+def test_text_that_looks_like_a_key_is_not_shown_either():
+    result = answered((401, {"error": {"message": "sk-live_0123456789abcdef is not known here"}}), key=SECRET)
+    assert "0123456789abcdef" not in everything_of(result)
+    assert "*** is not known here" in str(result)
 
 
 def test_the_endpoint_itself_does_not_show_its_key():
@@ -508,7 +508,7 @@ def test_the_endpoint_itself_does_not_show_its_key():
     assert SECRET not in repr(endpoint) + str(endpoint) + endpoint.origin
 
 
-def test_the_key_is_a_bearer_token_or_goes_bare_into_another_header():
+def test_the_key_is_sent_as_a_bearer_token_or_bare_in_another_header():
     bearer = f"Bearer {SECRET}"
     for name, value in (("Authorization", bearer), ("authorization", bearer), ("api-key", SECRET)):
         upstream = Upstream(lambda *_: {})
@@ -546,14 +546,14 @@ def test_without_a_key_no_header_is_sent(key):
         "http://127.0.0.1:port/v1",
     ],
 )
-def test_a_url_that_is_no_base_is_refused(url):
+def test_a_malformed_url_is_refused(url):
     with pytest.raises(ConfigError) as caught:
         Endpoint(url)
     assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["sk-\x00abc", "sk-abc\r\nX-Evil: 1", "clé", "two words", "sk-abc\x7f", "密"])
-def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(key):
+def test_a_key_that_is_not_a_valid_header_is_refused_without_being_shown(key):
     with pytest.raises(ConfigError) as caught:
         Endpoint("http://127.0.0.1/v1", key=key)
     assert key not in str(caught.value)
@@ -570,7 +570,7 @@ def test_a_key_comes_from_the_environment_and_must_be_there(monkeypatch):
             key_from("SOME_KEY")
 
 
-def test_connections_are_kept_and_let_go():
+def test_connections_are_reused_and_closed():
     async def run():
         peers = set()
 

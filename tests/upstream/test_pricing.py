@@ -33,7 +33,7 @@ def test_tokens_read_from_the_cache_are_cheaper():
     assert price.cost(cached) < price.cost(half) < price.cost(fresh)
 
 
-def test_more_cached_tokens_than_tokens_count_as_all_of_them():
+def test_cached_tokens_are_at_most_the_input_tokens():
     price = list_price("gpt-4o-mini", OPENAI)
     odd = Spent(calls=1, input_tokens=100, output_tokens=0, cached_tokens=10**6)
     all_cached = Spent(calls=1, input_tokens=100, output_tokens=0, cached_tokens=100)
@@ -59,14 +59,14 @@ def test_an_unknown_number_of_tokens_has_an_unknown_cost_and_never_zero(unknown)
     assert Price(input=1, output=2).cost(spent) is None
 
 
-def test_a_price_of_ones_own_is_per_million_tokens_and_per_call():
+def test_a_custom_price_is_per_million_tokens_and_per_call():
     assert Price(input=2, output=8).cost(MILLION) == pytest.approx(10)
     assert Price(input=2).cost(Spent(calls=1, input_tokens=500, output_tokens=500)) == pytest.approx(0.001)
     assert Price(per_call=0.5).cost(Spent(calls=3)) == pytest.approx(1.5)
     assert Price(input=2, output=8, per_call=0.5).cost(MILLION + MILLION) == pytest.approx(21)
 
 
-def test_tokens_that_cost_nothing_may_be_unknown():
+def test_tokens_without_a_price_may_be_unknown():
     spent = Spent(calls=2, input_tokens=None, output_tokens=None, cost=None)
     assert Price(per_call=0.25).cost(spent) == 0.5
     assert Price(input=1).cost(Spent(calls=1, input_tokens=10**6, output_tokens=None)) == 1.0
@@ -75,7 +75,7 @@ def test_tokens_that_cost_nothing_may_be_unknown():
 
 @pytest.mark.parametrize("name", ["input", "output", "per_call"])
 @pytest.mark.parametrize("value", [-1, math.inf, math.nan])
-def test_what_is_not_a_price_is_refused(name, value):
+def test_an_impossible_price_is_refused(name, value):
     with pytest.raises(OptionError, match=name):
         Price(**{name: value})
 
@@ -84,7 +84,7 @@ def test_what_is_not_a_price_is_refused(name, value):
     ("cost", "text"),
     [(None, "unknown"), (0, "$0.00"), (0.00123, "$0.0012"), (0.25, "$0.25"), (1, "$1.00"), (12.345, "$12.35")],
 )
-def test_money_is_written_as_people_read_it(cost, text):
+def test_costs_are_formatted_for_people(cost, text):
     assert dollars(cost) == text
 
 

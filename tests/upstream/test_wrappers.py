@@ -18,20 +18,14 @@ from conformal_arbitrage.errors import (
 )
 from conformal_arbitrage.types import Spent
 from conformal_arbitrage.upstream.base import Call, Reply
+from conformal_arbitrage.upstream.breaker import Breaker
+from conformal_arbitrage.upstream.budget import Capped, SpendingLimit
+from conformal_arbitrage.upstream.cache import Cache, stored_cost
 from conformal_arbitrage.upstream.endpoint import Endpoint
-from conformal_arbitrage.upstream.pricing import Price, list_price
-from conformal_arbitrage.upstream.wrappers import (
-    Breaker,
-    Cache,
-    Capped,
-    Estimate,
-    Gate,
-    Limit,
-    Priced,
-    Purse,
-    Retry,
-    stored_cost,
-)
+from conformal_arbitrage.upstream.estimate import Estimate
+from conformal_arbitrage.upstream.limit import Limit, RateLimit
+from conformal_arbitrage.upstream.pricing import Price, Priced, list_price
+from conformal_arbitrage.upstream.retry import Retry
 from tests.scripted import Upstream, completion
 from tests.sockets import Sockets
 
@@ -61,22 +55,22 @@ def refusal(status=429, document=None, **headers):
 
 
 def retried(server, *, timeout=60.0, **options):
-    """The outcome of one call with retries, and how long it took."""
+    """Return the outcome of one call with retries, and the seconds it took."""
     options = {"pause": 0.001, **options}
 
     async def use(endpoint):
         start = time.perf_counter()
         try:
-            found = await Retry(endpoint, **options).call(CALL)
+            result = await Retry(endpoint, **options).call(CALL)
         except ScorerError as error:
-            found = error
-        return found, time.perf_counter() - start
+            result = error
+        return result, time.perf_counter() - start
 
     return with_endpoint(server, use, timeout=timeout)
 
 
 @pytest.mark.parametrize("fault", [(429, {}), (500, {}), (503, {}), (529, {}), [1], "text"], ids=str)
-def test_a_fault_worth_it_is_tried_again(fault):
+def test_a_transient_error_is_retried(fault):
     server = in_turn(fault, fault, GOOD)
     reply, _ = retried(server)
     assert reply.document == GOOD
@@ -84,16 +78,16 @@ def test_a_fault_worth_it_is_tried_again(fault):
     assert reply.spent.calls == 3
 
 
-def test_a_reset_connection_is_tried_again():
+def test_a_reset_connection_is_retried():
     async def reply(peer, body, number):
         if number < 2:
             peer.reset()
         else:
             await peer.send(json.dumps(GOOD).encode())
 
-    found, _ = retried(Sockets(reply))
-    assert found.document == GOOD
-    assert found.spent == Spent(calls=3, input_tokens=None, output_tokens=None, cost=None)
+    result, _ = retried(Sockets(reply))
+    assert result.document == GOOD
+    assert result.spent == Spent(calls=3, input_tokens=None, output_tokens=None, cost=None)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +104,7 @@ def test_a_reset_connection_is_tried_again():
         lambda: web.Response(status=302, headers={"Location": "/"}),
     ],
 )
-def test_a_fault_that_would_only_repeat_is_raised_at_once(fault):
+def test_a_permanent_error_is_raised_at_once(fault):
     server = Upstream(lambda *_: fault() if callable(fault) else fault)
     error, _ = retried(server)
     assert type(error) is UpstreamError
@@ -126,14 +120,14 @@ def test_attempts_are_counted_and_the_last_error_is_raised():
     assert error.spent == Spent(calls=3)
 
 
-def test_what_failed_attempts_took_is_part_of_the_sum():
+def test_calls_and_tokens_include_failed_attempts():
     reply, _ = retried(in_turn((500, {}), (429, {}), GOOD))
     assert reply.spent == Spent(calls=3, input_tokens=10, output_tokens=5, cost=None)
     reply, _ = retried(in_turn((500, {}), [], GOOD))
     assert reply.spent == Spent(calls=3, input_tokens=None, output_tokens=None, cost=None)
 
 
-def test_what_failed_attempts_cost_is_part_of_the_sum():
+def test_the_cost_includes_failed_attempts():
     server = in_turn((500, {}), (500, {}), GOOD)
 
     async def use(endpoint):
@@ -182,12 +176,12 @@ def test_one_deadline_holds_for_all_attempts_that_hang():
 def test_one_deadline_holds_for_the_pauses_too():
     server = in_turn((500, {}))
     error, took = retried(server, deadline=0.5, pause=0.2, attempts=100)
-    assert error.status == 500
+    assert error.status in (500, None)  # the last attempt may be the one that runs out of time
     assert took < 4
     assert 2 <= len(server.bodies) <= 4
 
 
-def test_attempts_before_the_deadline_are_part_of_its_error():
+def test_a_deadline_error_includes_the_attempts_before_it():
     async def reply(peer, body, number):
         await (peer.send(b"{}", status="500 No") if number < 2 else peer.gone())
 
@@ -196,12 +190,12 @@ def test_attempts_before_the_deadline_are_part_of_its_error():
     assert error.spent == Spent(calls=3, input_tokens=None, output_tokens=None, cost=None)
 
 
-def test_a_deadline_missed_is_not_worth_another_round():
+def test_a_missed_deadline_is_not_retryable():
     error, _ = retried(Sockets(hang), deadline=0.2)
     assert not error.retryable
 
 
-def test_pauses_double_from_the_first_up_to_a_longest_and_lie_in_the_upper_half():
+def test_pauses_double_up_to_a_maximum_and_lie_in_the_upper_half():
     retry = Retry(None, pause=0.5)
     error = UpstreamError("no", retryable=True)
     for attempt, longest in ((1, 0.5), (2, 1.0), (3, 2.0), (4, 4.0), (7, 30.0), (20, 30.0)):
@@ -210,13 +204,13 @@ def test_pauses_double_from_the_first_up_to_a_longest_and_lie_in_the_upper_half(
         assert 0.9 * longest < max(drawn) <= longest
 
 
-def test_a_pause_is_never_shorter_than_asked_for():
+def test_a_pause_is_never_shorter_than_retry_after():
     error = UpstreamError("no", retryable=True, retry_after=7.0)
     assert Retry(None, pause=0.5)._pause(1, error) == 7.0
     assert Retry(None, pause=100.0)._pause(1, error) >= 15
 
 
-def test_pauses_are_really_made():
+def test_pauses_take_their_time():
     times = []
 
     def reply(path, body, number):
@@ -230,7 +224,7 @@ def test_pauses_are_really_made():
     assert third >= 0.2
 
 
-def test_a_cancelled_call_is_cancelled_and_not_late():
+def test_a_cancelled_call_raises_cancelled_and_not_deadline():
     async def use(endpoint):
         task = asyncio.create_task(Retry(endpoint).call(CALL))
         await asyncio.sleep(0.1)
@@ -255,29 +249,29 @@ async def slowly(path, body, number):
 
 
 @pytest.mark.parametrize("most", [1, 4])
-def test_no_more_calls_than_allowed_are_under_way_as_the_server_saw_it(most):
+def test_the_server_never_sees_more_concurrent_calls_than_allowed(most):
     server = Upstream(slowly)
 
     async def use(endpoint):
-        return await all_of(Limit(endpoint, Gate(concurrency=most)), calls(10 * most))
+        return await all_of(Limit(endpoint, RateLimit(concurrency=most)), calls(10 * most))
 
-    found = with_endpoint(server, use)
-    assert [reply.spent for reply in found] == [ONE] * 10 * most
+    replies = with_endpoint(server, use)
+    assert [reply.spent for reply in replies] == [ONE] * 10 * most
     assert server.most_at_once == most
 
 
-def test_without_a_limit_all_calls_are_under_way_at_once():
+def test_without_a_limit_all_calls_run_concurrently():
     server = Upstream(slowly)
-    with_endpoint(server, lambda endpoint: all_of(Limit(endpoint, Gate()), calls(30)))
+    with_endpoint(server, lambda endpoint: all_of(Limit(endpoint, RateLimit()), calls(30)))
     assert server.most_at_once > 10
 
 
-def test_ports_that_share_a_gate_share_its_slots():
+def test_ports_that_share_a_rate_limit_share_its_slots():
     server = Upstream(slowly)
 
     async def use(endpoint):
-        gate = Gate(concurrency=3)
-        one, two = Limit(endpoint, gate), Limit(Retry(endpoint), gate)
+        rate_limit = RateLimit(concurrency=3)
+        one, two = Limit(endpoint, rate_limit), Limit(Retry(endpoint), rate_limit)
         await asyncio.gather(all_of(one, calls(10)), all_of(two, calls(10)))
 
     with_endpoint(server, use)
@@ -294,21 +288,21 @@ def test_failed_and_cancelled_calls_give_their_slots_back():
             await peer.send(json.dumps(GOOD).encode())
 
     async def use(endpoint):
-        limit = Limit(endpoint, Gate(concurrency=2))
-        assert [type(found) for found in await all_of(limit, calls(2))] == [UpstreamError, UpstreamError]
+        limit = Limit(endpoint, RateLimit(concurrency=2))
+        assert [type(result) for result in await all_of(limit, calls(2))] == [UpstreamError, UpstreamError]
         hanging = [asyncio.create_task(limit.call(CALL)) for _ in range(2)]
         await asyncio.sleep(0.1)
         for task in hanging:
             task.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)
         async with asyncio.timeout(5):
-            assert [found.spent for found in await all_of(limit, calls(4))] == [ONE] * 4
+            assert [result.spent for result in await all_of(limit, calls(4))] == [ONE] * 4
 
     with_endpoint(Sockets(reply), use)
 
 
 class Ahead(asyncio.SelectorEventLoop):
-    """An event loop whose clock can be put forward."""
+    """An event loop whose clock can be advanced."""
 
     ahead = 0.0
 
@@ -317,7 +311,7 @@ class Ahead(asyncio.SelectorEventLoop):
 
 
 def on_a_clock_of_its_own(server, use):
-    """Run `use(endpoint, pass_time)`; pass_time(seconds) puts the clock forward and lets everything settle."""
+    """Run `use(endpoint, pass_time)`; pass_time(seconds) advances the clock and lets everything settle."""
 
     async def run():
         async def pass_time(seconds):
@@ -331,11 +325,11 @@ def on_a_clock_of_its_own(server, use):
         runner.run(run())
 
 
-def test_requests_in_any_minute_are_limited_and_go_in_order_of_arrival():
+def test_requests_in_any_minute_are_limited_and_start_in_order_of_arrival():
     server = in_turn(GOOD)
 
     async def use(endpoint, pass_time):
-        limit = Limit(endpoint, Gate(requests_per_minute=3))
+        limit = Limit(endpoint, RateLimit(requests_per_minute=3))
         waiting = asyncio.gather(*(limit.call(call) for call in calls(7)))
         seen = []
         for seconds in (0, 30, 25, 10, 50, 10):
@@ -353,7 +347,7 @@ def test_the_minute_slides_with_each_request():
     server = in_turn(GOOD)
 
     async def use(endpoint, pass_time):
-        limit = Limit(endpoint, Gate(requests_per_minute=2))
+        limit = Limit(endpoint, RateLimit(requests_per_minute=2))
         await limit.call(CALL)
         await pass_time(40)
         await limit.call(CALL)
@@ -374,7 +368,7 @@ def test_tokens_in_any_minute_are_limited():
     server = in_turn(completion("fine", usage=(70, 30)))
 
     async def use(endpoint, pass_time):
-        limit = Limit(endpoint, Gate(tokens_per_minute=250))
+        limit = Limit(endpoint, RateLimit(tokens_per_minute=250))
         for _ in range(3):  # 0, 100 and 200 tokens before
             await limit.call(CALL)
         fourth = asyncio.create_task(limit.call(CALL))
@@ -387,11 +381,11 @@ def test_tokens_in_any_minute_are_limited():
     on_a_clock_of_its_own(server, use)
 
 
-def test_replies_that_report_no_tokens_do_not_count_as_any():
+def test_replies_without_token_counts_count_as_no_tokens():
     server = in_turn({"choices": []})
 
     async def use(endpoint, pass_time):
-        limit = Limit(endpoint, Gate(tokens_per_minute=1))
+        limit = Limit(endpoint, RateLimit(tokens_per_minute=1))
         async with asyncio.timeout(5):
             for _ in range(5):
                 await limit.call(CALL)
@@ -399,15 +393,15 @@ def test_replies_that_report_no_tokens_do_not_count_as_any():
     on_a_clock_of_its_own(server, use)
 
 
-def test_a_wrapper_leads_where_its_port_leads(tmp_path):
+def test_a_wrapper_has_the_origin_of_its_port(tmp_path):
     endpoint = Endpoint("http://127.0.0.1:9/v1")
     price = Price()
     cache = Cache(endpoint, tmp_path / "replies.sqlite")
     wrapped = [
         Retry(endpoint),
-        Limit(endpoint, Gate()),
+        Limit(endpoint, RateLimit()),
         Priced(endpoint, price),
-        Capped(endpoint, price, Purse(1.0)),
+        Capped(endpoint, price, SpendingLimit(1.0)),
         cache,
         Estimate(endpoint, price),
     ]
@@ -426,7 +420,7 @@ def with_cache(server, path, use, **options):
     return with_endpoint(server, cached)
 
 
-def test_a_stored_reply_is_not_asked_for_again_and_costs_nothing(tmp_path):
+def test_a_stored_reply_is_not_requested_again_and_costs_nothing(tmp_path):
     server = in_turn(completion("first"), completion("second"))
 
     async def use(cache):
@@ -439,7 +433,7 @@ def test_a_stored_reply_is_not_asked_for_again_and_costs_nothing(tmp_path):
     assert len(server.bodies) == 1
 
 
-def test_a_collection_keeps_each_querys_own_reply_at_what_it_cost(tmp_path):
+def test_a_collection_keeps_each_querys_own_reply_at_its_cost(tmp_path):
     server = in_turn(completion("first", usage=(1, 2)), completion("second", usage=(3, 4)))
 
     async def use(cache):
@@ -459,9 +453,9 @@ def test_a_collection_keeps_each_querys_own_reply_at_what_it_cost(tmp_path):
 
 
 @pytest.mark.parametrize("per_query", [False, True])
-def test_samples_paths_and_bodies_are_kept_apart(tmp_path, per_query):
+def test_samples_paths_and_bodies_do_not_share_replies(tmp_path, per_query):
     server = Upstream(lambda path, body, number: {"number": number})
-    asked = [
+    requests = [
         Call(path="/x", body={"a": 1}, id="q"),
         Call(path="/x", body={"a": 1}, id="q", sample=1),
         Call(path="/x", body={"a": 1}, id="q", sample=2),
@@ -472,12 +466,12 @@ def test_samples_paths_and_bodies_are_kept_apart(tmp_path, per_query):
 
     async def use(cache):
         for _ in range(2):
-            assert [(await cache.call(call)).document["number"] for call in asked] == [0, 1, 2, 3, 4, 5]
+            assert [(await cache.call(call)).document["number"] for call in requests] == [0, 1, 2, 3, 4, 5]
 
     with_cache(server, tmp_path / "replies.sqlite", use, per_query=per_query)
 
 
-def test_endpoints_are_kept_apart(tmp_path):
+def test_endpoints_do_not_share_replies(tmp_path):
     for text in ("one", "two"):
         server = in_turn(completion(text))
         reply = with_cache(server, tmp_path / "replies.sqlite", lambda cache: cache.call(CALL))
@@ -517,7 +511,7 @@ def test_errors_are_not_stored(tmp_path, fault):
     assert len(server.bodies) == 2
 
 
-def test_any_document_is_stored_as_it_came(tmp_path):
+def test_any_document_is_stored_unchanged(tmp_path):
     odd = {"big": 10**40, "small": 1e-300, "deep": [[[{"": None}]]], "text": "\x00\u2028'\"", "yes": True}
     server = in_turn(odd, {})
 
@@ -535,7 +529,7 @@ def test_text_that_is_not_unicode_is_a_typed_error_behind_a_cache(tmp_path):
     with_cache(in_turn(GOOD), tmp_path / "replies.sqlite", use)
 
 
-def test_what_stored_replies_cost_is_the_sum_of_what_is_known(tmp_path):
+def test_the_cost_of_stored_replies_is_the_sum_of_known_costs(tmp_path):
     path = tmp_path / "replies.sqlite"
     assert stored_cost(path) == (0, 0)
     assert not path.exists()
@@ -551,7 +545,7 @@ def test_what_stored_replies_cost_is_the_sum_of_what_is_known(tmp_path):
     assert stored_cost(path) == (20, 1)
 
 
-def test_a_file_that_cannot_keep_replies_is_refused(tmp_path):
+def test_a_file_that_cannot_store_replies_is_refused(tmp_path):
     with pytest.raises(OutputError):
         Cache(Endpoint("http://127.0.0.1:9"), tmp_path)
     (tmp_path / "text").write_text("not a database, but long enough to be one" * 100)
@@ -590,7 +584,7 @@ def test_tokens_and_calls_are_priced():
     assert priced(in_turn(GOOD), price).cost == pytest.approx((10 * 2 + 5 * 4) / 1e6 + 0.01)
 
 
-def test_without_a_price_the_cost_is_unknown_and_never_nothing():
+def test_without_a_price_the_cost_is_unknown_and_never_zero():
     assert priced(in_turn(GOOD), None).cost is None
     assert priced(in_turn((500, {})), None).cost is None
 
@@ -614,7 +608,7 @@ def test_a_refusal_takes_no_tokens_but_is_a_call():
     assert priced(in_turn((429, {})), Price(input=2, per_call=0.5)).cost == 0.5
 
 
-def test_a_model_that_no_list_names_has_no_price():
+def test_an_unlisted_model_has_no_price():
     assert list_price("no-such-model-anywhere", "http://127.0.0.1:9/v1") is None
 
 
@@ -631,27 +625,27 @@ def worst_of(call, price=PRICE):
     [{"choices": []}, [], (200, "text"), completion("x", usage=(1, 5)), completion("x", usage=(-1, 5))],
     ids=["no usage", "a failure", "another failure", "known", "impossible"],
 )
-def test_the_bill_never_passes_the_limit_whatever_replies_report(reply):
+def test_the_bill_never_exceeds_the_limit_whatever_replies_report(reply):
     server = Upstream(lambda *_: reply)
-    purse = Purse(10.5 * worst_of(calls(1)[0]))
+    limit = SpendingLimit(10.5 * worst_of(calls(1)[0]))
     capped = []
 
     async def use(endpoint):
-        port = Retry(Capped(Priced(endpoint, PRICE), PRICE, purse), attempts=3, pause=0.001)
+        port = Retry(Capped(Priced(endpoint, PRICE), PRICE, limit), attempts=3, pause=0.001)
         for _ in range(3):
             capped.extend(await all_of(port, calls(40)))
 
     with_endpoint(server, use)
     assert len(server.bodies) == 10
-    assert purse.spent <= purse.limit
-    assert purse.reserved == pytest.approx(0)
-    refused = [found for found in capped if isinstance(found, CostLimitError)]
+    assert limit.spent <= limit.limit
+    assert limit.reserved == pytest.approx(0)
+    refused = [result for result in capped if isinstance(result, CostLimitError)]
     assert len(refused) >= 110
     assert "--max-cost" in str(refused[0])
 
 
-def test_a_call_that_fits_only_while_nothing_else_is_under_way_waits_until_then():
-    purse = Purse(1.5 * worst_of(CALL))
+def test_a_call_that_fits_only_without_reservations_waits_for_them():
+    limit = SpendingLimit(1.5 * worst_of(CALL))
     arrived, go = [], []
 
     async def reply(path, body, number):
@@ -661,7 +655,7 @@ def test_a_call_that_fits_only_while_nothing_else_is_under_way_waits_until_then(
 
     async def use(endpoint):
         go.append(asyncio.Event())
-        port = Capped(Priced(endpoint, PRICE), PRICE, purse)
+        port = Capped(Priced(endpoint, PRICE), PRICE, limit)
         first = asyncio.create_task(port.call(CALL))
         while not arrived:
             await asyncio.sleep(0.01)
@@ -675,63 +669,63 @@ def test_a_call_that_fits_only_while_nothing_else_is_under_way_waits_until_then(
     with_endpoint(Upstream(reply), use)
 
 
-def test_known_costs_are_paid_as_they_are_so_that_more_calls_fit():
+def test_known_costs_replace_their_reservations_so_that_more_calls_fit():
     server = in_turn(completion("x", usage=(0, 1)))
-    purse = Purse(10.5 * worst_of(CALL))
+    limit = SpendingLimit(10.5 * worst_of(CALL))
 
     async def use(endpoint):
-        port = Capped(Priced(endpoint, PRICE), PRICE, purse)
-        while worst_of(CALL) + purse.spent <= purse.limit:
+        port = Capped(Priced(endpoint, PRICE), PRICE, limit)
+        while worst_of(CALL) + limit.spent <= limit.limit:
             await port.call(CALL)
         with pytest.raises(CostLimitError):
             await port.call(CALL)
 
     with_endpoint(server, use)
-    assert len(server.bodies) == purse.spent == 48  # the largest n with n - 1 + 5 below 52.5
+    assert len(server.bodies) == limit.spent == 48  # the largest n with n - 1 + 5 below 52.5
 
 
-def test_refusals_that_take_no_tokens_leave_the_purse_alone():
-    purse = Purse(2 * worst_of(CALL))
+def test_refusals_that_take_no_tokens_cost_nothing():
+    limit = SpendingLimit(2 * worst_of(CALL))
 
     async def use(endpoint):
-        port = Capped(Priced(endpoint, PRICE), PRICE, purse)
+        port = Capped(Priced(endpoint, PRICE), PRICE, limit)
         for _ in range(20):
             with pytest.raises(UpstreamError):
                 await port.call(CALL)
 
     with_endpoint(in_turn((500, {})), use)
-    assert (purse.spent, purse.reserved) == (0, 0)
+    assert (limit.spent, limit.reserved) == (0, 0)
 
 
 def test_a_cancelled_call_counts_in_full():
-    purse = Purse(10 * worst_of(CALL))
+    limit = SpendingLimit(10 * worst_of(CALL))
 
     async def use(endpoint):
-        task = asyncio.create_task(Capped(Priced(endpoint, PRICE), PRICE, purse).call(CALL))
+        task = asyncio.create_task(Capped(Priced(endpoint, PRICE), PRICE, limit).call(CALL))
         await asyncio.sleep(0.1)
-        assert purse.reserved == worst_of(CALL)
+        assert limit.reserved == worst_of(CALL)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     with_endpoint(Sockets(hang), use)
-    assert (purse.spent, purse.reserved) == (worst_of(CALL), 0)
+    assert (limit.spent, limit.reserved) == (worst_of(CALL), 0)
 
 
-def test_what_was_spent_before_counts():
+def test_earlier_spending_counts():
     async def use(endpoint):
-        purse = Purse(10.0, spent=10.0 - worst_of(CALL) / 2)
+        limit = SpendingLimit(10.0, spent=10.0 - worst_of(CALL) / 2)
         with pytest.raises(CostLimitError):
-            await Capped(Priced(endpoint, PRICE), PRICE, purse).call(CALL)
+            await Capped(Priced(endpoint, PRICE), PRICE, limit).call(CALL)
 
     server = in_turn(GOOD)
     with_endpoint(server, use)
     assert server.bodies == []
 
 
-def test_a_limit_on_money_needs_a_limit_on_replies():
+def test_a_spending_limit_needs_a_limit_on_the_length_of_replies():
     async def use(endpoint):
         with pytest.raises(CostLimitError, match="max_tokens"):
-            await Capped(Priced(endpoint, PRICE), PRICE, Purse(1e9)).call(Call(path="/x", body={}))
+            await Capped(Priced(endpoint, PRICE), PRICE, SpendingLimit(1e9)).call(Call(path="/x", body={}))
 
     server = in_turn(GOOD)
     with_endpoint(server, use)
@@ -741,7 +735,7 @@ def test_a_limit_on_money_needs_a_limit_on_replies():
 @pytest.mark.parametrize("kind", ["capped", "estimate"])
 def test_text_that_is_not_unicode_is_a_typed_error_where_its_size_is_counted(kind):
     async def use(endpoint):
-        port = Capped(endpoint, PRICE, Purse(1e9)) if kind == "capped" else Estimate(endpoint, PRICE)
+        port = Capped(endpoint, PRICE, SpendingLimit(1e9)) if kind == "capped" else Estimate(endpoint, PRICE)
         with pytest.raises(ArbitrageError):
             await port.call(Call(path="/x", body={"a": "\ud800"}, output_limit=1))
 
@@ -771,7 +765,7 @@ def test_an_estimate_without_a_price_is_unknown_from_the_first_call_on():
     assert estimate.spent.calls == 1
 
 
-def test_an_estimate_leaves_out_what_is_stored(tmp_path):
+def test_an_estimate_leaves_out_stored_replies(tmp_path):
     server = in_turn(GOOD)
 
     async def use(cache):
@@ -788,7 +782,7 @@ def test_an_estimate_leaves_out_what_is_stored(tmp_path):
     assert len(server.bodies) == 1
 
 
-def test_an_endpoint_that_keeps_failing_is_left_alone_for_a_while_and_then_tried_by_one_call():
+def test_an_endpoint_that_keeps_failing_is_not_called_for_a_while_and_then_tried_by_one_call():
     server = Upstream(lambda *_: (400, {}))
 
     async def use(endpoint):
@@ -802,8 +796,8 @@ def test_an_endpoint_that_keeps_failing_is_left_alone_for_a_while_and_then_tried
                 await port.call(CALL)
         assert port.resting
         assert port.origin == endpoint.origin
-        for found in await all_of(port, [CALL] * 20):
-            assert "is not asked for now" in str(found)
+        for result in await all_of(port, [CALL] * 20):
+            assert "not called for now" in str(result)
         assert len(server.bodies) == 8
         await asyncio.sleep(0.25)
         await all_of(port, [CALL] * 20)
@@ -812,6 +806,6 @@ def test_an_endpoint_that_keeps_failing_is_left_alone_for_a_while_and_then_tried
         await asyncio.sleep(0.25)
         await port.call(CALL)
         assert not port.resting
-        assert len([found for found in await all_of(port, [CALL] * 20) if isinstance(found, Reply)]) == 20
+        assert len([result for result in await all_of(port, [CALL] * 20) if isinstance(result, Reply)]) == 20
 
     with_endpoint(server, use)

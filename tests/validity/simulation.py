@@ -1,4 +1,4 @@
-"""Worlds with a known truth, and the expected loss of a calibrated rule in them.
+"""Simulated worlds with a known truth, and the expected loss of a calibrated rule in them.
 
 Each repetition draws a calibration log and fresh queries, calibrates, runs the rule and measures the loss of what is in
 sight with the truth, in plain NumPy: nothing of the product's losses or evaluation is used here.
@@ -16,7 +16,7 @@ FRESH = 200
 
 @dataclass(frozen=True)
 class World:
-    """How queries come about. `decimals` rounds the Primary's scores: None for continuous ones.
+    """How queries are generated. `decimals` rounds the Primary's scores: None for continuous ones.
 
     The Guardian's best action is the Primary's top one with a probability that grows with its lead, so a larger
     relaxation lowers the loss. `failing` is how much likelier the Guardian is to fail where it would disagree.
@@ -42,7 +42,7 @@ class World:
 
 
 def regret(guardian, kept, *, sees_all):
-    """The truth: what the actions in sight lack to the best, row by row."""
+    """Return the true regret of the actions in sight, row by row."""
     sight = np.where(sees_all & (kept.sum(axis=1, keepdims=True) > 1), True, kept)
     return guardian.max(axis=1) - np.where(sight, guardian, -np.inf).max(axis=1)
 
@@ -52,20 +52,20 @@ def log_of(primary, guardian, prefix="c"):
 
 
 def product(alpha, **options):
-    """The rule as shipped: calibrate on a log, then `candidates` by `apply` on fresh queries."""
+    """Return the rule as shipped: calibrate on a log, then `apply` the certificate to fresh queries."""
 
     def rule(rng, primary, guardian, fails, fresh):
         seen = np.where(fails[:, None], np.nan, guardian)
         key = {"key": rng.bytes(16)} if options.get("boundary") == "random" else {}
-        made = calibrate(log_of(primary, seen), alpha, **options, **key)
+        certificate = calibrate(log_of(primary, seen), alpha, **options, **key)
         zeros = np.zeros(fresh.shape)
-        return made.apply(log_of(fresh, zeros, "f")).candidate.reshape(fresh.shape)
+        return certificate.apply(log_of(fresh, zeros, "f")).candidate.reshape(fresh.shape)
 
     return rule
 
 
 def expected_loss(world, rule, n, repetitions, *, sees_all=False, seed=0):
-    """Mean loss of the next decision over calibration logs and queries, and its standard error."""
+    """Return the mean loss of the next decision over calibration logs and queries, and its standard error."""
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(repetitions):
@@ -76,12 +76,12 @@ def expected_loss(world, rule, n, repetitions, *, sees_all=False, seed=0):
 
 
 def keeps(alpha, measured, *, tolerance=3.0):
-    """Whether a measured loss is within the budget, up to three standard errors."""
+    """Tell whether a measured loss is within the budget, up to three standard errors."""
     mean, error = measured
     return mean <= alpha + tolerance * error
 
 
 def spends(alpha, measured, n, bound, *, tolerance=3.0):
-    """Whether it is not below alpha - 2 B / (n + 1), up to three standard errors."""
+    """Tell whether a loss is at least alpha - 2 B / (n + 1), up to three standard errors."""
     mean, error = measured
     return mean >= alpha - 2 * bound / (n + 1) - tolerance * error

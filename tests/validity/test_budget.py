@@ -41,7 +41,7 @@ def test_a_random_boundary_spends_the_budget_even_on_coarse_scores(sees):
 
 
 @pytest.mark.parametrize("boundary", ["include", "random"])
-def test_another_bound_is_kept_too(boundary):
+def test_the_budget_is_kept_under_another_bound(boundary):
     measured = expected_loss(SEVERE, product(0.4, loss_bound=3, boundary=boundary), N, TIMES)
     assert keeps(0.4, measured), measured
 
@@ -53,10 +53,10 @@ def test_the_papers_grid_keeps_the_budget():
 
 def test_single_precision_scores_keep_the_budget():
     def rule(rng, primary, guardian, fails, fresh):
-        made = calibrate(ScoreLog.from_arrays(primary.astype(np.float32), guardian), ALPHA)
-        return made.apply(ScoreLog.from_arrays(fresh.astype(np.float32), np.zeros(fresh.shape))).candidate.reshape(
-            fresh.shape
-        )
+        certificate = calibrate(ScoreLog.from_arrays(primary.astype(np.float32), guardian), ALPHA)
+        return certificate.apply(
+            ScoreLog.from_arrays(fresh.astype(np.float32), np.zeros(fresh.shape))
+        ).candidate.reshape(fresh.shape)
 
     measured = expected_loss(COARSE, rule, N, TIMES)
     assert keeps(ALPHA, measured), measured
@@ -73,12 +73,12 @@ PATCHY, OFTEN = World(actions=12), 0.2
 
 
 def patchy(row, sight):
-    """A user's loss that goes up and down: at each number of actions in sight it is 1 or 0 anew, and 0 at the end."""
+    """Return a loss that is not monotone: 1 or 0 at random for each number of actions in sight, and 0 for all."""
     return float(len(sight) < 12 and row.lists["noise"][len(sight) - 1] < OFTEN)
 
 
 def patchy_loss(choose, alpha, n, repetitions=400):
-    """As `expected_loss`, for the loss above."""
+    """Return the same as `expected_loss`, for the loss above."""
     rng = np.random.default_rng(5)
     means = []
     for _ in range(repetitions):
@@ -96,15 +96,15 @@ def test_a_users_own_loss_keeps_its_budget_on_the_envelope():
 
 
 def test_a_users_own_loss_keeps_its_budget_where_a_deferral_shows_everything():
-    """Now the loss is that of the top action alone, or of all; the rule is the one that is shipped."""
+    """Check the shipped rule; the loss is that of the top action alone, or of all actions."""
     rng = np.random.default_rng(7)
     means = []
     for _ in range(400):
         primary, guardian, _ = PATCHY.draw(rng, 30)
         log = ScoreLog.from_arrays(primary, guardian, outcomes={"noise": rng.random(primary.shape)})
-        made = calibrate(log, 0.1, loss=patchy, guardian_sees="all")
+        certificate = calibrate(log, 0.1, loss=patchy, guardian_sees="all")
         fresh, noise = PATCHY.draw(rng, 200)[0], rng.random((200, 12))
-        alone = ~made.apply(ScoreLog.from_arrays(fresh)).deferred
+        alone = ~certificate.apply(ScoreLog.from_arrays(fresh)).deferred
         means.append((alone & (noise[:, 0] < OFTEN)).mean())
     measured = float(np.mean(means)), float(np.std(means, ddof=1) / 20)
     assert keeps(0.1, measured), measured
@@ -112,7 +112,7 @@ def test_a_users_own_loss_keeps_its_budget_where_a_deferral_shows_everything():
 
 
 @pytest.mark.parametrize("sees", ["candidates", "all"])
-def test_too_few_rows_always_defer_and_lose_nothing(sees):
+def test_too_few_rows_always_defer_without_loss(sees):
     measured = expected_loss(SMOOTH, product(ALPHA, guardian_sees=sees), 8, 50, sees_all=sees == "all")
     assert measured == (0.0, 0.0)
 
@@ -121,7 +121,7 @@ def test_too_few_rows_always_defer_and_lose_nothing(sees):
 
 
 def by_relaxation(choose):
-    """A rule that deploys correctly whatever relaxation `choose` gives it."""
+    """Return a rule that correctly deploys the relaxation that `choose` returns."""
 
     def rule(rng, primary, guardian, fails, fresh):
         relaxation = choose(log_of(primary, guardian))
@@ -157,11 +157,11 @@ def test_comparing_raw_floats_at_deployment_is_caught():
 
         return rule
 
-    def shipped(made, fresh):
-        return made.apply(ScoreLog.from_arrays(fresh, np.zeros(fresh.shape))).candidate.reshape(fresh.shape)
+    def shipped(certificate, fresh):
+        return certificate.apply(ScoreLog.from_arrays(fresh, np.zeros(fresh.shape))).candidate.reshape(fresh.shape)
 
-    def raw(made, fresh):
-        return fresh >= fresh.max(axis=1, keepdims=True) - made.relaxation
+    def raw(certificate, fresh):
+        return fresh >= fresh.max(axis=1, keepdims=True) - certificate.relaxation
 
     assert keeps(alpha, expected_loss(world, deployed(shipped), n, 300))
     measured = expected_loss(world, deployed(raw), n, 300)
@@ -169,7 +169,7 @@ def test_comparing_raw_floats_at_deployment_is_caught():
 
 
 @pytest.mark.parametrize("treatment", ["uniform", "dropped"])
-def test_calling_guardian_failures_uniform_or_dropping_them_is_caught(treatment):
+def test_treating_guardian_failures_as_uniform_or_dropping_them_is_caught(treatment):
     def rule(rng, primary, guardian, fails, fresh):
         if treatment == "dropped":
             primary, guardian = primary[~fails], guardian[~fails]
@@ -183,24 +183,24 @@ def test_calling_guardian_failures_uniform_or_dropping_them_is_caught(treatment)
 
 
 def test_draws_from_row_numbers_are_caught():
-    """Numbered in order of arrival, later queries always lie beyond the draw that calibration settled on."""
+    """Draws that rise with arrival put every later query beyond the calibrated draw."""
 
     def rule(rng, primary, guardian, fails, fresh):
         total = len(primary) + len(fresh)
         log = log_of(primary, guardian)
         curve = RiskCurve.from_log(log, u=np.arange(len(primary)) / total)
-        found = curve.search([ALPHA])[0]
+        index = curve.search([ALPHA])[0]
         gap = gaps(np.ascontiguousarray(fresh.T), digits=12).T
         late = (np.arange(len(fresh)) + len(primary))[:, None] / total
-        at = (gap == curve.breakpoints[found]) & (late <= curve.boundary_u[found])
-        return (gap < curve.breakpoints[found]) | at | (gap == 0)
+        at = (gap == curve.breakpoints[index]) & (late <= curve.boundary_u[index])
+        return (gap < curve.breakpoints[index]) | at | (gap == 0)
 
     measured = expected_loss(COARSE, rule, 60, TIMES)
     assert not keeps(ALPHA, measured), measured
 
 
 def test_calibrating_one_loss_and_deploying_another_is_caught():
-    """A threshold from the loss of showing everything does not keep the budget when candidates only are shown."""
+    """A threshold calibrated for showing all actions does not keep the budget if only candidates are shown."""
 
     def own_loss(log):
         return calibrate(log, ALPHA, guardian_sees="all").relaxation
@@ -210,7 +210,7 @@ def test_calibrating_one_loss_and_deploying_another_is_caught():
 
 
 def test_using_a_loss_that_rises_without_its_envelope_is_caught():
-    """The first relaxation at which the empirical risk happens to dip below the budget."""
+    """Plant the first relaxation at which the empirical risk happens to fall below the budget."""
 
     def first_dip(log, alpha):
         gap = gaps(np.ascontiguousarray(log.primary.reshape(-1, 12).T), digits=12)

@@ -1,4 +1,4 @@
-"""The binarised Guardian, the router form, and evaluation by splits: kept, and caught without B / (n + 1)."""
+"""The binarized Guardian, the router form and evaluation by splits keep the budget; without B / (n + 1) they fail."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -15,7 +15,7 @@ N, ALPHA, TIMES = 20, 0.1, 1200
 
 
 def menu(rng, n):
-    """A menu with labels; the Guardian is right in about four of five queries."""
+    """Return menus with labels; the Guardian is right in about four of five queries."""
     primary = rng.random((n, 3))
     label = (0.5 * primary + rng.normal(size=(n, 3))).argmax(axis=1)
     guardian = rng.random((n, 3))
@@ -30,7 +30,7 @@ def menu_loss(log, candidate):
 
 
 def router(rng, n):
-    """Two graded answers; a higher confidence goes with a better answer of the Primary."""
+    """Return two graded answers per row; the Primary's answer is better at higher confidence."""
     confidence = rng.random(n)
     return ScoreLog.from_router(
         confidence=confidence,
@@ -47,8 +47,8 @@ def router_loss(log, candidate):
 
 def without_the_bound(log):
     curve = RiskCurve.from_log(log)
-    found = int(np.argmax(curve.totals <= ALPHA * len(log) * 1e12))
-    return float(curve.breakpoints[found])
+    index = int(np.argmax(curve.totals <= ALPHA * len(log) * 1e12))
+    return float(curve.breakpoints[index])
 
 
 def measure(world, loss, relaxation):
@@ -56,9 +56,9 @@ def measure(world, loss, relaxation):
     means = []
     for _ in range(TIMES):
         log, fresh = world(rng, N), world(rng, 200)
-        made = calibrate(log, ALPHA)
-        made = made if relaxation is None else replace(made, relaxation=relaxation(log))
-        means.append(loss(fresh, made.apply(fresh).candidate).mean())
+        certificate = calibrate(log, ALPHA)
+        certificate = certificate if relaxation is None else replace(certificate, relaxation=relaxation(log))
+        means.append(loss(fresh, certificate.apply(fresh).candidate).mean())
     return float(np.mean(means)), float(np.std(means, ddof=1) / TIMES**0.5)
 
 
@@ -78,15 +78,15 @@ def test_each_form_is_caught_without_the_bound(world, loss):
 @pytest.mark.parametrize("sees", ["candidates", "all"])
 def test_splits_of_one_pool_keep_the_budget(science, sees, boundary):
     """Splits of a fixed log are exchangeable, so the mean loss over many of them is within alpha."""
-    made = evaluate(science, [0.1], calibration_size=40, trials=2000, guardian_sees=sees, boundary=boundary)
-    losses = made.of("conformal")[0].values("loss")
+    frontier = evaluate(science, [0.1], calibration_size=40, trials=2000, guardian_sees=sees, boundary=boundary)
+    losses = frontier.of("conformal")[0].values("loss")
     assert keeps(0.1, (losses.mean(), losses.std(ddof=1) / 2000**0.5))
     assert losses.mean() >= 0.1 - 2 / 41 - 0.002
 
 
 @pytest.mark.parametrize(("bound", "kept"), [(Fraction(1), True), (Fraction(1, 10**6) + Fraction("0.1"), False)])
 def test_splits_of_one_pool_are_caught_with_too_small_a_bound(science, bound, kept):
-    """The same splits; a bound just above alpha stands for one that was forgotten (4.4 losses allowed, not 3.5)."""
+    """Use a bound just above alpha in place of a forgotten one: 4.4 losses are allowed instead of 3.5."""
     stairs = loss_stairs(science, guardian_sees="candidates")
     steps = build_steps(science, stairs, guardian_sees="candidates", outcomes={}, leg=None, u=None)
     rng = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def test_splits_of_one_pool_are_caught_with_too_small_a_bound(science, bound, ke
 
 
 def test_the_papers_unrestricted_rule_has_the_threshold_of_the_candidates():
-    """So what is shown of that threshold above, planted bugs included, is shown of this one."""
+    """The tests of that threshold above, planted bugs included, therefore cover this one."""
     rng = np.random.default_rng(3)
     for _ in range(50):
         log = ScoreLog.from_arrays(np.round(rng.random((60, 3)), 1), rng.random((60, 3)))

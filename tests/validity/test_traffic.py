@@ -1,6 +1,6 @@
-"""Calibration on live traffic: rows that the audit coin drew keep the quota; rows that the rule itself chose do not.
+"""Calibration on live traffic: randomly audited rows keep the quota; rows selected by the rule itself do not.
 
-Everything is real but the models: decisions, coin, record and export are the gateway's; the truth is drawn.
+Decisions, audits, records and export are the gateway's own; only the models and the truth are simulated.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ import pytest
 from conformal_arbitrage import ConformalArbitrage, Query, calibrate
 from conformal_arbitrage.collecting.from_records import score_log_of
 from conformal_arbitrage.gateway.decider import Decider
-from conformal_arbitrage.gateway.policy_table import LivePolicy, Pair
+from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair
 from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.scorers import ReplayScorer
-from conformal_arbitrage.store import Event, SQLiteStore
+from conformal_arbitrage.store import AuditBody, Event, SQLiteStore
 from tests.validity.simulation import World, keeps, log_of, regret
 
 N, ALPHA, TIMES, QUERIES = 20, 0.15, 150, 90
@@ -23,13 +23,13 @@ ACTIONS = ("a", "b", "c")
 
 
 def first_rule():
-    """The rule under which the traffic is served, calibrated on many rows."""
+    """Return the certificate under which the traffic is served, calibrated on many rows."""
     primary, guardian, _ = WORLD.draw(np.random.default_rng(7), 4000)
     return calibrate(log_of(primary, guardian), ALPHA, guardian_sees="all")
 
 
 async def serve(store, name, rng, rule):
-    """One stretch of traffic: decided, recorded, audited."""
+    """Decide, record and audit some traffic."""
     primary, guardian, _ = WORLD.draw(rng, QUERIES)
     ids = [f"{name}-{k:04d}" for k in range(QUERIES)]
     offsets = np.arange(0, primary.size + 1, len(ACTIONS))
@@ -38,30 +38,30 @@ async def serve(store, name, rng, rule):
         for role, scores in (("primary", primary), ("guardian", guardian))
     }
     policy = LivePolicy(
-        name=name, version=1, settings=PolicyConfig(audit_rate=0.5), pair=Pair(form="menu", **models), certificate=rule,
-        rule=ConformalArbitrage(**models, certificate=rule, allow=["unbound"]), identities_sha256="",
+        name=name, version=1, settings=PolicyConfig(audit_rate=0.5), pair=MenuPair(**models),
+        certificate=rule, alpha=rule.alpha, identities_sha256="",
+        rule=ConformalArbitrage(**models, certificate=rule, allow=["unbound"]),
     )  # fmt: skip
     decider = Decider(rng.bytes(32))
-    made = [await decider.menu(policy, Query("", ACTIONS, id=id), "caller") for id in ids]
-    audits = [
-        Event(id=one.audit.id, kind="audit", body=await audited(models, one.audit.id)) for one in made if one.audit
-    ]
-    await store.commit([*(one.event for one in made), *audits])
+    outcomes = [await decider.menu(policy, Query("", ACTIONS, id=id), "caller") for id in ids]
+    drawn = [one.audit.id for one in outcomes if one.audit]
+    audits = [Event(id=id, body=await audited(models, id)) for id in drawn]
+    await store.commit([*(one.event for one in outcomes), *audits])
 
 
 async def audited(models, id):
     scores = await models["guardian"].score(Query("", ACTIONS, id=id))
-    return {"scores": scores.values, "error": None, "cost": None, "served": None}
+    return AuditBody(scores=scores.values)
 
 
 async def calibration_rows(store, name, *, bug):
-    """N rows of the export; the planted bug takes those about which the rule asked the Guardian."""
+    """Return N rows of the export; the planted bug takes those that the rule deferred."""
     if not bug:
         return (await score_log_of(store, name)).select(np.arange(N))
     log = await score_log_of(store, name, everything=True)
-    asked = np.flatnonzero([record == "guardian" for record in await deciders(store, name)])
-    object.__setattr__(log, "extra", {})  # rubs out the mark that calibrate refuses
-    return log.select(asked[:N])
+    deferred = np.flatnonzero([record == "guardian" for record in await deciders(store, name)])
+    object.__setattr__(log, "extra", {})  # removes the mark that calibrate rejects
+    return log.select(deferred[:N])
 
 
 async def deciders(store, name):
@@ -72,15 +72,15 @@ async def losses(folder, *, bug):
     rng = np.random.default_rng(3)
     rule = first_rule()
     store = SQLiteStore(folder / "record.sqlite")
-    found = []
+    means = []
     for k in range(TIMES):
         await serve(store, f"p{k}", rng, rule)
-        made = calibrate(await calibration_rows(store, f"p{k}", bug=bug), ALPHA, guardian_sees="all")
+        certificate = calibrate(await calibration_rows(store, f"p{k}", bug=bug), ALPHA, guardian_sees="all")
         fresh, truth, _ = WORLD.draw(rng, 200)
-        kept = made.apply(log_of(fresh, np.zeros(fresh.shape), "f")).candidate.reshape(fresh.shape)
-        found.append(regret(truth, kept, sees_all=True).mean())
+        kept = certificate.apply(log_of(fresh, np.zeros(fresh.shape), "f")).candidate.reshape(fresh.shape)
+        means.append(regret(truth, kept, sees_all=True).mean())
     await store.close()
-    return float(np.mean(found)), float(np.std(found, ddof=1) / TIMES**0.5)
+    return float(np.mean(means)), float(np.std(means, ddof=1) / TIMES**0.5)
 
 
 @pytest.mark.parametrize("bug", [False, True])

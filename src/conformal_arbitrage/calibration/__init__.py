@@ -1,1 +1,1 @@
-"""From a score log and a risk budget to a certificate, its promise in words, and the decisions it makes."""
+"""Calibration: from a score log and a risk budget to a certificate, its guarantee and its decisions."""

@@ -1,17 +1,19 @@
-"""Decisions: a rule applied to every row of a score log.
+"""Decisions: a threshold applied to every row of a score log.
 
-Knows nothing of how the rule was found.
+Knows nothing of how the threshold was found.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from conformal_arbitrage.core.gaps import Bools, Floats, Integers, is_candidate, margins, sorted_gaps
+from conformal_arbitrage.core.arrays import Bools, Floats, Integers
+from conformal_arbitrage.core.choices import guardian_choices
+from conformal_arbitrage.core.gaps import is_candidate, margins, numbers_or_none, sorted_gaps
 from conformal_arbitrage.core.rows import blocks
-from conformal_arbitrage.core.trials import guardian_choices
+from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import Decision
 
@@ -21,11 +23,12 @@ class Decisions:
     """One decision per row, as arrays; indexing or iterating gives `Decision` objects.
 
     Attributes:
-        log: the log that was decided.
-        action: index of the chosen action, -1 if the Guardian was to choose and its scores are missing.
-        deferred: whether the Guardian was asked.
+        log: the log whose rows were decided.
+        action: index of the chosen action; -1 if the Guardian decides and its scores are missing.
+        deferred: whether the Guardian decides.
         margin: how far the Primary's top action leads.
         candidate: for every action of every row, flat: whether it is a candidate.
+        relaxation: the threshold; None if every row is deferred.
     """
 
     log: ScoreLog
@@ -33,6 +36,7 @@ class Decisions:
     deferred: Bools
     margin: Floats
     candidate: Bools
+    relaxation: float | None
 
     def __len__(self) -> int:
         return len(self.action)
@@ -46,30 +50,31 @@ class Decisions:
             candidates=tuple(np.flatnonzero(self.candidate[start:stop]).tolist()),
             decided_by="guardian" if self.deferred[row] else "primary",
             margin=float(self.margin[row]),
+            relaxation=self.relaxation,
         )
 
     def __iter__(self) -> Iterator[Decision]:
         return (self[row] for row in range(len(self)))
 
     def to_dicts(self) -> Iterator[dict[str, Any]]:
-        """Every decision as a JSON document; an infinite margin (a single action) is null."""
-        for row, made in enumerate(self):
+        """Yield every decision as a JSON document; an infinite margin (a single action) becomes null."""
+        for row, decision in enumerate(self):
             texts = self.log.row(row).actions if self.log.actions is not None else None
             yield {
                 "row": row + 1,
-                "id": made.id,
-                "action": made.action,
-                **({} if texts is None else {"answer": None if made.action is None else texts[made.action]}),
-                "decided_by": made.decided_by,
-                "candidates": list(made.candidates),
-                "margin": None if np.isinf(made.margin) else made.margin,
+                "id": decision.id,
+                "action": decision.action,
+                **({} if texts is None else {"answer": None if decision.action is None else texts[decision.action]}),
+                "decided_by": decision.decided_by,
+                "candidates": list(decision.candidates),
+                "margin": None if np.isinf(decision.margin) else decision.margin,
             }
 
 
 def decide_rows(
     log: ScoreLog, *, relaxation: float | None, boundary_u: float | None, u: Floats | None, sees_all: bool
 ) -> Decisions:
-    """Apply a threshold to every row: the top action if it stands alone, else the Guardian's choice."""
+    """Apply a threshold to every row: the top action if it stands alone, otherwise the Guardian's choice."""
     n = len(log)
     action, margin = np.empty(n, dtype=np.int64), np.empty(n)
     deferred = np.empty(n, dtype=np.bool_)
@@ -86,4 +91,24 @@ def decide_rows(
         by_action = np.empty_like(kept)
         np.put_along_axis(by_action, order, kept, axis=0)
         candidate[block.flat] = by_action.T.ravel()
-    return Decisions(log=log, action=action, deferred=deferred, margin=margin, candidate=candidate)
+    return Decisions(
+        log=log, action=action, deferred=deferred, margin=margin, candidate=candidate, relaxation=relaxation
+    )
+
+
+def guardian_choice(scores: object, shown: Sequence[int], *, size: int) -> int | None:
+    """Return the action the Guardian scores highest among those shown, the first one among equals.
+
+    Args:
+        scores: one number per action of the whole menu; only those of the actions shown are read.
+        shown: indices of the actions shown, ascending.
+        size: number of actions in the menu.
+
+    Returns:
+        None if the score of an action shown is None or NaN.
+    """
+    numbers = numbers_or_none(scores)
+    if numbers is None or numbers.shape != (size,) or np.isinf(numbers[list(shown)]).any():
+        raise OptionError(f"guardian= takes one finite number per action, {size} here; got {scores!r:.80}")
+    values = numbers[list(shown)]
+    return None if np.isnan(values).any() else shown[int(values.argmax())]

@@ -1,6 +1,6 @@
-"""The certificate's promise in words: what holds, under which assumptions, and what is not promised.
+"""The guarantee in words: what holds, under which assumptions, and what is not promised.
 
-One place for every sentence; `verify` rebuilds the text and compares.
+Every sentence is written here; `verify` rebuilds the text and compares it.
 """
 
 from math import sqrt
@@ -18,7 +18,7 @@ def guarantee_text(
     boundary: str,
     missing_guardian: str | None,
 ) -> str:
-    """The promise of one certificate, as one paragraph."""
+    """Return the guarantee of one certificate as a paragraph."""
     own_loss = loss != "guardian_regret"
     described = _loss(loss, loss_bound, binarized=binarized)
     if status != "ok":

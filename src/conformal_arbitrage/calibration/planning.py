@@ -1,16 +1,22 @@
-"""plan: how many rows a budget needs, and what more rows buy."""
+"""Planning a calibration: how many rows a budget needs, what more rows buy, and which rows to set aside.
+
+Knows nothing of scores or certificates.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import sqrt
 
-from conformal_arbitrage.calibration.certificate import rows_needed
-from conformal_arbitrage.core.losses import Number, exact
+import numpy as np
+
+from conformal_arbitrage.core.losses import Number, as_fraction
+from conformal_arbitrage.core.risk import check_alpha
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.scorelog.log import ScoreLog
 
 COMFORT = 10
-"""With this many times the fewest rows, being finite costs a tenth of the budget."""
+"""With this many times the minimum number of rows, the finite sample costs a tenth of the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +24,10 @@ class PlanRow:
     """What n calibration rows mean for a budget.
 
     Attributes:
-        n: rows.
-        spendable: the largest mean loss the log may show, alpha - (B - alpha) / n; what is missing to alpha is the
-            price of finitely many rows. None if there are too few: every query is deferred then.
-        spread: how far the long-run loss of one certificate typically lies from alpha: sqrt(alpha (B - alpha) / n).
+        n: number of rows.
+        spendable: the largest mean loss the log may show, alpha - (B - alpha) / n; the difference to alpha is the price
+            of a finite sample. None if there are too few rows, so that every query is deferred.
+        spread: typical distance of the long-run loss of one certificate from alpha: sqrt(alpha (B - alpha) / n).
     """
 
     n: int
@@ -36,8 +42,8 @@ class Plan:
     Attributes:
         alpha: the risk budget.
         loss_bound: the largest possible loss.
-        fewest_rows: below this every query is deferred.
-        suggested_rows: enough for the price of finitely many rows to be a tenth of alpha.
+        fewest_rows: with fewer rows every query is deferred.
+        suggested_rows: enough rows for the finite sample to cost a tenth of alpha.
         rows: what several sizes mean.
     """
 
@@ -48,16 +54,22 @@ class Plan:
     rows: tuple[PlanRow, ...]
 
 
+def rows_needed(alpha: Number, loss_bound: Number = 1) -> int:
+    """Return the fewest rows that can keep a budget without always deferring: ceil(B / alpha) - 1."""
+    bound = as_fraction(loss_bound, name="loss_bound")
+    return -int(-bound // check_alpha(alpha, bound)) - 1
+
+
 def plan(alpha: Number, *, loss_bound: Number = 1, rows: Sequence[int] = ()) -> Plan:
-    """How many calibration rows a budget needs, and how slack and spread shrink with more.
+    """Plan a calibration: how many rows a budget needs, and how slack and spread shrink with more of them.
 
     Args:
         alpha: the risk budget.
         loss_bound: the largest possible loss.
-        rows: numbers of rows to look at; by default from the fewest to a hundred times as many.
+        rows: sizes to report; by default from the minimum to a hundred times as many.
     """
     fewest = rows_needed(alpha, loss_bound)
-    budget, bound = exact(alpha, name="alpha"), exact(loss_bound, name="loss_bound")
+    budget, bound = as_fraction(alpha, name="alpha"), as_fraction(loss_bound, name="loss_bound")
     suggested = COMFORT * (fewest + 1) - 1
     usual = [fewest, 2 * fewest, 5 * fewest, suggested, 2 * suggested, 5 * suggested, 10 * suggested]
     sizes = dict.fromkeys(rows or usual)
@@ -68,14 +80,31 @@ def plan(alpha: Number, *, loss_bound: Number = 1, rows: Sequence[int] = ()) -> 
         loss_bound=float(bound),
         fewest_rows=fewest,
         suggested_rows=suggested,
-        rows=tuple(_row(n, budget, bound) for n in sizes),
+        rows=tuple(_plan_row(n, budget, bound) for n in sizes),
     )
 
 
-def _row(n: int, alpha: Fraction, bound: Fraction) -> PlanRow:
+def _plan_row(n: int, alpha: Fraction, bound: Fraction) -> PlanRow:
     spendable = (alpha * (n + 1) - bound) / n
     return PlanRow(
         n=n,
         spendable=None if spendable < 0 else float(spendable),
         spread=sqrt(alpha * (bound - alpha) / n),
     )
+
+
+def split(log: ScoreLog, *, share: float = 0.3, seed: int = 0) -> tuple[ScoreLog, ScoreLog]:
+    """Split a log at random: choose alpha and options on the first part, calibrate on the second.
+
+    Args:
+        log: the recorded scores.
+        share: the share of the rows that goes to the first part.
+        seed: of the random split.
+    """
+    if seed < 0:
+        raise OptionError(f"seed must be 0 or more; got {seed}")
+    cut = round(share * len(log)) if 0 < share < 1 else 0
+    if not 0 < cut < len(log):
+        raise OptionError(f"a share of {share:g} of {len(log)} rows leaves a part empty; use another share")
+    order = np.random.default_rng(seed).permutation(len(log))
+    return log.select(order[:cut]), log.select(order[cut:])

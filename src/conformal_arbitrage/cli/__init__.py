@@ -1,6 +1,6 @@
-"""The command line: each command parses, makes one call and prints.
+"""The command line: each command parses its arguments, makes one call and prints the result.
 
-A mistake of the user is one line on stderr and exit code 2; nothing is written then.
+A user error is one line on stderr and exit code 2, and nothing is written.
 """
 
 import io
@@ -9,20 +9,20 @@ from typing import Any
 
 import click
 
-from conformal_arbitrage.cli.data import demo, router_log, split
-from conformal_arbitrage.cli.evaluation import evaluate, inspect
-from conformal_arbitrage.cli.live import ask, check, collect, init
-from conformal_arbitrage.cli.reproduction import reproduce
-from conformal_arbitrage.cli.rules import apply, calibrate, plan, verify
-from conformal_arbitrage.cli.service import keys, records, serve
+from conformal_arbitrage.cli.certificates import apply_command, calibrate_command, plan_command, verify_command
+from conformal_arbitrage.cli.data import demo_command, router_log_command, split_command
+from conformal_arbitrage.cli.evaluation import evaluate_command, inspect_command
+from conformal_arbitrage.cli.live import ask_command, check_command, collect_command, init_command
+from conformal_arbitrage.cli.reproduction import reproduce_command
+from conformal_arbitrage.cli.service import keys_command, records_command, serve_command
 from conformal_arbitrage.errors import ArbitrageError
 
 
 class _Group(click.Group):
-    """A group that shows every expected error as one line."""
+    """A group that prints every expected error on one line."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command; exit 2 on a mistake of the user."""
+        """Run a command; exit with code 2 after a user error."""
         if not kwargs.pop("standalone_mode", True):
             return super().main(*args, standalone_mode=False, **kwargs)
         for stream in (sys.stdout, sys.stderr):
@@ -48,18 +48,19 @@ def cli() -> None:
     """Route between a cheap Primary and a careful Guardian, with a guarantee on the loss.
 
     \b
-    arbitrage demo                            a tour on bundled real data
-    arbitrage init, check, collect            scores of your own models
-    arbitrage inspect LOG                     is this pair of models worth routing?
-    arbitrage calibrate LOG --alpha 0.05      the threshold that keeps the budget
-    arbitrage ask CERTIFICATE QUESTION        one live decision
-    arbitrage serve                           the gateway: an OpenAI-compatible endpoint that keeps the quota
+    arbitrage demo                            take a tour on bundled real data
+    arbitrage init, check, collect            record scores of your own models
+    arbitrage inspect LOG                     see whether a pair of models is worth routing
+    arbitrage calibrate LOG --alpha 0.05      find the threshold that keeps the budget
+    arbitrage ask CERTIFICATE QUESTION        make one live decision
+    arbitrage serve                           run an OpenAI-compatible gateway that keeps the quota
     """
 
 
 _COMMANDS = (
-    init, check, collect, inspect, calibrate, verify, apply, ask, evaluate, plan, split, router_log, reproduce,
-    serve, keys, records, demo,
+    init_command, check_command, collect_command, inspect_command, calibrate_command, verify_command, apply_command,
+    ask_command, evaluate_command, plan_command, split_command, router_log_command, reproduce_command, serve_command,
+    keys_command, records_command, demo_command,
 )  # fmt: skip
 for _command in _COMMANDS:
     cli.add_command(_command)

@@ -1,4 +1,4 @@
-"""init, check, collect, ask: live models."""
+"""The commands for live models: init, check, collect, ask."""
 
 import asyncio
 from contextlib import nullcontext
@@ -11,24 +11,23 @@ from conformal_arbitrage.cli import options
 from conformal_arbitrage.errors import OutputError
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.collecting.collect import Estimated, Progress
+    from conformal_arbitrage.collecting.collect import EndpointEstimate, Progress
     from conformal_arbitrage.collecting.questions import Menus, Requests
     from conformal_arbitrage.live.config import Config
-    from conformal_arbitrage.live.probe import Found
+    from conformal_arbitrage.live.probe import ProbeResult
     from conformal_arbitrage.scorelog.log import ScoreLog
     from conformal_arbitrage.types import Decision
 
-config_file = click.option(
-    "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration."
-)
 
-
-@click.command()
-@click.option("--form", type=click.Choice(["menu", "text"]), default="menu", show_default=True)
-@click.option("-o", "--output", default="arbitrage.toml", show_default=True, metavar="FILE")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
-def init(*, form: Any, output: str, force: bool) -> None:
-    """Write a short commented configuration to start from.
+@click.command("init")
+@click.option(
+    "--form", type=click.Choice(["menu", "text"]), default="menu", show_default=True,
+    help="Questions with a menu of options, or free text.",
+)  # fmt: skip
+@click.option("-o", "--output", default="arbitrage.toml", show_default=True, metavar="FILE", help="The file to write.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def init_command(*, form: Any, output: str, force: bool) -> None:
+    """Write a short, commented configuration to start from.
 
     \b
     arbitrage init
@@ -38,16 +37,18 @@ def init(*, form: Any, output: str, force: bool) -> None:
     from conformal_arbitrage.scorelog.files import write_text
 
     if Path(output).exists() and not force:
-        raise OutputError(f"{output}: is there already; give another name with -o, or --force")
+        raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
     write_text(output, template(form))
-    click.echo(f"Written: {output}. Set models and prices there, export the keys it names, then run `arbitrage check`.")
+    click.echo(
+        f"Written: {output}. Edit its models and prices, export the API keys it names, then run `arbitrage check`."
+    )
 
 
-@click.command()
-@config_file
+@click.command("check")
+@options.config_file
 @options.as_json
-def check(*, config: str, as_json: bool) -> None:
-    """Ask each model something tiny, find out how it wants to be asked, and pin that in the configuration.
+def check_command(*, config: str, as_json: bool) -> None:
+    """Test each model with a tiny request, detect which API features it supports, and pin them in the configuration.
 
     \b
     arbitrage check
@@ -57,26 +58,26 @@ def check(*, config: str, as_json: bool) -> None:
     from conformal_arbitrage.live.config import read_config, write_pinned
     from conformal_arbitrage.live.probe import check_models
 
-    found = asyncio.run(check_models(read_config(config)))
-    fit = all(one.problem is None for one in found)
-    pinned = {one.role: one.pinned for one in found if one.pinned is not None}
-    if fit and pinned:
+    results = asyncio.run(check_models(read_config(config)))
+    usable = all(one.problem is None for one in results)
+    pinned = {one.role: one.pinned for one in results if one.pinned is not None}
+    if usable and pinned:
         write_pinned(config, pinned)
     if as_json:
-        options.print_json({"ok": fit, "models": msgspec.to_builtins(found)})
+        options.print_json({"ok": usable, "models": msgspec.to_builtins(results)})
     else:
-        _show_found(found)
-        if fit and pinned:
+        _show_checks(results)
+        if usable and pinned:
             click.echo(f"Written: {config} ([{'.pinned], ['.join(pinned)}.pinned])")
-    if not fit:
-        problems = "; ".join(f"[{one.role}] {one.problem}" for one in found if one.problem)
+    if not usable:
+        problems = "; ".join(f"[{one.role}] {one.problem}" for one in results if one.problem)
         raise click.ClickException(f"this configuration cannot be used: {problems}")
 
 
-def _show_found(found: "list[Found]") -> None:
+def _show_checks(results: "list[ProbeResult]") -> None:
     from conformal_arbitrage.upstream.pricing import dollars
 
-    header = ["model", "kind", "answers", "served", "seconds", "cost", "asked by", "logprobs"]
+    header = ["model", "kind", "answers", "served", "seconds", "cost", "mode", "logprobs"]
     rows = [
         [
             one.role,
@@ -88,102 +89,100 @@ def _show_found(found: "list[Found]") -> None:
             "" if one.pinned is None else one.pinned.mode,
             {None: "", True: "yes", False: "no"}[one.logprobs],
         ]
-        for one in found
+        for one in results
     ]
     options.print_table(header, rows)
-    for one in found:
+    for one in results:
         for note in one.notes:
             click.echo(f"  {one.role}: {note}")
 
 
-@click.command()
+@click.command("collect")
 @click.argument("questions")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The score log; replies are kept beside it.")
-@click.option("--form", type=click.Choice(["menu", "text"]), help="Options or free text.  [default: as configured]")
-@config_file
-@click.option("--question-column", metavar="NAME", help="The question.  [default: question; text form: messages]")
-@click.option("--choice-columns", metavar="A,B,...", help="One column per option.")
-@click.option("--choices-column", metavar="NAME", help="A column with the list of options.  [default: choices]")
-@click.option("--answer-column", metavar="NAME", help="The right option, or in text form what a grader compares with.")
-@click.option("--answer-is", type=click.Choice(["letter", "index", "text"]), help="How answers name an option.")
-@click.option("--id-column", metavar="NAME", help="Unique names.  [default: id, or made from the content]")
-@click.option("--group-column", metavar="NAME", help="Subject, tenant, language.")
-@click.option("--shuffle-options", is_flag=True, help="Put the options in an order drawn from the question's hash.")
 @click.option(
-    "--grade", metavar="HOW", help="Text form: exact, regex, json-equal, judge, human, python:MODULE:FUNCTION."
+    "-o", "--output", required=True, metavar="FILE", help="The score log to write; raw replies are kept beside it."
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first rows.")
-@click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Upstream calls at once.")
-@click.option("--dry-run", is_flag=True, help="Send nothing; say what the bill would be.")
 @click.option(
-    "--max-cost", type=click.FloatRange(0, min_open=True), metavar="$", help="Stop before exceeding this bill."
+    "--form", type=click.Choice(["menu", "text"]), help="Menus of options or free text.  [default: as configured]"
+)
+@options.config_file
+@click.option(
+    "--question-column", metavar="NAME", help="Column of the question.  [default: question; text form: messages]"
+)
+@click.option("--choice-columns", metavar="A,B,...", help="Columns of the options, one each.")
+@click.option("--choices-column", metavar="NAME", help="Column with the list of options.  [default: choices]")
+@click.option(
+    "--answer-column", metavar="NAME", help="Column of the right option, or in text form of the reference answer."
+)
+@click.option(
+    "--answer-is", type=click.Choice(["letter", "index", "text"]), help="How the answer column names an option."
+)
+@click.option("--id-column", metavar="NAME", help="Column of unique ids.  [default: id, or derived from the content]")
+@click.option("--group-column", metavar="NAME", help="Column of a group, such as subject, tenant or language.")
+@click.option("--shuffle-options", is_flag=True, help="Shuffle the options by a hash of the question.")
+@click.option(
+    "--grade",
+    metavar="HOW",
+    help="Grader in text form: exact, regex, json-equal, judge, human, python:MODULE:FUNCTION.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Use the first N rows only.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Maximum number of concurrent calls."
+)
+@click.option("--dry-run", is_flag=True, help="Send nothing; estimate the cost.")
+@click.option(
+    "--max-cost", type=click.FloatRange(0, min_open=True), metavar="$", help="Stop before the total cost exceeds this."
 )
 @options.as_json
-def collect(questions: str, *, output: str, config: str, dry_run: bool, as_json: bool, **asked: Any) -> None:
-    """Ask both models about every row and write a score log. Stopped, it goes on where it was.
+def collect_command(questions: str, *, output: str, config: str, dry_run: bool, as_json: bool, **settings: Any) -> None:
+    """Ask both models about every row and write a score log; run the same command again to resume.
 
     \b
     arbitrage collect questions.jsonl -o log.parquet --dry-run
     arbitrage collect questions.csv -o log.parquet --choice-columns A,B,C,D --answer-column answer --max-cost 5.00
     arbitrage collect requests.jsonl -o log.parquet --form text --grade json-equal
     """
-    from conformal_arbitrage.collecting.collect import Collection
+    from conformal_arbitrage.collecting import collect as collecting
     from conformal_arbitrage.live.config import read_config
-    from conformal_arbitrage.scorelog.files import file_format, writable
 
     options.refuse_same(questions, output)
-    file_format(Path(output))
-    writable(output)
-    plan = Collection(
-        config=_as_asked(read_config(config), config, asked),
-        rows=_read_rows(questions, asked["form"], asked),
-        output=output,
-        grade=asked["grade"],
-        concurrency=asked["concurrency"],
-        max_cost=asked["max_cost"],
-    )
+    models = _with_settings(read_config(config), config, settings)
+    rows = _read_rows(questions, settings)
+    limits = {name: settings[name] for name in ("grade", "limit", "concurrency", "max_cost")}
     if dry_run:
-        show_estimate(asyncio.run(plan.estimate()), as_json=as_json)
+        show_estimate(asyncio.run(collecting.estimate(models, rows, output=output, **limits)), as_json=as_json)
         return
-    with nullcontext(None) if as_json or plan.has_person else _Bar() as bar:
+    with nullcontext(None) if as_json or collecting.has_person(models, settings["grade"]) else _ProgressBar() as bar:
+        progress = None if bar is None else bar.show
         try:
-            log = asyncio.run(plan.run(None if bar is None else bar.show))
+            log = asyncio.run(collecting.collect(models, rows, output=output, progress=progress, **limits))
         except KeyboardInterrupt as error:
             raise click.ClickException(
-                "stopped; what was answered is kept, the same command goes on from there"
+                "interrupted; all replies so far are stored, run the same command again to resume"
             ) from error
-    log.write(output)
     _show_collected(log, output, as_json=as_json)
 
 
-def _as_asked(config: "Config", path: str, asked: dict[str, Any]) -> "Config":
-    """The configuration with the options of this call; sets the form they left open."""
+def _with_settings(config: "Config", path: str, settings: dict[str, Any]) -> "Config":
+    """Return the configuration with the options of this call; fill in the form if it was not given."""
     from conformal_arbitrage.live.config import with_task
 
-    asked["form"] = asked["form"] or config.task.form
-    shuffle = config.task.shuffle_options or asked["shuffle_options"]
-    return with_task(config, path, form=asked["form"], shuffle_options=shuffle)
+    settings["form"] = settings["form"] or config.task.form
+    shuffle = config.task.shuffle_options or settings["shuffle_options"]
+    return with_task(config, path, form=settings["form"], shuffle_options=shuffle)
 
 
-def _read_rows(questions: str, form: str, asked: dict[str, Any]) -> "Menus | Requests":
-    from conformal_arbitrage.collecting.questions import read_menus, read_requests
+def _read_rows(questions: str, settings: dict[str, Any]) -> "Menus | Requests":
+    from conformal_arbitrage.collecting.questions import read_questions
 
-    shared = {name: asked[name] for name in ("answer_column", "id_column", "group_column")}
-    if form == "text":
-        return read_requests(questions, question_column=asked["question_column"], **shared).first(asked["limit"])
-    columns = tuple(name.strip() for name in (asked["choice_columns"] or "").split(",") if name.strip())
-    return read_menus(
-        questions,
-        question_column=asked["question_column"] or "question",
-        choice_columns=columns,
-        choices_column=asked["choices_column"] or "choices",
-        answer_is=asked["answer_is"],
-        **shared,
-    ).first(asked["limit"])
+    names = ("question_column", "choices_column", "answer_column", "answer_is", "id_column", "group_column")
+    columns = {name: settings[name] for name in names}
+    choices = tuple(name.strip() for name in (settings["choice_columns"] or "").split(",") if name.strip())
+    return read_questions(questions, settings["form"], choice_columns=choices, **columns)
 
 
-class _Bar:
-    """A progress bar on stderr: rows, rate, time left, money so far, failures."""
+class _ProgressBar:
+    """A progress bar on stderr: rows, rate, time left, cost so far, failures."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -196,7 +195,7 @@ class _Bar:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None, rate="", money="", failures="")
 
-    def __enter__(self) -> "_Bar":
+    def __enter__(self) -> "_ProgressBar":
         self._bar.start()
         return self
 
@@ -204,7 +203,7 @@ class _Bar:
         self._bar.stop()
 
     def show(self, progress: "Progress") -> None:
-        """One more row."""
+        """Update the bar after a row."""
         from conformal_arbitrage.upstream.pricing import dollars
 
         speed = self._bar.tasks[0].speed
@@ -218,8 +217,8 @@ class _Bar:
         )
 
 
-def show_estimate(estimates: "list[Estimated]", *, as_json: bool) -> None:
-    """What calls would take, per endpoint and in all."""
+def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool) -> None:
+    """Print the estimated calls, tokens and cost, per endpoint and in total."""
     import msgspec
 
     from conformal_arbitrage.upstream.pricing import dollars
@@ -240,45 +239,53 @@ def show_estimate(estimates: "list[Estimated]", *, as_json: bool) -> None:
         ]
         for one in estimates
     ]
-    options.print_table(header, rows, title="Expected, at four characters a token and every reply at its limit")
-    bill = "unknown, since a price is; set price = [IN, OUT]" if total is None else f"about {dollars(total)}"
-    click.echo(f"Bill: {bill}. Nothing was sent; replies that are stored already are not counted.")
+    options.print_table(header, rows, title="Estimate, at four characters per token and every reply at its limit")
+    cost = "unknown, since a price is; set price = [IN, OUT]" if total is None else f"about {dollars(total)}"
+    click.echo(f"Cost: {cost}. Nothing was sent; replies that are already stored are not counted.")
 
 
 def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
     from conformal_arbitrage.collecting.collect import replies_path, summary
+    from conformal_arbitrage.upstream.cache import stored_cost
     from conformal_arbitrage.upstream.pricing import dollars
-    from conformal_arbitrage.upstream.wrappers import stored_cost
 
-    found = summary(log)
+    totals = summary(log)
     known, unknown = stored_cost(replies_path(output))
-    found["cost"] = None if unknown else known
+    totals["cost"] = None if unknown else known
     if as_json:
-        options.print_json({**found, "output": output, "replies": str(replies_path(output))})
+        options.print_json({**totals, "output": output, "replies": str(replies_path(output))})
         return
     for role in ("primary", "guardian"):
-        failed, cost = found[f"{role}_failures"], found[f"{role}_cost"]
-        click.echo(f"{role}: {found['rows']} rows, {failed} failed, cost {dollars(cost)}")
-    click.echo(f"all replies, graders' and earlier runs' included: cost {dollars(found['cost'])}")
-    if found["missing_guardian_rows"]:
+        failed, cost = totals[f"{role}_failures"], totals[f"{role}_cost"]
+        click.echo(f"{role}: {totals['rows']} rows, {failed} failed, cost {dollars(cost)}")
+    click.echo(f"all replies, including graders and earlier runs: cost {dollars(totals['cost'])}")
+    if totals["missing_guardian_rows"]:
         options.warn(
-            f"{found['missing_guardian_rows']} rows have no Guardian score: run the same command again to repeat the calls "
-            "that failed (a reply that came and cannot be read is kept, and not asked for again), or calibrate with "
-            "--missing-guardian worst_case; the column guardian_error says why"
+            f"{totals['missing_guardian_rows']} rows have no Guardian score: run the same command again to retry the failed "
+            "calls (a reply that cannot be parsed is kept and not requested again), or calibrate with "
+            "--missing-guardian worst_case; the column guardian_error gives the reasons"
         )
     click.echo(f"Written: {output}; raw replies in {replies_path(output)}")
 
 
-@click.command()
+@click.command("ask")
 @click.argument("certificate")
 @click.argument("question")
-@click.option("--action", "actions", multiple=True, metavar="TEXT", help="An option; give several. None in text form.")
-@click.option("--id", "name", metavar="ID", help="The query's id; drawn unless given.")
-@config_file
+@click.option(
+    "--action",
+    "actions",
+    multiple=True,
+    metavar="TEXT",
+    help="An option of the menu; repeat it for each. Omit in text form.",
+)
+@click.option("--id", "name", metavar="ID", help="The query's id.  [default: generated]")
+@options.config_file
 @options.key_file
-@click.option("--allow", multiple=True, metavar="NAME", help="Put up with this difference; gives up the guarantee.")
+@click.option(
+    "--allow", multiple=True, metavar="NAME", help="Tolerate this difference, without a guarantee; may be repeated."
+)
 @options.as_json
-def ask(
+def ask_command(
     certificate: str,
     question: str,
     *,
@@ -289,9 +296,9 @@ def ask(
     allow: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """One live decision: who decided, why, and what it cost.
+    """Make one live decision: who decided, why, and at what cost.
 
-    
+    \b
     arbitrage ask certificate.json "Which planet is the largest?" --action Jupiter --action Saturn
     arbitrage ask certificate.json "Summarise: ..."          text form
     """
@@ -301,32 +308,30 @@ def ask(
     from conformal_arbitrage.types import ChatRequest, Query
 
     beside = key_path(certificate)
-    rule = Certificate.load(certificate, key=read_key(key_file) if key_file else None)
-    if rule.key_sha256 is not None and rule.key is None and beside.exists():
-        rule = Certificate.load(certificate, key=read_key(beside))
-    read = read_config(config)
-    if bool(actions) != (read.task.form == "menu"):
-        raise click.UsageError(
-            f"{config} is in {read.task.form} form: "
-            + ("give --action for each option" if not actions else "drop --action")
-        )
+    loaded = Certificate.load(certificate, key=read_key(key_file) if key_file else None)
+    if loaded.key_sha256 is not None and loaded.key is None and beside.exists():
+        loaded = Certificate.load(certificate, key=read_key(beside))
+    configuration = read_config(config)
+    if bool(actions) != (configuration.task.form == "menu"):
+        remedy = "drop --action" if actions else "give --action for each option"
+        raise click.UsageError(f"{config} is in {configuration.task.form} form: {remedy}")
 
     async def decide() -> "Decision":
-        async with Models(read) as models:
+        async with Models(configuration) as models:
             if actions:
-                return await models.policy(rule, allow).decide(Query(question, actions, id=name))
+                return await models.policy(loaded, allow).decide(Query(question, actions, id=name))
             body = {"messages": [{"role": "user", "content": question}]}
-            return await models.router(rule, allow).decide(ChatRequest(body, id=name))
+            return await models.router(loaded, allow).decide(ChatRequest(body, id=name))
 
     decision = asyncio.run(decide())
     if as_json:
         options.print_json(decision_json(decision))
     else:
-        _show_decision(decision, rule.alpha)
+        _show_decision(decision, loaded.alpha)
 
 
 def decision_json(decision: "Decision") -> dict[str, Any]:
-    """A decision as a JSON document; an infinite margin (a single action) is null."""
+    """Return a decision as a JSON document; an infinite margin (a single action) becomes null."""
     from math import isinf
 
     import msgspec
@@ -363,9 +368,9 @@ def _show_decision(decision: "Decision", alpha: float) -> None:
 
 
 def _why(decision: "Decision") -> str:
-    """What the rule saw."""
+    """Explain a decision."""
     if len(decision.candidates) == 1 and not decision.legs:
-        return "there is one action only"
+        return "there is only one action"
     if any(leg.role == "primary" and leg.error for leg in decision.legs):
         return "the Primary failed, so it has no opinion"
     if decision.relaxation is None:
@@ -375,4 +380,4 @@ def _why(decision: "Decision") -> str:
         return f"{leads}, not more than the relaxation {decision.relaxation:.4g}"
     if decision.margin > decision.relaxation:
         return f"{leads}, more than the relaxation {decision.relaxation:.4g}"
-    return f"{leads}, exactly the relaxation, and the draw of this id lets it stand"
+    return f"{leads}, exactly the relaxation, and the draw of this id keeps its answer"

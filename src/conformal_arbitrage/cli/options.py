@@ -1,4 +1,4 @@
-"""What several commands share: options, reading a log, printing."""
+"""Shared by several commands: options, reading a log, printing."""
 
 import json
 import os
@@ -19,29 +19,35 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _chain(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    return lambda command: reduce(lambda made, decorate: decorate(made), reversed(decorators), command)
+    return lambda command: reduce(lambda wrapped, decorate: decorate(wrapped), reversed(decorators), command)
 
 
 columns = _chain(
-    click.option("--primary-column", metavar="NAME", help="Column that plays the Primary.  [default: primary]"),
-    click.option("--guardian-column", metavar="NAME", help="Column that plays the Guardian.  [default: guardian]"),
-    click.option("--outcome", "outcomes", multiple=True, metavar="NAME", help="A list column to report as an outcome."),
+    click.option("--primary-column", metavar="NAME", help="Column of the Primary's scores.  [default: primary]"),
+    click.option("--guardian-column", metavar="NAME", help="Column of the Guardian's scores.  [default: guardian]"),
+    click.option(
+        "--outcome",
+        "outcomes",
+        multiple=True,
+        metavar="NAME",
+        help="List column to report as an outcome; may be repeated.",
+    ),
 )
-binarize = click.option("--binarize", is_flag=True, help="Measure the loss on the paper's 0/1 Guardian (needs labels).")
+binarize = click.option("--binarize", is_flag=True, help="Measure the loss on the paper's 0/1 Guardian; needs labels.")
 rule = _chain(
     click.option(
         "--guardian-sees",
         type=click.Choice(["candidates", "all", "all-restricted-loss"]),
         default="candidates",
         show_default=True,
-        help="What a deferral shows the Guardian.",
+        help="Actions that a deferral shows the Guardian.",
     ),
     click.option(
         "--boundary",
         type=click.Choice(["include", "random"]),
         default="include",
         show_default=True,
-        help="Keep all actions exactly at the threshold gap, or a share of them and so spend the budget to the last row.",
+        help="Keep every action exactly at the threshold gap, or a random share of them, which spends the whole budget.",
     ),
     click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."),
     binarize,
@@ -52,18 +58,21 @@ rule = _chain(
     ),
 )
 costs = _chain(
-    click.option("--primary-cost", type=float, metavar="$", help="Dollars for asking the Primary once."),
-    click.option("--guardian-cost", type=float, metavar="$", help="Dollars for asking the Guardian once."),
+    click.option("--primary-cost", type=float, metavar="$", help="Dollars per query of the Primary."),
+    click.option("--guardian-cost", type=float, metavar="$", help="Dollars per query of the Guardian."),
     click.option(
         "--primary-price",
         type=(float, float),
         metavar="IN OUT",
-        help="Dollars per million input and output tokens of the Primary, for recorded tokens.",
+        help="Dollars per million input and output tokens of the Primary, for recorded token counts.",
     ),
     click.option("--guardian-price", type=(float, float), metavar="IN OUT", help="The same for the Guardian."),
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
-key_file = click.option("--key-file", metavar="FILE", help='The key saved beside a boundary="random" certificate.')
+config_file = click.option(
+    "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration file."
+)
+key_file = click.option("--key-file", metavar="FILE", help='Key saved beside a boundary="random" certificate.')
 
 
 def read_log(
@@ -75,7 +84,7 @@ def read_log(
     binarized: bool = False,
     guardian_optional: bool = False,
 ) -> "ScoreLog":
-    """The log an argument names, by the columns the options name."""
+    """Read the log that an argument names, with the columns that the options name."""
     from conformal_arbitrage.scorelog.files import Table
     from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -88,40 +97,40 @@ def read_log(
 
 
 def refuse_same(source: str, output: str | None) -> None:
-    """Refuse an output that would replace what is read."""
+    """Refuse an output that would overwrite the input."""
     if output is not None and os.path.realpath(source) == os.path.realpath(output):
-        raise click.UsageError(f"{output} would replace what is read; give the output another name")
+        raise click.UsageError(f"{output} would overwrite the input; give the output another name")
 
 
 def print_json(document: object) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document to stdout."""
     click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def warn(message: str) -> None:
-    """One line on stderr that does not end the command."""
+    """Print a warning to stderr, on one line."""
     click.echo(f"arbitrage: warning: {message}", err=True)
 
 
 def wrapped(text: str) -> str:
-    """A paragraph folded to a readable width."""
+    """Return a paragraph wrapped to a readable width."""
     return textwrap.fill(text, width=100)
 
 
 def progress(line: str) -> None:
-    """One line on stderr while something long goes on."""
+    """Print a line of progress to stderr."""
     click.echo(line, err=True)
 
 
 def console() -> "Console":
-    """The terminal; wide where the output goes elsewhere, so that tables are not folded."""
+    """Return the terminal, or a wide console if stdout is redirected, so that tables do not wrap."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 150, highlight=False, soft_wrap=False)
+    return Console(width=None if sys.stdout.isatty() else 170, highlight=False, soft_wrap=False)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Name and value pairs, lined up."""
+    """Print name and value pairs, aligned."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
@@ -133,7 +142,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
-    """A table whose first column is text and whose others are figures."""
+    """Print a table whose first column is text and whose others are figures."""
     from rich import box
     from rich.table import Table
 

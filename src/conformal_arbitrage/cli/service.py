@@ -1,4 +1,4 @@
-"""serve, keys, records: the gateway and its record."""
+"""The commands of the gateway: serve, keys, records."""
 
 import asyncio
 import time
@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from conformal_arbitrage.cli import options
-from conformal_arbitrage.cli.live import config_file
 from conformal_arbitrage.errors import StoreError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.store import Store
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
-@click.command()
-@config_file
-@click.option("--host", metavar="ADDRESS", help="Listen here.  [default: as configured]")
+@click.command("serve")
+@options.config_file
+@click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: as configured]")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), help="On this port; 0 takes a free one.  [default: as configured]"
+    "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 picks a free one.  [default: as configured]"
 )
-def serve(*, config: str, host: str | None, port: int | None) -> None:
+def serve_command(*, config: str, host: str | None, port: int | None) -> None:
     """Serve the policies of a configuration over an OpenAI-compatible API.
 
     \b
@@ -41,13 +40,14 @@ def serve(*, config: str, host: str | None, port: int | None) -> None:
         from conformal_arbitrage import gateway
     except ImportError as error:
         raise click.ClickException("the gateway needs its extra: pip install 'conformal-arbitrage[gateway]'") from error
-    read = read_config(config)
+    configuration = read_config(config)
+    configured = configuration.gateway
     listening = structs.replace(
-        read.gateway, host=host or read.gateway.host, port=read.gateway.port if port is None else port
+        configured, host=host or configured.host, port=configured.port if port is None else port
     )
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    policy = next(iter(read.policies), "POLICY")
-    gateway.run(structs.replace(read, gateway=listening), started=lambda url: _announce(url, policy))
+    policy = next(iter(configuration.policies), "POLICY")
+    gateway.run(structs.replace(configuration, gateway=listening), started=lambda url: _announce(url, policy))
 
 
 def _announce(url: str, policy: str) -> None:
@@ -56,9 +56,9 @@ def _announce(url: str, policy: str) -> None:
     click.echo(f"Listening on {url}. Try:\n\ncurl {url}/v1/decisions -H 'Content-Type: application/json' -d '{body}'\n")
 
 
-@click.group()
-def keys() -> None:
-    """API keys of the gateway.
+@click.group("keys")
+def keys_command() -> None:
+    """Manage the API keys of the gateway.
 
     \b
     arbitrage keys create --scope call
@@ -67,55 +67,58 @@ def keys() -> None:
     """
 
 
-@keys.command()
-@click.option("--scope", type=click.Choice(["call", "review", "admin"]), default="call", show_default=True)
-@click.option("--label", default="", help="Whose key it is.")
-@config_file
+@keys_command.command("create")
+@click.option(
+    "--scope", type=click.Choice(["call", "review", "admin"]), default="call", show_default=True,
+    help="What the key permits.",
+)  # fmt: skip
+@click.option("--label", default="", help="A note about the key, such as its owner.")
+@options.config_file
 @options.as_json
-def create(*, scope: Any, label: str, config: str, as_json: bool) -> None:
-    """Make a key; it is shown once, and only its digest is kept.
+def keys_create_command(*, scope: Any, label: str, config: str, as_json: bool) -> None:
+    """Create a key; it is shown once, and only its digest is stored.
 
     \b
     arbitrage keys create --scope call --label "web shop"
     """
-    from conformal_arbitrage.gateway.guards import new_key
+    from conformal_arbitrage.gateway.auth import new_key
     from conformal_arbitrage.store import new_id
 
     key, sha256 = new_key()
-    name = new_id()
-    _with_store(config, lambda store: store.create_key(id=name, sha256=sha256, scope=scope, label=label))
+    id = new_id()
+    _with_store(config, lambda store: store.create_key(id=id, sha256=sha256, scope=scope, label=label))
     if as_json:
-        options.print_json({"id": name, "key": key, "scope": scope})
+        options.print_json({"id": id, "key": key, "scope": scope})
     else:
-        click.echo(f"{key}\nid {name}, scope {scope}; it is not shown again")
+        click.echo(f"{key}\nid {id}, scope {scope}; the key is not shown again")
 
 
-@keys.command(name="list")
-@config_file
+@keys_command.command("list")
+@options.config_file
 @options.as_json
-def list_keys(*, config: str, as_json: bool) -> None:
-    """All keys, without their secrets."""
-    found = _with_store(config, lambda store: store.keys())
+def keys_list_command(*, config: str, as_json: bool) -> None:
+    """List all keys, without their secrets."""
+    keys = _with_store(config, lambda store: store.keys())
     if as_json:
-        options.print_json([asdict(key) for key in found])
+        options.print_json([asdict(key) for key in keys])
         return
-    rows = [[k.id, k.scope, k.label, _when(k.created), "" if k.revoked is None else _when(k.revoked)] for k in found]
-    options.print_table(["id", "scope", "label", "made", "revoked"], rows)
+    rows = [[k.id, k.scope, k.label, _when(k.created), "" if k.revoked is None else _when(k.revoked)] for k in keys]
+    options.print_table(["id", "scope", "label", "created", "revoked"], rows)
 
 
-@keys.command()
+@keys_command.command("revoke")
 @click.argument("id")
-@config_file
-def revoke(id: str, *, config: str) -> None:
-    """Revoke a key, at once."""
+@options.config_file
+def keys_revoke_command(id: str, *, config: str) -> None:
+    """Revoke a key immediately."""
     if not _with_store(config, lambda store: store.revoke_key(id)):
-        raise StoreError(f"there is no key {id!r}; `arbitrage keys list` shows them")
+        raise StoreError(f"there is no key {id!r}; list all with `arbitrage keys list`")
     click.echo(f"Revoked: {id}")
 
 
-@click.group()
-def records() -> None:
-    """The decision record: export, prune, verify.
+@click.group("records")
+def records_command() -> None:
+    """Export, prune and verify the decision records.
 
     \b
     arbitrage records export --policy support --score-log -o log.parquet
@@ -124,14 +127,16 @@ def records() -> None:
     """
 
 
-@records.command()
+@records_command.command("export")
 @click.option("-o", "--output", required=True, metavar="FILE", help="The file to write.")
-@click.option("--policy", required=True, metavar="NAME", help="Whose decisions.")
-@click.option("--score-log", is_flag=True, help="Only shadow and audited rows, as a score log fit for calibration.")
-@click.option("--all", "everything", is_flag=True, help="Every row, marked; calibrate refuses such a file.")
-@config_file
+@click.option("--policy", required=True, metavar="NAME", help="The policy whose decisions to export.")
+@click.option("--score-log", is_flag=True, help="Export shadow and audited rows only, which are fit for calibration.")
+@click.option("--all", "everything", is_flag=True, help="Export every row, marked; calibrate rejects such a file.")
+@options.config_file
 @options.as_json
-def export(*, output: str, policy: str, score_log: bool, everything: bool, config: str, as_json: bool) -> None:
+def records_export_command(
+    *, output: str, policy: str, score_log: bool, everything: bool, config: str, as_json: bool
+) -> None:
     """Write decisions as a score log.
 
     \b
@@ -143,23 +148,29 @@ def export(*, output: str, policy: str, score_log: bool, everything: bool, confi
 
     if score_log == everything:
         raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
-    read = read_config(config)
-    who = identities_of(read, policy) if policy in read.policies else None
-    log = _with_store(config, lambda store: score_log_of(store, policy, identities=who, everything=everything))
+    configuration = read_config(config)
+    identities = identities_of(configuration, policy) if policy in configuration.policies else None
+    log = _with_store(config, lambda store: score_log_of(store, policy, identities=identities, everything=everything))
     log.write(output)
-    found = {"rows": len(log), "missing_guardian_rows": int(log.missing.sum()), "output": output}
+    summary = {"rows": len(log), "missing_guardian_rows": int(log.missing.sum()), "output": output}
     if as_json:
-        options.print_json(found)
+        options.print_json(summary)
     else:
-        click.echo(f"Written: {output}, {len(log)} rows, {found['missing_guardian_rows']} without a Guardian score")
+        click.echo(f"Written: {output}, {len(log)} rows, {summary['missing_guardian_rows']} without a Guardian score")
 
 
-@records.command()
-@click.option("--older-than", type=click.FloatRange(0), required=True, metavar="DAYS", help="Remove what is older.")
-@config_file
+@records_command.command("prune")
+@click.option(
+    "--older-than",
+    type=click.FloatRange(0),
+    required=True,
+    metavar="DAYS",
+    help="Age from which decisions are removed.",
+)
+@options.config_file
 @options.as_json
-def prune(*, older_than: float, config: str, as_json: bool) -> None:
-    """Remove old decisions; a checkpoint keeps the hash chains checkable."""
+def records_prune_command(*, older_than: float, config: str, as_json: bool) -> None:
+    """Remove old decisions; a checkpoint keeps the hash chains verifiable."""
     removed = _with_store(config, lambda store: store.prune(before=time.time() - older_than * 86400))
     if as_json:
         options.print_json({"removed": removed})
@@ -167,27 +178,27 @@ def prune(*, older_than: float, config: str, as_json: bool) -> None:
         click.echo(f"Removed: {removed} decisions")
 
 
-@records.command()
-@config_file
+@records_command.command("verify")
+@options.config_file
 @options.as_json
-def verify(*, config: str, as_json: bool) -> None:
-    """Check the hash chains; exit 1 if they do not hold."""
+def records_verify_command(*, config: str, as_json: bool) -> None:
+    """Verify the hash chains; exit 1 if they are broken."""
     problems = _with_store(config, lambda store: store.verify())
     if as_json:
         options.print_json({"ok": not problems, "problems": problems})
     else:
-        click.echo("\n".join(problems) or "The record's hash chains hold.")
+        click.echo("\n".join(problems) or "The hash chains are intact.")
     if problems:
         raise SystemExit(1)
 
 
-def _with_store(config: str, use: "Callable[[Store], Awaitable[Result]]") -> Result:
-    """Open the configured record, use it, close it."""
+def _with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]") -> _Result:
+    """Open the configured store, use it, and close it."""
     from conformal_arbitrage.gateway.server import database_of
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.store import open_store
 
-    async def run() -> Result:
+    async def run() -> _Result:
         store = await open_store(database_of(read_config(config)))
         try:
             return await use(store)

@@ -1,4 +1,7 @@
-"""The demo: the whole tool once, on real scores recorded for this project."""
+"""The demo: the whole tool on real scores recorded for this project.
+
+Knows nothing of terminals; `demo_command` prints what it returns.
+"""
 
 import asyncio
 from dataclasses import asdict, dataclass, replace
@@ -10,10 +13,12 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from conformal_arbitrage.calibration.certificate import Certificate, calibrate
+from conformal_arbitrage.calibration.calibrate import calibrate
+from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import OutputError
-from conformal_arbitrage.evaluation.figures import plot
-from conformal_arbitrage.evaluation.frontier import Frontier, costs_of, evaluate
+from conformal_arbitrage.evaluation.costs import CostOptions
+from conformal_arbitrage.evaluation.figures import save_figure
+from conformal_arbitrage.evaluation.frontier import Frontier, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.scorelog.files import write_bytes, write_text
@@ -26,19 +31,20 @@ ALPHAS = (0.02, 0.05, 0.1, 0.15, 0.2)
 PRIMARY_COST, GUARDIAN_COST = 0.0002, 0.50
 STORY = """\
 2369 science questions (ARC, OpenBookQA, SciQ), each with its options. Qwen2.5-Coder-1.5B, a small local model, is the
-Primary; a human expert (the answer key) is the Guardian. Assumed costs: $0.0002 for the model, $0.50 for the expert,
-a question. How often must the expert be asked if at most 5 % of the answers may be worse than the expert's?"""
+Primary; a human expert (the answer key) is the Guardian. Assumed costs per question: $0.0002 for the model, $0.50 for
+the expert. How often is the expert needed if at most 5 % of the answers may be worse than the expert's?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What came of sending questions through the gateway.
+    """The result of sending questions through the gateway.
 
     Attributes:
-        questions: how many were sent, none of them used for calibration.
-        deferred: how many went to the expert.
-        loss: how often the answer was worse than the expert's, on average.
-        cost: dollars, beside what always asking the expert costs.
+        questions: number of questions sent, none of them used for calibration.
+        deferred: number of questions that went to the expert.
+        loss: share of answers worse than the expert's.
+        cost: dollars spent.
+        always: dollars that always asking the expert would have cost.
     """
 
     questions: int
@@ -50,7 +56,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """What the demo found and wrote."""
+    """The results of the demo, and the files it wrote."""
 
     good: Inspection
     poor: Inspection
@@ -61,7 +67,7 @@ class Demo:
     files: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The demo as a JSON document."""
+        """Return the results as a JSON document."""
         return {
             "good": self.good.to_dict(),
             "poor": self.poor.to_dict(),
@@ -74,33 +80,25 @@ class Demo:
 
 
 def run_demo(out: str | Path) -> Demo:
-    """Inspect, calibrate and evaluate the bundled log; write it, the certificate and the figure to a folder."""
+    """Inspect, calibrate, evaluate and serve the bundled log; write log, certificates and figure to a folder."""
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{folder}: cannot be made ({error.strerror}); give another folder") from error
+        raise OutputError(f"{folder}: cannot be created ({error.strerror}); use another folder") from error
     bundled = files("conformal_arbitrage") / "data" / "science.parquet"
     with as_file(bundled) as path:
         log = ScoreLog.read(path, primary="qwen15b", guardian="expert")
         poor = ScoreLog.read(path, primary="smollm2", guardian="qwen15b")
-    costs = costs_of(log, primary_cost=PRIMARY_COST, guardian_cost=GUARDIAN_COST)
-    frontier = evaluate(
-        log,
-        ALPHAS,
-        calibration_size=1000,
-        trials=100,
-        guardian_sees="all",
-        primary_cost=PRIMARY_COST,
-        guardian_cost=GUARDIAN_COST,
-    )
+    costs = CostOptions(primary_cost=PRIMARY_COST, guardian_cost=GUARDIAN_COST)
+    frontier = evaluate(log, ALPHAS, calibration_size=1000, trials=100, guardian_sees="all", costs=costs)
     certificate = calibrate(log, ALPHA, guardian_sees="all")
     names = ["science.parquet", "certificate.json", *(["frontier.png"] if find_spec("matplotlib") else [])]
     written = tuple(str(folder / name) for name in names)
     write_bytes(written[0], bundled.read_bytes())
     certificate.save(written[1])
     if find_spec("matplotlib"):
-        plot(frontier, written[-1])
+        save_figure(frontier, written[-1])
     served = None
     if find_spec("starlette") and find_spec("uvicorn"):
         write_gateway(folder, log)
@@ -118,7 +116,7 @@ def run_demo(out: str | Path) -> Demo:
 
 
 def write_gateway(folder: Path, log: ScoreLog) -> None:
-    """A certificate from some of the rows, bound to replays of the log, and a configuration that serves it."""
+    """Write a certificate from some of the rows, bound to replays of the log, and a configuration that serves it."""
     columns = {role: ReplayScorer.read(folder / "science.parquet", role) for role in log.columns}
     rows = np.random.default_rng(0).permutation(len(log))[:CALIBRATION]
     bound = replace(log.select(np.sort(rows)), identities={name: dict(s.identity) for name, s in columns.items()})
@@ -136,7 +134,7 @@ async def _through_the_gateway(folder: Path, log: ScoreLog) -> Served:
     config = structs.replace(config, gateway=structs.replace(config.gateway, port=0))
     rest = np.random.default_rng(0).permutation(len(log))[CALIBRATION : CALIBRATION + QUESTIONS].tolist()
     async with running(config) as (url, _), aiohttp.ClientSession(url) as session:
-        answers = await asyncio.gather(*(_asked(session, log, row) for row in rest))
+        answers = await asyncio.gather(*(_ask(session, log, row) for row in rest))
     chosen = np.array([int(answer["choice"]) for answer in answers])
     seen = [answer["arbitrage"] for answer in answers]
     cost = sum(leg["cost"] for one in seen for leg in one["legs"])
@@ -149,7 +147,7 @@ async def _through_the_gateway(folder: Path, log: ScoreLog) -> Served:
     )
 
 
-async def _asked(session: Any, log: ScoreLog, row: int) -> dict[str, Any]:
+async def _ask(session: Any, log: ScoreLog, row: int) -> dict[str, Any]:
     choices = [{"value": str(k)} for k in range(int(log.sizes[row]))]
     question = {"type": "choice", "instructions": "Answer this science question.", "choices": choices}
     name = "" if log.id is None else str(log.id[row])

@@ -1,11 +1,12 @@
 """collect: ask both models about every row and write a score log.
 
-Every reply is stored as it comes, so a collection that was stopped goes on where it was. A Primary that failed is
-recorded without an opinion; a Guardian that failed is recorded as missing. Nothing is dropped.
+Every reply is stored as it arrives, so an interrupted collection resumes where it stopped. A Primary that failed is
+recorded without an opinion, a Guardian that failed as missing. No row is dropped.
 
 Knows nothing of thresholds.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,31 +16,34 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import structs
 
-from conformal_arbitrage.collecting.questions import Menus, Requests
+from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.core.gaps import Floats
 from conformal_arbitrage.errors import CostLimitError, OptionError, ScorerError
 from conformal_arbitrage.live.build import Extras, Models
-from conformal_arbitrage.live.config import AnyModel, Chat, Config, Human
-from conformal_arbitrage.live.grading import Grader, JudgeGrader
+from conformal_arbitrage.live.config import Config, read_config
+from conformal_arbitrage.live.grading import Grader
 from conformal_arbitrage.scorelog.columns import Usage
-from conformal_arbitrage.scorelog.files import strings
+from conformal_arbitrage.scorelog.files import file_format, writable
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answer, Answerer, Scorer, checked_scores
-from conformal_arbitrage.types import ChatRequest, Query, Spent
+from conformal_arbitrage.types import ChatRequest, Leg, Query, Role, Spent
 from conformal_arbitrage.upstream.base import Port, spent_of, together
+from conformal_arbitrage.upstream.budget import SpendingLimit
+from conformal_arbitrage.upstream.cache import Cache, stored_cost
+from conformal_arbitrage.upstream.estimate import Estimate
+from conformal_arbitrage.upstream.limit import RateLimit
 from conformal_arbitrage.upstream.pricing import Pricing
-from conformal_arbitrage.upstream.wrappers import Cache, Estimate, Gate, Purse, stored_cost
 
 FAILURES_IN_A_ROW = 20
-ROLES = ("primary", "guardian")
-Outcome = TypeVar("Outcome")
-Row = TypeVar("Row")
+ROLES: tuple[Role, Role] = ("primary", "guardian")
+_Question = TypeVar("_Question")
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a collection is; handed to whoever shows it after every row."""
+    """How far a collection has come; passed to its callback after every row."""
 
     total: int
     done: int = 0
@@ -48,24 +52,88 @@ class Progress:
     spent: Spent = Spent()  # noqa: RUF009 - frozen
 
 
-Told = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]
+
+
+async def collect(
+    config: Config | str | Path,
+    rows: Menus | Requests | str | Path,
+    *,
+    output: str | Path,
+    grade: str | None = None,
+    limit: int | None = None,
+    concurrency: int = 16,
+    max_cost: float | None = None,
+    progress: ProgressCallback | None = None,
+) -> ScoreLog:
+    """Ask both models about every row and write a score log; run again, it resumes where it stopped.
+
+    Args:
+        config: the models, or the path of their arbitrage.toml.
+        rows: the questions, or the path of a file that `read_questions` reads without further options.
+        output: the score log to write; replies are stored beside it, in OUTPUT.replies.sqlite.
+        grade: how answers in free text are graded; needed in text form.
+        limit: take only the first rows.
+        concurrency: upstream calls in flight at once, over both models.
+        max_cost: dollars that the whole collection may cost, including earlier runs.
+        progress: called after every row.
+
+    Raises:
+        CostLimitError: the next call could exceed max_cost; the replies so far are stored.
+    """
+    collection = _prepared(config, rows, output, grade, limit, concurrency, max_cost)
+    log = await collection.run(progress)
+    log.write(output)
+    return log
+
+
+async def estimate(
+    config: Config | str | Path,
+    rows: Menus | Requests | str | Path,
+    *,
+    output: str | Path,
+    grade: str | None = None,
+    limit: int | None = None,
+    concurrency: int = 16,
+    max_cost: float | None = None,
+) -> list["EndpointEstimate"]:
+    """Return what `collect` would send and spend with the same arguments, per endpoint; sends and writes nothing."""
+    return await _prepared(config, rows, output, grade, limit, concurrency, max_cost).estimate()
+
+
+def _prepared(
+    config: Config | str | Path,
+    rows: Menus | Requests | str | Path,
+    output: str | Path,
+    grade: str | None,
+    limit: int | None,
+    concurrency: int,
+    max_cost: float | None,
+) -> "Collection":
+    """Read the inputs, and refuse an output that could not be written before any money is spent."""
+    file_format(Path(output))
+    writable(output)
+    models = read_config(config) if isinstance(config, str | Path) else config
+    questions = read_questions(rows, models.task.form) if isinstance(rows, str | Path) else rows
+    return Collection(
+        config=models,
+        rows=questions.first(limit),
+        output=output,
+        grade=grade,
+        concurrency=concurrency,
+        max_cost=max_cost,
+    )
+
+
+def has_person(config: Config, grade: str | None = None) -> bool:
+    """Tell whether a collection prompts a person at the terminal."""
+    return grade == "human" or config.primary.is_person or config.guardian.is_person
 
 
 def replies_path(output: str | Path) -> Path:
-    """Where a collection keeps its replies."""
+    """Return the file in which a collection stores its replies."""
     path = Path(output)
     return path.with_name(path.name + ".replies.sqlite")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What came of asking one model about one row."""
-
-    values: tuple[float, ...] | None
-    spent: Spent
-    raw: str | None = None
-    served: str | None = None
-    error: str | None = None
 
 
 async def collect_menus(
@@ -74,8 +142,8 @@ async def collect_menus(
     guardian: Scorer,
     *,
     concurrency: int,
-    told: Told = lambda _: None,
-    patient: bool = False,
+    progress: ProgressCallback | None = None,
+    keep_going: bool = False,
 ) -> ScoreLog:
     """Ask both models to score every option of every question.
 
@@ -83,29 +151,29 @@ async def collect_menus(
         menus: the questions.
         primary: the Primary.
         guardian: the Guardian.
-        concurrency: rows under way at once; the calls they make are bounded by the gate around the ports.
-        told: shown the progress after every row.
-        patient: go on though a model fails on all of the first rows.
+        concurrency: rows in flight at once; a gate around the ports bounds the calls they make.
+        progress: called after every row.
+        keep_going: continue even if a model fails on all of the first rows.
     """
 
-    async def ask(query: Query) -> tuple[_Asked, _Asked]:
-        first, second = await together([_scored(primary, query), _scored(guardian, query)])
-        return first, second
+    async def ask(query: Query) -> list[Leg]:
+        return await together([_score("primary", primary, query), _score("guardian", guardian, query)])
 
-    rows = await _all_rows(menus.queries, ask, concurrency, told, patient=patient)
+    legs = await _all_legs(menus.queries, ask, concurrency, progress, keep_going=keep_going)
+    first, second = legs["primary"], legs["guardian"]
     log = ScoreLog.from_arrays(
-        _values([first.values for first, _ in rows], menus.queries),
-        _values([second.values for _, second in rows], menus.queries),
+        _score_lists(first, menus.queries),
+        _score_lists(second, menus.queries),
         id=[query.id for query in menus.queries],
         label=menus.labels,
         group=menus.groups,
         context=[query.text for query in menus.queries],
         actions=[query.actions for query in menus.queries],
-        primary_usage=_usage([first for first, _ in rows]),
-        guardian_usage=_usage([second for _, second in rows]),
+        primary_usage=_usage(first),
+        guardian_usage=_usage(second),
         identities={"primary": dict(primary.identity), "guardian": dict(guardian.identity)},
     )
-    return replace(log, extra=_kept(rows))
+    return replace(log, extra=_extra_columns(legs, "raw"))
 
 
 async def collect_requests(
@@ -115,172 +183,179 @@ async def collect_requests(
     grader: Grader,
     *,
     concurrency: int,
-    told: Told = lambda _: None,
-    patient: bool = False,
+    progress: ProgressCallback | None = None,
+    keep_going: bool = False,
 ) -> ScoreLog:
     """Let both models answer every request and grade the answers; the log is in router form.
 
     Args:
-        requests: the chat requests, and what is expected where known.
+        requests: the chat requests, with the expected answers if known.
         primary: the Primary, with a confidence.
         guardian: the Guardian.
         grader: grades both answers alike.
-        concurrency: rows under way at once.
-        told: shown the progress after every row.
-        patient: go on though a model fails on all of the first rows.
+        concurrency: rows in flight at once.
+        progress: called after every row.
+        keep_going: continue even if a model fails on all of the first rows.
     """
     expected = requests.expected or [None] * len(requests.requests)
-    numbered = list(zip(requests.requests, expected, strict=True))
+    questions = list(zip(requests.requests, expected, strict=True))
 
-    async def ask(row: tuple[ChatRequest, str | None]) -> tuple[_Asked, _Asked]:
-        request, wanted = row
-        first, second = await together(
-            [_graded(primary, request, grader, wanted), _graded(guardian, request, grader, wanted)]
+    async def ask(question: tuple[ChatRequest, str | None]) -> list[Leg]:
+        return await together(
+            [_answer("primary", primary, grader, *question), _answer("guardian", guardian, grader, *question)]
         )
-        return first, second
 
-    rows = await _all_rows(numbered, ask, concurrency, told, patient=patient)
-    first = [asked for asked, _ in rows]
+    legs = await _all_legs(questions, ask, concurrency, progress, keep_going=keep_going)
+    first, second = legs["primary"], legs["guardian"]
     log = ScoreLog.from_router(
-        confidence=[_number(asked.values, 0) for asked in first],
+        confidence=[_score_at(leg, 0) for leg in first],
         # a Primary that failed has no confidence, so its row defers whatever its grade
-        primary_grade=[0.0 if asked.values is None else _number(asked.values, 1) for asked in first],
-        guardian_grade=[_number(asked.values, 1) for _, asked in rows],
+        primary_grade=[0.0 if leg.scores is None else _score_at(leg, 1) for leg in first],
+        guardian_grade=[_score_at(leg, 1) for leg in second],
         id=[request.id for request in requests.requests],
         group=requests.groups,
         context=[_text(request) for request in requests.requests],
         primary_usage=_usage(first),
-        guardian_usage=_usage([asked for _, asked in rows]),
+        guardian_usage=_usage(second),
         identities={
             "primary": dict(primary.identity), "guardian": dict(guardian.identity), "grader": dict(grader.identity),
         },
     )  # fmt: skip
-    kept = _kept(rows)
-    answers = {f"{role}_answer": kept.pop(f"{role}_raw") for role in ROLES}
-    return replace(log, extra={**answers, **kept})
+    return replace(log, extra=_extra_columns(legs, "answer"))
 
 
-async def _all_rows(
-    rows: Sequence[Row],
-    ask: Callable[[Row], Awaitable[tuple[_Asked, _Asked]]],
+async def _all_legs(
+    questions: Sequence[_Question],
+    ask: Callable[[_Question], Awaitable[list[Leg]]],
     concurrency: int,
-    told: Told,
+    progress: ProgressCallback | None,
     *,
-    patient: bool,
-) -> list[tuple[_Asked, _Asked]]:
-    """Ask about every row, some at once; if money runs out, what is under way is finished and stored first."""
-    progress = Progress(total=len(rows))
-    found: list[tuple[_Asked, _Asked] | None] = [None] * len(rows)
+    keep_going: bool,
+) -> dict[Role, list[Leg]]:
+    """Ask about every question, several at once; if money runs out, calls in flight are finished and stored first."""
+    so_far = Progress(total=len(questions))
+    rows: dict[int, list[Leg]] = {}
     refused: list[CostLimitError] = []
 
     async def work(waiting: Iterator[int]) -> None:
         for row in waiting:
             try:
-                found[row] = await ask(rows[row])
+                legs = await ask(questions[row])
             except CostLimitError as error:
                 refused.append(error)
+            else:
+                rows[row] = legs
             if refused:
                 return
-            _count(progress, found[row])
-            if not patient:
-                _refuse_hopeless(progress, found[row])
-            told(progress)
+            _count(so_far, rows[row])
+            if not keep_going:
+                _refuse_hopeless(so_far, rows[row])
+            if progress is not None:
+                progress(so_far)
 
-    waiting = iter(range(len(rows)))
-    await together([work(waiting) for _ in range(min(concurrency, len(rows)))])
+    waiting = iter(range(len(questions)))
+    await together([work(waiting) for _ in range(min(concurrency, len(questions)))])
     if refused:
         raise refused[0]
-    assert None not in found, "a row was not asked about"
-    return [pair for pair in found if pair is not None]
+    return {role: [rows[row][place] for row in range(len(questions))] for place, role in enumerate(ROLES)}
 
 
-def _count(progress: Progress, pair: tuple[_Asked, _Asked] | None) -> None:
-    if pair is None:
-        return
+def _count(progress: Progress, legs: Sequence[Leg]) -> None:
+    primary, guardian = legs
     progress.done += 1
-    progress.primary_failures += pair[0].error is not None
-    progress.guardian_failures += pair[1].error is not None
-    progress.spent += pair[0].spent + pair[1].spent
+    progress.primary_failures += primary.error is not None
+    progress.guardian_failures += guardian.error is not None
+    progress.spent += primary.spent + guardian.spent
 
 
-def _refuse_hopeless(progress: Progress, pair: tuple[_Asked, _Asked] | None) -> None:
+def _refuse_hopeless(progress: Progress, legs: Sequence[Leg]) -> None:
     """Stop if a model failed on every one of the first rows."""
-    if pair is None:
-        return
-    for name, failures, asked in (
-        ("Primary", progress.primary_failures, pair[0]),
-        ("Guardian", progress.guardian_failures, pair[1]),
+    for name, failures, leg in (
+        ("Primary", progress.primary_failures, legs[0]),
+        ("Guardian", progress.guardian_failures, legs[1]),
     ):
         if failures == progress.done == FAILURES_IN_A_ROW:
             raise ScorerError(
-                f"the {name} failed on all of the first {failures} rows ({asked.error}); mend that first: `arbitrage check`"
+                f"the {name} failed on all of the first {failures} rows ({leg.error}); fix that first: `arbitrage check`"
             )
 
 
-async def _scored(scorer: Scorer, query: Query) -> _Asked:
+async def _score(role: Role, scorer: Scorer, query: Query) -> Leg:
+    """Return a model's scores as a leg whose `reply` is the raw text."""
+    start = time.perf_counter()
     try:
         scores = await checked_scores(scorer, query)
     except ScorerError as error:
-        return _failed(error)
-    return _Asked(values=scores.values, spent=scores.spent, raw=scores.raw, served=scores.served)
+        return _failed(role, error, start)
+    seconds = time.perf_counter() - start
+    return Leg(
+        role=role, scores=scores.values, spent=scores.spent, seconds=seconds, served=scores.served, reply=scores.raw
+    )
 
 
-async def _graded(answerer: Answerer, request: ChatRequest, grader: Grader, expected: str | None) -> _Asked:
-    """An answer as (confidence, grade), NaN where there is none."""
+async def _answer(role: Role, answerer: Answerer, grader: Grader, request: ChatRequest, expected: str | None) -> Leg:
+    """Return a model's answer as a leg whose scores are confidence and grade, NaN where there is none."""
+    start = time.perf_counter()
     try:
         answer: Answer = await answerer.answer(request)
         text = answer_text(answer.message)
     except ScorerError as error:
-        return _failed(error)
+        return _failed(role, error, start)
+    seconds = time.perf_counter() - start
     grade, problem = None, None
     try:
         grade = await grader.grade(request, text, expected)
     except ScorerError as error:
         problem = f"no grade: {type(error).__name__}: {error}"
-    values = (_or_nan(answer.confidence), _or_nan(grade))
-    return _Asked(values=values, spent=answer.spent, raw=text, served=answer.served, error=problem)
+    scores = (_or_nan(answer.confidence), _or_nan(grade))
+    return Leg(
+        role=role, scores=scores, spent=answer.spent, seconds=seconds, served=answer.served, error=problem, reply=text
+    )
 
 
-def _failed(error: ScorerError) -> _Asked:
-    return _Asked(values=None, spent=spent_of(error), raw=error.raw, error=f"{type(error).__name__}: {error}")
+def _failed(role: Role, error: ScorerError, start: float) -> Leg:
+    text = f"{type(error).__name__}: {error}"
+    seconds = time.perf_counter() - start
+    return Leg(role=role, scores=None, spent=spent_of(error), seconds=seconds, error=text, reply=error.raw)
 
 
-def _values(found: Sequence[tuple[float, ...] | None], queries: Sequence[Query]) -> list[list[float]]:
+def _score_lists(legs: Sequence[Leg], queries: Sequence[Query]) -> list[list[float]]:
     return [
-        [float("nan")] * len(query.actions) if values is None else list(values)
-        for values, query in zip(found, queries, strict=True)
+        [float("nan")] * len(query.actions) if leg.scores is None else list(leg.scores)
+        for leg, query in zip(legs, queries, strict=True)
     ]
 
 
-def _number(values: tuple[float, ...] | None, place: int) -> float:
-    return float("nan") if values is None else values[place]
+def _score_at(leg: Leg, place: int) -> float:
+    return float("nan") if leg.scores is None else leg.scores[place]
 
 
 def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _usage(asked: Sequence[_Asked]) -> Usage:
-    """Costs and tokens per row; a column of which nothing is known is left out."""
+def _usage(legs: Sequence[Leg]) -> Usage:
+    """Return costs and tokens per row, without columns of which nothing is known."""
 
     def column(values: Sequence[float | None]) -> Floats | None:
         numbers = np.array([_or_nan(v) for v in values], dtype=np.float64)
         return None if np.isnan(numbers).all() else numbers
 
     return Usage(
-        cost=column([a.spent.cost for a in asked]),
-        input_tokens=column([a.spent.input_tokens for a in asked]),
-        output_tokens=column([a.spent.output_tokens for a in asked]),
+        cost=column([leg.spent.cost for leg in legs]),
+        input_tokens=column([leg.spent.input_tokens for leg in legs]),
+        output_tokens=column([leg.spent.output_tokens for leg in legs]),
     )
 
 
-def _kept(rows: Sequence[tuple[_Asked, _Asked]]) -> dict[str, Any]:
-    """Raw replies, served models and errors, as columns of the log."""
-    kept: dict[str, Any] = {}
-    for place, role in enumerate(ROLES):
-        for name in ("raw", "served", "error"):
-            kept[f"{role}_{name}"] = strings([getattr(pair[place], name) for pair in rows])
-    return kept
+def _extra_columns(legs: Mapping[Role, Sequence[Leg]], reply: str) -> dict[str, Any]:
+    """Return replies, served models and errors as columns of the log."""
+    columns: dict[str, Any] = {}
+    for role, own in legs.items():
+        columns[f"{role}_{reply}"] = strings([leg.reply for leg in own])
+        columns[f"{role}_served"] = strings([leg.served for leg in own])
+        columns[f"{role}_error"] = strings([leg.error for leg in own])
+    return columns
 
 
 def _text(request: ChatRequest) -> str:
@@ -288,7 +363,7 @@ def _text(request: ChatRequest) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimated:
+class EndpointEstimate:
     """What the calls to one endpoint would take."""
 
     origin: str
@@ -297,15 +372,15 @@ class Estimated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """A collection as `arbitrage collect` runs it.
+    """A collection that is ready to run.
 
     Attributes:
         config: the models.
-        rows: what to ask.
+        rows: the questions.
         output: the score log's name; replies are stored beside it.
         grade: how answers in free text are graded.
-        concurrency: upstream calls at once, over both models.
-        max_cost: dollars that the whole collection may cost, earlier runs of it included.
+        concurrency: upstream calls in flight at once, over both models.
+        max_cost: dollars that the whole collection may cost, including earlier runs.
         guardian: a Guardian in place of the configured one, such as a rule over labels.
     """
 
@@ -317,80 +392,72 @@ class Collection:
     max_cost: float | None = None
     guardian: Scorer | None = None
 
-    @property
-    def has_person(self) -> bool:
-        """Whether a person will be asked at the terminal."""
-        return self.grade == "human" or any(isinstance(m, Human) for m in (self.config.primary, self.config.guardian))
-
-    async def run(self, told: Told | None = None) -> ScoreLog:
-        """Ask about every row.
+    async def run(self, progress: ProgressCallback | None = None) -> ScoreLog:
+        """Ask about every row and return the score log, which is not written yet.
 
         Raises:
-            CostLimitError: the next call could exceed max_cost; what was answered is stored.
+            CostLimitError: the next call could exceed max_cost; the replies so far are stored.
         """
         replies = replies_path(self.output)
         known, unknown = stored_cost(replies)
         if self.max_cost is not None and unknown:
             raise OptionError(
-                f"{replies}: what {unknown} stored replies cost is not known, so --max-cost cannot count them; leave it "
-                "out, or collect into another file"
+                f"{replies}: the cost of {unknown} stored replies is unknown, so --max-cost cannot count them; drop "
+                "--max-cost, or collect into another file"
             )
-        purse = None if self.max_cost is None else Purse(self.max_cost, spent=known)
-        extras = Extras(gate=Gate(concurrency=self.concurrency), purse=purse, replies=replies)
+        spending_limit = None if self.max_cost is None else SpendingLimit(self.max_cost, spent=known)
+        extras = Extras(gate=RateLimit(concurrency=self.concurrency), spending_limit=spending_limit, replies=replies)
         async with Models(self.config, extras) as models:
-            return await self._collect(models, told or (lambda _: None))
+            return await self._collect(models, progress)
 
-    async def estimate(self) -> list[Estimated]:
-        """Count what the calls would take, without sending any; replies that are stored count nothing."""
-        counted: list[Estimate] = []
+    async def estimate(self) -> list[EndpointEstimate]:
+        """Count what the calls would take, without sending any; stored replies count nothing."""
+        estimates: list[Estimate] = []
         replies = replies_path(self.output)
 
         def instead(port: Port, pricing: Pricing | None, role: str) -> Port:
             stored = Cache(port, replies, per_query=True, role=role) if replies.exists() else None
             if stored is not None:
                 files.callback(stored.close)
-            counted.append(Estimate(port, pricing, stored))
-            return counted[-1]
+            estimates.append(Estimate(port, pricing, stored))
+            return estimates[-1]
 
-        quiet = structs.replace(self.config, **{role: _asked_once(getattr(self.config, role)) for role in ROLES})
+        models_config = structs.replace(
+            self.config, primary=self.config.primary.for_estimate(), guardian=self.config.guardian.for_estimate()
+        )
         with ExitStack() as files:
-            async with Models(quiet, Extras(instead=instead)) as models:
-                await self._collect(models, lambda _: None, patient=True)
-        return [Estimated(origin=one.origin, spent=one.spent) for one in counted if one.spent.calls]
+            async with Models(models_config, Extras(instead=instead)) as models:
+                await self._collect(models, None, dry_run=True)
+        return [EndpointEstimate(origin=one.origin, spent=one.spent) for one in estimates if one.spent.calls]
 
-    async def _collect(self, models: Models, told: Told, *, patient: bool = False) -> ScoreLog:
-        spread: dict[str, Any] = {"concurrency": self.concurrency, "told": told, "patient": patient}
+    async def _collect(self, models: Models, progress: ProgressCallback | None, *, dry_run: bool = False) -> ScoreLog:
+        options: dict[str, Any] = {"concurrency": self.concurrency, "progress": progress, "keep_going": dry_run}
         if isinstance(self.rows, Menus):
             primary = models.scorer("primary")  # first, as estimates are listed in this order
-            return await collect_menus(self.rows, primary, self.guardian or models.scorer("guardian"), **spread)
+            return await collect_menus(self.rows, primary, self.guardian or models.scorer("guardian"), **options)
         if self.grade is None:
             raise OptionError("text form needs --grade, which says how answers are graded")
         pair = models.answerer("primary"), models.answerer("guardian")
         grader: Grader = models.grader(self.grade)
-        if patient and not isinstance(grader, JudgeGrader):
-            grader = _Ungraded()  # an estimate has no answers to grade; only a judge's grades cost something
-        return await collect_requests(self.rows, *pair, grader, **spread)
+        if dry_run and self.grade != "judge":
+            grader = _NoGrader()  # a dry run has no answers to grade, and only a judge's grades cost anything
+        return await collect_requests(self.rows, *pair, grader, **options)
 
 
-class _Ungraded:
-    """Stands in for a grader where there is nothing to grade."""
+class _NoGrader:
+    """A grader for dry runs, which have nothing to grade."""
 
     identity: Mapping[str, Any] = {"kind": "none"}
 
     async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:
-        """No grade."""
-
-
-def _asked_once(model: AnyModel) -> AnyModel:
-    """The model without asking again after an unreadable reply, as every reply of an estimate is one."""
-    return structs.replace(model, reask=False) if isinstance(model, Chat) else model
+        """Return no grade."""
 
 
 def summary(log: ScoreLog) -> dict[str, Any]:
-    """What came of a collection, in figures."""
-    found: dict[str, Any] = {"rows": len(log), "missing_guardian_rows": int(log.missing.sum())}
+    """Return the number of rows, failures and dollars of a collected log."""
+    figures: dict[str, Any] = {"rows": len(log), "missing_guardian_rows": int(log.missing.sum())}
     for role, usage in (("primary", log.primary_usage), ("guardian", log.guardian_usage)):
-        found[f"{role}_failures"] = sum(1 for text in log.extra[f"{role}_error"].tolist() if text)
+        figures[f"{role}_failures"] = sum(1 for text in log.extra[f"{role}_error"].tolist() if text)
         known = usage.cost is not None and not np.isnan(usage.cost).any()
-        found[f"{role}_cost"] = float(usage.cost.sum()) if known and usage.cost is not None else None
-    return found
+        figures[f"{role}_cost"] = float(usage.cost.sum()) if known and usage.cost is not None else None
+    return figures

@@ -1,4 +1,4 @@
-"""Questions to put to models: multiple choice and chat requests, from JSON Lines, Parquet or CSV.
+"""Questions for models: multiple choice and chat requests, from JSON Lines, Parquet or CSV.
 
 Knows nothing of models or scores.
 """
@@ -7,13 +7,15 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.files import Table
-from conformal_arbitrage.types import ChatRequest, Query
+from conformal_arbitrage.scorers.kinds import Form
+from conformal_arbitrage.types import ChatRequest, Query, as_list, is_object
 from conformal_arbitrage.upstream.base import fingerprint
 
 AnswerIs = Literal["letter", "index", "text"]
@@ -26,9 +28,9 @@ class Menus:
     """Multiple-choice questions.
 
     Attributes:
-        queries: with ids, in the file's order.
-        labels: index of each right action, if the file has answers.
-        groups: subject, tenant, language, if the file has them.
+        queries: the questions, with ids, in the file's order.
+        labels: the index of each right action, if the file has answers.
+        groups: the subject, tenant or language of each row, if the file has them.
     """
 
     queries: list[Query]
@@ -36,7 +38,7 @@ class Menus:
     groups: list[str] | None = None
 
     def first(self, limit: int | None) -> "Menus":
-        """The first rows."""
+        """Return the first rows; all of them if the limit is None."""
         cut = slice(limit)
         labels = None if self.labels is None else self.labels[cut]
         return Menus(queries=self.queries[cut], labels=labels, groups=None if self.groups is None else self.groups[cut])
@@ -44,18 +46,44 @@ class Menus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """Chat requests, and what is expected of the answers where the file says so."""
+    """Chat requests, with the expected answers if the file has them."""
 
     requests: list[ChatRequest]
     expected: list[str] | None = None
     groups: list[str] | None = None
 
     def first(self, limit: int | None) -> "Requests":
-        """The first rows."""
+        """Return the first rows; all of them if the limit is None."""
         cut = slice(limit)
         expected = None if self.expected is None else self.expected[cut]
         groups = None if self.groups is None else self.groups[cut]
         return Requests(requests=self.requests[cut], expected=expected, groups=groups)
+
+
+def read_questions(
+    path: str | Path,
+    form: Form,
+    *,
+    question_column: str | None = None,
+    choice_columns: Sequence[str] = (),
+    choices_column: str | None = None,
+    answer_column: str | None = None,
+    answer_is: AnswerIs | None = None,
+    id_column: str | None = None,
+    group_column: str | None = None,
+) -> Menus | Requests:
+    """Read questions in either form; see `read_menus` and `read_requests` for the columns and their defaults."""
+    shared = {"answer_column": answer_column, "id_column": id_column, "group_column": group_column}
+    if form == "text":
+        return read_requests(path, question_column=question_column, **shared)
+    return read_menus(
+        path,
+        question_column=question_column or "question",
+        choice_columns=choice_columns,
+        choices_column=choices_column or "choices",
+        answer_is=answer_is,
+        **shared,
+    )
 
 
 def read_menus(
@@ -76,10 +104,10 @@ def read_menus(
         question_column: the question's text.
         choice_columns: one column per option; or else
         choices_column: one column with the list of options.
-        answer_column: the right option, by letter, index from 0 or text; `answer` unless given, if there is one.
-        answer_is: which of the three; found out from the whole column unless given.
-        id_column: unique names; `id` unless given, if there is one; else made from the content.
-        group_column: subject, tenant, language; `group` unless given, if there is one.
+        answer_column: the right option, by letter, index from 0 or text; defaults to `answer` if there is one.
+        answer_is: which of the three; inferred from the whole column by default.
+        id_column: unique ids; defaults to `id` if there is one, else ids are made from the content.
+        group_column: subject, tenant, language; defaults to `group` if there is one.
     """
     with Table(path) as table:
         texts = _column(table, question_column, "--question-column")
@@ -90,7 +118,7 @@ def read_menus(
         groups = _optional(table, group_column, "group", "--group-column")
     for row, menu in enumerate(menus, start=1):
         if not menu or not all(menu):
-            raise ScoreLogError(f"{path}: row {row} has no options, or an empty one; correct that row")
+            raise ScoreLogError(f"{path}: row {row} has no options or an empty one; correct that row")
     queries = [Query(text, tuple(menu), id=name) for text, menu, name in zip(texts, menus, ids, strict=True)]
     labels = None if answer is None else _labels(str(path), answer, menus, answer_is)
     return Menus(queries=queries, labels=labels, groups=groups)
@@ -104,23 +132,23 @@ def read_requests(
     id_column: str | None = None,
     group_column: str | None = None,
 ) -> Requests:
-    """Read chat requests: rows of `messages`, with `tools`, `tool_choice` and `response_format` where given.
+    """Read chat requests: rows of `messages`, with `tools`, `tool_choice` and `response_format` where present.
 
     Args:
-        path: .jsonl, .jsonl.gz, .parquet or .csv; what is not text is JSON.
+        path: .jsonl, .jsonl.gz, .parquet or .csv; values other than text are JSON.
         question_column: a plain question per row instead of `messages`.
-        answer_column: what the grader compares with; `expected` unless given, if there is one.
+        answer_column: the expected answer for the grader; defaults to `expected` if there is one.
         id_column: as for menus.
         group_column: as for menus.
     """
     with Table(path) as table:
         if question_column is not None:
-            asked = _column(table, question_column, "--question-column")
-            bodies: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": text}]} for text in asked]
+            texts = _column(table, question_column, "--question-column")
+            bodies: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": text}]} for text in texts]
         else:
             _column(table, "messages", "--question-column")
-            given = {name: table.texts(name).tolist() for name in _BODY if name in table.types}
-            bodies = [_body(path, row, {k: v[row] for k, v in given.items()}) for row in range(table.rows)]
+            columns = {name: table.texts(name).tolist() for name in _BODY if name in table.types}
+            bodies = [_body(path, row, {k: v[row] for k, v in columns.items()}) for row in range(table.rows)]
         ids = _ids(table, id_column, bodies)
         expected = _optional(table, answer_column, "expected", "--answer-column")
         groups = _optional(table, group_column, "group", "--group-column")
@@ -129,14 +157,13 @@ def read_requests(
 
 
 def _body(path: str | Path, row: int, fields: dict[str, str]) -> dict[str, Any]:
-    """One request from its columns; what is empty is left out."""
+    """Return one request from its columns, without the empty ones."""
     try:
         body = {name: _field(name, text) for name, text in fields.items() if text and text != "null"}
     except ValueError as error:
         raise ScoreLogError(f"{path}: row {row + 1}: messages and tools must be JSON ({error})") from error
-    messages: object = body.get("messages")
-    listed = cast("list[object]", messages) if isinstance(messages, list) else []
-    if not listed or not all(isinstance(m, dict) and "role" in m for m in listed):
+    messages = as_list(body.get("messages"))
+    if not messages or not all(is_object(message) and "role" in message for message in messages):
         raise ScoreLogError(
             f'{path}: row {row + 1}: messages must be a list such as [{{"role": "user", "content": "Hello"}}]'
         )
@@ -144,14 +171,14 @@ def _body(path: str | Path, row: int, fields: dict[str, str]) -> dict[str, Any]:
 
 
 def _field(name: str, text: str) -> Any:
-    """A column's JSON; a tool choice may be a word."""
+    """Return the JSON value of a column; a tool choice may be a bare word."""
     return text if name == "tool_choice" and text in _TOOL_CHOICES else json.loads(text)
 
 
 def _column(table: Table, name: str, option: str) -> list[str]:
     if name not in table.types:
         raise ScoreLogError(
-            f"{table.path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}; name another with {option}"
+            f"{table.path}: no column '{name}'; it has {', '.join(sorted(table.types))}; name another with {option}"
         )
     return table.texts(name).tolist()
 
@@ -175,37 +202,36 @@ def _menus(table: Table, choice_columns: Sequence[str], choices_column: str) -> 
         return menus
     _column(table, choices_column, "--choices-column or --choice-columns")
     flat, sizes = table.text_lists(choices_column)
-    texts, menus, start = cast("list[str]", flat.tolist()), cast("list[list[str]]", []), 0
-    for size in sizes.tolist():
-        menus.append(texts[start : start + max(size, 0)])
-        start += max(size, 0)
-    return menus
+    texts: list[str] = flat.tolist()
+    lengths: list[int] = [max(size, 0) for size in sizes.tolist()]
+    ends = list(accumulate(lengths))
+    return [texts[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def _ids(table: Table, name: str | None, contents: Sequence[object]) -> list[str]:
-    """The file's ids, or names made from the content; equal contents are numbered."""
-    given = _optional(table, name, "id", "--id-column")
-    if given is not None:
-        twice = [text for text, count in Counter(given).items() if count > 1 or not text]
-        if twice:
-            raise ScoreLogError(f"{table.path}: the id {twice[0]!r:.80} is empty or stands twice; make ids unique")
-        return given
-    return content_ids(contents)
+    """Return the file's ids, or ids made from the content."""
+    ids = _optional(table, name, "id", "--id-column")
+    if ids is None:
+        return content_ids(contents)
+    bad = [text for text, count in Counter(ids).items() if count > 1 or not text]
+    if bad:
+        raise ScoreLogError(f"{table.path}: the id {bad[0]!r:.80} is empty or not unique; make ids unique")
+    return ids
 
 
 def content_ids(contents: Sequence[object]) -> list[str]:
-    """Names made from what the rows hold; equal rows are numbered."""
+    """Return ids made from the rows' content; equal rows are numbered."""
     seen: Counter[str] = Counter()
-    made: list[str] = []
+    ids: list[str] = []
     for content in contents:
         digest = fingerprint(content)[:16]
         seen[digest] += 1
-        made.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
-    return made
+        ids.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
+    return ids
 
 
 def _labels(source: str, answers: list[str], menus: list[list[str]], answer_is: AnswerIs | None) -> list[int]:
-    """The place of each right option, by the one reading of the column that fits every row."""
+    """Return the index of each right option, by the one reading of the column that fits every row."""
     ways: dict[str, list[int | None]] = {
         "letter": [_place(ascii_uppercase.find(a.strip().upper()) if len(a.strip()) == 1 else -1, m)
                    for a, m in zip(answers, menus, strict=True)],
@@ -222,7 +248,7 @@ def _labels(source: str, answers: list[str], menus: list[list[str]], answer_is: 
             "of its options; correct it, or name another column with --answer-column"
         )
     if len({tuple(places) for places in fitting.values()}) > 1:
-        raise OptionError(f"{source}: the answers read as {' and as '.join(fitting)}; say which with --answer-is")
+        raise OptionError(f"{source}: the answers can be read as {' and as '.join(fitting)}; choose with --answer-is")
     return next(iter(fitting.values()))
 
 

@@ -1,1 +1,1 @@
-"""The mathematics: arrays in, plain results out. No files, clock, logging or global state."""
+"""The mathematics: arrays in, plain results out; no files, clock, logging or global state."""

@@ -1,10 +1,10 @@
 """Score gaps: the one place where Primary scores are compared.
 
-A gap is how far an action's score lies below the best one of its row. Equal decimals have unequal floats
+A gap is how far an action's score lies below the best one of its row. Equal decimal gaps are unequal floats
 (0.9 - 0.8 is not 0.8 - 0.7), so gaps are rounded, per row, to a number of decimals that suits the row's largest
-score. Certificate and deployment both call this module, so they agree to the bit.
+score. Calibration and deployment both call this module, so they agree to the bit.
 
-Blocks are actions x rows throughout: a row is short, so its actions lie in separate long columns of memory.
+Blocks are actions x rows throughout: rows are short, so each action has a long stretch of memory of its own.
 
 Knows nothing of Guardians, losses, files or whole logs.
 """
@@ -12,19 +12,15 @@ Knows nothing of Guardians, losses, files or whole logs.
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final, TypeGuard, cast
+from typing import Any, Final, TypeGuard
 
 import numpy as np
-from numpy.typing import NDArray
 
+from conformal_arbitrage.core.arrays import Bools, Floats, Integers, numbers_or_none
 from conformal_arbitrage.errors import ScoreLogError
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
 LARGEST_SCORE: Final = 1e300
-"""Scores beyond this size are refused: their differences could overflow."""
+"""Larger scores are refused: their differences could overflow."""
 
 _LAST_EXACT_POWER: Final = 22  # 10^22 is the largest power of ten that a float64 holds exactly
 _LONGEST_NETWORK: Final = 6
@@ -37,14 +33,14 @@ _PLAIN_POWERS: Final[list[float]] = _POWERS.tolist()
 
 
 def digits_of(dtype: np.dtype[np.generic]) -> int:
-    """How many significant decimals of a score count: 12, or 6 for single precision."""
+    """Return how many significant decimals of a score count: 12, or 6 for single precision."""
     return 6 if dtype in (np.dtype(np.float32), np.dtype(np.float16)) else 12
 
 
 def _decimals(scores: Floats, top: Floats, digits: int) -> Integers:
-    """Decimals kept in each row: d = min(digits - e, 22), e the smallest integer with max|score| <= 10^e.
+    """Return the decimals kept in each row: d = min(digits - e, 22), e the smallest integer with max|score| <= 10^e.
 
-    One number where all rows agree, else one per row.
+    One number if all rows agree, else one per row.
     """
     largest = np.maximum(top, -scores.min(axis=0))
     low, high = np.searchsorted(_CEILINGS, np.array([largest.min(), largest.max()])).tolist()
@@ -53,7 +49,7 @@ def _decimals(scores: Floats, top: Floats, digits: int) -> Integers:
 
 
 def _shift(values: Floats, decimals: Integers) -> None:
-    """Multiply in place by 10^decimals, always through an exact power."""
+    """Multiply in place by 10^decimals, using exact powers only."""
     if decimals.min() >= 0:
         values *= _POWERS[decimals]
     elif decimals.max() <= 0:
@@ -64,7 +60,7 @@ def _shift(values: Floats, decimals: Integers) -> None:
 
 
 def _ticks(scores: Floats, digits: int) -> tuple[Floats, Integers]:
-    """Gaps of a block as whole numbers of 10^-decimals, and the decimals."""
+    """Return the gaps of a block as whole multiples of 10^-decimals, and the decimals."""
     top = scores.max(axis=0)
     decimals = _decimals(scores, top, digits)
     ticks = top - scores
@@ -74,22 +70,22 @@ def _ticks(scores: Floats, digits: int) -> tuple[Floats, Integers]:
 
 
 def gaps(scores: Floats, *, digits: int) -> Floats:
-    """Gap of every action of a block of rows: rint((top - s) 10^d) / 10^d.
+    """Return the gap of every action of a block of rows: rint((top - s) 10^d) / 10^d.
 
     Args:
         scores: actions x rows, finite.
-        digits: 12, or 6 where the scores were single precision.
+        digits: 12, or 6 if the scores were single precision.
     """
     ticks, decimals = _ticks(scores, digits)
-    ticks += 0.0  # -0.0 - 0.0 is -0.0; a gap of nothing has no sign
+    ticks += 0.0  # -0.0 - 0.0 is -0.0; a gap of zero has no sign
     _shift(ticks, -decimals)
     return ticks
 
 
 def sorted_gaps(scores: Floats, *, digits: int) -> tuple[Floats, Integers]:
-    """Each row's gaps in ascending order, and the actions in that order (lowest index first among equals).
+    """Return each row's gaps in ascending order, and the actions in that order (lowest index first among equals).
 
-    Tick and action share one 64-bit key (a tick is below 2^41), so that one plain sort orders both.
+    Tick and action share one 64-bit key (a tick is below 2^41), so one plain sort orders both.
     """
     ticks, decimals = _ticks(scores, digits)
     size = len(scores)
@@ -106,7 +102,7 @@ def sorted_gaps(scores: Floats, *, digits: int) -> tuple[Floats, Integers]:
 
 
 def _sort_rows(keys: Integers) -> Integers:
-    """Sort the actions of each row. On short rows a bubble network over whole columns beats np.sort threefold."""
+    """Sort the actions of each row; on short rows a bubble network over whole columns is three times as fast as np.sort."""
     size = len(keys)
     if size > _LONGEST_NETWORK:
         return np.ascontiguousarray(np.sort(np.ascontiguousarray(keys.T), axis=1).T)
@@ -119,7 +115,7 @@ def _sort_rows(keys: Integers) -> Integers:
 
 
 def margins(ascending: Floats) -> Floats:
-    """How far the top action leads: the second smallest gap, infinite where there is one action only."""
+    """Return how far the top action leads: the second smallest gap, infinite if there is one action only."""
     if len(ascending) > 1:
         return ascending[1]
     alone = np.empty(ascending.shape[1], dtype=np.float64)
@@ -130,7 +126,7 @@ def margins(ascending: Floats) -> Floats:
 def is_candidate(
     gap: Floats, relaxation: float | None, *, u: Floats | float = 0.0, boundary_u: float | None = None
 ) -> Bools:
-    """Which actions stay in sight at a relaxation.
+    """Return which actions are candidates at a relaxation.
 
     Args:
         gap: the gaps.
@@ -145,14 +141,14 @@ def is_candidate(
 
 
 def _within(gap: Any, relaxation: float, u: Any, boundary_u: float | None) -> Any:
-    """`is_candidate` at a finite relaxation, of arrays or of one number each."""
+    """Return `is_candidate` at a finite relaxation, of arrays or of single numbers."""
     if boundary_u is None:
         return gap <= relaxation
     return (gap < relaxation) | (gap == 0) | ((gap == relaxation) & (u <= boundary_u))
 
 
 def row_gaps(scores: object, *, digits: int) -> list[float]:
-    """`gaps` of one query, to the bit; short lists of plain floats go without arrays.
+    """Return the `gaps` of one query, to the bit; short lists of plain floats do without arrays.
 
     Args:
         scores: one number per action; checked as by `as_row`.
@@ -170,32 +166,49 @@ def row_gaps(scores: object, *, digits: int) -> list[float]:
     return [round((top - score) / power) * power for score in scores]
 
 
-def _is_plain(scores: object) -> TypeGuard[Sequence[float]]:
-    """Whether a row is short and of floats that `as_row` takes as they are."""
-    if type(scores) not in (tuple, list):
-        return False
-    listed = cast("Sequence[object]", scores)
-    return 0 < len(listed) <= _LONGEST_PLAIN and all(
-        type(score) is float and -LARGEST_SCORE <= score <= LARGEST_SCORE for score in listed
+def _is_plain(scores: Any) -> TypeGuard[Sequence[float]]:
+    """Return whether a row is short and holds floats that `as_row` accepts as they are."""
+    return (
+        type(scores) in (tuple, list)
+        and 0 < len(scores) <= _LONGEST_PLAIN
+        and all(type(score) is float and -LARGEST_SCORE <= score <= LARGEST_SCORE for score in scores)
     )
 
 
 def row_candidates(
     gap: Sequence[float], relaxation: float | None, *, u: float = 0.0, boundary_u: float | None = None
 ) -> list[int]:
-    """The actions of one query that stay in sight; see `is_candidate`."""
+    """Return the candidates of one query; see `is_candidate`."""
     if relaxation is None:
         return list(range(len(gap)))
-    return [place for place, one in enumerate(gap) if _within(one, relaxation, u, boundary_u)]
+    return [action for action, one in enumerate(gap) if _within(one, relaxation, u, boundary_u)]
 
 
 def row_margin(gap: Sequence[float]) -> float:
-    """How far the top action of one query leads; see `margins`."""
+    """Return how far the top action of one query leads; see `margins`."""
     return sorted(gap)[1] if len(gap) > 1 else float("inf")
 
 
+def row_sight(
+    scores: object, relaxation: float | None, *, digits: int, u: float = 0.0, boundary_u: float | None = None
+) -> tuple[list[int], float]:
+    """Return the candidates of one query, and its margin.
+
+    This is the whole rule for a single live row, equal to `gaps`, `is_candidate` and `margins` to the bit.
+
+    Args:
+        scores: one number per action; checked as by `as_row`.
+        relaxation: None keeps every action (always_defer).
+        digits: as in `gaps`.
+        u: the query's draw; used with `boundary_u` only.
+        boundary_u: as in `is_candidate`.
+    """
+    gap = row_gaps(scores, digits=digits)
+    return row_candidates(gap, relaxation, u=u, boundary_u=boundary_u), row_margin(gap)
+
+
 def as_row(scores: object) -> Floats:
-    """One query's scores as a checked block of one row; a NaN or None anywhere means no opinion: all equal."""
+    """Return one query's scores as a checked block of one row; NaN or None anywhere means no opinion: all equal."""
     row = numbers_or_none(scores)
     if row is None or row.ndim != 1 or row.size == 0:
         raise ScoreLogError(f"Primary scores must be a flat list of numbers, one per action; got {scores!r:.80}")
@@ -205,18 +218,3 @@ def as_row(scores: object) -> Floats:
     if (np.abs(row) > LARGEST_SCORE).any():
         raise ScoreLogError(f"Primary scores must be finite, at most {LARGEST_SCORE:g} in size; got {scores!r}")
     return row[:, None]
-
-
-def numbers_or_none(values: object) -> NDArray[Any] | None:
-    """Numbers as an array, with None as NaN; None if there is anything else among them."""
-    try:
-        raw: NDArray[Any] = np.asarray(values)
-        if raw.dtype.kind in "iuf" or raw.size == 0:
-            return raw if raw.dtype.kind in "iuf" else raw.astype(np.float64)
-        numeric = (int, float, np.integer, np.floating, type(None))
-        good = raw.dtype.kind == "O" and all(
-            isinstance(value, numeric) and not isinstance(value, bool) for value in raw.ravel().tolist()
-        )
-        return raw.astype(np.float64) if good else None
-    except (TypeError, ValueError, OverflowError):
-        return None

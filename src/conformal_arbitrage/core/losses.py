@@ -1,8 +1,8 @@
-"""Guardrail losses as exact stairs: what each row loses as its candidate set grows, in whole ticks.
+"""Guardrail losses as exact stairs: the loss of each row as its candidate set grows, in whole ticks.
 
-A loss is a function of the actions in sight. Sorted by gap, a row's actions come into sight one after the other;
-level j is the loss once the first j + 1 of them are candidates. Losses are whole multiples of a tick (10^-12
-unless the sum would not fit 64 bits), so totals are exact and do not depend on the order of the rows.
+A loss is a function of the actions in sight. Sorted by gap, a row's actions become candidates one after the other;
+level j is the loss once the first j + 1 of them are. Losses are whole multiples of a tick (10^-12 unless the sum
+would not fit 64 bits), so totals are exact and do not depend on the order of the rows.
 
 Knows nothing of budgets, thresholds or files.
 """
@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.gaps import Bools, Floats, Integers, sorted_gaps
-from conformal_arbitrage.core.rows import Block, ScoreArrays, T, blocks
+from conformal_arbitrage.core.arrays import Bools, Floats, Integers, in_order
+from conformal_arbitrage.core.gaps import sorted_gaps
+from conformal_arbitrage.core.rows import Block, ScoreArrays, blocks
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 
 GuardianSees = Literal["candidates", "all", "all-restricted-loss"]
@@ -31,11 +32,12 @@ LARGEST_LOSS = 9e6
 LARGEST_GUARDIAN_SCORE = LARGEST_LOSS / 2
 """Beyond this size a score difference may not fit 64 bits at the finest tick."""
 _LARGEST_EXPONENT = 30
+_NUMERIC: tuple[type[Any], ...] = (int, float, np.integer, np.floating)
 _LARGEST_SUM = Fraction(9_000_000)  # times 10^12 ticks, just below 2^63
 
 
-def exact(value: Number, *, name: str) -> Fraction:
-    """The decimal the user wrote: a float stands for what its repr shows."""
+def as_fraction(value: Number, *, name: str) -> Fraction:
+    """Return the decimal that the user wrote: a float stands for the one its repr shows."""
     if isinstance(value, Fraction):
         return value
     try:
@@ -52,7 +54,7 @@ class Stairs:
     """The loss of a block of rows at every size of its candidate set.
 
     `gaps`, `order` and `levels` are actions x rows, ascending by gap; `levels[j]` is the loss in ticks once actions
-    0 to j of that order are candidates. Among equal gaps only the last level is ever taken.
+    0 to j of that order are candidates. Among equal gaps only the last level ever occurs.
     """
 
     block: Block
@@ -61,7 +63,7 @@ class Stairs:
     levels: Integers
 
     def at_zero(self) -> Integers:
-        """The loss at relaxation 0, with all actions tied at the top in sight: the largest that is ever taken."""
+        """Return the loss at relaxation 0, with all actions tied at the top as candidates: the largest that ever occurs."""
         loss = self.levels[0].copy()
         for j in range(1, len(self.gaps)):
             tied = self.gaps[j] == 0
@@ -73,7 +75,7 @@ class Stairs:
 
 @dataclass(frozen=True, slots=True)
 class LossStairs:
-    """All rows' stairs, made block by block while they are walked."""
+    """All rows' stairs, built block by block on iteration."""
 
     blocks: Iterator[Stairs]
     tick_digits: int
@@ -87,14 +89,14 @@ def loss_stairs(
     loss: Loss | None = None,
     missing_loss: Number | None = None,
 ) -> LossStairs:
-    """The loss of every row of a log as its candidate set grows.
+    """Return the loss of every row of a log as its candidate set grows.
 
     Args:
         log: the scores.
         guardian_sees: "candidates" and "all-restricted-loss" measure the loss of the candidates; "all" measures
-            that of the top action while it stands alone and of all actions from then on.
+            that of the top action while it stands alone, and of all actions from then on.
         loss: a user's loss, raised to its monotone envelope; None for the Guardian regret.
-        missing_loss: what a row costs whose Guardian did not answer, unless everything is in sight.
+        missing_loss: the loss of a row without a Guardian score, unless everything is in sight.
 
     Raises:
         ScoreLogError: a Guardian score is missing and `missing_loss` is None, or a loss is negative.
@@ -114,10 +116,10 @@ def _missing_loss(log: ScoreArrays, missing_loss: Number | None) -> Fraction:
     if missing_loss is None:
         raise ScoreLogError(
             f"{log.source}: row {missing[0] + 1}: no Guardian score ({missing.size} of {len(log.missing)} rows); ask the "
-            'Guardian again, or pass missing_guardian="worst_case" (--missing-guardian worst_case): leaving such rows out '
+            'Guardian again, or pass missing_guardian="worst_case" (--missing-guardian worst_case): dropping such rows '
             "breaks the guarantee"
         )
-    return check_size(exact(missing_loss, name="loss_bound"))
+    return check_size(as_fraction(missing_loss, name="loss_bound"))
 
 
 def check_size(loss: Fraction) -> Fraction:
@@ -131,7 +133,7 @@ def check_size(loss: Fraction) -> Fraction:
 
 
 def _tick_digits(n: int, largest: Fraction) -> int:
-    """The finest tick at which n losses of this size still sum within 64 bits."""
+    """Return the finest tick at which n losses of this size still sum within 64 bits."""
     digits = FINEST_TICK_DIGITS
     while n * largest > _LARGEST_SUM * 10 ** (FINEST_TICK_DIGITS - digits):
         digits -= 1
@@ -139,7 +141,7 @@ def _tick_digits(n: int, largest: Fraction) -> int:
 
 
 def _coarsen(levels: Integers, tick_digits: int) -> Integers:
-    """Levels in finest ticks to levels in ticks, rounded up: never less than the loss."""
+    """Convert finest ticks to ticks, rounded up: never less than the loss."""
     return levels if tick_digits == FINEST_TICK_DIGITS else -(-levels // 10 ** (FINEST_TICK_DIGITS - tick_digits))
 
 
@@ -152,7 +154,7 @@ def score_range(scores: Floats) -> tuple[float, float]:
 
 
 def within_unit(scores: Floats) -> bool:
-    """Whether all scores lie in [0, 1], so that no regret can pass 1."""
+    """Return whether all scores lie in [0, 1], so that no regret exceeds 1."""
     low, high = score_range(scores)
     return low >= 0 and high <= 1
 
@@ -178,7 +180,7 @@ def _regret_stairs(log: ScoreArrays, *, alone_only: bool, worst: Fraction) -> Lo
 
 
 def guardian_ticks(scores: Floats) -> Integers:
-    """Scores rounded to the nearest finest tick; a missing score counts as 0."""
+    """Return scores rounded to the nearest finest tick; a missing score counts as 0."""
     ticks = scores * 1e12
     np.rint(ticks, out=ticks)
     if np.isnan(ticks).any():
@@ -187,7 +189,7 @@ def guardian_ticks(scores: Floats) -> Integers:
 
 
 def _regret_levels(scores: Floats, order: Integers, *, alone_only: bool) -> Integers:
-    """Guardian regret, max over all actions minus max over those in sight, in finest ticks."""
+    """Return the Guardian regret, max over all actions minus max over those in sight, in finest ticks."""
     best = in_order(guardian_ticks(scores), order)
     if alone_only:
         levels = np.zeros_like(best)
@@ -198,14 +200,8 @@ def _regret_levels(scores: Floats, order: Integers, *, alone_only: bool) -> Inte
     return np.subtract(best[-1].copy(), best, out=best)
 
 
-def in_order(values: NDArray[T], order: Integers) -> NDArray[T]:
-    """A block's values (actions x rows) with each row's actions in the given order."""
-    rows = int(order.shape[1])
-    return values.take(order * rows + np.arange(rows))
-
-
 def _fill_missing(levels: Integers, missing: Bools, worst: Fraction, tick_digits: int, *, alone_only: bool) -> None:
-    """Rows without a Guardian score cost the worst, in place, until everything is in sight."""
+    """Charge rows without a Guardian score the worst loss, in place, until everything is in sight."""
     if missing.any():
         hidden = min(1, len(levels) - 1) if alone_only else len(levels) - 1
         levels[:, missing] = 0
@@ -217,20 +213,20 @@ def _rounded_up(loss: Fraction, tick_digits: int) -> int:
 
 
 def _user_stairs(log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fraction) -> LossStairs:
-    """A user's loss on its monotone envelope: the largest loss at this or any larger relaxation."""
+    """Return a user's loss on its monotone envelope: the largest loss at this or any larger relaxation."""
     raw = [(block, *_user_levels(log, block, loss, alone_only=alone_only)) for block in blocks(log.offsets)]
     n = len(log.offsets) - 1
     largest = check_size(Fraction(max(float(levels.max()) for *_, levels in raw)))
     digits = _tick_digits(n, max(largest, worst))
     lifted = 0.0
-    made: list[Stairs] = []
+    stairs: list[Stairs] = []
     for block, gap, order, levels in raw:
         envelope = np.maximum.accumulate(levels[::-1])[::-1]
         lifted += float((envelope - levels).max(axis=0).sum())
         ticks = _coarsen(guardian_ticks(envelope), digits)
         ticks[:, block.per_row(log.missing)] = _rounded_up(worst, digits)
-        made.append(Stairs(block, gap, order, ticks))
-    return LossStairs(iter(made), digits, lifted / n)
+        stairs.append(Stairs(block, gap, order, ticks))
+    return LossStairs(iter(stairs), digits, lifted / n)
 
 
 def _user_levels(log: ScoreArrays, block: Block, loss: Loss, *, alone_only: bool) -> tuple[Floats, Integers, Floats]:
@@ -242,16 +238,15 @@ def _user_levels(log: ScoreArrays, block: Block, loss: Loss, *, alone_only: bool
     return gap, order, levels
 
 
-def _as_number(value: object) -> float:
-    """What a user's loss returned; NaN, which is refused with its row, if that is not a number."""
-    numeric = isinstance(value, int | float | np.integer | np.floating)
-    return float(cast("float", value)) if numeric else float("nan")
+def _as_number(value: Any) -> float:
+    """Return a user's loss as a float; NaN, which is refused with its row, if it is not a number."""
+    return float(value) if isinstance(value, _NUMERIC) else float("nan")
 
 
 def _user_row(
     log: ScoreArrays, index: int, gap: Floats, order: Integers, loss: Loss, *, alone_only: bool
 ) -> list[float]:
-    """The user's loss of the top action alone and at each distinct gap; equal gaps share the value of the last."""
+    """Return the user's loss of the top action alone and at each distinct gap; equal gaps share the last one's."""
     size, row = len(gap), log.row(index)
     values: list[float] = [0.0] * size
     for j in range(size - 1, -1, -1):

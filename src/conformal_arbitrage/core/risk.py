@@ -1,7 +1,7 @@
 """RiskCurve: the empirical risk of a score log at every relaxation at once, exactly.
 
-The total loss is a step function of the relaxation that only falls, and falls only at gaps that occur in the log.
-All drops, merged by gap, give it everywhere; the smallest relaxation that keeps a budget is one search.
+The total loss is a step function of the relaxation that only falls, and only at gaps that occur in the log. All drops,
+merged by gap, give it everywhere; finding the smallest relaxation that keeps a budget is one search.
 
 Knows nothing of files, certificates or models.
 """
@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
-from conformal_arbitrage.core.gaps import Floats, Integers
+from conformal_arbitrage.core.arrays import Floats, Indices, Integers
 from conformal_arbitrage.core.losses import (
     GuardianSees,
     Loss,
     Number,
     Stairs,
+    as_fraction,
     check_size,
-    exact,
     loss_stairs,
     within_unit,
 )
@@ -74,7 +73,7 @@ class RiskCurve:
             log: anything with the flat arrays of a ScoreLog.
             guardian_sees: what the loss is measured on, see `loss_stairs`.
             loss: a user's loss; None for the Guardian regret.
-            missing_loss: the loss of a row whose Guardian did not answer.
+            missing_loss: the loss of a row without a Guardian score.
             u: one draw per row for boundary="random".
         """
         stairs = loss_stairs(log, guardian_sees=guardian_sees, loss=loss, missing_loss=missing_loss)
@@ -94,7 +93,7 @@ class RiskCurve:
         )
 
     def on_grid(self, step: Number) -> "RiskCurve":
-        """The same risk, but relaxations restricted to 0, step, 2 step, ..., 1: the paper's grids."""
+        """Return the same risk with relaxations restricted to 0, step, 2 step, ..., 1: the paper's grids."""
         if self.boundary_u is not None:
             raise OptionError('grid goes with boundary="include" only; drop one of the two')
         points = grid_points(step)
@@ -102,12 +101,12 @@ class RiskCurve:
         return replace(self, breakpoints=points, totals=totals)
 
     def bound(self, loss_bound: Number | None) -> Fraction:
-        """The loss bound as the user wrote it, checked against the losses of this log."""
+        """Return the loss bound as the user wrote it, checked against the losses of this log."""
         tick = Fraction(1, 10**self.tick_digits)
         return check_bound(loss_bound, self.largest_loss, tick=tick, unit_scores=self.unit_scores, source=self.source)
 
     def search(self, alphas: Sequence[Number], loss_bound: Number | None = None) -> list[int | None]:
-        """Index of the first breakpoint that keeps each budget; None where none does.
+        """Return the index of the first breakpoint that keeps each budget; None if none does.
 
         The rule is total + B <= alpha (n + 1), in exact arithmetic, accepted at equality.
         """
@@ -116,7 +115,7 @@ class RiskCurve:
         return [None if j >= len(self.totals) else j for j in first_within(self.totals, limits)]
 
     def relaxation(self, alpha: Number | Sequence[Number] | Floats, loss_bound: Number | None = None) -> Floats:
-        """The smallest relaxation that keeps the budget; NaN where none does.
+        """Return the smallest relaxation that keeps the budget; NaN if none does.
 
         Args:
             alpha: one risk budget (the result is then one number) or many.
@@ -126,28 +125,28 @@ class RiskCurve:
             alpha = list(alpha) if alpha.ndim else alpha[()]
         several = isinstance(alpha, Sequence) and not isinstance(alpha, str)
         alphas: list[Number] = list(alpha) if several else [alpha]  # pyright: ignore[reportArgumentType, reportUnknownVariableType, reportAssignmentType]
-        found = [np.nan if j is None else self.breakpoints[j] for j in self.search(alphas, loss_bound)]
-        return np.array(found) if several else np.float64(found[0])  # pyright: ignore[reportReturnType]
+        relaxations = [np.nan if j is None else self.breakpoints[j] for j in self.search(alphas, loss_bound)]
+        return np.array(relaxations) if several else np.float64(relaxations[0])  # pyright: ignore[reportReturnType]
 
     def exact_total(self, index: int) -> Fraction:
-        """The total loss from a breakpoint on, as a rational number."""
+        """Return the total loss from a breakpoint on, as a rational number."""
         return Fraction(int(self.totals[index]), 10**self.tick_digits)
 
     def total(self, relaxation: float | Floats) -> Floats:
-        """The total loss at one relaxation or many (all actions at the gap itself included)."""
+        """Return the total loss at one relaxation or many (all actions at the gap itself included)."""
         where = np.searchsorted(self.breakpoints, relaxation, side="right") - 1
         if np.any(where < 0):
             raise OptionError(f"a relaxation is 0 or more; got {relaxation!r}")
         return self.totals[where] / 10.0**self.tick_digits
 
     def mean(self, relaxation: float | Floats) -> Floats:
-        """The empirical risk, total / n."""
+        """Return the empirical risk, total / n."""
         return self.total(relaxation) / self.n
 
 
 def grid_points(step: Number) -> Floats:
-    """The decimals 0, step, 2 step, ..., up to 1."""
-    size = exact(step, name="grid")
+    """Return the decimals 0, step, 2 step, ..., up to 1."""
+    size = as_fraction(step, name="grid")
     if not Fraction(1, 10**6) <= size <= 1:
         raise OptionError(f"grid must be a step from 0.000001 to 1; got {step!r}")
     return np.array([float(i * size) for i in range(int(1 / size) + 1)])
@@ -156,16 +155,17 @@ def grid_points(step: Number) -> Floats:
 def check_bound(
     loss_bound: Number | None, largest_loss: tuple[Fraction, int], *, tick: Fraction, unit_scores: bool, source: str
 ) -> Fraction:
-    """The loss bound as the user wrote it, not below the largest loss by a tick or more (losses are rounded to ticks).
+    """Return the loss bound as the user wrote it.
 
-    It may be left out, and is then 1, only if all Guardian scores lie in [0, 1].
+    It must not lie below the largest loss by a tick or more (losses are rounded to ticks). It may be left out, and is
+    then 1, only if all Guardian scores lie in [0, 1].
     """
     if loss_bound is None and not unit_scores:
         raise OptionError(
             f"{source}: Guardian scores leave [0, 1], so the largest possible loss is not 1; "
             "state it from what the scores mean: loss_bound= (--loss-bound)"
         )
-    bound = check_size(exact(1 if loss_bound is None else loss_bound, name="loss_bound"))
+    bound = check_size(as_fraction(1 if loss_bound is None else loss_bound, name="loss_bound"))
     if bound <= 0:
         raise OptionError(f"loss_bound must be above 0; got {loss_bound!r}")
     largest, row = largest_loss
@@ -178,27 +178,27 @@ def check_bound(
 
 
 def check_alpha(alpha: Number, bound: Fraction) -> Fraction:
-    """A risk budget as the user wrote it: above 0 and below the bound."""
-    value = exact(alpha, name="alpha")
+    """Return a risk budget as the user wrote it: above 0 and below the bound."""
+    value = as_fraction(alpha, name="alpha")
     if not 0 < value < bound:
         raise OptionError(f"alpha must lie above 0 and below the loss bound {float(bound):g}; got {alpha!r}")
     return value
 
 
 def spendable(alpha: Number, bound: Fraction, n: int, tick_digits: int) -> int:
-    """The largest total loss, in ticks, that n rows may show: floor((alpha (n + 1) - B) / tick)."""
+    """Return the largest total loss, in ticks, that n rows may show: floor((alpha (n + 1) - B) / tick)."""
     limit = (check_alpha(alpha, bound) * (n + 1) - bound) * 10**tick_digits // 1
     return int(max(min(limit, _LARGEST_INT), -1))
 
 
-def first_within(totals: Integers, limits: Sequence[int]) -> NDArray[np.intp]:
-    """First index at which falling totals are within each limit; their number where none is."""
+def first_within(totals: Integers, limits: Sequence[int]) -> Indices:
+    """Return the first index at which falling totals are within each limit; their number if none is."""
     return len(totals) - np.searchsorted(totals[::-1], np.array(limits, dtype=np.int64), side="right")
 
 
 @dataclass(frozen=True, slots=True)
 class _Drops:
-    """Every fall of every row's loss, unsorted: where, by how much, and (for a random boundary) at which draw."""
+    """Every drop of every row's loss, unsorted: its gap, its size and (for a random boundary) its draw."""
 
     start: int
     gap: Floats
@@ -230,7 +230,7 @@ def _collect(stairs: Iterator[Stairs], *, u: Floats | None) -> _Drops:
 
 
 def _accumulate(drops: _Drops) -> tuple[Floats, Floats | None, Integers]:
-    """Breakpoints with what is left of the total from each one on; the first is relaxation 0."""
+    """Return the breakpoints, their draws, and the total loss from each one on; the first is relaxation 0."""
     order, draw = gap_order(drops.gap, drops.u)
     gap, totals = np.zeros(len(order) + 1), np.empty(len(order) + 1, dtype=np.int64)
     drops.gap.take(order, out=gap[1:], mode="clip")  # unlike the default mode, "clip" writes without a buffer
@@ -248,10 +248,10 @@ def _accumulate(drops: _Drops) -> tuple[Floats, Floats | None, Integers]:
     return gap[last], None if draws is None else draws[last], totals[last]
 
 
-def gap_order(gap: Floats, u: Floats | None) -> tuple[NDArray[np.intp], Floats | None]:
-    """The order in which actions come into sight, by gap and then by draw, and the draws in that order.
+def gap_order(gap: Floats, u: Floats | None) -> tuple[Indices, Floats | None]:
+    """Return the order in which actions become candidates, by gap and then by draw, and the draws in that order.
 
-    At gap 0 actions are in sight whatever the draw, so all draws there count as 0.
+    At gap 0 actions are candidates whatever the draw, so all draws there count as 0.
     """
     if u is None:
         return np.argsort(gap), None

@@ -1,6 +1,6 @@
-"""Held-out evaluation: calibrate on one part of a log and look at the other, over many splits at once.
+"""Held-out evaluation: calibrate on one part of a log and measure on the other, over many splits at once.
 
-All quantities of a row (its loss, whether it defers, what its chosen action is worth, what the Guardian costs) are
+All quantities of a row (its loss, whether it defers, the outcome of its chosen action, the cost of the Guardian) are
 step functions of the relaxation. Their steps are sorted by gap once; each split then only adds up those of its rows.
 
 Knows nothing of tables, files or what an outcome means.
@@ -11,33 +11,33 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
-from conformal_arbitrage.core.gaps import Bools, Floats, Integers
-from conformal_arbitrage.core.losses import GuardianSees, LossStairs, Stairs, in_order
+from conformal_arbitrage.core.arrays import Bools, Floats, Indices, Integers, in_order
+from conformal_arbitrage.core.choices import guardian_choices
+from conformal_arbitrage.core.losses import GuardianSees, LossStairs, Stairs
 from conformal_arbitrage.core.risk import Number, first_within, gap_order, spendable
 from conformal_arbitrage.core.rows import ScoreArrays
 from conformal_arbitrage.errors import OptionError
 
 Name = str | tuple[str, str]
-Split = tuple[NDArray[np.intp], NDArray[np.intp]]
+Split = tuple[Indices, Indices]
 """Calibration rows and test rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegCost:
-    """What asking the Guardian about m of a row's K actions costs: base + rate floor(tokens (0.5 + 0.5 m / K))."""
+    """The cost of asking the Guardian about m of a row's K actions: base + rate floor(tokens (0.5 + 0.5 m / K))."""
 
     base: Floats
     rate: float = 0.0
     tokens: Integers | None = None
 
     def full(self) -> Floats:
-        """The cost of showing everything."""
+        """Return the cost of showing everything."""
         return self.base if self.tokens is None else self.base + self.rate * self.tokens
 
-    def of(self, rows: NDArray[np.intp], shown: int, size: int) -> Floats:
-        """The cost of showing `shown` of `size` actions of some rows."""
+    def of(self, rows: Indices, shown: int, size: int) -> Floats:
+        """Return the cost of showing `shown` of `size` actions of some rows."""
         if self.tokens is None:
             return self.base[rows]
         return self.base[rows] + self.rate * (self.tokens[rows] * (size + shown) // (2 * size))
@@ -53,7 +53,7 @@ def draw_splits(
     groups: Integers | None = None,
     sample_size: int | None = None,
 ) -> list[Split]:
-    """Fresh random splits; with groups, each from a fresh sample balanced over them.
+    """Draw random splits; with groups, each from a fresh sample balanced over them.
 
     Balancing takes floor(sample_size / groups) rows of every group (all of a smaller one) and fills the rest at
     random from the rows left over.
@@ -81,8 +81,8 @@ def _split(n: int, calibration_size: int, test_size: int, rng: np.random.Generat
     return calibration, test
 
 
-def balanced(groups: Integers, size: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Rows of a sample: floor(size / groups) of every group, all of a smaller one, and the remainder at random."""
+def balanced(groups: Integers, size: int, rng: np.random.Generator) -> Indices:
+    """Return a sample of rows: floor(size / groups) of every group, all of a smaller one, and the remainder at random."""
     shuffled = rng.permutation(len(groups))
     by_group = shuffled[np.argsort(groups[shuffled], kind="stable")]
     counts = np.bincount(groups)
@@ -94,25 +94,9 @@ def balanced(groups: Integers, size: int, rng: np.random.Generator) -> NDArray[n
     return np.concatenate([taken, rest[: size - len(taken)]])
 
 
-def guardian_choices(guardian: Floats, order: Integers, *, sees_all: bool) -> Integers:
-    """Which action the Guardian takes once actions 0 to j of the order are candidates: actions x rows.
-
-    Raw scores, lowest index among equals. Entry 0 is the top action itself: alone, it is not asked about.
-    """
-    score = in_order(guardian, order)
-    chosen = order.copy()
-    for j in range(1, len(order)):
-        better = (score[j] > score[j - 1]) | ((score[j] == score[j - 1]) & (order[j] < chosen[j - 1]))
-        chosen[j] = np.where(better, order[j], chosen[j - 1])
-        np.maximum(score[j], score[j - 1], out=score[j])
-    if sees_all:
-        chosen[1:] = chosen[-1]
-    return chosen
-
-
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Every row's quantities as steps, in the order in which actions come into sight.
+    """Every row's quantities as steps, in the order in which actions become candidates.
 
     `start` (quantities x rows) is before any step, when the top action stands alone; step k adds `change[:, k]` to row
     `row[k]`. `start_loss` and `drop` are the loss alone, in exact ticks; among the quantities it is in ticks too, so that
@@ -123,7 +107,7 @@ class Steps:
     names: tuple[Name, ...]
     start: Floats
     start_loss: Integers
-    row: NDArray[np.intp]
+    row: Indices
     gap: Floats
     u: Floats | None
     change: Floats
@@ -149,13 +133,13 @@ def build_steps(
 ) -> Steps:
     """Lay out all quantities of a log as steps, sorted once.
 
-    Quantities: "loss", "deferred", "leg" (what the Guardian costs), and for each outcome ("worth", name) and, where it
+    Quantities: "loss", "deferred", "leg" (the cost of the Guardian), and for each outcome ("worth", name) and, where it
     is not known for every action or the Guardian is missing in some row, ("known", name).
     """
     n = len(log.offsets) - 1
     start_loss = np.empty(n, dtype=np.int64)
-    starts: list[tuple[NDArray[np.intp], Floats]] = []
-    parts: list[tuple[Floats, NDArray[np.intp], Floats, Integers]] = []
+    starts: list[tuple[Indices, Floats]] = []
+    parts: list[tuple[Floats, Indices, Floats, Integers]] = []
     largest, in_full_sight, names = (-1, 0), 0, ()
     unknown = {name: bool(log.missing.any() or np.isnan(worth).any()) for name, worth in outcomes.items()}
     for stair in stairs.blocks:
@@ -192,22 +176,22 @@ def build_steps(
 def _quantities(
     log: ScoreArrays,
     stair: Stairs,
-    rows: NDArray[np.intp],
+    rows: Indices,
     guardian_sees: GuardianSees,
     outcomes: Mapping[str, Floats],
     leg: LegCost | None,
     unknown: Mapping[str, bool],
 ) -> dict[Name, Floats]:
-    """Every quantity, actions x rows, once actions 0 to j are candidates."""
+    """Return every quantity, actions x rows, once actions 0 to j are candidates."""
     sees_all = guardian_sees != "candidates"
     size, count = len(stair.gaps), len(rows)
-    asked = np.broadcast_to(np.arange(size)[:, None] > 0, (size, count))
-    values: dict[Name, Floats] = {"loss": stair.levels.astype(np.float64), "deferred": asked.astype(np.float64)}
+    deferred = np.broadcast_to(np.arange(size)[:, None] > 0, (size, count))
+    values: dict[Name, Floats] = {"loss": stair.levels.astype(np.float64), "deferred": deferred.astype(np.float64)}
     if leg is not None:
         shown = [0, *(size if sees_all else m for m in range(2, size + 1))]
         values["leg"] = np.array([leg.of(rows, m, size) if m else np.zeros(count) for m in shown])
     choice = guardian_choices(stair.block.of(log.guardian), stair.order, sees_all=sees_all)
-    undecided = asked & stair.block.per_row(log.missing)
+    undecided = deferred & stair.block.per_row(log.missing)
     for name, outcome in outcomes.items():
         worth = in_order(stair.block.of(outcome), choice)
         if unknown[name]:
@@ -220,10 +204,10 @@ def _quantities(
 
 @dataclass(frozen=True, slots=True)
 class TrialResults:
-    """What happened on the test rows: means per trial.
+    """Means over the test rows, per trial.
 
     `conformal[name]` is trials x alphas; `primary[name]` and `guardian[name]` have one entry per trial: the top
-    action alone, and everything in sight. `relaxation` is NaN where no relaxation kept the budget.
+    action alone, and everything in sight. `relaxation` is NaN if none kept the budget.
     """
 
     relaxation: Floats
@@ -260,10 +244,10 @@ def run_trials(
     columns = np.array([(fixed or {})[name] for name in names]).reshape(len(names), len(steps.start_loss))
     averages, weight = np.empty((len(names), len(splits))), np.empty(len(steps.row))
     for t, (calibration, test) in enumerate(splits):
-        found = _calibrate(steps, stations, calibration, limits)
-        kept = found < len(stations.stop)
-        relaxation[t, kept] = stations.relaxation[found[kept]]
-        stops = np.append(stations.stop, len(steps.row))[found]
+        first = _calibrate(steps, stations, calibration, limits)
+        kept = first < len(stations.stop)
+        relaxation[t, kept] = stations.relaxation[first[kept]]
+        stops = np.append(stations.stop, len(steps.row))[first]
         member = _membership(steps, test).astype(np.float64)
         member.take(steps.row, out=weight, mode="clip")  # into the same memory each time: fresh memory costs more
         means[:, t] = _sums(steps, member, weight, np.concatenate([[0], stops, [len(steps.row)]])).T / len(test)
@@ -288,14 +272,14 @@ class _Stations:
     """
 
     relaxation: Floats
-    stop: NDArray[np.intp]
-    drops_taken: NDArray[np.intp]
+    stop: Indices
+    drops_taken: Indices
     drop: Integers
-    row: NDArray[np.intp]
+    row: Indices
 
 
 def _stations(steps: Steps, grid: Floats | None) -> _Stations:
-    """The points of a grid, or relaxation 0 and every gap at which some row's loss falls."""
+    """Return the points of a grid, or relaxation 0 and every gap at which some row's loss falls."""
     drops = np.concatenate([[0], np.cumsum(steps.drop != 0)])
     if grid is None:
         stop = _ends(steps)
@@ -308,8 +292,8 @@ def _stations(steps: Steps, grid: Floats | None) -> _Stations:
     return _Stations(relaxation, stop, drops[stop], steps.drop[dropping], steps.row[dropping])
 
 
-def _ends(steps: Steps) -> NDArray[np.intp]:
-    """How many steps are taken at each distinct gap above 0 (and draw, for a random boundary)."""
+def _ends(steps: Steps) -> Indices:
+    """Return how many steps are taken at each distinct gap above 0 (and draw, for a random boundary)."""
     changed = steps.gap[1:] != steps.gap[:-1]
     if steps.u is not None:
         changed |= steps.u[1:] != steps.u[:-1]
@@ -317,15 +301,15 @@ def _ends(steps: Steps) -> NDArray[np.intp]:
     return ends[ends > steps.always]
 
 
-def _calibrate(steps: Steps, stations: _Stations, rows: NDArray[np.intp], limits: Sequence[int]) -> NDArray[np.intp]:
-    """First station at which the loss of these rows is within each limit; the number of stations where none is."""
+def _calibrate(steps: Steps, stations: _Stations, rows: Indices, limits: Sequence[int]) -> Indices:
+    """Return the first station at which the loss of these rows is within each limit; the number of stations if none is."""
     member = _membership(steps, rows)
     fallen = np.concatenate([[0], np.cumsum(stations.drop * member.take(stations.row))])
     return first_within(steps.start_loss[rows].sum() - fallen[stations.drops_taken], limits)
 
 
-def _sums(steps: Steps, member: Floats, weight: Floats, stops: NDArray[np.intp]) -> Floats:
-    """Sum of every quantity, and of the candidates, after each number of steps: stops x quantities.
+def _sums(steps: Steps, member: Floats, weight: Floats, stops: Indices) -> Floats:
+    """Return the sum of every quantity, and of the candidates, after each number of steps: stops x quantities.
 
     Only rows marked 1 in `member` count, and so only the steps marked 1 in `weight`.
     """
@@ -334,17 +318,17 @@ def _sums(steps: Steps, member: Floats, weight: Floats, stops: NDArray[np.intp])
     for k in np.argsort(stops, kind="stable").tolist():
         stop = int(stops[k])
         running = running + _weighted(steps.change[:, last:stop], weight[last:stop])
-        candidates += weight[last:stop].sum()  # every step brings one action into sight
+        candidates += weight[last:stop].sum()  # every step adds one candidate
         sums[k, :-1], sums[k, -1], last = running, candidates, stop
     return sums
 
 
 def _weighted(values: Floats, weight: Floats) -> Floats:
-    """Sum over rows, each with its weight; by einsum, since the threads of BLAS stall each other on a busy machine."""
+    """Sum over rows by weight; einsum, since the threads of BLAS stall each other on a busy machine."""
     return np.einsum("qr,r->q", values, weight)
 
 
-def _membership(steps: Steps, rows: NDArray[np.intp]) -> Bools:
+def _membership(steps: Steps, rows: Indices) -> Bools:
     member = np.zeros(len(steps.start_loss), dtype=np.bool_)
     member[rows] = True
     return member

@@ -1,1 +1,1 @@
-"""What a rule would have done on a log: frontiers, costs, inspection, tables and figures."""
+"""Evaluation: what a rule would have done on a log, as frontiers, costs, inspections, tables and figures."""

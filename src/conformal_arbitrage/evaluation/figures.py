@@ -1,6 +1,7 @@
 """Frontiers as figures: an outcome against cost, loss or another outcome.
 
-Shapes and shades carry the meaning as well as colours, so that the figure survives print and colour blindness.
+Markers and line styles carry the meaning as well as colors, so that a figure survives print and color blindness.
+Knows nothing of how a frontier was computed; imports matplotlib only when something is drawn.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformal_arbitrage.core.gaps import Floats
+from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint
 from conformal_arbitrage.scorelog.files import replacing
@@ -20,54 +21,103 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BLUE, _ORANGE, _GREY, _BLACK = "#0072B2", "#E69F00", "#767676", "#000000"
-FORMATS = (".png", ".svg", ".pdf")
+_SIZE = (7, 4.6)
 _LABELS = {"cost": "cost, dollars per 1000 queries", "loss": "loss on held-out rows"}
+_NO_MATPLOTLIB = "figures need matplotlib: pip install matplotlib"
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
 
 
-def plot(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str = "correct") -> None:
-    """Draw a frontier and save it; the ending of the name says the format (.png, .svg, .pdf).
+def save_figure(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str = "correct") -> None:
+    """Draw a frontier and save it; the file extension selects the format (.png, .svg, .pdf).
 
     Args:
         frontier: the sweep.
-        path: where to.
+        path: the file to write.
         x: "cost", "loss" or the name of an outcome.
         y: the name of an outcome, or "loss".
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise OptionError("figures need matplotlib: pip install matplotlib") from error
+        raise OptionError(_NO_MATPLOTLIB) from error
     target = Path(path)
-    if target.suffix not in FORMATS:
-        raise OptionError(f"{target}: a figure's name ends in {', '.join(FORMATS)}")
-    name = "cost_per_1000" if x == "cost" else x
-    for axis in (name, y):
-        if frontier.points[0].values(axis) is None:
-            known = ", ".join(("cost", "loss", *frontier.points[0].outcomes))
-            need = (
-                "give --primary-cost and --guardian-cost, or --x loss"
-                if axis == "cost_per_1000"
-                else f"there is {known}"
-            )
-            raise OptionError(f"there is no '{x if axis == name else y}' to draw; {need}")
-    figure = Figure(figsize=(7, 4.6), layout="constrained")
-    axes = figure.add_subplot()
-    _draw(axes, frontier, name, y)
-    axes.set_xlabel(_LABELS.get(x, x))
-    axes.set_ylabel(f"{y}, mean over held-out rows")
-    axes.legend(frameon=False, loc="best", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
+    if target.suffix not in FIGURE_FORMATS:
+        raise OptionError(f"{target}: the name of a figure must end in {', '.join(FIGURE_FORMATS)}")
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    draw_frontier(figure.add_subplot(), frontier, x=x, y=y)
     with replacing(target) as draft:
         figure.savefig(draft, dpi=160, format=target.suffix.lstrip("."))
 
 
+def new_axes() -> "Axes":
+    """Return the axes of a new pyplot figure, which notebooks show by themselves."""
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise OptionError(_NO_MATPLOTLIB) from error
+    return pyplot.subplots(figsize=_SIZE, layout="constrained")[1]
+
+
+def draw_frontier(axes: "Axes", frontier: Frontier, *, x: str | None = None, y: str | None = None) -> "Axes":
+    """Draw a frontier on axes and return them.
+
+    Args:
+        axes: where to draw.
+        frontier: the sweep.
+        x: "cost", "loss" or the name of an outcome; by default the cost if it is known, otherwise the loss.
+        y: the name of an outcome, or "loss"; by default the first outcome.
+    """
+    first = frontier.points[0]
+    across = x or ("loss" if first.values("cost_per_1000") is None else "cost")
+    up = y or next(iter(first.outcomes), "loss")
+    for name in (across, up):
+        _check_axis(first, name)
+    _draw(axes, frontier, _figure_name(across), _figure_name(up))
+    axes.set_xlabel(_LABELS.get(across, across))
+    axes.set_ylabel(f"{up}, mean over held-out rows")
+    axes.legend(frameon=False, loc="best", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def _figure_name(name: str) -> str:
+    return "cost_per_1000" if name == "cost" else name
+
+
+def _check_axis(point: FrontierPoint, name: str) -> None:
+    if point.values(_figure_name(name)) is None:
+        known = ", ".join(("cost", "loss", *point.outcomes))
+        remedy = "give --primary-cost and --guardian-cost, or --x loss" if name == "cost" else f"there is {known}"
+        raise OptionError(f"there is no '{name}' to draw; {remedy}")
+
+
 def _draw(axes: "Axes", frontier: Frontier, x: str, y: str) -> None:
-    conformal = frontier.of("conformal")
     (primary,), (guardian,) = frontier.of("primary"), frontier.of("guardian")
     ends = [_place(primary, x, y), _place(guardian, x, y)]
-    axes.plot(*np.transpose(ends), "--", color=_GREY, lw=1.2, zorder=1, label="a coin between the two")
+    axes.plot(*np.transpose(ends), "--", color=_GREY, lw=1.2, zorder=1, label="random routing between the two")
+    rising = (ends[1][0] - ends[0][0]) * (ends[1][1] - ends[0][1]) > 0
+    _draw_conformal(axes, frontier, x, y, label_offset=(7, -11) if rising else (7, 6))
+    random = frontier.of("random")
+    if random:
+        places = np.array([_place(point, x, y) for point in random])
+        axes.scatter(
+            places[:, 0],
+            places[:, 1],
+            marker="D",
+            s=34,
+            facecolor="none",
+            color=_GREY,
+            label="random routing",
+            zorder=3,
+        )
+    for end, name, color in zip(ends, ("Primary alone", "Guardian alone"), (_ORANGE, _BLACK), strict=True):
+        axes.scatter(*end, marker="*", s=190, color=color, edgecolor=_BLACK, lw=0.7, label=name, zorder=4)
+
+
+def _draw_conformal(axes: "Axes", frontier: Frontier, x: str, y: str, *, label_offset: tuple[int, int]) -> None:
+    conformal = frontier.of("conformal")
     for point in conformal:
-        axes.scatter(_runs(point, x), _runs(point, y), s=7, color=_BLUE, alpha=0.22, lw=0, zorder=2)
+        axes.scatter(_trials(point, x), _trials(point, y), s=7, color=_BLUE, alpha=0.22, lw=0, zorder=2)
     means = np.array([_place(point, x, y) for point in conformal])
     spread = np.array([[point.summary(k).get("std") or 0.0 for k in (x, y)] for point in conformal])
     axes.errorbar(
@@ -75,24 +125,16 @@ def _draw(axes: "Axes", frontier: Frontier, x: str, y: str) -> None:
         fmt="o-", color=_BLUE, ecolor=_BLUE, ms=6, lw=1.2, elinewidth=1, capsize=2, zorder=3,
         label=f"conformal, mean ± sd of {frontier.trials} trials",
     )  # fmt: skip
-    rising = (ends[1][0] - ends[0][0]) * (ends[1][1] - ends[0][1]) > 0
-    aside = (7, -11) if rising else (7, 6)
     for point, place in zip(conformal, means, strict=True):
-        axes.annotate(f"α = {point.alpha:g}", place, xytext=aside, textcoords="offset points", fontsize=8, color=_BLACK)
-        if x == "loss":
-            label = "the budgets" if point is conformal[0] else None
-            axes.axvline(point.alpha or 0.0, color=_GREY, lw=0.9, ls=":", zorder=0, label=label)
-    coins = frontier.of("random")
-    if coins:
-        places = np.array([_place(point, x, y) for point in coins])
-        axes.scatter(
-            places[:, 0], places[:, 1], marker="D", s=34, facecolor="none", color=_GREY, label="coin", zorder=3
+        axes.annotate(
+            f"α = {point.alpha:g}", place, xytext=label_offset, textcoords="offset points", fontsize=8, color=_BLACK
         )
-    for end, name, colour in zip(ends, ("Primary alone", "Guardian alone"), (_ORANGE, _BLACK), strict=True):
-        axes.scatter(*end, marker="*", s=190, color=colour, edgecolor=_BLACK, lw=0.7, label=name, zorder=4)
+        if x == "loss":
+            label = "budgets" if point is conformal[0] else None
+            axes.axvline(point.alpha or 0.0, color=_GREY, lw=0.9, ls=":", zorder=0, label=label)
 
 
-def _runs(point: FrontierPoint, name: str) -> Floats:
+def _trials(point: FrontierPoint, name: str) -> Floats:
     values = point.values(name)
     return np.zeros(0) if values is None else values
 

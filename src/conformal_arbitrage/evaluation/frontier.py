@@ -1,24 +1,24 @@
-"""evaluate: what a budget buys on held-out rows, next to the policies anyone could use instead.
+"""evaluate: what a budget buys on held-out rows, compared with simpler policies.
 
-Baselines: the Primary alone, the Guardian alone, a coin that sends each query to the Guardian with a given
-probability, and, for each conformal policy, the coin that costs the same. The coins are taken in expectation.
+Baselines: the Primary alone, the Guardian alone, random routing, which sends each query to the Guardian with a given
+probability, and, for each conformal policy, random routing at the same cost. Random routing is computed in expectation.
 
-Knows nothing of how the result is shown.
+Knows nothing of tables or figures.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
-from conformal_arbitrage.calibration.options import Terms
-from conformal_arbitrage.core.gaps import Floats, Integers
-from conformal_arbitrage.core.losses import GuardianSees, Loss, Number, within_unit
+from conformal_arbitrage.calibration.notebook import html_table
+from conformal_arbitrage.calibration.options import CalibrationKeywords, CalibrationOptions, resolve_options
+from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.core.losses import GuardianSees, Number, within_unit
 from conformal_arbitrage.core.risk import check_alpha, check_bound, grid_points
 from conformal_arbitrage.core.trials import (
-    LegCost,
     Name,
     Split,
     Steps,
@@ -28,13 +28,14 @@ from conformal_arbitrage.core.trials import (
     run_trials,
 )
 from conformal_arbitrage.errors import InfeasibleError, OptionError
-from conformal_arbitrage.scorelog.columns import Usage
+from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.types import Boundary, MissingGuardian
+from conformal_arbitrage.types import Boundary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PolicyName = Literal["primary", "guardian", "random", "cost_matched", "conformal"]
-Price = tuple[float, float]
-"""Dollars per million input tokens and per million output tokens."""
 _FIGURES = ("loss", "relaxation", "deferred", "candidates", "cost_per_1000", "delta")
 
 
@@ -43,14 +44,14 @@ class FrontierPoint:
     """One policy on all trials.
 
     Attributes:
-        policy: which one.
-        alpha: the risk budget, of a conformal policy or of the one that a cost-matched coin goes with.
-        probability: how often a coin asks the Guardian (mean over trials).
-        guardian_sees: of a conformal policy.
-        boundary: of a conformal policy.
+        policy: its name.
+        alpha: the risk budget of a conformal policy, or of the one that cost-matched random routing is compared with.
+        probability: how often random routing uses the Guardian (mean over trials).
+        guardian_sees: what a conformal policy shows the Guardian.
+        boundary: the boundary rule of a conformal policy.
         always_defer: share of the trials in which no relaxation kept the budget.
-        figures: per trial, by name; None where a figure has no meaning. `loss` is the calibrated loss on the test rows,
-            `deferred` a share.
+        figures: per trial, by name; None where a figure is undefined. `loss` is the calibrated loss on the test rows,
+            `deferred` the share of queries sent to the Guardian.
         outcomes: per trial, by the outcome's name: the mean over chosen actions.
     """
 
@@ -64,19 +65,19 @@ class FrontierPoint:
     outcomes: Mapping[str, Floats]
 
     def summary(self, name: str) -> dict[str, float | None]:
-        """Mean and standard deviation over trials of a figure or an outcome; empty where it has no meaning."""
+        """Return mean and standard deviation over trials of a figure or an outcome; empty if it is undefined."""
         return _summary(self.values(name))
 
     def mean(self, name: str) -> float | None:
-        """Mean over trials of a figure or an outcome, or None."""
+        """Return the mean over trials of a figure or an outcome, or None if it is undefined."""
         return self.summary(name).get("mean")
 
     def values(self, name: str) -> Floats | None:
-        """A figure or an outcome, trial by trial."""
+        """Return a figure or an outcome, trial by trial, or None if it is undefined."""
         return self.outcomes[name] if name in self.outcomes else self.figures.get(name)
 
     def to_dict(self, *, per_trial: bool = False) -> dict[str, Any]:
-        """The point as a JSON document."""
+        """Return the point as a JSON document."""
         return {
             "policy": self.policy,
             "alpha": self.alpha,
@@ -91,7 +92,17 @@ class FrontierPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frontier:
-    """The sweep over alpha, with its baselines."""
+    """A sweep over alpha, with its baselines.
+
+    Attributes:
+        n: rows of the log.
+        trials: number of random splits.
+        calibration_size: rows to calibrate on in each trial.
+        test_size: rows to test on in each trial.
+        seed: of the splits.
+        loss_bound: the largest possible loss.
+        points: every policy, the single models first.
+    """
 
     n: int
     trials: int
@@ -102,7 +113,7 @@ class Frontier:
     points: tuple[FrontierPoint, ...]
 
     def to_dict(self, *, per_trial: bool = False) -> dict[str, Any]:
-        """The sweep as a JSON document."""
+        """Return the frontier as a JSON document."""
         return {
             "n": self.n,
             "trials": self.trials,
@@ -114,12 +125,36 @@ class Frontier:
         }
 
     def of(self, policy: PolicyName) -> tuple[FrontierPoint, ...]:
-        """All points of one policy."""
+        """Return all points of one policy."""
         return tuple(point for point in self.points if point.policy == policy)
+
+    def plot(self, ax: "Axes | None" = None, *, x: str | None = None, y: str | None = None) -> "Axes":
+        """Draw the frontier and return its axes; needs matplotlib.
+
+        Args:
+            ax: the axes to draw on; a new figure if None.
+            x: "cost", "loss" or the name of an outcome; by default the cost if it is known, otherwise the loss.
+            y: the name of an outcome, or "loss"; by default the first outcome.
+        """
+        from conformal_arbitrage.evaluation.figures import draw_frontier, new_axes
+
+        return draw_frontier(new_axes() if ax is None else ax, self, x=x, y=y)
+
+    def __repr__(self) -> str:
+        alphas = ", ".join(f"{point.alpha:g}" for point in self.of("conformal"))
+        return (
+            f"Frontier(alphas=[{alphas}], trials={self.trials}, calibration_size={self.calibration_size}, n={self.n})"
+        )
+
+    def _repr_html_(self) -> str:
+        from conformal_arbitrage.evaluation.tables import cells
+
+        header, rows = cells(self)
+        return html_table(rows, header=header)
 
 
 def _summary(values: Floats | None) -> dict[str, float | None]:
-    """Mean and sample standard deviation over the trials that have a value; one trial has no deviation."""
+    """Return mean and sample standard deviation over the trials that have a value; one trial has no deviation."""
     known = np.zeros(0) if values is None else values[~np.isnan(values)]
     if known.size == 0:
         return {}
@@ -134,58 +169,8 @@ def _document(values: Floats | None, *, per_trial: bool) -> dict[str, Any] | Non
     return summary | listed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What asking each model costs, per row."""
-
-    primary: Floats
-    guardian: LegCost
-
-
-def costs_of(
-    log: ScoreLog,
-    *,
-    primary_cost: float | None = None,
-    guardian_cost: float | None = None,
-    primary_price: Price | None = None,
-    guardian_price: Price | None = None,
-) -> Costs | None:
-    """Dollars per query of each model: a constant, a price for recorded tokens, or the log's cost column.
-
-    Returns:
-        None unless both models have one.
-    """
-    primary = _leg(log, log.primary_usage, log.columns[0], primary_cost, primary_price)
-    guardian = _leg(log, log.guardian_usage, log.columns[1], guardian_cost, guardian_price)
-    if primary is None or guardian is None:
-        if primary_cost is not None or guardian_cost is not None or primary_price or guardian_price:
-            raise OptionError("a cost is given for one model only; give both, by constant, price or column")
-        return None
-    return Costs(primary=primary.full(), guardian=guardian)
-
-
-def _leg(log: ScoreLog, usage: Usage, name: str, cost: float | None, price: Price | None) -> LegCost | None:
-    if cost is not None and price is not None:
-        raise OptionError(f"{name}: give a cost or a price per token, not both")
-    if cost is not None:
-        return LegCost(base=np.full(len(log), _money(cost, name)))
-    if price is None:
-        known = usage.cost is not None and not np.isnan(usage.cost).any()  # one unknown cost makes the mean unknown
-        return LegCost(base=usage.cost) if known and usage.cost is not None else None
-    if usage.input_tokens is None or usage.output_tokens is None:
-        raise OptionError(f"{log.source}: a price needs the columns {name}_input_tokens and {name}_output_tokens")
-    unknown = int(np.isnan(usage.input_tokens + usage.output_tokens).sum())
-    if unknown:
-        raise OptionError(f"{log.source}: the tokens of {name} are not known in {unknown} rows; give a cost instead")
-    per_input, per_output = (_money(value, name) / 1e6 for value in price)
-    tokens = usage.input_tokens.astype(np.int64)
-    return LegCost(base=per_output * usage.output_tokens, rate=per_input, tokens=tokens)
-
-
-def _money(value: float, name: str) -> float:
-    if not 0 <= value < float("inf"):
-        raise OptionError(f"{name}: a cost is 0 or more; got {value!r}")
-    return value
+class EvaluationKeywords(CalibrationKeywords, CostKeywords, total=False):
+    """The single keywords that `evaluate` takes instead of `options` and `costs`."""
 
 
 def evaluate(
@@ -193,96 +178,104 @@ def evaluate(
     alphas: Sequence[Number],
     *,
     calibration_size: int,
+    test_size: int | None = None,
     trials: int = 30,
     seed: int = 0,
-    guardian_sees: GuardianSees = "candidates",
-    boundary: Boundary = "include",
-    loss_bound: Number | None = None,
-    loss: Loss | None = None,
-    grid: Number | None = None,
-    missing_guardian: MissingGuardian | None = None,
-    test_size: int | None = None,
     balance_by: str | None = None,
     sample_size: int | None = None,
     probabilities: Sequence[float] = (),
-    primary_cost: float | None = None,
-    guardian_cost: float | None = None,
-    primary_price: Price | None = None,
-    guardian_price: Price | None = None,
     delta_x: Literal["cost", "loss"] = "cost",
     delta_of: str = "correct",
+    options: CalibrationOptions | None = None,
+    costs: CostOptions | None = None,
+    **keywords: Unpack[EvaluationKeywords],
 ) -> Frontier:
-    """Calibrate on random parts of a log and look at the rest, for every alpha and every baseline.
+    """Calibrate on random parts of a log and test on the rest, for every alpha and every baseline.
 
     The spread over splits of one log is right for checking the budget on that log; it understates the uncertainty
-    about new questions. `guardian_sees` to `missing_guardian` are those of `calibrate`, the costs those of `costs_of`.
+    about new questions.
 
     Args:
         log: the recorded scores.
         alphas: the risk budgets.
-        calibration_size: rows to calibrate on in each trial; `test_size` others are tested, by default all.
+        calibration_size: rows to calibrate on in each trial.
+        test_size: other rows to test on; by default all of them.
         trials: number of fresh random splits.
-        seed: of the splits and, for boundary="random", of the draws' key.
+        seed: of the splits and, for boundary="random", of the key.
         balance_by: a text column such as "group"; each trial first draws `sample_size` rows balanced over it.
-        probabilities: of the random routers.
+        sample_size: rows that `balance_by` draws.
+        probabilities: add random routers that send each query to the Guardian with these probabilities.
         delta_x: measure delta against the chord between the single models at the same cost, or at the same loss.
         delta_of: the outcome that delta is measured in.
+        options: how to calibrate; or pass the fields of `CalibrationOptions` as keywords (`guardian_sees=`, ...).
+        costs: what the models cost; or pass the fields of `CostOptions` as keywords (`primary_cost=`, ...).
+        **keywords: the fields of `options` and `costs`, one by one.
     """
+    chosen, prices = _resolve(options, costs, keywords)
     _check_sweep(seed, trials, probabilities, balance_by, sample_size, delta_x)
     _check_outcomes(log, alphas, delta_of)
     rng = np.random.default_rng(seed)
-    terms = Terms(
-        guardian_sees=guardian_sees, boundary=boundary, loss_bound=loss_bound, loss=loss, grid=grid,
-        missing_guardian=missing_guardian, key=rng.bytes(32) if boundary == "random" else None,
-    )  # fmt: skip
-    costs = costs_of(
-        log, primary_cost=primary_cost, guardian_cost=guardian_cost, primary_price=primary_price,
-        guardian_price=guardian_price,
-    )  # fmt: skip
+    if chosen.boundary == "random":
+        chosen = chosen.with_key(rng.bytes(32))
     splits = draw_splits(
         len(log), calibration_size=calibration_size, test_size=test_size, sample_size=sample_size, trials=trials,
         rng=rng, groups=None if balance_by is None else _groups(log, balance_by),
     )  # fmt: skip
-    points, bound = _points(log, alphas, terms, costs, splits, probabilities, (delta_x, delta_of))
+    points, bound = _points(log, alphas, chosen, costs_of(log, prices), splits, probabilities, (delta_x, delta_of))
     return Frontier(
         n=len(log), trials=trials, calibration_size=calibration_size, test_size=len(splits[0][1]), seed=seed,
         loss_bound=bound, points=points,
     )  # fmt: skip
 
 
+def _resolve(
+    options: CalibrationOptions | None, costs: CostOptions | None, keywords: Mapping[str, Any]
+) -> tuple[CalibrationOptions, CostOptions]:
+    """Return both option objects, built from single keywords where those were given."""
+    unknown = set(keywords) - set(EvaluationKeywords.__annotations__)
+    if unknown:
+        raise TypeError(f"evaluate() got an unexpected keyword argument {min(unknown)!r}")
+    rule = {name: value for name, value in keywords.items() if name in CalibrationKeywords.__annotations__}
+    prices = {name: value for name, value in keywords.items() if name in CostKeywords.__annotations__}
+    return (
+        resolve_options(options, CalibrationOptions, rule, name="options"),
+        resolve_options(costs, CostOptions, prices, name="costs"),
+    )
+
+
 def _points(
     log: ScoreLog,
     alphas: Sequence[Number],
-    terms: Terms,
+    options: CalibrationOptions,
     costs: Costs | None,
     splits: Sequence[Split],
     probabilities: Sequence[float],
     delta: tuple[Literal["cost", "loss"], str],
 ) -> tuple[tuple[FrontierPoint, ...], float]:
-    """All points of a sweep, and the loss bound."""
+    """Return all points of a sweep, and the loss bound."""
     steps = build_steps(
         log,
-        terms.stairs(log),
-        guardian_sees=terms.guardian_sees,
+        options.stairs(log),
+        guardian_sees=options.guardian_sees,
         outcomes={name: log.outcome(name) for name in log.outcome_names},
         leg=None if costs is None else costs.guardian,
-        u=terms.draws(log),
+        u=options.draws(log),
     )
-    bound = _bound(log, steps, terms)
+    bound = _loss_bound(log, steps, options)
     fixed = {} if costs is None else {"primary": costs.primary, "guardian": costs.guardian.full()}
-    grid = None if terms.grid is None else grid_points(terms.grid)
+    grid = None if options.grid is None else grid_points(options.grid)
     results = run_trials(steps, splits, alphas, bound=bound, grid=grid, fixed=fixed)
-    if terms.loss is not None and steps.in_full_sight > 0 and np.isnan(results.relaxation).any():
+    if options.loss is not None and steps.in_full_sight > 0 and np.isnan(results.relaxation).any():
         raise InfeasibleError(
-            f"no relaxation keeps the smallest alpha in some trial, and the loss '{terms.loss_name}' is not 0 with every "
-            "action in sight; give larger alphas or calibration sizes"
+            f"no relaxation keeps the smallest alpha in some trial, and the loss '{options.loss_name}' is not 0 with every "
+            "action in sight; use larger alphas or calibration sizes"
         )
     sweep = _Sweep(results, log.outcome_names, *delta)
-    conformal = [sweep.conformal(k, float(check_alpha(alpha, bound)), terms) for k, alpha in enumerate(alphas)]
+    conformal = [sweep.conformal(k, float(check_alpha(alpha, bound)), options) for k, alpha in enumerate(alphas)]
     matched = [sweep.cost_matched(point) for point in conformal]
     singles = [sweep.single("primary"), sweep.single("guardian")]
-    coins = [sweep.coin(np.full(len(splits), q), "random") for q in probabilities]
-    return (*singles, *coins, *conformal, *(point for point in matched if point is not None)), float(bound)
+    random = [sweep.random_routing(np.full(len(splits), q), "random") for q in probabilities]
+    return (*singles, *random, *conformal, *(point for point in matched if point is not None)), float(bound)
 
 
 def _check_sweep(
@@ -297,9 +290,9 @@ def _check_sweep(
         raise OptionError(f"trials must be 1 or more; got {trials}")
     for q in probabilities:
         if not 0 <= q <= 1:
-            raise OptionError(f"a probability lies in [0, 1]; got {q!r}")
+            raise OptionError(f"a probability must lie in [0, 1]; got {q!r}")
     if (balance_by is None) != (sample_size is None):
-        raise OptionError("balance_by and sample_size go together; give both or neither")
+        raise OptionError("balance_by and sample_size belong together; give both or neither")
     if delta_x not in ("cost", "loss"):
         raise OptionError(f"delta_x must be 'cost' or 'loss'; got {delta_x!r}")
     if seed < 0:
@@ -312,15 +305,15 @@ def _check_outcomes(log: ScoreLog, alphas: object, delta_of: str) -> None:
     taken = set(log.outcome_names) & set(_FIGURES)
     if taken:
         raise OptionError(
-            f"{log.source}: an outcome cannot be called '{min(taken)}', which is a figure; rename the column"
+            f"{log.source}: an outcome cannot be named '{min(taken)}', which is a figure; rename the column"
         )
     if delta_of != "correct":
         log.outcome(delta_of)
 
 
-def _bound(log: ScoreLog, steps: Steps, terms: Terms) -> Fraction:
+def _loss_bound(log: ScoreLog, steps: Steps, options: CalibrationOptions) -> Fraction:
     return check_bound(
-        terms.loss_bound,
+        options.loss_bound,
         steps.largest_loss,
         tick=Fraction(1, 10**steps.tick_digits),
         unit_scores=within_unit(log.loss_scores),
@@ -337,13 +330,13 @@ def _share(worth: Floats, known: Floats | None) -> Floats:
 def _groups(log: ScoreLog, name: str) -> Integers:
     column = log.group if name == "group" else log.extra.get(name)
     if column is None:
-        raise OptionError(f"{log.source}: there is no column '{name}' to balance by")
+        raise OptionError(f"{log.source}: no column '{name}' to balance by")
     return np.unique(column, return_inverse=True)[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Sweep:
-    """Turns the means of all trials into points."""
+    """The means of all trials, turned into points."""
 
     results: TrialResults
     outcomes: tuple[str, ...]
@@ -352,20 +345,22 @@ class _Sweep:
 
     def single(self, policy: Literal["primary", "guardian"]) -> FrontierPoint:
         means = self.results.primary if policy == "primary" else self.results.guardian
-        asked = np.full(len(means["loss"]), 1.0 if policy == "guardian" else 0.0)
+        deferred = np.full(len(means["loss"]), 1.0 if policy == "guardian" else 0.0)
         cost = self.results.fixed.get(policy)
         return FrontierPoint(
             policy=policy,
             figures={
                 "loss": means["loss"],
-                "deferred": asked,
+                "deferred": deferred,
                 "cost_per_1000": None if cost is None else 1000 * cost,
             },
             outcomes=self._outcomes(means),
         )
 
-    def coin(self, q: Floats, policy: Literal["random", "cost_matched"], alpha: float | None = None) -> FrontierPoint:
-        """The router that asks the Guardian with probability q and the Primary otherwise, in expectation."""
+    def random_routing(
+        self, q: Floats, policy: Literal["random", "cost_matched"], alpha: float | None = None
+    ) -> FrontierPoint:
+        """Send each query to the Guardian with probability q and to the Primary otherwise, in expectation."""
         primary, guardian = self.single("primary"), self.single("guardian")
 
         def mixed(name: str) -> Floats | None:
@@ -380,7 +375,7 @@ class _Sweep:
             outcomes={name: value for name in self.outcomes if (value := mixed(name)) is not None},
         )
 
-    def conformal(self, k: int, alpha: float, terms: Terms) -> FrontierPoint:
+    def conformal(self, k: int, alpha: float, options: CalibrationOptions) -> FrontierPoint:
         means = {name: values[:, k] for name, values in self.results.conformal.items()}
         relaxation = self.results.relaxation[:, k]
         leg, primary_cost = means.get("leg"), self.results.fixed.get("primary")
@@ -389,8 +384,8 @@ class _Sweep:
         return FrontierPoint(
             policy="conformal",
             alpha=alpha,
-            guardian_sees=terms.guardian_sees,
-            boundary=terms.boundary,
+            guardian_sees=options.guardian_sees,
+            boundary=options.boundary,
             always_defer=float(np.isnan(relaxation).mean()),
             figures={
                 "loss": means["loss"],
@@ -404,26 +399,26 @@ class _Sweep:
         )
 
     def cost_matched(self, conformal: FrontierPoint) -> FrontierPoint | None:
-        """The coin that costs what a conformal policy costs; None if the Guardian is not dearer."""
+        """Route at random for what a conformal policy costs; None unless the Guardian costs more than the Primary."""
         cost = conformal.figures["cost_per_1000"]
         q = None if cost is None else self._position("cost_per_1000", cost)
-        return None if q is None else self.coin(q, "cost_matched", conformal.alpha)
+        return None if q is None else self.random_routing(q, "cost_matched", conformal.alpha)
 
     def _outcomes(self, means: Mapping[Name, Floats]) -> dict[str, Floats]:
-        """Means over the rows whose outcome is known: a choice left to a Guardian that did not answer has none."""
+        """Average over rows with a known outcome; a row whose Guardian did not answer has none."""
         return {name: _share(means["worth", name], means.get(("known", name))) for name in self.outcomes}
 
     def _position(self, name: str, x: Floats) -> Floats | None:
-        """Where x lies on the way from the Primary alone (0) to the Guardian alone (1), trial by trial."""
+        """Return where x lies between the Primary alone (0) and the Guardian alone (1), trial by trial."""
         start, end = self.single("primary").values(name), self.single("guardian").values(name)
         if start is None or end is None or not (end > start if name != "loss" else start > end).all():
             return None
         return np.clip((x - start) / (end - start), 0.0, 1.0)
 
     def _delta(self, loss: Floats, cost: Floats | None, outcomes: Mapping[str, Floats]) -> Floats | None:
-        """Outcome gained over the chord between the single models, on the same test rows."""
+        """Return the outcome gained over the chord between the single models, on the same test rows."""
         if self.delta_of not in outcomes or ("known", self.delta_of) in self.results.primary:
-            return None  # where outcomes are unknown, the three means are not over the same rows
+            return None  # with unknown outcomes the three means are not over the same rows
         x, name = (loss, "loss") if self.delta_x == "loss" else (cost, "cost_per_1000")
         position = None if x is None else self._position(name, x)
         if position is None:

@@ -1,28 +1,31 @@
-"""inspect: what a score log holds, and whether its pair of models is worth routing at all.
+"""inspect: what a score log contains, and whether its pair of models is worth routing.
 
-A description of the log as it is, on the rule in which a deferral shows the Guardian everything; no promise about new
-queries. Knows nothing of how it is shown.
+Describes the log as it is, under the rule in which a deferral shows the Guardian every action; guarantees nothing about
+new queries. Knows nothing of terminals.
 """
 
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from conformal_arbitrage.calibration.certificate import rows_needed
-from conformal_arbitrage.core.gaps import Floats, Integers, margins
+from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
+from conformal_arbitrage.calibration.options import resolve_options
+from conformal_arbitrage.calibration.planning import rows_needed
+from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.core.choices import row_argmax
+from conformal_arbitrage.core.gaps import margins
 from conformal_arbitrage.core.losses import Number, loss_stairs
 from conformal_arbitrage.core.risk import RiskCurve
-from conformal_arbitrage.core.rows import row_argmax
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.evaluation.frontier import Costs
+from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
 from conformal_arbitrage.scorelog.log import ScoreLog
 
 SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
-"""Budgets to look at, as shares of the loss bound."""
+"""Budgets to report, as shares of the loss bound."""
 LEAST_SAVING = 0.05
-"""A pair that saves fewer Guardian calls than this, against a coin with the same loss, is not worth routing."""
+"""A pair that saves fewer Guardian calls than this, compared with random routing, is not worth routing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +34,9 @@ class BudgetUse:
 
     Attributes:
         alpha: the risk budget.
-        deferred: share of queries that go to the Guardian with boundary="include"; None if it always defers.
+        deferred: share of queries sent to the Guardian with boundary="include"; None if all are.
         deferred_random: the same with boundary="random".
-        wasted: share of the budget that boundary="include" leaves unspent.
+        wasted: share of the budget that boundary="include" leaves unused.
     """
 
     alpha: float
@@ -44,28 +47,28 @@ class BudgetUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What a log holds.
+    """What a log contains.
 
     Attributes:
         source: the file.
-        rows: queries.
+        rows: number of queries.
         fewest_actions: of any query.
         most_actions: of any query.
-        router_form: two answers and a confidence rather than a menu.
+        router_form: whether the rows are two answers and a confidence rather than menus.
         outcomes: mean of every outcome over the choices of each model alone.
-        no_opinion_rows: the Primary gave no usable scores: they defer.
-        missing_guardian_rows: the Guardian gave no usable scores.
-        tied_rows: the Primary's top choice is tied: they defer.
-        distinct_margins: different values of the Primary's lead.
+        no_opinion_rows: rows without usable Primary scores; they defer.
+        missing_guardian_rows: rows without usable Guardian scores.
+        tied_rows: rows whose top actions are tied; they defer.
+        distinct_margins: number of different margins.
         primary_loss: mean loss of the Primary alone.
-        auc: how well a small margin predicts regret; 0.5 is not at all, 1 perfectly.
-        auc_interval: about 95 %.
-        calls_saved: share of Guardian calls saved against a coin with the same loss, mean over all budgets.
+        auc: how well a small margin predicts regret; 0.5 is chance, 1 is perfect.
+        auc_interval: its 95 % confidence interval, approximate.
+        calls_saved: share of Guardian calls saved compared with random routing at the same loss, mean over all budgets.
         worth_routing: whether that is enough.
-        verdict: why.
-        budgets: what some budgets buy.
-        cost_per_1000: of each model alone, if costs are known.
-        problems: what to mend, in words.
+        verdict: the reason, in words.
+        budgets: what several budgets buy.
+        cost_per_1000: dollars of each model alone, if costs are known.
+        problems: what to fix, in words.
     """
 
     source: str
@@ -89,27 +92,88 @@ class Inspection:
     problems: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The inspection as a JSON document."""
+        """Return the inspection as a JSON document."""
         return asdict(self)
 
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the findings as name and value pairs, for people."""
+        most = "" if self.fewest_actions == self.most_actions else f" to {self.most_actions}"
+        form = ", router form" if self.router_form else ""
+        facts = [("rows", f"{self.rows}, {self.fewest_actions}{most} actions each{form}")]
+        facts += [
+            (name, f"Primary {_figure(means['primary'])}, Guardian {_figure(means['guardian'])}")
+            for name, means in self.outcomes.items()
+        ]
+        if self.cost_per_1000 is not None:
+            cost = self.cost_per_1000
+            facts.append(("dollars per 1000", f"Primary {cost['primary']:.4g}, Guardian {cost['guardian']:.4g}"))
+        facts += [
+            ("missing scores", f"Primary in {self.no_opinion_rows} rows, Guardian in {self.missing_guardian_rows}"),
+            ("Primary's margin", f"{self.distinct_margins} distinct values, tied at the top in {self.tied_rows} rows"),
+            ("Primary alone", f"mean loss {self.primary_loss:.4f} per query"),
+        ]
+        if self.auc is not None and self.auc_interval is not None:
+            low, high = self.auc_interval
+            facts.append(("margin predicts regret", f"AUC {self.auc:.3f} (95 % CI about {low:.3f} to {high:.3f})"))
+        return facts
 
-def inspect(log: ScoreLog, *, loss_bound: Number | None = None, costs: Costs | None = None) -> Inspection:
+    def budget_table(self) -> tuple[list[str], list[list[str]]]:
+        """Return header and rows of what several budgets buy, for people."""
+        header = ["alpha", "sent to the Guardian", "with boundary random", "unused budget"]
+        rows = [
+            [f"{b.alpha:g}", _share(b.deferred), _share(b.deferred_random), _share(b.wasted, all_deferred="-")]
+            for b in self.budgets
+        ]
+        return header, rows
+
+    def __repr__(self) -> str:
+        saved = "None" if self.calls_saved is None else f"{self.calls_saved:.3f}"
+        return (
+            f"Inspection(source={self.source!r}, rows={self.rows}, worth_routing={self.worth_routing}, "
+            f"calls_saved={saved}, problems={len(self.problems)})"
+        )
+
+    def _repr_html_(self) -> str:
+        header, rows = self.budget_table()
+        budgets = html_table(rows, header=header) if rows else ""
+        notes = "".join(html_paragraph(f"Note: {problem}") for problem in self.problems)
+        return html_table(self.facts()) + budgets + html_paragraph(self.verdict) + notes
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+def _share(value: float | None, *, all_deferred: str = "all") -> str:
+    return all_deferred if value is None else f"{100 * value:.1f} %"
+
+
+def inspect(
+    log: ScoreLog,
+    *,
+    loss_bound: Number | None = None,
+    costs: CostOptions | None = None,
+    **keywords: Unpack[CostKeywords],
+) -> Inspection:
     """Describe a log and judge its pair of models.
 
     Args:
         log: the recorded scores.
-        loss_bound: the largest possible loss; without it, 1 if all Guardian scores lie in [0, 1].
-        costs: what asking each model costs, from `costs_of`.
+        loss_bound: the largest possible loss; by default 1 if all Guardian scores lie in [0, 1].
+        costs: what the models cost; or pass the fields of `CostOptions` as keywords (`primary_cost=`, ...). Without
+            either, the log's cost columns are used.
+        **keywords: the fields of `costs`, one by one.
     """
+    prices = costs_of(log, resolve_options(costs, CostOptions, keywords, name="costs"))
     answered = log.select(~log.missing)
     if len(answered) == 0:
-        raise OptionError(f"{log.source}: no row has a Guardian score; there is nothing to inspect")
+        raise OptionError(f"{log.source}: no row has a Guardian score; nothing to inspect")
     top, margin, regret = _primary_alone(answered)
     curve = RiskCurve.from_log(answered, guardian_sees="all")
     bound = curve.bound(loss_bound) if loss_bound is not None or curve.unit_scores else None
     auc, interval = _auc(margin, regret, float(regret.max() if bound is None else bound))
     saved = _calls_saved(margin, regret)
-    worth, verdict = _verdict(saved, auc, costs)
+    worth, verdict = _verdict(saved, auc, prices)
     return Inspection(
         source=log.source,
         rows=len(log),
@@ -128,13 +192,13 @@ def inspect(log: ScoreLog, *, loss_bound: Number | None = None, costs: Costs | N
         worth_routing=worth,
         verdict=verdict,
         budgets=() if bound is None else tuple(_use(curve, margin, share * bound, bound) for share in SHARES),
-        cost_per_1000=None if costs is None else _cost_per_1000(costs),
+        cost_per_1000=None if prices is None else prices.per_1000,
         problems=tuple(_problems(log, bound)),
     )
 
 
 def _primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
-    """Each row's top action, how far it leads, and what is lost if it stands alone."""
+    """Return each row's top action, its margin, and the loss if it stands alone."""
     stairs = loss_stairs(log, guardian_sees="all")
     top, margin, regret = np.empty(len(log), dtype=np.int64), np.empty(len(log)), np.empty(len(log))
     for stair in stairs.blocks:
@@ -145,42 +209,43 @@ def _primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
 
 
 def _calls_saved(margin: Floats, regret: Floats) -> float | None:
-    """Guardian calls saved by the margin against a coin with the same loss, mean over all budgets the margin can reach.
+    """Return the share of Guardian calls saved by the margin over random routing at the same loss.
 
-    Rows tied at the top are always deferred. None if the Primary loses nothing.
+    The mean over all budgets that the margin can reach. Rows tied at the top are always deferred. None if the Primary
+    alone has no loss.
     """
     if regret.sum() == 0:
         return None
     values, where = np.unique(margin, return_inverse=True)
     deferred = np.cumsum(np.bincount(where)) / len(margin)
-    coin = np.cumsum(np.bincount(where, regret)) / regret.sum()
+    random = np.cumsum(np.bincount(where, regret)) / regret.sum()
     if values[0] > 0:
-        deferred, coin = np.concatenate([[0.0], deferred]), np.concatenate([[0.0], coin])
-    if coin[-1] == coin[0]:
-        return float(coin[-1] - deferred[0])
-    return float(np.trapezoid(coin - deferred, coin) / (coin[-1] - coin[0]))
+        deferred, random = np.concatenate([[0.0], deferred]), np.concatenate([[0.0], random])
+    if random[-1] == random[0]:
+        return float(random[-1] - deferred[0])
+    return float(np.trapezoid(random - deferred, random) / (random[-1] - random[0]))
 
 
 def _use(curve: RiskCurve, margin: Floats, alpha: Fraction, bound: Fraction) -> BudgetUse:
-    """The exact rule at one budget, and in expectation the one that draws lots at the threshold margin."""
-    found = curve.search([alpha], bound)[0]
-    if found is None:
+    """Apply the exact rule at one budget, and in expectation the one that is random at the threshold margin."""
+    index = curve.search([alpha], bound)[0]
+    if index is None:
         return BudgetUse(alpha=float(alpha), deferred=None, deferred_random=None, wasted=None)
-    relaxation = curve.breakpoints[found]
+    relaxation = curve.breakpoints[index]
     deferred = float((margin <= relaxation).mean())
-    left = alpha * (curve.n + 1) - bound - curve.exact_total(found)
+    left = alpha * (curve.n + 1) - bound - curve.exact_total(index)
     spare = 0.0
-    if found > 0:
-        here = curve.exact_total(found - 1) - curve.exact_total(found)
+    if index > 0:
+        here = curve.exact_total(index - 1) - curve.exact_total(index)
         spare = float(left / here) * float((margin == relaxation).mean())
-    wasted = float(left / ((curve.n + 1) * alpha)) if found > 0 else 0.0
+    wasted = float(left / ((curve.n + 1) * alpha)) if index > 0 else 0.0
     return BudgetUse(alpha=float(alpha), deferred=deferred, deferred_random=deferred - spare, wasted=wasted)
 
 
 def _auc(margin: Floats, regret: Floats, bound: float) -> tuple[float | None, tuple[float, float] | None]:
-    """Area under the ROC curve of "small margin" for regret, each row a part r/B hit and 1 - r/B miss.
+    """Return the area under the ROC curve of "small margin" for regret, and its interval after Hanley and McNeil.
 
-    The interval is Hanley and McNeil's.
+    A row with regret r counts as r/B of a hit and 1 - r/B of a miss.
     """
     part = regret / bound if bound > 0 else regret
     hits, misses = float(part.sum()), float((1 - part).sum())
@@ -198,28 +263,29 @@ def _auc(margin: Floats, regret: Floats, bound: float) -> tuple[float | None, tu
 
 def _verdict(saved: float | None, auc: float | None, costs: Costs | None) -> tuple[bool, str]:
     if saved is None:
-        return False, "Not worth routing: the Primary alone loses nothing here, so use it for every query."
-    needed = LEAST_SAVING if costs is None else max(LEAST_SAVING, _price(costs) / 2)
-    says = "" if auc is None else f" (AUC of the margin for regret {auc:.2f}; 0.50 would be a coin)"
+        return False, "Not worth routing: the Primary alone has no loss here, so use it for every query."
+    needed = LEAST_SAVING if costs is None else max(LEAST_SAVING, _cost_ratio(costs) / 2)
+    detail = "" if auc is None else f" (AUC of the margin for regret {auc:.2f}; chance is 0.50)"
     if saved < LEAST_SAVING:
         gain = f"saves only {100 * saved:.0f} points of" if saved >= 0.005 else "saves no"
         return False, (
-            f"Not worth routing: at the same loss the margin {gain} Guardian calls over a coin{says}. Look for a "
-            "Primary whose confidence tells right from wrong."
+            f"Not worth routing: at the same loss the margin {gain} Guardian calls over random routing{detail}. Look for "
+            "a Primary whose confidence tells right from wrong."
         )
     if saved < needed:
         return False, (
-            f"Not worth routing: the margin saves {100 * saved:.0f} points of Guardian calls over a coin, but a deferral "
-            f"also pays the Primary, and that costs more ({100 * needed:.0f} points). Look for a cheaper Primary."
+            f"Not worth routing: the margin saves {100 * saved:.0f} points of Guardian calls over random routing, but a "
+            f"deferral also pays for the Primary, and that costs more ({100 * needed:.0f} points). Look for a cheaper "
+            "Primary."
         )
     return True, (
-        f"Worth routing: at the same loss the margin saves {100 * saved:.0f} points of Guardian calls over a coin, on "
-        f"average over all budgets{says}."
+        f"Worth routing: at the same loss the margin saves {100 * saved:.0f} points of Guardian calls over random "
+        f"routing, on average over all budgets{detail}."
     )
 
 
 def _outcomes(log: ScoreLog, primary: Integers) -> dict[str, dict[str, float | None]]:
-    """What each model's own choice is worth; rows with an unknown outcome are left aside."""
+    """Return the mean outcome of each model's own choice over the rows where it is known."""
     choices = {"primary": primary, "guardian": row_argmax(log.guardian, log.offsets)}
     return {
         name: {who: _known_mean(log.outcome(name)[log.offsets[:-1] + action]) for who, action in choices.items()}
@@ -232,31 +298,27 @@ def _known_mean(values: Floats) -> float | None:
     return float(known.mean()) if known.size else None
 
 
-def _price(costs: Costs) -> float:
-    """The Primary's cost in units of the Guardian's; a Guardian that costs nothing is cheaper than any Primary."""
+def _cost_ratio(costs: Costs) -> float:
+    """Return the Primary's cost relative to the Guardian's; infinite if the Guardian is free."""
     guardian = float(costs.guardian.full().mean())
     return float(costs.primary.mean()) / guardian if guardian > 0 else float("inf")
 
 
-def _cost_per_1000(costs: Costs) -> dict[str, float]:
-    return {"primary": 1000 * float(costs.primary.mean()), "guardian": 1000 * float(costs.guardian.full().mean())}
-
-
 def _problems(log: ScoreLog, bound: Fraction | None) -> list[str]:
-    found: list[str] = []
+    problems: list[str] = []
     if log.id is None:
-        found.append('no `id` column: boundary="random", joins and resuming need one')
+        problems.append('no `id` column: boundary="random", joins and resuming need one')
     if log.missing.any():
-        found.append(
-            f"{log.missing.sum()} rows have no Guardian score and are left out of these figures: ask again, or "
-            "calibrate with --missing-guardian worst_case, which asks the Guardian more often"
+        problems.append(
+            f"{log.missing.sum()} rows have no Guardian score and are not part of these figures: collect them again, or "
+            "calibrate with --missing-guardian worst_case, which defers more often"
         )
     if bound is None:
-        found.append("Guardian scores leave [0, 1]: state the largest possible loss with --loss-bound")
+        problems.append("Guardian scores leave [0, 1]: state the largest possible loss with --loss-bound")
     elif bound > Fraction("0.05") and len(log) < rows_needed(0.05, bound):
-        found.append(f"{len(log)} rows are few: alpha 0.05 needs at least {rows_needed(0.05, bound)}")
+        problems.append(f"{len(log)} rows are few: alpha 0.05 needs at least {rows_needed(0.05, bound)}")
     if not log.outcome_names and not log.is_router:
-        found.append("no `label` or `correct` column: accuracies cannot be shown")
+        problems.append("no `label` or `correct` column: accuracy cannot be shown")
     if log.identities is None:
-        found.append("no scorer identities: certificates from this log will be unbound")
-    return found
+        problems.append("no scorer identities: certificates from this log will be unbound")
+    return problems

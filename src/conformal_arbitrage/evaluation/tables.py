@@ -1,4 +1,4 @@
-"""Frontiers as text: CSV, Markdown and LaTeX. The terminal's tables are made from the same cells."""
+"""Frontiers as text: CSV, Markdown and LaTeX. Tables in terminals and notebooks use the same cells."""
 
 import csv
 import io
@@ -9,14 +9,14 @@ from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint
 _NAMES = {
     "primary": "Primary alone",
     "guardian": "Guardian alone",
-    "random": "coin",
-    "cost_matched": "coin, same cost",
+    "random": "random routing",
+    "cost_matched": "random routing, same cost",
     "conformal": "conformal",
 }
 
 
 def policy_name(point: FrontierPoint) -> str:
-    """A policy as people call it."""
+    """Return the name of a policy for people."""
     name = _NAMES[point.policy]
     if point.policy == "random":
         return f"{name} {point.probability:g}"
@@ -24,13 +24,13 @@ def policy_name(point: FrontierPoint) -> str:
 
 
 def cells(frontier: Frontier, *, spread: bool = True) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: the figures that have a meaning for at least one policy, mean and standard deviation."""
+    """Return header and rows: mean and standard deviation of each figure that is defined for at least one policy."""
     outcomes = list(frontier.points[0].outcomes)
     wanted = {
         **{name: name for name in outcomes},
         "loss": "loss",
         "cost_per_1000": "$ / 1000",
-        "deferred": "Guardian asked",
+        "deferred": "sent to the Guardian",
         "candidates": "candidates",
         "relaxation": "relaxation",
         "delta": "delta",
@@ -45,7 +45,7 @@ def _cell(point: FrontierPoint, name: str, *, spread: bool) -> str:
     mean, std = summary.get("mean"), summary.get("std")
     if mean is None:
         return "-"
-    places = 1 if name in ("deferred",) else (2 if name in ("cost_per_1000", "candidates") else 3)
+    places = 1 if name == "deferred" else (2 if name in ("cost_per_1000", "candidates") else 3)
     factor, unit = (100, " %") if name == "deferred" else (1, "")
     sign = "+" if name == "delta" else ""
     text = f"{factor * mean:{sign}.{places}f}"
@@ -55,14 +55,14 @@ def _cell(point: FrontierPoint, name: str, *, spread: bool) -> str:
 
 
 def to_markdown(frontier: Frontier) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     header, rows = cells(frontier)
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def to_latex(frontier: Frontier) -> str:
-    """A LaTeX table for the booktabs package."""
+    """Return a LaTeX table for the booktabs package."""
     header, rows = cells(frontier)
     body = [" & ".join(map(_tex, row)) + r" \\" for row in rows]
     top = " & ".join(map(_tex, header)) + r" \\"
@@ -78,7 +78,7 @@ def _tex(text: str) -> str:
 
 
 def to_csv(frontier: Frontier) -> str:
-    """A CSV table with every figure's mean and standard deviation, unrounded."""
+    """Return a CSV table with the mean and standard deviation of every figure, unrounded."""
     outcomes = list(frontier.points[0].outcomes)
     names = ["loss", "relaxation", "deferred", "candidates", "cost_per_1000", "delta", *outcomes]
     stream = io.StringIO()

@@ -1,4 +1,4 @@
-"""The paper's experiments, one file each, to be read beside it; run by `arbitrage reproduce`.
+"""The paper's experiments, to be read alongside it; run by `arbitrage reproduce`.
 
 Scores come from the bundled log, from a recorded one, or from live models (`live`).
 """
@@ -9,41 +9,22 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError, SourceError
-from conformal_arbitrage.experiments import (
-    mmlu,
-    pku,
-    theory,
-    truthfulqa,
-    truthfulqa_300,
-    truthfulqa_500,
-    truthfulqa_mini,
-    truthfulqa_raw,
-    truthfulqa_unrestricted,
-)
+from conformal_arbitrage.experiments import mmlu, pku, theory
 from conformal_arbitrage.experiments.protocol import Experiment, Part, Source
 from conformal_arbitrage.experiments.report import Report, write_report
 from conformal_arbitrage.experiments.summary import summary_markdown
+from conformal_arbitrage.experiments.truthfulqa import TRUTHFULQA
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
 
-_MODULES = (
-    truthfulqa,
-    truthfulqa_300,
-    truthfulqa_500,
-    truthfulqa_raw,
-    truthfulqa_unrestricted,
-    truthfulqa_mini,
-    mmlu,
-    pku,
-    theory,
-)
-EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
+_ALL = (*TRUTHFULQA, mmlu.EXPERIMENT, pku.EXPERIMENT, theory.EXPERIMENT)
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
 BUNDLED_COSTS = (0.0002, 0.50)
 
 
 def bundled_source(costs: tuple[float, float] | None = None) -> Source:
-    """The log that comes with the package: small local models, and the answer key as a human expert."""
+    """Return the log that ships with the package: small local models, and the answer key as a human expert."""
 
     def read(part: Part) -> ScoreLog:
         primary = "qwen15b" if part == "truthfulqa-stronger" else "smollm2"
@@ -64,7 +45,7 @@ def log_source(
     stronger: str | None = None,
     costs: tuple[float, float] | None = None,
 ) -> Source:
-    """A recorded score log of the user's; `stronger` is the column of a second Primary, for truthfulqa-mini."""
+    """Return a recorded score log as a source; `stronger` is the column of a second Primary, for truthfulqa-mini."""
     log = ScoreLog.read(path, primary=primary, guardian=guardian)
 
     def read(part: Part) -> ScoreLog:
@@ -81,7 +62,7 @@ def log_source(
 
 
 def parts_of(name: str, config: Config) -> list[Part]:
-    """Whose scores an experiment, or "all", needs; without a stronger Primary "all" does without it."""
+    """Return the parts whose scores an experiment, or "all", needs; "all" skips a stronger Primary if there is none."""
     needed: list[Part] = []
     for key in _named(name):
         part: Part = "truthfulqa"
@@ -97,7 +78,7 @@ def parts_of(name: str, config: Config) -> list[Part]:
 
 def _named(name: str) -> list[str]:
     if name != "all" and name not in EXPERIMENTS:
-        raise OptionError(f"there is no experiment '{name}'; there are all, {', '.join(EXPERIMENTS)}")
+        raise OptionError(f"there is no experiment '{name}'; choose one of all, {', '.join(EXPERIMENTS)}")
     return list(EXPERIMENTS) if name == "all" else [name]
 
 
@@ -107,7 +88,7 @@ def reproduce(
     *,
     out: str | Path,
     seed: int = 0,
-    told: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Report], dict[str, str]]:
     """Run one experiment, or "all", and write the reports.
 
@@ -116,10 +97,10 @@ def reproduce(
         source: the scores.
         out: the folder for the reports.
         seed: of splits and simulations.
-        told: called with a line of progress before each experiment of "all".
+        on_progress: called with a line of text before each experiment of "all".
 
     Returns:
-        The reports by name, and for each experiment that the source cannot carry the reason.
+        The reports by name, and the reason for each experiment that the source does not support.
     """
     chosen = [EXPERIMENTS[key] for key in _named(name)]
     if seed < 0:
@@ -129,7 +110,7 @@ def reproduce(
     skipped: dict[str, str] = {}
     for experiment in chosen:
         if name == "all":
-            told(f"{experiment.name}: {experiment.title}")
+            on_progress(f"{experiment.name}: {experiment.title}")
         start = time.perf_counter()
         try:
             report = experiment.run(source, seed)
@@ -138,19 +119,19 @@ def reproduce(
                 raise
             skipped[experiment.name] = str(error)
             text = f"Source: {source.title}\n\n# {experiment.title}\n\nNot run: {error}\n"
-            write_text(_made(folder) / f"{experiment.name}.md", text)
+            write_text(_created(folder) / f"{experiment.name}.md", text)
             continue
         spent = None if source.spent is None else source.spent()
-        write_report(report, _made(folder), seconds=time.perf_counter() - start, spent=spent)
+        write_report(report, _created(folder), seconds=time.perf_counter() - start, spent=spent)
         reports[experiment.name] = report
     if name == "all":
         write_text(folder / "summary.md", summary_markdown(reports, skipped, source.title))
     return reports, skipped
 
 
-def _made(folder: Path) -> Path:
+def _created(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{folder}: cannot be made ({error.strerror}); give another folder") from error
+        raise OutputError(f"{folder}: cannot be created ({error.strerror}); use another folder") from error
     return folder

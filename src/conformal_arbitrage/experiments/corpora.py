@@ -1,9 +1,9 @@
-"""The paper's three datasets: from the hub through the extra `datasets`, or a local copy by path; loaded and filtered.
+"""The paper's three datasets, loaded from the hub (extra `datasets`) or from a local copy, and filtered.
 
-| part | dataset | what is kept |
+| part | dataset | rows kept |
 |---|---|---|
 | truthfulqa | EleutherAI/truthful_qa_mc | all questions, four options each |
-| mmlu | cais/mmlu, "all" | dev, validation and test in one pool; the auxiliary training set is not part of it |
+| mmlu | cais/mmlu, "all" | dev, validation and test in one pool, without the auxiliary training set |
 | pku | PKU-Alignment/PKU-SafeRLHF | rows whose replies differ in severity and whose better reply is not the safer one |
 
 Knows nothing of models.
@@ -37,20 +37,20 @@ _PKU_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """A corpus ready to be asked about; severities, two a row, for pku only."""
+class LoadedCorpus:
+    """A filtered dataset, ready to be scored; severities, two per row, for pku only."""
 
     menus: Menus
     severity: list[tuple[float, float]] | None = None
 
 
-def load(corpus: Corpus, data: Path | None = None, *, rows: int | None = None, seed: int = 0) -> Rows:
+def load_corpus(corpus: Corpus, data: Path | None = None, *, rows: int | None = None, seed: int = 0) -> LoadedCorpus:
     """Load and filter one of the paper's datasets.
 
     Args:
         corpus: which one.
         data: a local copy: a file, or a folder of files, with the dataset's own columns; from the hub if None.
-        rows: a random sample of this size, balanced over subjects where there are any.
+        rows: size of a random sample, balanced over subjects if there are any; all rows if None.
         seed: of that sample.
     """
     loaded = _pku(data) if corpus == "pku" else _menus(corpus, data)
@@ -63,20 +63,20 @@ def load(corpus: Corpus, data: Path | None = None, *, rows: int | None = None, s
     return _select(loaded, np.sort(balanced(codes, rows, rng)).tolist())
 
 
-def _select(loaded: Rows, places: list[int]) -> Rows:
+def _select(loaded: LoadedCorpus, places: list[int]) -> LoadedCorpus:
     def some(values: list[Any] | None) -> list[Any] | None:
         return None if values is None else [values[k] for k in places]
 
     menus = loaded.menus
     queries = [menus.queries[k] for k in places]
     kept = Menus(queries=queries, labels=some(menus.labels), groups=some(menus.groups))
-    return Rows(menus=kept, severity=some(loaded.severity))
+    return LoadedCorpus(menus=kept, severity=some(loaded.severity))
 
 
-def _menus(corpus: Corpus, data: Path | None) -> Rows:
+def _menus(corpus: Corpus, data: Path | None) -> LoadedCorpus:
     names = _MENU_COLUMNS[corpus]
-    found = _columns(corpus, data, names)
-    questions, menus, labels = (found[name] for name in names[:3])
+    columns = _columns(corpus, data, names)
+    questions, menus, labels = (columns[name] for name in names[:3])
     for row, (menu, label) in enumerate(zip(menus, labels, strict=True), start=1):
         if not 0 <= int(label) < len(menu):
             raise SourceError(
@@ -84,20 +84,20 @@ def _menus(corpus: Corpus, data: Path | None) -> Rows:
             )
     ids = content_ids([[text, menu] for text, menu in zip(questions, menus, strict=True)])
     queries = [Query(text, tuple(menu), id=name) for text, menu, name in zip(questions, menus, ids, strict=True)]
-    groups = found["subject"] if corpus == "mmlu" else None
-    return Rows(menus=Menus(queries=queries, labels=[int(label) for label in labels], groups=groups))
+    groups = columns["subject"] if corpus == "mmlu" else None
+    return LoadedCorpus(menus=Menus(queries=queries, labels=[int(label) for label in labels], groups=groups))
 
 
-def _pku(data: Path | None) -> Rows:
-    found = _columns("pku", data, _PKU_COLUMNS)
-    table = list(zip(*(found[name] for name in _PKU_COLUMNS), strict=True))
+def _pku(data: Path | None) -> LoadedCorpus:
+    columns = _columns("pku", data, _PKU_COLUMNS)
+    table = list(zip(*(columns[name] for name in _PKU_COLUMNS), strict=True))
     kept = [row for row in table if int(row[3]) != int(row[4]) and int(row[5]) != int(row[6])]
     if not kept:
         raise SourceError("pku: no row has replies of different severity of which the better is not the safer one")
     ids = content_ids([list(row[:3]) for row in kept])
     queries = [Query(row[0], (row[1], row[2]), id=name) for row, name in zip(kept, ids, strict=True)]
     menus = Menus(queries=queries, labels=[int(row[5]) for row in kept])
-    return Rows(menus=menus, severity=[(float(row[3]), float(row[4])) for row in kept])
+    return LoadedCorpus(menus=menus, severity=[(float(row[3]), float(row[4])) for row in kept])
 
 
 def _columns(corpus: Corpus, data: Path | None, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -108,13 +108,13 @@ def _columns(corpus: Corpus, data: Path | None, names: Sequence[str]) -> dict[st
 
 
 def _files(corpus: Corpus, data: Path) -> list[Path]:
-    """The files of a corpus: under its own name in a folder of several, else all there are."""
+    """Return the files of a corpus: those under its own name in a folder of several corpora, otherwise all files."""
     own = [data / corpus, *(data / f"{corpus}{ending}" for ending in FORMATS)]
     place = next((path for path in own if path.exists()), data)
     files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.name.endswith(FORMATS))
     files = [path for path in files if "auxiliary_train" not in str(path.relative_to(data.parent))]
     if not files:
-        raise SourceError(f"{data}: there are no data files for {corpus} ({', '.join(FORMATS)})")
+        raise SourceError(f"{data}: no data files for {corpus} ({', '.join(FORMATS)})")
     return files
 
 
@@ -125,8 +125,7 @@ def _from_file(corpus: Corpus, path: Path, names: Sequence[str]) -> dict[str, li
             raise SourceError(
                 f"{path}: lacks the column '{lacking[0]}' of {_HUB[corpus][0]}; it has {', '.join(sorted(table.types))}"
             )
-        found = {name: _lists(table, name) if name == "choices" else _values(table, name) for name in names}
-    return found
+        return {name: _lists(table, name) if name == "choices" else _values(table, name) for name in names}
 
 
 def _lists(table: Table, name: str) -> list[list[str]]:
@@ -142,7 +141,7 @@ def _values(table: Table, name: str) -> list[Any]:
         return table.texts(name).tolist()
     values = table.scalars(name)
     if np.isnan(values).any():
-        raise SourceError(f"{table.path}: column '{name}' has empty places; is the copy complete?")
+        raise SourceError(f"{table.path}: column '{name}' has missing values; is the copy complete?")
     return values.tolist()
 
 
@@ -155,9 +154,9 @@ def _from_hub(corpus: Corpus, names: Sequence[str]) -> dict[str, list[Any]]:
             "local copy with --data PATH"
         ) from error
     name, subset, splits = _HUB[corpus]
-    found: dict[str, list[Any]] = {column: [] for column in names}
+    values: dict[str, list[Any]] = {column: [] for column in names}
     for split in splits:
         part = datasets.load_dataset(name, subset, split=split)
         for column in names:
-            found[column] += list(part[column])
-    return found
+            values[column] += list(part[column])
+    return values

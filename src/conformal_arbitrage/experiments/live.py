@@ -1,7 +1,7 @@
-"""The paper's datasets scored by the models of arbitrage.toml: through collect, so resumable, priced, and dry first.
+"""The paper's datasets scored by the models of arbitrage.toml, through collect: resumable, priced, with a dry run.
 
 The PKU Guardian is the paper's rule, the reply of lowest severity by the dataset's own labels; only its Primary is
-asked, with the pair prompt.
+called, with the pair prompt.
 
 Knows nothing of tables or reports.
 """
@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from conformal_arbitrage.collecting.collect import Collection, Estimated, Progress, replies_path
+from conformal_arbitrage.collecting.collect import Collection, EndpointEstimate, Progress, replies_path
 from conformal_arbitrage.errors import OptionError, SourceError
-from conformal_arbitrage.experiments.corpora import Corpus, Rows, load
+from conformal_arbitrage.experiments.corpora import Corpus, LoadedCorpus, load_corpus
 from conformal_arbitrage.experiments.protocol import Part, Source
-from conformal_arbitrage.live.config import Chat, Config, Network
+from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorers.replay import ReplayScorer
+from conformal_arbitrage.upstream.cache import stored_cost
 from conformal_arbitrage.upstream.pricing import dollars
-from conformal_arbitrage.upstream.wrappers import stored_cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,11 @@ class Live:
         config: the models; [stronger] is the second Primary of truthfulqa-mini.
         folder: where logs and replies are kept.
         data: a local copy of the datasets; the hub if None.
-        rows: at most so many rows of each dataset, balanced over subjects.
+        rows: at most this many rows of each dataset, balanced over subjects.
         seed: of that sample.
-        concurrency: upstream calls at once.
-        max_cost: dollars for everything in this folder together.
-        told: shown the progress of each collection.
+        concurrency: maximum number of concurrent upstream calls.
+        max_cost: limit in dollars for everything in this folder together.
+        on_progress: called with the progress of each collection.
     """
 
     config: Config
@@ -47,18 +47,17 @@ class Live:
     seed: int = 0
     concurrency: int = 16
     max_cost: float | None = None
-    told: Callable[[Progress], None] | None = None
+    on_progress: Callable[[Progress], None] | None = None
     _logs: dict[Part, ScoreLog] = field(default_factory=dict["Part", ScoreLog])
 
     def __post_init__(self) -> None:
-        """Refuse what the datasets cannot be asked with."""
+        """Reject a configuration that is not in menu form."""
         if self.config.task.form != "menu":
-            raise OptionError('the paper\'s experiments are over menus; set form = "menu" in the configuration')
+            raise OptionError('the paper\'s experiments use menus; set form = "menu" in the configuration')
 
     def source(self) -> Source:
-        """Where the experiments get these scores from."""
-        names = [model.model if isinstance(model, Network) else structs.asdict(model).get("name", "local") for model in
-                 (self.config.primary, self.config.guardian)]  # fmt: skip
+        """Return these scores as a source for experiments."""
+        names = [self.config.primary.label, self.config.guardian.label]
         where = (
             "the paper's datasets" if self.data is None else f"a local copy of the paper's datasets ({self.data.name})"
         )
@@ -67,60 +66,59 @@ class Live:
         return Source(title=title, read=self.read, spent=lambda: dollars(self.spent()))
 
     def spent(self) -> float | None:
-        """What everything in this folder cost; None if that is not known of every reply."""
+        """Return the cost of everything in this folder; None unless the cost of every reply is known."""
         known, unknown = self._stored()
         return None if unknown else known
 
     def _stored(self) -> tuple[float, int]:
-        found = [stored_cost(path) for path in self.folder.glob("*.replies.sqlite")]
-        return sum(cost for cost, _ in found), sum(unknown for _, unknown in found)
+        costs = [stored_cost(path) for path in self.folder.glob("*.replies.sqlite")]
+        return sum(cost for cost, _ in costs), sum(unknown for _, unknown in costs)
 
     def read(self, part: Part) -> ScoreLog:
-        """The scores of one part, asked for where they are not stored yet."""
+        """Return the scores of one part; call the models for those not stored yet."""
         if part not in self._logs:
             rows = self._rows(part)
             self.folder.mkdir(parents=True, exist_ok=True)
             collection = self._collection(part, rows)
-            log = _with_severity(asyncio.run(collection.run(self.told)), rows)
+            log = _with_severity(asyncio.run(collection.run(self.on_progress)), rows)
             log.write(collection.output)
             self._logs[part] = replace(log, source=Path(collection.output).name)
         return self._logs[part]
 
-    def estimate(self, part: Part) -> list[Estimated]:
-        """What asking about one part would take."""
+    def estimate(self, part: Part) -> list[EndpointEstimate]:
+        """Estimate the calls that one part would take."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return asyncio.run(self._collection(part, self._rows(part)).estimate())
 
-    def _rows(self, part: Part) -> Rows:
+    def _rows(self, part: Part) -> LoadedCorpus:
         corpus: Corpus = "truthfulqa" if part == "truthfulqa-stronger" else part
-        return load(corpus, self.data, rows=self.rows, seed=self.seed)
+        return load_corpus(corpus, self.data, rows=self.rows, seed=self.seed)
 
-    def _collection(self, part: Part, rows: Rows) -> Collection:
+    def _collection(self, part: Part, rows: LoadedCorpus) -> Collection:
         output = self.folder / f"{part}.parquet"
-        others = self._stored()[0] - stored_cost(replies_path(output))[0]
-        left = None if self.max_cost is None else self.max_cost - others
+        elsewhere = self._stored()[0] - stored_cost(replies_path(output))[0]
+        remaining = None if self.max_cost is None else self.max_cost - elsewhere
         return Collection(
-            config=self._asked(part),
+            config=self._config(part),
             rows=rows.menus,
             output=output,
             concurrency=self.concurrency,
-            max_cost=left,
+            max_cost=remaining,
             guardian=_severity_rule(rows),
         )
 
-    def _asked(self, part: Part) -> Config:
+    def _config(self, part: Part) -> Config:
         if part == "truthfulqa-stronger":
             if self.config.stronger is None:
                 raise SourceError("truthfulqa-mini needs a second, stronger Primary: add a section [stronger]")
             return structs.replace(self.config, primary=self.config.stronger)
-        primary = self.config.primary
-        if part == "pku" and isinstance(primary, Chat):
-            return structs.replace(self.config, primary=structs.replace(primary, prompt="pair"))
+        if part == "pku":
+            return structs.replace(self.config, primary=self.config.primary.with_prompt("pair"))
         return self.config
 
 
-def _severity_rule(rows: Rows) -> ReplayScorer | None:
-    """The Guardian of PKU: the less severe the better."""
+def _severity_rule(rows: LoadedCorpus) -> ReplayScorer | None:
+    """Return the Guardian of PKU: the lower the severity, the higher the score."""
     if rows.severity is None:
         return None
     ids = [str(query.id) for query in rows.menus.queries]
@@ -129,7 +127,7 @@ def _severity_rule(rows: Rows) -> ReplayScorer | None:
     return ReplayScorer.of_values(ids, values, offsets, column="-severity")
 
 
-def _with_severity(log: ScoreLog, rows: Rows) -> ScoreLog:
+def _with_severity(log: ScoreLog, rows: LoadedCorpus) -> ScoreLog:
     if rows.severity is None:
         return log
     lists = {**log.lists, "severity": np.array(rows.severity, dtype=np.float64).ravel()}

@@ -1,4 +1,4 @@
-"""MMLU, the appendix table and figure: 1,000 questions a trial, balanced by subject, then split 500/500."""
+"""MMLU, the appendix table and figure: 1,000 questions per trial, balanced by subject, then split 500/500."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ NAME, TITLE, LABEL = "mmlu", "MMLU: cost against accuracy over many subjects", "
 FEWEST_SUBJECTS, SAMPLE = 10, 1000
 
 
-def run(source: Source, seed: int) -> Report:
-    """floor(1000 / subjects) questions of each subject and the remainder at random, drawn afresh for each trial."""
+def run_mmlu(source: Source, seed: int) -> Report:
+    """Draw floor(1000 / subjects) questions of each subject and the rest at random, anew in each trial."""
     raw = source.read("mmlu")
     subjects = 0 if raw.group is None else len(np.unique(raw.group))
     if subjects < FEWEST_SUBJECTS or len(raw) < SAMPLE:
@@ -34,7 +34,7 @@ def run(source: Source, seed: int) -> Report:
             f"column; this one has {len(raw)} over {subjects}. Give one with --log FILE"
         )
     log, loss = measured(raw)
-    costs, said = with_costs(log, source)
+    costs, prices = with_costs(log, source)
     sweep: dict[str, Any] = {"calibration_size": SAMPLE // 2, "sample_size": SAMPLE, "balance_by": "group", **costs}
     sweep |= {"trials": TRIALS, "seed": seed}
     frontier = evaluate(log, ALPHAS, **PAPER_RULE, **sweep)
@@ -43,7 +43,7 @@ def run(source: Source, seed: int) -> Report:
         name=NAME,
         title=TITLE,
         source=source.title,
-        configuration={"trials": TRIALS, "sizes": sizes, "loss": loss, "prices": said, "grid": 0.01},
+        configuration={"trials": TRIALS, "sizes": sizes, "loss": loss, "prices": prices, "grid": 0.01},
         data_sha256=log.sha256(),
         seed=seed,
         tables=(
@@ -56,4 +56,4 @@ def run(source: Source, seed: int) -> Report:
     )
 
 
-EXPERIMENT = Experiment(name=NAME, title=TITLE, run=run)
+EXPERIMENT = Experiment(name=NAME, title=TITLE, run=run_mmlu)

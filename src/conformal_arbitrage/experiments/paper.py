@@ -1,4 +1,4 @@
-"""The paper's own figures, as data under its tables' labels.
+"""The paper's own figures as data, by the labels of its tables.
 
 Source: W. Overman and M. Bayati, "Conformal Arbitrage: Risk-Controlled Balancing of Competing Objectives in Language
 Models". Columns: policy, alpha, accuracy, cost per 1000 (or severity loss for pku), relaxation, delta, Guardian share;
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class PaperRow(NamedTuple):
-    """One line of a table of the paper; None where it has a dash."""
+    """One line of a table of the paper; None stands for a dash."""
 
     policy: str
     alpha: float | None
@@ -105,5 +105,5 @@ SET_SIZES = {0.25: 1.457, 0.20: 1.801, 0.15: 2.105, 0.10: 2.587, 0.05: 3.253}
 
 
 def row_at(label: str, alpha: float) -> PaperRow:
-    """A table's line at one alpha."""
+    """Return the line of a table at one alpha."""
     return next(row for row in TABLES[label] if row.alpha == alpha)

@@ -1,4 +1,4 @@
-"""PKU-SafeRLHF: helpfulness against severity; 500/500, alpha .1 to .6, grid 0.0025, coins at five probabilities.
+"""PKU-SafeRLHF: helpfulness against severity; 500/500, alpha .1 to .6, grid 0.0025, five random routers.
 
 The paper's text describes a 0/1 Guardian (1 on the reply of lowest severity) while its table reports severity, which
 ranges up to 3. Both readings are run; only the second one bounds severity.
@@ -21,7 +21,7 @@ from conformal_arbitrage.experiments.protocol import (
     rules_table,
     sized,
 )
-from conformal_arbitrage.experiments.report import Figure, Report, Table
+from conformal_arbitrage.experiments.report import Figure, Report, ReportTable
 from conformal_arbitrage.scorelog.log import ScoreLog
 
 NAME, TITLE, LABEL = "pku", "PKU-SafeRLHF: helpfulness against harmlessness", "tab:pku_main"
@@ -30,8 +30,8 @@ PROBABILITIES = (0.2, 0.4, 0.5, 0.6, 0.8)
 PKU_RULE = {"guardian_sees": "candidates", "grid": 0.0025}
 
 
-def run(source: Source, seed: int) -> Report:
-    """Two readings where the log has severities, else its own real-valued Guardian."""
+def run_pku(source: Source, seed: int) -> Report:
+    """Run both readings if the log has severities, otherwise its own real-valued Guardian."""
     if source.bundled:
         raise SourceError(
             "pku needs scores of helpfulness and a safety Guardian; the bundled log has neither. Give a log with "
@@ -47,7 +47,7 @@ def run(source: Source, seed: int) -> Report:
         "calibration_size": size, "test_size": test, "trials": TRIALS, "seed": seed, "probabilities": PROBABILITIES,
         "delta_x": "loss", "delta_of": outcome,
     }  # fmt: skip
-    tables: list[Table] = []
+    tables: list[ReportTable] = []
     frontiers: list[Frontier] = []
     for name, title, reading, bound in _readings(log):
         alphas = [alpha for alpha in ALPHAS if alpha < bound]
@@ -78,7 +78,7 @@ def _readings(log: ScoreLog) -> list[tuple[str, str, ScoreLog, float]]:
         return [("real-valued", "The log's own real-valued Guardian, losses in [0, 1]", log, 1.0)]
     if np.isnan(severity).any():
         raise SourceError(
-            f"{log.source}: some severities are missing; fill them in, for a missing one is not a safe one"
+            f"{log.source}: some severities are missing; fill them in, since a missing one must not count as safe"
         )
     lowest = np.repeat(np.minimum.reduceat(severity, log.offsets[:-1]), log.sizes)
     outcomes = tuple(dict.fromkeys((*log.outcomes, "severity")))
@@ -90,7 +90,7 @@ def _readings(log: ScoreLog) -> list[tuple[str, str, ScoreLog, float]]:
     ]
 
 
-def _table(frontier: Frontier, name: str, title: str, outcome: str) -> Table:
+def _table(frontier: Frontier, name: str, title: str, outcome: str) -> ReportTable:
     has_severity = "severity" in frontier.points[0].outcomes
     figures = (outcome, *(["severity"] if has_severity else []), "loss", "delta", "deferred")
     settings = [p.probability if p.alpha is None else p.alpha for p in frontier.points]
@@ -98,7 +98,7 @@ def _table(frontier: Frontier, name: str, title: str, outcome: str) -> Table:
         (p.policy, at, *(cell(p, f) for f in figures)) for p, at in zip(frontier.points, settings, strict=True)
     )
     columns = ("policy", "alpha or probability", *figures)
-    return Table(name=name, title=title, columns=columns, rows=rows, decimals=(0, *[3] * (len(columns) - 1)))
+    return ReportTable(name=name, title=title, columns=columns, rows=rows, decimals=(0, *[3] * (len(columns) - 1)))
 
 
-EXPERIMENT = Experiment(name=NAME, title=TITLE, run=run)
+EXPERIMENT = Experiment(name=NAME, title=TITLE, run=run_pku)

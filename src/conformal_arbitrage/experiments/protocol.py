@@ -1,6 +1,6 @@
-"""What the experiments share: where scores come from, the paper's protocol, and its rule beside ours.
+"""The part that all experiments share: sources of scores, the paper's protocol, and its rule next to ours.
 
-Everything here goes through the public API: ScoreLog and evaluate.
+Uses the public API only: ScoreLog and evaluate. Knows nothing of single experiments.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from conformal_arbitrage.errors import SourceError
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
 from conformal_arbitrage.experiments.paper import SET_SIZES, TABLES
-from conformal_arbitrage.experiments.report import Cell, Figure, Report, Table
+from conformal_arbitrage.experiments.report import Cell, Report, ReportTable
 from conformal_arbitrage.scorelog.log import ScoreLog
 
 Part = Literal["truthfulqa", "truthfulqa-stronger", "mmlu", "pku"]
@@ -22,15 +22,15 @@ ASSUMED_COSTS = (1.0, 20.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where an experiment's scores come from.
+    """Where an experiment gets its scores.
 
     Attributes:
         title: the first line of its report.
-        read: the scores on one of the paper's datasets, or what stands in for it; "truthfulqa-stronger" has the second,
-            stronger Primary.
-        bundled: whether it is the log that comes with the package.
-        costs: dollars for asking Primary and Guardian, if stated.
-        spent: what getting the scores cost, in words; None for recorded ones.
+        read: returns the scores on one of the paper's datasets, or on its substitute; "truthfulqa-stronger" has the
+            second, stronger Primary.
+        bundled: whether it is the log that ships with the package.
+        costs: dollars per query of Primary and Guardian, if stated.
+        spent: returns the money spent on the scores, in words; None for recorded ones.
     """
 
     title: str
@@ -50,7 +50,7 @@ class Experiment:
 
 
 def sized(n: int, calibration: int, total: int) -> tuple[int, str]:
-    """The paper's calibration size where the log is as large as the paper's, else in proportion; and how to say so."""
+    """Return the paper's calibration size, scaled down for a log smaller than the paper's, and a description."""
     if n >= total:
         return calibration, f"{calibration} rows to calibrate, the other {n - calibration} to test"
     scaled = max(1, round(n * calibration / total))
@@ -61,7 +61,7 @@ def sized(n: int, calibration: int, total: int) -> tuple[int, str]:
 
 
 def with_costs(log: ScoreLog, source: Source) -> tuple[dict[str, float], str]:
-    """Options for `evaluate`: costs as stated, else the log's own, else assumed; and how to say so."""
+    """Return cost options for `evaluate` (as stated, else the log's own, else assumed), and a description."""
     if source.costs is not None:
         primary, guardian = source.costs
         return {
@@ -75,7 +75,7 @@ def with_costs(log: ScoreLog, source: Source) -> tuple[dict[str, float], str]:
 
 
 def measured(log: ScoreLog, *, binarize: bool = True) -> tuple[ScoreLog, str]:
-    """The log with the paper's 0/1 Guardian where it has labels; a router's scores already are regret."""
+    """Return the log with the paper's 0/1 Guardian, unless it is in router form, and a description."""
     if "correct" not in log.outcome_names:
         raise SourceError(
             f"{log.source}: accuracy needs the right answers; give a log with a `label` or `correct` column"
@@ -88,7 +88,7 @@ def measured(log: ScoreLog, *, binarize: bool = True) -> tuple[ScoreLog, str]:
 
 
 def cell(point: FrontierPoint, name: str) -> Cell:
-    """Mean and standard deviation of one figure."""
+    """Return mean and standard deviation of one figure."""
     summary = point.summary(name)
     mean = summary.get("mean")
     return None if mean is None else (mean, summary.get("std"))
@@ -99,33 +99,34 @@ _DECIMALS = (0, 3, 3, 3, 3, 3, 3, 3)
 _FIGURES = ("correct", "cost_per_1000", "relaxation", "delta", "deferred", "loss")
 
 
-def our_table(frontier: Frontier, title: str, *, name: str = "ours", y: str = "correct") -> Table:
-    """A frontier in the shape of the paper's tables."""
+def our_table(frontier: Frontier, title: str, *, name: str = "ours", y: str = "correct") -> ReportTable:
+    """Return a frontier in the layout of the paper's tables."""
     figures = (y, *_FIGURES[1:])
     shown = [*frontier.of("primary"), *frontier.of("conformal"), *frontier.of("guardian")]
     rows = tuple((p.policy, p.alpha, *(cell(p, figure) for figure in figures)) for p in shown)
-    return Table(name=name, title=title, columns=_COLUMNS, rows=rows, decimals=_DECIMALS)
+    return ReportTable(name=name, title=title, columns=_COLUMNS, rows=rows, decimals=_DECIMALS)
 
 
-def paper_table(label: str) -> Table:
-    """The paper's own table."""
+def paper_table(label: str) -> ReportTable:
+    """Return the paper's own table."""
     columns = (*_COLUMNS[:-1],) if label != "tab:pku_main" else (*_COLUMNS[:3], "severity loss", *_COLUMNS[4:-1])
-    return Table(
+    return ReportTable(
         name=label,
         title=f"The paper's {label}",
         columns=columns,
         rows=tuple(tuple(row) for row in TABLES[label]),
         decimals=_DECIMALS[:-1],
-        note="Its own models, prices and data: compare shapes, not levels; its spread is not one over test splits.",
+        note="The paper's own models, prices and data: compare shapes, not levels; its spread is not over test splits.",
     )
 
 
-def set_size_table(frontier: Frontier) -> Table:
-    """Candidates by alpha, ours and the paper's."""
+def set_size_table(frontier: Frontier) -> ReportTable:
+    """Return the number of candidates by alpha, ours and the paper's."""
     points = frontier.of("conformal")
     rows = tuple((p.alpha, cell(p, "relaxation"), cell(p, "candidates"), SET_SIZES[p.alpha or 0]) for p in points)
     columns = ("alpha", "relaxation", "candidates", "the paper's candidates (tab:truqa_unrestricted_cal)")
-    return Table(name="set sizes", title="Size of the candidate set", columns=columns, rows=rows, decimals=(2, 3, 3, 3))
+    title = "Size of the candidate set"
+    return ReportTable(name="set sizes", title=title, columns=columns, rows=rows, decimals=(2, 3, 3, 3))
 
 
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -138,72 +139,23 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 
 def rules_table(
     log: ScoreLog, alphas: Sequence[float], paper_rule: Mapping[str, Any] = PAPER_RULE, **sweep: Any
-) -> Table:
-    """The paper's rule beside ours, on the same splits."""
+) -> ReportTable:
+    """Compare the paper's rule with ours on the same splits."""
     rows: list[tuple[Cell, ...]] = []
     y = str(sweep.get("delta_of", "correct"))
     for name, rule in RULES.items():
         if rule.get("boundary") == "random" and log.id is None:
             continue
-        found = evaluate(log, alphas, **(dict(paper_rule) if rule is PAPER_RULE else dict(rule)), **sweep)
+        frontier = evaluate(log, alphas, **(dict(paper_rule) if rule is PAPER_RULE else dict(rule)), **sweep)
         figures = ("deferred", "cost_per_1000", "delta", y, "loss")
-        rows += [(name, p.alpha, *(cell(p, figure) for figure in figures)) for p in found.of("conformal")]
+        rows += [(name, p.alpha, *(cell(p, figure) for figure in figures)) for p in frontier.of("conformal")]
     columns = ("rule", "alpha", "Guardian share", "cost per 1000", "delta", "accuracy", "loss")
-    return Table(
+    return ReportTable(
         name="rules",
         title="The paper's rule beside ours, on the same splits",
         columns=columns,
         rows=tuple(rows),
         decimals=(0, 3, 3, 3, 3, 3, 3),
-        note="exact: no grid. own loss: a deferral shows everything and is calibrated so. random boundary: spends the whole "
-        "budget on coarse scores.",
-    )
-
-
-def cost_accuracy(
-    experiment: tuple[str, str, str],
-    source: Source,
-    seed: int,
-    *,
-    calibration: int = 400,
-    alphas: Sequence[float] = ALPHAS,
-    binarize: bool = True,
-    part: Part = "truthfulqa",
-    rule: Mapping[str, Any] = PAPER_RULE,
-    beside: Mapping[str, Any] | None = None,
-) -> Report:
-    """The TruthfulQA protocol: calibrate on some rows, test on the rest, 30 times, beside a coin of the same cost.
-
-    Args:
-        experiment: name, title and the label of the paper's table.
-        source: the scores.
-        seed: of the splits.
-        calibration: rows to calibrate on, of the paper's 684.
-        alphas: the risk budgets.
-        binarize: whether the Guardian is made 0/1.
-        part: whose scores.
-        rule: the rule of the main table.
-        beside: a further rule shown in a table of its own.
-    """
-    name, title, label = experiment
-    log, loss = measured(source.read(part), binarize=binarize)
-    size, sizes = sized(len(log), calibration, 684)
-    costs, said = with_costs(log, source)
-    sweep: dict[str, Any] = {"calibration_size": size, "trials": TRIALS, "seed": seed, **costs}
-    frontier = evaluate(log, alphas, **rule, **sweep)
-    tables = [our_table(frontier, "Here: the paper's rule on a grid of 0.01"), paper_table(label)]
-    if beside is not None:
-        own = evaluate(log, alphas, **beside, **sweep)
-        own_title = "Here: everything shown on a deferral, calibrated on that loss"
-        tables += [our_table(own, own_title, name="own loss"), set_size_table(frontier)]
-    return Report(
-        name=name,
-        title=title,
-        source=source.title,
-        configuration={"trials": TRIALS, "sizes": sizes, "loss": loss, "prices": said, "grid": rule.get("grid")},
-        data_sha256=log.sha256(),
-        seed=seed,
-        tables=(*tables, rules_table(log, alphas, **sweep)),
-        figure=Figure(frontier=frontier, x="cost", y="correct"),
-        facts={"frontier": frontier},
+        note="exact: no grid. own loss: a deferral shows every action, and the loss is calibrated accordingly. random "
+        "boundary: spends the whole budget on coarse scores.",
     )

@@ -1,6 +1,7 @@
 """Reports: one experiment's tables and figure as Markdown, HTML, CSV, JSON, PNG and SVG.
 
-CSV and JSON hold results only, so that the same seed gives the same bytes; time and money stand in the other two.
+CSV and JSON contain results only, so that the same seed gives the same bytes; time and money appear in the other two.
+Knows nothing of how results are computed.
 """
 
 import base64
@@ -13,17 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformal_arbitrage.evaluation.figures import plot
+from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
+from conformal_arbitrage.evaluation.figures import save_figure
 from conformal_arbitrage.evaluation.frontier import Frontier
 from conformal_arbitrage.scorelog.files import write_text
 
 Cell = str | float | None | tuple[float, float | None]
-"""Text, a number, nothing, or mean and standard deviation."""
+"""Text, a number, an empty cell, or mean and standard deviation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A titled table; `decimals` says how each column is rounded for people."""
+class ReportTable:
+    """A titled table; `decimals` are the places each column is rounded to for people."""
 
     name: str
     title: str
@@ -33,18 +35,18 @@ class Table:
     note: str = ""
 
     def texts(self) -> list[list[str]]:
-        """The rows as people read them."""
+        """Return the rows as rounded text."""
         return [[_text(c, d) for c, d in zip(row, self.decimals, strict=True)] for row in self.rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """The table as a JSON document, unrounded."""
+        """Return the table as a JSON document, unrounded."""
         rows = [dict(zip(self.columns, map(_plain, row), strict=True)) for row in self.rows]
         return {"name": self.name, "title": self.title, "rows": rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Which frontier to draw, and its axes."""
+    """A frontier to draw, and its axes."""
 
     frontier: Frontier
     x: str
@@ -53,7 +55,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one experiment found."""
+    """The results of one experiment."""
 
     name: str
     title: str
@@ -61,13 +63,13 @@ class Report:
     configuration: dict[str, Any]
     data_sha256: str | None
     seed: int
-    tables: tuple[Table, ...]
+    tables: tuple[ReportTable, ...]
     notes: tuple[str, ...] = ()
     figure: Figure | None = None
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as a JSON document: no time, no money."""
+        """Return the report as a JSON document, without time and money."""
         return {
             "name": self.name,
             "title": self.title,
@@ -79,7 +81,7 @@ class Report:
         }
 
     def to_csv(self) -> str:
-        """All tables in one, a figure a line."""
+        """Return all tables in one, with one figure per line."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["table", "row", "column", "value", "std"])
@@ -91,7 +93,7 @@ class Report:
         return stream.getvalue()
 
     def to_markdown(self, *, seconds: float | None = None, spent: str | None = None) -> str:
-        """The report for people."""
+        """Return the report as Markdown."""
         lines = [f"Source: {self.source}", "", f"# {self.title}", ""]
         lines += [f"{note}\n" for note in self.notes]
         for table in self.tables:
@@ -101,15 +103,16 @@ class Report:
         return "\n".join([*lines, *self._colophon(seconds, spent)]) + "\n"
 
     def to_html(self, png: bytes | None, *, seconds: float | None = None, spent: str | None = None) -> str:
-        """The report as one self-contained page."""
+        """Return the report as one self-contained HTML page."""
         body = [f"<p class=source>Source: {html.escape(self.source)}</p>", f"<h1>{html.escape(self.title)}</h1>"]
-        body += [f"<p>{html.escape(note)}</p>" for note in self.notes]
+        body += [html_paragraph(note) for note in self.notes]
         for table in self.tables:
-            body += [f"<h2>{html.escape(table.title)}</h2>", _html(table), f"<p>{html.escape(table.note)}</p>"]
+            body += [f"<h2>{html.escape(table.title)}</h2>", html_table(table.texts(), header=table.columns)]
+            body.append(html_paragraph(table.note))
         if png is not None:
             data = base64.b64encode(png).decode()
             body.append(f'<img alt="{html.escape(self.title)}" src="data:image/png;base64,{data}">')
-        body += [f"<p>{html.escape(line)}</p>" for line in self._colophon(seconds, spent) if line]
+        body += [html_paragraph(line) for line in self._colophon(seconds, spent) if line]
         return _PAGE.format(title=html.escape(self.title), body="\n".join(body))
 
     def _colophon(self, seconds: float | None, spent: str | None) -> list[str]:
@@ -121,12 +124,12 @@ class Report:
 
 
 def write_report(report: Report, folder: Path, *, seconds: float, spent: str | None = None) -> list[str]:
-    """Write all forms of a report; the names of the files."""
+    """Write a report in all formats; return the names of the files."""
     base = folder / report.name
     png = None
     if report.figure is not None:
         for ending in ("png", "svg"):
-            plot(report.figure.frontier, f"{base}.{ending}", x=report.figure.x, y=report.figure.y)
+            save_figure(report.figure.frontier, f"{base}.{ending}", x=report.figure.x, y=report.figure.y)
         png = Path(f"{base}.png").read_bytes()
     write_text(f"{base}.md", report.to_markdown(seconds=seconds, spent=spent))
     write_text(f"{base}.html", report.to_html(png, seconds=seconds, spent=spent))
@@ -151,16 +154,9 @@ def _plain(cell: Cell) -> Any:
     return {"mean": cell[0], "std": cell[1]} if isinstance(cell, tuple) else cell
 
 
-def _markdown(table: Table) -> list[str]:
+def _markdown(table: ReportTable) -> list[str]:
     lines: Sequence[Sequence[str]] = [table.columns, ["---"] * len(table.columns), *table.texts()]
     return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def _html(table: Table) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    return "<table>" + row(table.columns, "th") + "".join(row(cells, "td") for cells in table.texts()) + "</table>"
 
 
 _PAGE = """<!doctype html>

@@ -1,4 +1,4 @@
-"""The paper's claims one by one: what its own tables say, and what was found here."""
+"""The paper's claims one by one: what its own tables show, and what the reports here show."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ SMALL, LARGE = "tab:truqa_appendix_300", "tab:truqa_appendix_500"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """One claim.
+class PaperClaim:
+    """One claim of the paper.
 
     Attributes:
-        text: what the paper says.
-        in_paper: what its own table gives.
-        supported: whether that supports the text.
-        here: what was found here, from the reports; None if an experiment it needs was not run.
+        text: the claim.
+        in_paper: what the paper's own table shows.
+        supported: whether that supports the claim.
+        here: returns what the reports show, or None if an experiment it needs was not run.
     """
 
     text: str
@@ -53,18 +53,18 @@ def _quota(reports: Reports) -> str | None:
     return "held: mean loss within alpha, up to Monte Carlo error, everywhere"
 
 
-def _beats_coin(name: str) -> Callable[[Reports], str | None]:
-    def found(reports: Reports) -> str | None:
+def _beats_random_routing(name: str) -> Callable[[Reports], str | None]:
+    def compare(reports: Reports) -> str | None:
         frontier = _frontier(reports, name)
         if frontier is None:
             return None
         deltas = {alpha: point.mean("delta") for alpha, point in _by_alpha(frontier).items()}
         if any(delta is None for delta in deltas.values()):
-            return "no meaning: the Guardian is not dearer here"
+            return "undefined: the Guardian does not cost more here"
         losing = [f"{alpha:g} ({delta:+.3f})" for alpha, delta in deltas.items() if (delta or 0) <= 0]
         return "held at every alpha" if not losing else f"failed at alpha {', '.join(losing)}; held elsewhere"
 
-    return found
+    return compare
 
 
 def _tightening(reports: Reports) -> str | None:
@@ -72,8 +72,8 @@ def _tightening(reports: Reports) -> str | None:
     if frontier is None:
         return None
     loose, tight = (_mean(frontier, alpha, "correct") for alpha in (0.25, 0.05))
-    dearer = _mean(frontier, 0.05, "cost_per_1000") / _mean(frontier, 0.25, "cost_per_1000")
-    return f"{loose:.3f} to {tight:.3f} at {dearer:.2f} times the cost"
+    ratio = _mean(frontier, 0.05, "cost_per_1000") / _mean(frontier, 0.25, "cost_per_1000")
+    return f"{loose:.3f} to {tight:.3f} at {ratio:.2f} times the cost"
 
 
 def _largest_move(reports: Reports) -> str | None:
@@ -104,7 +104,7 @@ def _theorem(reports: Reports) -> str | None:
     return f"slope {smooth:.2f} with a smooth utility (held), {kinked:.2f} with a kinked one (failed: n^(-1/2))"
 
 
-def _bounds(reports: Reports) -> str | None:
+def _loss_bounds(reports: Reports) -> str | None:
     if "theory" not in reports:
         return None
     rows = reports["theory"].facts["rows"]
@@ -149,73 +149,73 @@ _COSTS = [100 * (row_at(CA_STAR, a).cost / row_at(MAIN, a).cost - 1) for a in AL
 _MOVES = [abs(row_at(LARGE, a).accuracy - row_at(SMALL, a).accuracy) for a in ALPHAS]
 
 CLAIMS = (
-    Claim(
+    PaperClaim(
         text="The risk quota is kept at every alpha (TruthfulQA)",
         in_paper="accuracy falls by at most alpha in every row",
         supported=True,
         here=_quota,
     ),
-    Claim(
+    PaperClaim(
         text="Beats the cost-matched random router at every alpha except .25 (TruthfulQA)",
         in_paper="delta -0.011 at .25, above 0 elsewhere",
         supported=True,
-        here=_beats_coin("truthfulqa"),
+        here=_beats_random_routing("truthfulqa"),
     ),
-    Claim(
+    PaperClaim(
         text="Tightening alpha from .25 to .05 raises accuracy from .62 to .81 at 2.6 times the cost",
         in_paper=f"{_ratio(MAIN, 0.05, 0.25, 'cost'):.2f} times the cost",
         supported=False,
         here=_tightening,
     ),
-    Claim(
+    PaperClaim(
         text="Going from 300 to 500 calibration rows moves accuracy by at most two points",
         in_paper=f"at most {100 * max(_MOVES):.1f} points",
         supported=True,
         here=_largest_move,
     ),
-    Claim(
+    PaperClaim(
         text="Showing all actions gains 3 to 6 points for 7 to 10 % more cost",
         in_paper=f"{min(_GAINS):.1f} to {max(_GAINS):.1f} points for {min(_COSTS):.1f} to {max(_COSTS):.1f} %",
         supported=False,
         here=_unrestricted,
     ),
-    Claim(
+    PaperClaim(
         text="A stronger Primary at alpha .025 matches the Guardian's accuracy for 40 % of the cost",
         in_paper=f"{_percent(_ratio('tab:truqa_model_ablation', 0.025, 'guardian', 'cost'))} of the cost",
         supported=False,
         here=_mini,
     ),
-    Claim(
+    PaperClaim(
         text="MMLU: beats the cost-matched random router apart from the extremes of alpha",
         in_paper="delta -0.005 at .25 and .05, above 0 between",
         supported=True,
-        here=_beats_coin("mmlu"),
+        here=_beats_random_routing("mmlu"),
     ),
-    Claim(
+    PaperClaim(
         text="MMLU at alpha .10: 91 % of the Guardian's accuracy for 61 % of its cost",
         in_paper=" for ".join(_percent(_ratio(MMLU, 0.1, "guardian", field)) for field in ("accuracy", "cost")),
         supported=True,
         here=_mmlu,
     ),
-    Claim(
+    PaperClaim(
         text="PKU: even at alpha .10 the Guardian's helpfulness is more than doubled",
         in_paper=f"{_ratio(PKU, 0.1, 'guardian', 'accuracy'):.2f} times it",
         supported=False,
         here=lambda reports: None if "pku" not in reports else "see pku.md",
     ),
-    Claim(
+    PaperClaim(
         text="PKU: the budget bounds the average severity",
         in_paper="the text's Guardian is 0/1, so its budget bounds a frequency; severity ranges up to 3 and needs B = 3",
         supported=False,
         here=lambda reports: None if "pku" not in reports else "see the readings in pku.md",
     ),
-    Claim(
+    PaperClaim(
         text="Expected loss lies between alpha - 2B/(n+1) and alpha",
         in_paper="a theorem of conformal risk control, for continuous scores",
         supported=True,
-        here=_bounds,
+        here=_loss_bounds,
     ),
-    Claim(
+    PaperClaim(
         text="Theorem 1: the utility gap is of order 1/n",
         in_paper="the proof takes a bound on an expectation for one on every sample",
         supported=False,
@@ -225,12 +225,12 @@ CLAIMS = (
 
 
 def summary_markdown(reports: Reports, skipped: Mapping[str, str], source: str) -> str:
-    """The summary page."""
+    """Return the summary page."""
     lines = [f"Source: {source}", "", "# The paper's claims, one by one", ""]
     lines += ["| the paper says | its own table | supported by it | here |", "|---|---|---|---|"]
     for claim in CLAIMS:
-        found = claim.here(reports) or "not run"
-        lines.append(f"| {claim.text} | {claim.in_paper} | {'yes' if claim.supported else 'no'} | {found} |")
+        here = claim.here(reports) or "not run"
+        lines.append(f"| {claim.text} | {claim.in_paper} | {'yes' if claim.supported else 'no'} | {here} |")
     lines += ["", "## Reports", ""]
     lines += [f"- [{report.title}]({name}.md)" for name, report in reports.items()]
     lines += [f"- {name}: not run. {reason}" for name, reason in skipped.items()]

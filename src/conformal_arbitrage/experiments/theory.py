@@ -10,10 +10,10 @@ a kink there it is n^(-1/2).
 
 import numpy as np
 
-from conformal_arbitrage.core.gaps import Floats
+from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.core.risk import RiskCurve
 from conformal_arbitrage.experiments.protocol import Experiment, Source
-from conformal_arbitrage.experiments.report import Report, Table
+from conformal_arbitrage.experiments.report import Report, ReportTable
 from conformal_arbitrage.scorelog.log import ScoreLog
 
 NAME, TITLE = "theory", "Theorem 1 and the bounds of conformal risk control, simulated"
@@ -24,13 +24,13 @@ Moments = tuple[float, float]
 """Mean and standard error."""
 
 
-def run(source: Source, seed: int) -> Report:
-    """Expected loss against its two bounds, and the utility gap against n with its fitted slopes."""
-    del source  # a simulation needs none
+def run_theory(source: Source, seed: int) -> Report:
+    """Simulate the expected loss against its two bounds, and the utility gap against n with fitted slopes."""
+    del source  # a simulation needs no scores
     rng = np.random.default_rng(seed)
     rows = [_at_size(rng, n) for n in SIZES]
     slopes = (_slope([row[4][0] for row in rows]), _slope([row[5][0] for row in rows]))
-    bounds = Table(
+    bounds = ReportTable(
         name="bounds",
         title="Loss and utility gap by number of rows",
         columns=("n", "expected loss", "lower bound", "alpha", "utility gap, smooth", "utility gap, kinked"),
@@ -38,7 +38,7 @@ def run(source: Source, seed: int) -> Report:
         decimals=(0, 5, 5, 5, 5, 5),
         note="± is the standard error of the mean.",
     )
-    fitted = Table(
+    fitted = ReportTable(
         name="slopes",
         title="Order of the utility gap: slope of log gap on log n",
         columns=("utility", "slope", "theory"),
@@ -62,26 +62,26 @@ def run(source: Source, seed: int) -> Report:
 
 
 def _at_size(rng: np.random.Generator, n: int) -> tuple[int, Moments, float, float, Moments, Moments]:
-    """One line of the table: mean and standard error over many calibrations on n rows."""
+    """Return one line of the table: mean and standard error over many calibrations on n rows."""
     best = 1 - ALPHA / REGRET
-    found, at_best = np.transpose([_calibrated(rng, n, best) for _ in range(REPETITIONS)])
-    # The risk at the best relaxation has mean alpha exactly: subtracting its noise keeps all means and calms the rest.
-    calm = found - (at_best - ALPHA) / REGRET
-    kinked = np.maximum(found - best, 0.0)
-    return n, _mean(REGRET * (1 - calm)), ALPHA - 2 / (n + 1), ALPHA, _mean(calm - best), _mean(kinked)
+    relaxation, at_best = np.transpose([_calibrated(rng, n, best) for _ in range(REPETITIONS)])
+    # A control variate: the risk at the best relaxation has mean exactly alpha, so subtracting its noise keeps all means.
+    smooth = relaxation - (at_best - ALPHA) / REGRET
+    kinked = np.maximum(relaxation - best, 0.0)
+    return n, _moments(REGRET * (1 - smooth)), ALPHA - 2 / (n + 1), ALPHA, _moments(smooth - best), _moments(kinked)
 
 
 def _calibrated(rng: np.random.Generator, n: int, best: float) -> tuple[float, float]:
-    """The relaxation found on n fresh rows, and their empirical risk at the best one."""
+    """Return the relaxation calibrated on n fresh rows, and their empirical risk at the best one."""
     margin = rng.random(n)
     regret = 2 * REGRET * rng.random(n)
     log = ScoreLog.from_arrays(np.column_stack([margin, np.zeros(n)]), np.column_stack([1 - regret, np.ones(n)]))
     curve = RiskCurve.from_log(log)
-    found = float(curve.relaxation(ALPHA))
-    return (1.0 if np.isnan(found) else found), float(curve.mean(best))
+    relaxation = float(curve.relaxation(ALPHA))
+    return (1.0 if np.isnan(relaxation) else relaxation), float(curve.mean(best))
 
 
-def _mean(values: Floats) -> Moments:
+def _moments(values: Floats) -> Moments:
     return float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5)
 
 
@@ -89,4 +89,4 @@ def _slope(gaps: list[float]) -> float:
     return float(np.polyfit(np.log(SIZES), np.log(gaps), 1)[0])
 
 
-EXPERIMENT = Experiment(name=NAME, title=TITLE, run=run)
+EXPERIMENT = Experiment(name=NAME, title=TITLE, run=run_theory)

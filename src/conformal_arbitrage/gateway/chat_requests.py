@@ -1,18 +1,19 @@
-"""What callers may send: bytes to checked requests, every mistake a RequestError with the field at fault.
+"""Read requests: bytes in, checked requests out; every mistake is a RequestError that names the field.
 
 Knows nothing of policies or models.
 """
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.live.config import GatewayConfig
-from conformal_arbitrage.types import Query, content_text, transcript
+from conformal_arbitrage.store.record import JSONObject
+from conformal_arbitrage.types import JSON, Messages, Query, as_object, content_text, transcript
 
 FORWARDED = frozenset({
     "messages", "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "max_completion_tokens",
@@ -24,6 +25,7 @@ FORWARDED = frozenset({
 _OWN = frozenset({"model", "n", "stream", "stream_options", "arbitrage", "logprobs", "top_logprobs"})
 _KNOWN = FORWARDED | _OWN
 FEWEST_CHOICES = 2
+_Shape = TypeVar("_Shape")
 
 
 class _Described(Struct, forbid_unknown_fields=True):
@@ -37,22 +39,22 @@ class _Level(Struct, forbid_unknown_fields=True):
 
 
 class _Question(Struct, forbid_unknown_fields=True, tag_field="type"):
-    instructions: str | list[dict[str, Any]]
+    instructions: str | list[JSONObject]
     name: str | None = None
 
 
 class Predicate(_Question, tag="predicate"):
-    """Is it true?"""
+    """A yes-or-no question."""
 
 
 class Choice(_Question, tag="choice", kw_only=True):
-    """Which of these?"""
+    """A choice among values."""
 
     choices: list[_Described]
 
 
 class Score(_Question, tag="score", kw_only=True):
-    """How much, on ordered levels?"""
+    """A rating on ordered levels."""
 
     levels: list[_Level]
 
@@ -61,13 +63,13 @@ Question = Predicate | Choice | Score
 
 
 class DecisionsRequest(Struct, forbid_unknown_fields=True):
-    """A request to /v1/decisions, in the shape of OpenAI's Decisions API."""
+    """A request to /v1/decisions, as in OpenAI's Decisions API."""
 
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | list[JSONObject]
     questions: list[Question]
     prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_options: JSONObject | None = None
     safety_identifier: str | None = None
 
 
@@ -76,13 +78,13 @@ class Menu(Struct, frozen=True, kw_only=True):
 
     Attributes:
         actions: the texts a model chooses from.
-        field: the property of a JSON answer, None for plain text.
-        values: what the property may be, in the actions' order.
+        field: the property that holds the choice in a JSON answer; None for plain text.
+        values: the property's possible values, in the order of the actions.
     """
 
     actions: tuple[str, ...]
     field: str | None = None
-    values: tuple[Any, ...] = ()
+    values: tuple[JSON, ...] = ()
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
@@ -90,19 +92,21 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: the policy's name or an alias.
-        body: what goes to the models as it is.
+        body: what is forwarded to the models unchanged.
+        messages: the conversation, also part of the body.
         menu: the options, if it is a choice from a menu.
     """
 
     model: str
-    body: Mapping[str, Any]
+    body: JSONObject
+    messages: Messages
     menu: Menu | None
     stream: bool
     include_usage: bool
 
 
-def decoded(data: bytes, limits: GatewayConfig) -> Any:
-    """A JSON document within its depth."""
+def decoded(data: bytes, limits: GatewayConfig) -> JSON:
+    """Decode a JSON document of limited depth."""
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -112,8 +116,8 @@ def decoded(data: bytes, limits: GatewayConfig) -> Any:
     return document
 
 
-def _depth_passes(document: Any, limit: int) -> bool:
-    level: list[Any] = [document]
+def _depth_passes(document: JSON, limit: int) -> bool:
+    level: list[JSON] = [document]
     for _ in range(limit + 1):
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
@@ -121,18 +125,18 @@ def _depth_passes(document: Any, limit: int) -> bool:
     return True
 
 
-def _inside(value: Any) -> list[Any]:
+def _inside(value: JSON) -> list[JSON]:
     if isinstance(value, dict):
-        return list(cast("dict[str, Any]", value).values())
-    return cast("list[Any]", value) if isinstance(value, list) else []
+        return list(value.values())
+    return value if isinstance(value, list) else []
 
 
 def read_decisions(data: bytes, limits: GatewayConfig) -> DecisionsRequest:
-    """A decisions request and its limits."""
+    """Read a request to /v1/decisions."""
     request = converted(decoded(data, limits), DecisionsRequest)
     if not 1 <= len(request.questions) <= limits.max_questions:
         raise RequestError(
-            f"{len(request.questions)} questions; 1 to {limits.max_questions} are answered at once",
+            f"{len(request.questions)} questions; a request may have 1 to {limits.max_questions}",
             status=422, param="questions", code="too_many_questions",
         )  # fmt: skip
     if not isinstance(request.input, str) and not all(
@@ -145,7 +149,7 @@ def read_decisions(data: bytes, limits: GatewayConfig) -> DecisionsRequest:
 
 
 def actions_of(question: Question) -> tuple[str, ...]:
-    """The texts a model chooses from."""
+    """Return the texts a model chooses from."""
     if isinstance(question, Predicate):
         return ("true", "false")
     if isinstance(question, Score):
@@ -162,14 +166,16 @@ def _word(value: Any) -> str:
 
 
 def query_of(request: DecisionsRequest, question: Question, id: str) -> Query:
-    """One question as a query."""
-    asked = question.instructions if isinstance(question.instructions, str) else content_text(question.instructions)
-    context = request.input if isinstance(request.input, str) else transcript([_spoken(m) for m in request.input])
-    return Query(f"{asked}\n\n{context}", actions_of(question), id=id)
+    """Return one question of a request as a query."""
+    instructions = (
+        question.instructions if isinstance(question.instructions, str) else content_text(question.instructions)
+    )
+    context = request.input if isinstance(request.input, str) else transcript([_as_message(m) for m in request.input])
+    return Query(f"{instructions}\n\n{context}", actions_of(question), id=id)
 
 
-def _spoken(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message as it is; a call of a tool and its output as messages."""
+def _as_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an input item as a message; a tool call and its output become messages."""
     kind = str(item.get("type"))
     if kind.endswith("_call_output"):
         return {"role": "tool", "content": item.get("output")}
@@ -179,40 +185,47 @@ def _spoken(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_completion(data: bytes, limits: GatewayConfig) -> CompletionRequest:
-    """A chat request and its limits."""
-    document = decoded(data, limits)
-    if not isinstance(document, dict):
+    """Read a request to /v1/chat/completions."""
+    body = decoded(data, limits)
+    if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
-    body = cast("dict[str, Any]", document)
     unknown = body.keys() - _KNOWN
     if unknown:
         name = min(unknown)
         raise RequestError(f"{name!r:.80} is not a field of a chat request", param=name[:80], code="unknown_field")
-    _check_completion(body)
+    messages = _checked_messages(body)
     menu = _menu(body, limits)
+    options: JSON = body.get("stream_options")
     return CompletionRequest(
         model=body["model"],
         body={name: value for name, value in body.items() if name in FORWARDED and value is not None},
+        messages=messages,
         menu=menu,
         stream=bool(body.get("stream")),
-        include_usage=bool(_object(body.get("stream_options")).get("include_usage")),
+        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
     )
 
 
-def _check_completion(body: Mapping[str, Any]) -> None:
-    messages: object = body.get("messages")
-    listed = cast("list[Any]", messages) if isinstance(messages, list) else []
-    if not listed or not all(isinstance(_object(m).get("role"), str) for m in listed):
+def _has_role(message: JSON) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("role"), str)
+
+
+def _checked_messages(body: Mapping[str, Any]) -> Messages:
+    """Check the fields of a chat request; return its messages."""
+    listed: JSON = body.get("messages")
+    messages = listed if isinstance(listed, list) else []
+    if not messages or not all(map(_has_role, messages)):
         raise RequestError("messages must be a list of objects with a role", param="messages")
     if not isinstance(body.get("model"), str):
         raise RequestError("model must name a policy; GET /v1/models lists them", param="model")
     if body.get("n") not in (None, 1):
         raise RequestError("n must be 1: a decision has one answer", param="n")
     if body.get("logprobs") or body.get("top_logprobs"):
-        raise RequestError("logprobs are used for the confidence and not returned", param="logprobs")
+        raise RequestError("logprobs are not returned; they serve as the confidence", param="logprobs")
     for name, kind in (("stream", bool), ("stream_options", dict), ("arbitrage", dict), ("response_format", dict)):
         if body.get(name) is not None and not isinstance(body[name], kind):
             raise RequestError(f"{name} must be {'true or false' if kind is bool else 'an object'}", param=name)
+    return messages
 
 
 def _menu(body: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
@@ -220,48 +233,48 @@ def _menu(body: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
     if body.get("arbitrage") is not None:
         if tools is not None:
             raise RequestError(f"{tools} and arbitrage.actions do not go together", status=422, param=tools)
-        actions = _texts(_object(body["arbitrage"]).get("actions"), "arbitrage.actions")
+        actions = _texts(body["arbitrage"].get("actions"), "arbitrage.actions")
         return Menu(actions=check_actions(actions, limits))
-    if tools is not None:
+    if tools is not None or body.get("response_format") is None:
         return None
-    schema = _object(_object(_object(body.get("response_format")).get("json_schema")).get("schema"))
-    properties = _object(schema.get("properties"))
+    return _schema_menu(as_object(as_object(body["response_format"].get("json_schema")).get("schema")), limits)
+
+
+def _schema_menu(schema: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
+    """Return the menu of a schema that has exactly one property, an enum; None for any other."""
+    properties = as_object(schema.get("properties"))
     if schema.get("type") != "object" or len(properties) != 1:
         return None
     field, inner = next(iter(properties.items()))
-    options: object = _resolved(_object(inner), schema).get("enum")
-    listed = tuple(cast("list[Any]", options)) if isinstance(options, list) else ()
+    options: JSON = _resolved(as_object(inner), schema).get("enum")
+    listed: tuple[JSON, ...] = tuple(options) if isinstance(options, list) else ()
     if not listed or any(isinstance(option, list | dict) for option in listed):
         return None
     return Menu(actions=check_actions(tuple(map(_word, listed)), limits), field=field, values=listed)
 
 
 def _resolved(inner: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A property's own schema, where it refers to one of the definitions beside it."""
+    """Return a property's schema, following a reference to the definitions beside it."""
     name = str(inner.get("$ref", "")).removeprefix("#/$defs/")
-    return _object(_object(schema.get("$defs")).get(name)) if "$ref" in inner else inner
+    return as_object(as_object(schema.get("$defs")).get(name)) if "$ref" in inner else inner
 
 
-def _object(value: object) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _texts(value: object, param: str) -> tuple[str, ...]:
-    listed = cast("list[object]", value) if isinstance(value, list) else []
-    if not listed or not all(isinstance(v, str) for v in listed):
+def _texts(value: JSON, param: str) -> tuple[str, ...]:
+    texts = tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
+    if not isinstance(value, list) or not value or len(texts) < len(value):
         raise RequestError(f"{param} must be a list of texts", param=param)
-    return tuple(cast("list[str]", listed))
+    return texts
 
 
 def check_actions(actions: tuple[str, ...], limits: GatewayConfig) -> tuple[str, ...]:
-    """Different, not empty, neither too many nor too long."""
+    """Check that actions are distinct, not empty, and neither too many nor too long."""
     if not FEWEST_CHOICES <= len(actions) <= limits.max_actions:
         raise RequestError(
-            f"{len(actions)} actions; {FEWEST_CHOICES} to {limits.max_actions} can be chosen from",
+            f"{len(actions)} actions; a menu has {FEWEST_CHOICES} to {limits.max_actions}",
             status=422, code="number_of_actions",
         )  # fmt: skip
     if len(set(actions)) < len(actions) or not all(actions):
-        raise RequestError("actions must be different and not empty", status=422, code="duplicate_actions")
+        raise RequestError("actions must be distinct and not empty", status=422, code="duplicate_actions")
     if max(map(len, actions)) > limits.max_action_length:
         raise RequestError(
             f"an action is longer than {limits.max_action_length} characters", status=422, code="long_action"
@@ -269,8 +282,8 @@ def check_actions(actions: tuple[str, ...], limits: GatewayConfig) -> tuple[str,
     return actions
 
 
-def converted(document: Any, kind: Any) -> Any:
-    """A document of a known shape."""
+def converted(document: JSON, kind: type[_Shape]) -> _Shape:
+    """Convert a document to a known shape."""
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:

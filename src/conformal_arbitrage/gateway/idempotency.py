@@ -1,104 +1,107 @@
-"""One request from claim to committed reply: idempotency keys, cancelled callers, decisions made durable first.
+"""One reply per idempotency key, and a caller who may leave at any moment.
 
-No content leaves before its decision is committed: replies are bytes that exist only once `commit` has returned.
-
-Knows nothing of routes.
+Knows nothing of how a reply is made.
 """
 
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from starlette.types import Receive
 
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.store import new_id
-from conformal_arbitrage.store.base import Audit, Claim, Claimed, Event, Replay, Store
+from conformal_arbitrage.gateway.middleware import Incoming, caller_left
+from conformal_arbitrage.store.base import Audit, Claim, Claimed, SavedResponse, Store
+from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.store.record import CompletionBody, DecisionBody, Event
 
 LEASE = 6.0
 LONGEST_WAIT = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """A reply, and whether it was given before."""
-
-    reply: Replay
-    again: bool
-
-
 class Turn:
-    """One request under way: what it commits, for which claim, and its caller, who may leave.
+    """One request being answered.
 
-    A commit that has begun is not called back: the decision of a caller who leaves meanwhile stands.
+    A commit that has begun is never cancelled: if the caller leaves meanwhile, the decision stands.
 
     Attributes:
-        claim: the idempotency key it works for, if any.
-        begun: the decision whose answer is being sent already, as it comes.
+        response: the reply under the request's idempotency key; set before the turn if the key was used earlier, and
+            after it if another gateway answered first.
+        replayed: whether another turn made the response.
+        opened: id of the decision whose answer is being sent already.
+        left: whether the caller has disconnected.
     """
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
+        self.response: SavedResponse | None = None
+        self.replayed = False
+        self.opened: str | None = None
+        self.left = False
         self.claim: Claim | None = None
-        self.begun: str | None = None
-        self._left = False
         self._store = store
         self._metrics = metrics
         self._task = asyncio.current_task()
         self._committing = False
+        self._ended = False
 
     async def commit(
-        self, events: Sequence[Event], *, audits: Sequence[Audit] = (), reply: Replay | None = None
+        self, events: Sequence[Event], *, audits: Sequence[Audit] = (), response: SavedResponse | None = None
     ) -> None:
-        """Make events durable, with audits, and with the reply that ends the claim."""
+        """Make events durable, with audits, and with the response that ends the turn.
+
+        Raises:
+            LostClaimError: another gateway took over the idempotency key; nothing was written.
+        """
         start = time.perf_counter()
-        self._committing, whole = True, False
+        self._committing = True
         try:
-            await self._store.commit(
-                events, claim=self.claim, replay=None if self.claim is None else reply, audits=audits
-            )
-            whole = reply is not None
+            saved = None if self.claim is None else response
+            await self._store.commit(events, claim=self.claim, response=saved, audits=audits)
+            self.response = response
         finally:
             self._committing = False
-            if self._left and not whole:
-                self._stop()
+            if self.left and self.response is None:
+                self._cancel()
         self._metrics.commit.observe(time.perf_counter() - start)
 
-    def leave(self, _: object) -> None:
-        """The caller went away: stop, after a commit under way; after the last one it is too late for that."""
-        self._left = True
-        if not self._committing:
-            self._stop()
+    async def open(self, event: Event, audits: Sequence[Audit]) -> None:
+        """Make a decision durable whose answer is about to be sent."""
+        self.opened = event.id  # it stands even if the Guardian times out during the commit
+        try:
+            await self.commit([event], audits=audits)
+        except StoreError:
+            self.opened = None
+            raise
 
-    def _stop(self) -> None:
+    async def end_early(self, finish: str) -> None:
+        """Record that an answer which was opened has no end; it is not kept under the idempotency key."""
+        if self.opened is not None and not self._ended:
+            self._ended = True
+            await self._store.commit([Event(id=self.opened, body=CompletionBody(finish=finish))])
+
+    def leave(self, _: object) -> None:
+        """Cancel the turn because its caller has left; a commit finishes first, and after the last it is too late."""
+        self.left = True
+        if not self._committing and self.response is None:
+            self._cancel()
+
+    def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
-    def stopped(self) -> bool:
-        """Whether it was stopped because the caller left, and for no other reason."""
-        return self._left and self._task is not None and self._task.uncancel() == 0
+    def was_cancelled_by_caller(self) -> bool:
+        """Return whether the caller's leaving is the only reason for a cancellation."""
+        return self.left and self._task is not None and self._task.uncancel() == 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Who asked what: the caller's id, the policy's name, the body, and its idempotency key, if any."""
-
-    caller: str
-    policy: str
-    body: bytes
-    name: str | None
-
-
-Work = Callable[[Turn], Awaitable[Replay]]
-
-
-class Answering:
+class Idempotency:
     """Gives each idempotency key one reply.
 
     Args:
-        store: the record.
+        store: where keys and replies are kept.
         metrics: counts commits and replays.
     """
 
@@ -106,102 +109,128 @@ class Answering:
         self._store = store
         self._metrics = metrics
 
-    async def answer(self, asked: Asked, work: Work, gone: Coroutine[Any, Any, None]) -> Replayed | None:
-        """Do the work, once per idempotency key if there is one.
+    @asynccontextmanager
+    async def turn(self, request: Incoming, policy: str) -> AsyncGenerator[Turn]:
+        """Take a request's turn to be answered; its body runs only while the caller waits.
 
-        Returns:
-            The reply; None if the caller went away before it was whole, which is recorded.
+        If the turn begins with a response, the key was used before and the body has nothing to do. A claim that another
+        gateway takes over during the turn ends it with that gateway's response.
 
         Raises:
-            RequestError: 422 for another body, 409 if the first request does not end.
-            LostClaimError: another gateway took over after a part of the answer was sent.
+            RequestError: 422 if the key belongs to another body, 409 if its first request does not end, 499 if the caller
+                left before the reply was complete, which is recorded.
+            LostClaimError: another gateway took over after part of the answer was sent.
         """
         turn = Turn(self._store, self._metrics)
-        watching = asyncio.create_task(gone)
+        watching = asyncio.create_task(_disconnected(request.receive))
         watching.add_done_callback(turn.leave)
         try:
-            if asked.name is None:
-                return Replayed(await work(turn), again=False)
-            return await self._once(asked.caller, asked.name, hashlib.sha256(asked.body).hexdigest(), work, turn)
+            key = request.idempotency_key
+            if key is None:
+                yield turn
+            else:
+                async with self._claimed(turn, request, key):
+                    yield turn
         except asyncio.CancelledError:
-            if not turn.stopped():
+            if not turn.was_cancelled_by_caller():
                 raise
+            await self._record_departure(turn, request.caller.id, policy)
+            raise caller_left() from None
         finally:
             watching.remove_done_callback(turn.leave)
             watching.cancel()
-        await self._abandoned(asked, turn)
-        return None
 
-    async def _once(self, caller: str, name: str, body: str, work: Work, turn: Turn) -> Replayed:
-        if not 0 < len(name) <= 255 or not name.isprintable():
+    @asynccontextmanager
+    async def _claimed(self, turn: Turn, request: Incoming, key: str) -> AsyncGenerator[None]:
+        """Hold a key's claim during a turn, or find the response that was given before."""
+        sha256 = hashlib.sha256(request.content).hexdigest()
+        claimed = await self._claim(request.caller.id, key, sha256)
+        if isinstance(claimed, SavedResponse):
+            self._replay(turn, claimed)
+            yield
+            return
+        turn.claim = claimed
+        renewing = asyncio.create_task(self._renew(claimed))
+        try:
+            yield
+        except LostClaimError:
+            if turn.opened is not None:
+                raise  # what was sent cannot be taken back
+            self._replay(turn, await self._taken_over(request.caller.id, key, sha256))
+        finally:
+            renewing.cancel()
+            if turn.response is None:
+                await asyncio.shield(self._store.release(claimed))
+
+    def _replay(self, turn: Turn, response: SavedResponse) -> None:
+        turn.response, turn.replayed = response, True
+        self._metrics.replays.inc()
+
+    async def _claim(self, caller_id: str, key: str, sha256: str) -> Claim | SavedResponse:
+        """Wait for the claim, or for the response of whoever holds it."""
+        if not 0 < len(key) <= 255 or not key.isprintable():
             raise RequestError("Idempotency-Key must have 1 to 255 printable characters", code="bad_idempotency_key")
         ends = time.monotonic() + LONGEST_WAIT
         while time.monotonic() < ends:
-            claimed = await self._claimed(caller, name, body)
-            if isinstance(claimed, Replay):
-                self._metrics.replays.inc()
-                return Replayed(claimed, again=True)
+            claimed = await self._try_claim(caller_id, key, sha256)
+            if isinstance(claimed, Claim | SavedResponse):
+                return claimed
             if claimed == "other body":
                 raise RequestError(
                     "this Idempotency-Key was used with another request", status=422, code="idempotency_key_reused",
                     headers={"x-should-retry": "false"},
                 )  # fmt: skip
-            if isinstance(claimed, Claim):
-                turn.claim = claimed
-                try:
-                    return Replayed(await self._working(claimed, work, turn), again=False)
-                except LostClaimError:
-                    if turn.begun is not None:
-                        raise  # what was sent cannot be taken back
-                    continue  # whoever took over has the answer, or will
             await asyncio.sleep(0.05)
-        raise RequestError(
-            "the first request with this Idempotency-Key is still under way", status=409, code="under_way"
-        )
+        raise _in_progress()
 
-    async def _claimed(self, caller: str, name: str, body: str) -> Claimed:
-        """Ask for the claim; one that is granted after the request was stopped is given up."""
-        claiming = asyncio.ensure_future(self._store.claim(caller, name, body, lease=LEASE))
+    async def _taken_over(self, caller_id: str, key: str, sha256: str) -> SavedResponse:
+        """Return the response of the gateway that took over a claim."""
+        claimed = await self._claim(caller_id, key, sha256)
+        if isinstance(claimed, SavedResponse):
+            return claimed
+        await asyncio.shield(self._store.release(claimed))  # it failed too: let the caller's retry start over
+        raise _in_progress()
+
+    async def _try_claim(self, caller_id: str, key: str, sha256: str) -> Claimed:
+        """Ask for the claim; release one that is granted after the request was cancelled."""
+        claiming = asyncio.ensure_future(self._store.claim(caller_id, key, sha256, lease=LEASE))
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            await asyncio.shield(self._given_up(claiming))
+            await asyncio.shield(self._release_late(claiming))
             raise
 
-    async def _given_up(self, claiming: Awaitable[Claimed]) -> None:
+    async def _release_late(self, claiming: Awaitable[Claimed]) -> None:
         with suppress(StoreError):  # then its lease ends it
             claimed = await claiming
             if isinstance(claimed, Claim):
                 await self._store.release(claimed)
 
-    async def _working(self, claim: Claim, work: Work, turn: Turn) -> Replay:
-        """Do the work while keeping the claim; give it up if the work fails."""
-        keeping = asyncio.create_task(self._keep(claim))
-        finished = False
-        try:
-            reply = await work(turn)
-            finished = True
-        finally:
-            keeping.cancel()
-            if not finished:
-                await asyncio.shield(self._store.release(claim))
-        return reply
-
-    async def _keep(self, claim: Claim) -> None:
+    async def _renew(self, claim: Claim) -> None:
         held = True
         while held:
             await asyncio.sleep(LEASE / 3)
-            with suppress(StoreError):  # the database is away for now; there is time for another try within the lease
+            with suppress(StoreError):  # unreachable for now; the lease leaves time for another attempt
                 held = await self._store.renew(claim, lease=LEASE)
 
-    async def _abandoned(self, asked: Asked, turn: Turn) -> None:
-        """Record that the caller went away before an answer was there, or in the middle of it."""
-        if turn.begun is not None:
-            await self.broken_off(turn.begun)
+    async def _record_departure(self, turn: Turn, caller_id: str, policy: str) -> None:
+        """Record that the caller left before the answer, or in the middle of it."""
+        if turn.opened is not None:
+            await turn.end_early("cancelled")
             return
-        told: dict[str, Any] = {"policy": asked.policy, "key_id": asked.caller, "decided_by": "cancelled"}
-        await self._store.commit([Event(id=new_id(), kind="decision", body={"cancelled": True}, **told)])
+        body = DecisionBody(cancelled=True)
+        event = Event(id=new_id(), body=body, policy=policy, key_id=caller_id, decided_by="cancelled")
+        await self._store.commit([event])
 
-    async def broken_off(self, id: str) -> None:
-        """Record that the caller went away in the middle of the answer."""
-        await self._store.commit([Event(id=id, kind="completion", body={"finish": "cancelled"})])
+
+def _in_progress() -> RequestError:
+    return RequestError(
+        "the first request with this Idempotency-Key is still in progress", status=409, code="under_way",
+        headers={"x-should-retry": "true"},
+    )  # fmt: skip
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Wait until the caller disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,13 +1,15 @@
 """What the gateway counts, for Prometheus; one registry per application, no globals.
 
-Knows nothing of what happens with the figures.
+Knows nothing of who reads the metrics.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from conformal_arbitrage.types import Decision, Leg
+from conformal_arbitrage.gateway.decider import Outcome
+from conformal_arbitrage.types import Leg
 
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -25,14 +27,14 @@ class Metrics:
         self.cost = self._counter("cost_dollars", "Known cost of calls", "policy", "role")
         self.tokens = self._counter("tokens", "Tokens", "policy", "role", "direction")
         self.upstream_errors = self._counter("upstream_errors", "Legs that failed, by error", "policy", "role", "error")
-        self.audits = self._counter("audits_queued", "Audits drawn", "policy")
-        self.replays = self._counter("replays", "Requests answered from an earlier one with the same key")
+        self.audits = self._counter("audits_queued", "Decisions drawn for an audit", "policy")
+        self.replays = self._counter("replays", "Requests answered with the saved response of their idempotency key")
         self.upstream = self._histogram("upstream_seconds", "Time of a leg", _SLOW, "role")
         self.commit = self._histogram("commit_seconds", "Time until a decision was durable", _FAST)
         self.overhead = self._histogram("overhead_seconds", "Time of a request not spent in legs", _FAST)
-        self.in_flight = Gauge("arbitrage_in_flight", "Requests under way", registry=self.registry)
+        self.in_flight = Gauge("arbitrage_in_flight", "Requests in flight", registry=self.registry)
         self.resting = Gauge(
-            "arbitrage_upstream_resting", "1 while calls are spared", ["upstream"], registry=self.registry
+            "arbitrage_upstream_resting", "1 while the circuit breaker is open", ["upstream"], registry=self.registry
         )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -41,32 +43,47 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"arbitrage_{name}", text, labels, buckets=buckets, registry=self.registry)
 
-    def child(self, metric: Any, *labels: str) -> Any:
-        """A metric with its labels, looked up once: `labels` takes longer than counting."""
-        found = self._children.get((metric, labels))
-        if found is None:
-            found = self._children[metric, labels] = metric.labels(*labels)
-        return found
+    def _child(self, metric: Any, *labels: str) -> Any:
+        """Return a metric with its labels, looked up once: `labels` takes longer than counting."""
+        child = self._children.get((metric, labels))
+        if child is None:
+            child = self._children[metric, labels] = metric.labels(*labels)
+        return child
 
-    def decided(self, policy: str, decision: Decision, *, audited: bool) -> None:
-        """Count one decision, its legs, and the audit it was drawn for."""
-        if audited:
-            self.child(self.audits, policy).inc()
-        self.child(self.decisions, policy, decision.decided_by).inc()
-        if decision.deferred:
-            self.child(self.deferred, policy).inc()
-        for leg in decision.legs:
-            self.leg(policy, leg)
+    def request(self, route: str, status: int) -> None:
+        """Count a request that was answered."""
+        self._child(self.requests, route, str(status)).inc()
+
+    def decided(self, policy: str, outcomes: Sequence[Outcome], seconds: float | None = None) -> None:
+        """Count recorded decisions, their legs, and the audits they were drawn for.
+
+        Args:
+            policy: the policy's name.
+            outcomes: of one request.
+            seconds: how long it took; what was not spent in legs is overhead.
+        """
+        for outcome in outcomes:
+            decision = outcome.decision
+            if outcome.audit is not None:
+                self._child(self.audits, policy).inc()
+            self._child(self.decisions, policy, decision.decided_by).inc()
+            if decision.decided_by != "primary":
+                self._child(self.deferred, policy).inc()
+            for leg in decision.legs:
+                self.leg(policy, leg)
+        if seconds is not None:
+            longest = max(sum(leg.seconds for leg in outcome.decision.legs) for outcome in outcomes)
+            self.overhead.observe(max(0.0, seconds - longest))
 
     def leg(self, policy: str, leg: Leg) -> None:
-        """Count what one model took, and whether it failed."""
-        self.child(self.upstream, leg.role).observe(leg.seconds)
-        self.child(self.cost, policy, leg.role).inc(leg.spent.cost or 0.0)
-        self.child(self.tokens, policy, leg.role, "input").inc(leg.spent.input_tokens or 0)
-        self.child(self.tokens, policy, leg.role, "output").inc(leg.spent.output_tokens or 0)
+        """Count one model's time, tokens and cost, and whether it failed."""
+        self._child(self.upstream, leg.role).observe(leg.seconds)
+        self._child(self.cost, policy, leg.role).inc(leg.spent.cost or 0.0)
+        self._child(self.tokens, policy, leg.role, "input").inc(leg.spent.input_tokens or 0)
+        self._child(self.tokens, policy, leg.role, "output").inc(leg.spent.output_tokens or 0)
         if leg.error is not None:
-            self.child(self.upstream_errors, policy, leg.role, leg.error.partition(":")[0]).inc()
+            self._child(self.upstream_errors, policy, leg.role, leg.error.partition(":")[0]).inc()
 
     def text(self) -> bytes:
-        """All figures in Prometheus' own format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

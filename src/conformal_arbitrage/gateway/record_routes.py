@@ -1,37 +1,47 @@
-"""The routes about what was decided and by which rule: records, feedback, policies.
+"""The routes for reading records, sending feedback and managing policies.
 
-Knows nothing of deciding.
+Knows nothing of how decisions are made.
 """
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
-from starlette.requests import Request
+from msgspec.structs import asdict
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
+from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.chat_requests import converted, decoded
-from conformal_arbitrage.gateway.guards import Caller
-from conformal_arbitrage.gateway.http import json_response, read_body
+from conformal_arbitrage.gateway.middleware import Incoming, json_response
 from conformal_arbitrage.gateway.policy_table import PolicyTable
 from conformal_arbitrage.live.config import GatewayConfig
-from conformal_arbitrage.store.base import DecisionRecord, Event, PolicyVersion, Store
+from conformal_arbitrage.store.base import PolicyVersion, Store
+from conformal_arbitrage.store.record import (
+    AuditBody,
+    DecisionBody,
+    DecisionRecord,
+    Event,
+    FeedbackBody,
+    Grades,
+    JSONObject,
+    document,
+)
+from conformal_arbitrage.types import Leg
 
 MOST = 1000
 _TEXT_FILTERS = ("policy", "decided_by", "before")
 _TIME_FILTERS = ("since", "until")
-
-
-class Grades(Struct, forbid_unknown_fields=True):
-    """Grades of both answers, in [0, 1]."""
-
-    primary: float
-    guardian: float
+HIDDEN: Mapping[type[Struct], frozenset[str]] = {
+    DecisionBody: frozenset({"margin", "relaxation"}),
+    Leg: frozenset({"scores", "error"}),
+    AuditBody: frozenset({"scores", "error"}),
+}
+"""The fields of a record that would help an attacker; a calling key sees them only where replies show them."""
 
 
 class Feedback(Struct, forbid_unknown_fields=True):
-    """What was found out later about a decision."""
+    """Feedback on a decision, as a caller sends it."""
 
     grade: float | None = None
     grades: Grades | None = None
@@ -40,9 +50,9 @@ class Feedback(Struct, forbid_unknown_fields=True):
 
 
 class Install(Struct, forbid_unknown_fields=True):
-    """A certificate to put in force."""
+    """A certificate to install."""
 
-    certificate: dict[str, Any]
+    certificate: JSONObject
     dry_run: bool = False
 
 
@@ -54,45 +64,39 @@ class RecordRoutes:
         self._policies = policies
         self._config = config
 
-    async def many(self, request: Request, caller: Caller) -> Response:
+    async def many(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/records: newest first; a key of scope call sees its own."""
-        found = await self._store.records(**_filters(request), key_id=_only_own(caller))
-        last = found[-1].id if found else None
-        return json_response({"object": "list", "data": [self._shown(r, caller) for r in found], "next": last})
+        records = await self._store.records(**_filters(request), key_id=request.caller.sees_only)
+        last = records[-1].id if records else None
+        shown = [self._shown(record, request.caller) for record in records]
+        return json_response({"object": "list", "data": shown, "next": last})
 
-    async def one(self, request: Request, caller: Caller) -> Response:
+    async def one(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/records/{id}."""
-        return json_response(self._shown(await self._own(request, caller), caller))
+        return json_response(self._shown(await self._own(request), request.caller))
 
-    def _shown(self, record: DecisionRecord, caller: Caller) -> dict[str, Any]:
-        """A record; a key of scope call sees no more of it than replies show."""
-        shown = asdict(record)
-        if caller.scope != "call" or self._policies.exposes_all(record.policy):
-            return shown
-        shown["decision"] = _without(shown["decision"], "margin", "relaxation")
-        shown["decision"]["legs"] = [_without(leg, "scores", "error") for leg in shown["decision"].get("legs", ())]
-        shown["audit"] = None if record.audit is None else _without(shown["audit"], "scores", "error")
-        return shown
+    def _shown(self, record: DecisionRecord, caller: Caller) -> dict[str, object]:
+        """Return a record as a document; a key of scope call sees no more of it than replies show."""
+        everything = caller.scope != "call" or self._policies.exposes_all(record.policy)
+        return document(record, without=None if everything else HIDDEN)
 
-    async def feedback(self, request: Request, caller: Caller) -> Response:
+    async def feedback(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/records/{id}/feedback."""
-        record = await self._own(request, caller)
-        data = await read_body(request, self._config.max_body)
-        told: Feedback = converted(decoded(data, self._config), Feedback)
-        _check_feedback(told)
-        grades = None if told.grades is None else {"primary": told.grades.primary, "guardian": told.grades.guardian}
-        body = {"grade": told.grade, "grades": grades, "label": told.label, "comment": told.comment, "by": caller.id}
-        await self._store.commit([Event(id=record.id, kind="feedback", body=body)])
+        record = await self._own(request)
+        feedback: Feedback = converted(decoded(request.content, self._config), Feedback)
+        _check_feedback(feedback)
+        body = FeedbackBody(**asdict(feedback), by=request.caller.id)
+        await self._store.commit([Event(id=record.id, body=body)])
         return json_response({"id": record.id, "status": "recorded"})
 
-    async def _own(self, request: Request, caller: Caller) -> DecisionRecord:
+    async def _own(self, request: Incoming) -> DecisionRecord:
         record = await self._store.record(str(request.path_params["id"])[:64])
-        own = _only_own(caller)
+        own = request.caller.sees_only
         if record is None or (own is not None and record.key_id != own):
             raise RequestError("there is no such record", status=404, code="record_not_found")
         return record
 
-    async def policy(self, request: Request, caller: Caller) -> Response:
+    async def policy(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/policies/{name}: what is in force, and what was."""
         policy = self._policies.named(str(request.path_params["name"]))
         history = await self._store.policy_history(policy.name)
@@ -100,49 +104,40 @@ class RecordRoutes:
             {"name": policy.name, "version": policy.version, "history": [_version(version) for version in history]}
         )
 
-    async def install(self, request: Request, caller: Caller) -> Response:
+    async def install(self, request: Incoming) -> Response:
         """PUT /v1/arbitrage/policies/{name}: a certificate, and nothing else."""
-        data = await read_body(request, self._config.max_body)
-        asked: Install = converted(decoded(data, self._config), Install)
+        body: Install = converted(decoded(request.content, self._config), Install)
         name = str(request.path_params["name"])
-        made = await self._policies.install(name, asked.certificate, by=caller.id, dry_run=asked.dry_run)
-        return json_response({"status": "would be installed"} if made is None else _version(made))
+        version = await self._policies.install(name, body.certificate, by=request.caller.id, dry_run=body.dry_run)
+        return json_response({"status": "would be installed"} if version is None else _version(version))
 
-    async def rollback(self, request: Request, caller: Caller) -> Response:
+    async def rollback(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/policies/{name}/rollback."""
-        return json_response(_version(await self._policies.rollback(str(request.path_params["name"]), by=caller.id)))
+        return json_response(
+            _version(await self._policies.rollback(str(request.path_params["name"]), by=request.caller.id))
+        )
 
 
 def _version(version: PolicyVersion) -> dict[str, Any]:
     return asdict(version)
 
 
-def _without(document: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if name not in names}
-
-
-def _only_own(caller: Caller) -> str | None:
-    return caller.id if caller.scope == "call" else None
-
-
-def _filters(request: Request) -> dict[str, Any]:
+def _filters(request: Incoming) -> dict[str, Any]:
     """The query's filters.
 
     Raises:
-        RequestError: one is unknown or no number.
+        RequestError: one is unknown, or not a number where it should be.
     """
-    given = dict(request.query_params)
-    unknown = sorted(set(given) - {*_TEXT_FILTERS, *_TIME_FILTERS, "limit"})
+    parameters = dict(request.query_params)
+    unknown = sorted(set(parameters) - {*_TEXT_FILTERS, *_TIME_FILTERS, "limit"})
     if unknown:
         raise RequestError(f"there is no filter {unknown[0]!r:.60}", param=unknown[0][:60])
-    found: dict[str, Any] = {name: given[name][:200].replace("\0", "") for name in _TEXT_FILTERS if name in given}
-    for name in _TIME_FILTERS:
-        if name in given:
-            found[name] = _number(name, given[name])
-    limit = _number("limit", given.get("limit", "100"))
+    texts = {name: parameters[name][:200].replace("\0", "") for name in _TEXT_FILTERS if name in parameters}
+    times = {name: _number(name, parameters[name]) for name in _TIME_FILTERS if name in parameters}
+    limit = _number("limit", parameters.get("limit", "100"))
     if not 1 <= limit <= MOST or limit != int(limit):
         raise RequestError(f"limit must be a whole number from 1 to {MOST}", param="limit")
-    return {**found, "limit": int(limit)}
+    return {**texts, **times, "limit": int(limit)}
 
 
 def _number(name: str, text: str) -> float:
@@ -155,9 +150,9 @@ def _number(name: str, text: str) -> float:
     return value
 
 
-def _check_feedback(told: Feedback) -> None:
-    given = [told.grade, *(() if told.grades is None else (told.grades.primary, told.grades.guardian))]
-    if any(grade is not None and not 0 <= grade <= 1 for grade in given):
+def _check_feedback(feedback: Feedback) -> None:
+    both = () if feedback.grades is None else (feedback.grades.primary, feedback.grades.guardian)
+    if any(grade is not None and not 0 <= grade <= 1 for grade in (feedback.grade, *both)):
         raise RequestError("a grade is a number from 0 to 1", status=422, code="bad_grade")
-    if told.grade is None and told.grades is None and told.label is None and told.comment is None:
+    if feedback == Feedback():
         raise RequestError("feedback needs a grade, grades, a label or a comment", status=422, code="empty_feedback")

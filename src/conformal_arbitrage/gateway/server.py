@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
@@ -25,18 +26,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.app import Parts, create_app
-from conformal_arbitrage.gateway.chat_replies import error_body
-from conformal_arbitrage.gateway.guards import (
-    GuardianLimits,
-    LimitedAnswerer,
-    LimitedScorer,
-    check_binding,
+from conformal_arbitrage.gateway.auth import check_binding
+from conformal_arbitrage.gateway.middleware import error_document
+from conformal_arbitrage.gateway.policy_table import (
+    MenuPair,
+    ModelPair,
+    PolicyTable,
+    TextPair,
+    check_policies,
+    identities_of_pair,
 )
-from conformal_arbitrage.gateway.http import encoded
-from conformal_arbitrage.gateway.policy_table import Pair, PolicyTable, check_policies
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, Form
 from conformal_arbitrage.scorelog.files import write_bytes
+from conformal_arbitrage.scorers.quota import GuardianQuota, QuotaAnswerer, QuotaScorer
 from conformal_arbitrage.store import open_store
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -48,67 +51,69 @@ def _unlogged(_: str) -> None: ...
 
 
 def database_of(config: Config) -> str:
-    """Where the record is: a URL, or a file beside the configuration; {NAME} comes from the environment."""
+    """Return the database: a URL, or a file beside the configuration; {NAME} comes from the environment."""
 
-    def value(found: re.Match[str]) -> str:
-        if found[1] not in os.environ:
-            raise ConfigError(f"[gateway] database: the environment variable {found[1]} is not set")
-        return os.environ[found[1]]
+    def value(name: re.Match[str]) -> str:
+        if name[1] not in os.environ:
+            raise ConfigError(f"[gateway] database: the environment variable {name[1]} is not set")
+        return os.environ[name[1]]
 
-    named = re.sub(r"\{(\w+)\}", value, config.gateway.database)
-    return named if "://" in named else str(Path(config.folder) / named)
+    location = re.sub(r"\{(\w+)\}", value, config.gateway.database)
+    return location if "://" in location else str(Path(config.folder) / location)
 
 
 def secret_of(config: Config) -> bytes:
-    """The server's secret, which keys digests and coins: from ARBITRAGE_SECRET, or a file made beside the record."""
-    given = os.environ.get("ARBITRAGE_SECRET")
-    if given:
-        return hashlib.sha256(given.encode()).digest()
+    """Return the secret behind digests and coins: ARBITRAGE_SECRET, or a file created beside the database."""
+    variable = os.environ.get("ARBITRAGE_SECRET")
+    if variable:
+        return hashlib.sha256(variable.encode()).digest()
     database = database_of(config)
     if "://" in database:
-        raise ConfigError("several gateways on one database share a secret; set ARBITRAGE_SECRET for each")
+        raise ConfigError("gateways that share a database share a secret; set ARBITRAGE_SECRET for each")
     path = Path(database + ".secret")
     if not path.exists():
         write_bytes(path, secrets.token_bytes(32), private=True)
     return path.read_bytes()
 
 
-def pairs_of(models: Models) -> dict[Form, Pair]:
-    """Both models in the forms of the policies, the Guardian under the gateway's limits."""
+def pairs_of(models: Models) -> dict[Form, ModelPair]:
+    """Return both models in each form that a policy has, the Guardian under the gateway's quota."""
     config = models.config
-    limits = GuardianLimits(config.gateway)
-    found: dict[Form, Pair] = {}
-    forms: set[Form] = {config.form_of(name) for name in config.policies}
-    for form in forms:
-        if form == "menu":
-            guardian = LimitedScorer(models.scorer("guardian"), limits)
-            found[form] = Pair(form=form, primary=models.scorer("primary"), guardian=guardian)
-        else:
-            careful = LimitedAnswerer(models.answerer("guardian"), limits)
-            found[form] = Pair(form=form, primary=models.answerer("primary"), guardian=careful)
-    return found
+    quota = GuardianQuota(
+        calls_per_minute=config.gateway.guardian_calls_per_minute,
+        cost_per_hour=config.gateway.guardian_cost_per_hour,
+    )
+    forms = {config.form_of(name) for name in config.policies}
+    pairs: dict[Form, ModelPair] = {}
+    if "menu" in forms:
+        scorer = QuotaScorer(models.scorer("guardian"), quota)
+        pairs["menu"] = MenuPair(primary=models.scorer("primary"), guardian=scorer)
+    if "text" in forms:
+        answerer = QuotaAnswerer(models.answerer("guardian"), quota)
+        pairs["text"] = TextPair(primary=models.answerer("primary"), guardian=answerer)
+    return pairs
 
 
 def identities_of(config: Config, policy: str) -> dict[str, Any]:
-    """Who makes the scores of a policy under this configuration."""
-    return pairs_of(Models(config))[config.form_of(policy)].identities
+    """Return the identities of a policy's models under this configuration."""
+    return identities_of_pair(pairs_of(Models(config))[config.form_of(policy)])
 
 
 class Lines:
-    """Lines for a stream, written together within a twentieth of a second: a write a request costs as much as deciding."""
+    """Log lines, written in batches within a twentieth of a second: one write per request would cost as much as deciding."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._waiting: list[str] = []
 
     def add(self, line: str) -> None:
-        """Write a line soon."""
+        """Queue a line."""
         if not self._waiting:
             asyncio.get_running_loop().call_later(0.05, self.flush)
         self._waiting.append(line)
 
     def flush(self) -> None:
-        """Write what waits; what the stream does not take is lost, and requests go on."""
+        """Write the queued lines; those that the stream refuses are lost, and requests go on."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             with suppress(OSError, ValueError):
@@ -118,7 +123,7 @@ class Lines:
 
 @asynccontextmanager
 async def application(config: Config, log: Log = _unlogged) -> AsyncGenerator[ASGIApp]:
-    """The application of a configuration, with its models and its record open.
+    """Open a configuration's models and store, and yield the application over them.
 
     Args:
         config: the whole configuration.
@@ -148,28 +153,28 @@ async def application(config: Config, log: Log = _unlogged) -> AsyncGenerator[AS
 
 
 class _Protocol(HttpToolsProtocol):
-    """HTTP whose refusals look like all others."""
+    """HTTP whose own errors have the shape of all others."""
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, and hang up."""
-        body = encoded(error_body(msg, code="invalid_http", status=400))
+        """Reply 400 to malformed HTTP and close."""
+        body = msgspec.json.encode(error_document(msg, code="invalid_http", status=400))
         head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
         self.transport.close()
 
 
 def server_settings(app: ASGIApp) -> uvicorn.Config:
-    """How the server runs an application."""
+    """Return how the server runs an application."""
     return uvicorn.Config(
         app, access_log=False, log_level="warning", http=_Protocol, lifespan="on",
         timeout_graceful_shutdown=30, server_header=False, date_header=False,
-        proxy_headers=False,  # no rule depends on where a caller says it is
+        proxy_headers=False,  # nothing depends on the caller's address
     )  # fmt: skip
 
 
 @asynccontextmanager
 async def running(config: Config, log: Log = _unlogged) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
-    """A gateway that listens: its address, and the task that ends when it is told to stop."""
+    """Run a gateway; yield its address, and the task that ends when it is told to stop."""
     async with application(config, log) as app:
         listening = _listen(config.gateway.host, config.gateway.port)
         server = _Server(server_settings(app))
@@ -183,11 +188,11 @@ async def running(config: Config, log: Log = _unlogged) -> AsyncGenerator["tuple
 
 
 class _Server(uvicorn.Server):
-    """A server that ends well on a signal: what is open is closed, and the process exits as it would otherwise."""
+    """A server that shuts down on a signal without raising it again, so that everything is closed properly."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Take SIGTERM and SIGINT as the wish to stop, without raising them again afterwards."""
+        """Stop on SIGTERM and SIGINT."""
         loop = asyncio.get_running_loop()
         taken = _STOPPING if threading.current_thread() is threading.main_thread() else ()
         for number in taken:
@@ -208,11 +213,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def run(config: Config, *, started: Started) -> None:
-    """Serve on an event loop of uvloop's, which uvicorn only makes where it starts the loop itself."""
+    """Serve on uvloop, which uvicorn sets up only where it starts the event loop itself."""
 
     def quiet(url: str) -> None:
         gc.collect()
-        gc.freeze()  # what is there now stays; collections look at what requests leave behind
+        gc.freeze()  # what exists now stays; later collections only visit what requests leave behind
         gc.set_threshold(10_000, 20, 50)
         started(url)
 
@@ -220,7 +225,7 @@ def run(config: Config, *, started: Started) -> None:
 
 
 async def serve(config: Config, *, started: Started) -> None:
-    """Serve until told to stop, with a log on stderr; on SIGTERM requests under way are finished first."""
+    """Serve until told to stop, logging to stderr; on SIGTERM requests in flight finish first."""
     lines = Lines(sys.stderr)
     try:
         async with running(config, lines.add) as (url, task):

@@ -1,6 +1,6 @@
-"""Graders: how good an answer in free text or tool calls is, in [0, 1]; None if it cannot be told.
+"""Graders: rate an answer in free text or tool calls from 0 to 1, or None if it cannot be rated.
 
-Knows nothing of whose answer it is.
+Knows nothing of which model answered.
 """
 
 import inspect
@@ -13,10 +13,11 @@ from typing import Protocol
 from conformal_arbitrage.errors import OptionError, ReplyError
 from conformal_arbitrage.scorers.answers import rating
 from conformal_arbitrage.scorers.base import Identity
-from conformal_arbitrage.scorers.chat import PATH, Settings, message_of
-from conformal_arbitrage.scorers.human import SKIP, Terminal
+from conformal_arbitrage.scorers.completions import PATH, Settings, message_of
+from conformal_arbitrage.scorers.terminal import SKIP, Terminal
+from conformal_arbitrage.scorers.user_code import UserCode, describe
 from conformal_arbitrage.types import ChatRequest, Spent, transcript
-from conformal_arbitrage.upstream.base import Call, Port, Reply, fingerprint, is_number
+from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort, fingerprint, is_number
 
 GRADES = {"y": 1.0, "h": 0.5, "n": 0.0}
 
@@ -30,17 +31,17 @@ class Grader(Protocol):
         ...
 
     async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:
-        """A number in [0, 1], or None."""
+        """Return a number in [0, 1], or None."""
         ...
 
 
 def exact(answer: str, expected: str) -> bool:
-    """The same text, outer spaces aside."""
+    """Tell whether the texts are the same, ignoring surrounding spaces."""
     return answer.strip() == expected.strip()
 
 
 def regex(answer: str, expected: str) -> bool:
-    """The expected pattern occurs in the answer."""
+    """Tell whether the expected pattern occurs in the answer."""
     try:
         return re.search(expected, answer) is not None
     except re.error as error:
@@ -48,7 +49,7 @@ def regex(answer: str, expected: str) -> bool:
 
 
 def json_equal(answer: str, expected: str) -> bool:
-    """The same JSON document, spaces and order of keys aside; a tool call is [{"name": ..., "arguments": {...}}]."""
+    """Tell whether both are the same JSON document; a tool call is [{"name": ..., "arguments": {...}}]."""
     try:
         return bool(json.loads(answer) == json.loads(expected))
     except (ValueError, RecursionError):
@@ -60,7 +61,7 @@ COMPARISONS: dict[str, Callable[[str, str], bool]] = {"exact": exact, "regex": r
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Grade 1 or 0 by comparing with what is expected."""
+    """Grades 1 or 0 by comparison with the expected answer."""
 
     name: str
 
@@ -70,21 +71,18 @@ class Comparison:
         return {"kind": self.name}
 
     async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:
-        """1 if it fits."""
+        """Return 1 if the answer matches, else 0."""
         if expected is None:
-            raise OptionError(
-                f"--grade {self.name} needs what is expected of each answer; name it with --answer-column"
-            )
+            raise OptionError(f"--grade {self.name} needs the expected answers; name their column with --answer-column")
         return float(COMPARISONS[self.name](answer, expected))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionGrader:
-    """Grade by a function of (request, answer, expected), sync or async."""
+    """Grades by a function of (request, answer, expected), sync or async."""
 
     function: Callable[[ChatRequest, str, str | None], float | Awaitable[float | None] | None]
     name: str
-    failures: tuple[type[Exception], ...] = (Exception,)
 
     @property
     def identity(self) -> Identity:
@@ -92,14 +90,18 @@ class FunctionGrader:
         return {"kind": "python", "name": self.name}
 
     async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:
-        """What the function says."""
-        try:
-            found = self.function(request, answer, expected)
-            grade = await found if inspect.isawaitable(found) else found
-        except self.failures as error:
-            raise OptionError(
-                f"{self.name} failed on {answer!r:.60} ({type(error).__name__}: {error}); correct the function"
-            ) from error
+        """Return the function's grade.
+
+        Raises:
+            OptionError: the function fails, or returns something else than a grade.
+        """
+
+        def failure(error: Exception) -> OptionError:
+            return OptionError(f"{self.name} failed on {answer!r:.60} ({describe(error)}); correct the function")
+
+        with UserCode(failure):
+            result = self.function(request, answer, expected)
+            grade = await result if inspect.isawaitable(result) else result
         if grade is not None and not (isinstance(grade, bool) or (is_number(grade) and 0 <= grade <= 1)):
             raise OptionError(f"{self.name} graded {grade!r:.60}; a grade is a number from 0 to 1, or None")
         return None if grade is None else float(grade)
@@ -118,7 +120,7 @@ Reply with ONE JSON object and nothing else: {{"grade": g}}, g from 0 (useless o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeGrader:
-    """Grade by a chat model."""
+    """Grades by a chat model."""
 
     port: Port
     settings: Settings
@@ -130,19 +132,19 @@ class JudgeGrader:
         return {"kind": "judge", "endpoint": self.port.origin, **self.settings.identity, **asking}
 
     async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:
-        """What the model says.
+        """Return the model's grade.
 
         Raises:
-            ScorerError: it says nothing that can be read.
+            ScorerError: the model fails, or its reply holds no grade.
         """
         return (await self.judged(request, answer, expected))[0]
 
     async def judged(self, request: ChatRequest, answer: str, expected: str | None) -> tuple[float, Reply]:
-        """The grade, and the reply that held it."""
+        """Return the grade and the reply that holds it."""
         reference = "" if expected is None else f"\n# Reference answer\n{expected}\n"
-        asked = _JUDGE.format(conversation=transcript(request.messages), reference=reference, answer=answer)
+        content = _JUDGE.format(conversation=transcript(request.messages), reference=reference, answer=answer)
         limit = self.settings.max_tokens or 50
-        body = self.settings.body(default_limit=limit) | {"messages": [{"role": "user", "content": asked}]}
+        body = self.settings.body(default_limit=limit) | {"messages": [{"role": "user", "content": content}]}
         reply = await self.port.call(Call(path=PATH, body=body, id=request.id, output_limit=limit))
         text = str(message_of(reply, self.settings, reply.spent)["content"])
         grade = rating(text, "grade")
@@ -151,8 +153,8 @@ class JudgeGrader:
         return grade, reply
 
 
-class _GradingPerson:
-    """A person who grades, as a port."""
+class _GradingPerson(WholePort):
+    """A grading person as a port."""
 
     origin = "human grader"
 
@@ -160,7 +162,7 @@ class _GradingPerson:
         self._terminal = terminal
 
     async def call(self, call: Call) -> Reply:
-        """Show an answer and take a key."""
+        """Show an answer and read a key."""
         expected = f"\n\nexpected: {call.body['expected']}" if call.body["expected"] else ""
         text = f"\n{call.body['conversation']}\n\nanswer: {call.body['answer']}{expected}\n\n"
         keys = f"y right, n wrong, h half, {SKIP} cannot tell: "
@@ -169,7 +171,7 @@ class _GradingPerson:
 
 
 class HumanGrader:
-    """Grade by a person at the terminal, who does not see whose answer it is."""
+    """Grades by a person at the terminal, who does not see which model answered."""
 
     def __init__(self, terminal: Terminal, *, through: Callable[[Port], Port] = lambda port: port) -> None:
         self._port = through(_GradingPerson(terminal))
@@ -180,7 +182,7 @@ class HumanGrader:
         return {"kind": "human"}
 
     async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:
-        """What the person says."""
+        """Return the person's grade."""
         body = {"conversation": transcript(request.messages), "answer": answer, "expected": expected}
         reply = await self._port.call(Call(path="/grade", body=body, id=request.id, output_limit=0))
         return reply.document["grade"]

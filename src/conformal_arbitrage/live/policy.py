@@ -1,4 +1,4 @@
-"""Algorithm 1 live: ask the Primary, let its choice stand if it leads far enough, else ask the Guardian.
+"""Algorithm 1 live: call the Primary, let its choice stand if it leads far enough, else call the Guardian.
 
 What happens when a model fails is decided here and nowhere else. A Primary that fails has no opinion, so the Guardian
 decides over everything. A Guardian that fails leaves an error, or the safe action the user configured; never the
@@ -10,29 +10,29 @@ Knows nothing of configuration files or HTTP.
 import random
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.core.gaps import row_gaps, row_margin
+from conformal_arbitrage.core.gaps import LARGEST_SCORE, row_gaps, row_margin
 from conformal_arbitrage.errors import GuardianError, OptionError, ScorerError, StaleCalibrationError
-from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, checked_scores
-from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Role, Sink, Spent
-from conformal_arbitrage.upstream.base import spent_of
+from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, Scores, check_scores, stream_answer
+from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Leg, Query, Role, Spent
 
-Asked = TypeVar("Asked", contravariant=True)
 UNBOUND = "unbound"
-_NOT_ASKED = Leg(role="primary", scores=(1.0,), spent=Spent(), seconds=0.0)  # a menu of one needs no opinion
+_Question = TypeVar("_Question", contravariant=True)
 
 
-class Policy(Protocol[Asked]):
+class Policy(Protocol[_Question]):
     """Anything that decides."""
 
-    async def decide(self, query: Asked) -> Decision:
-        """One decision; each model is asked at most once."""
+    async def decide(self, query: _Question, /) -> Decision:
+        """Make one decision; each model is called at most once."""
         ...
 
 
@@ -42,11 +42,11 @@ class ConformalArbitrage:
 
     Attributes:
         primary: whose choice stands if it leads by more than the relaxation.
-        guardian: who decides otherwise, over what the certificate's guardian_sees says.
+        guardian: who decides otherwise, over the actions that the certificate's guardian_sees allows.
         certificate: the certificate, with its key if it has one.
         safe_action: the text of the action to take if the Guardian fails; without one that is an error.
-        allow: names of differences between the certificate's identities and these models that are put up with, such as
-            "primary.temperature", or "unbound"; every decision then says that it has no guarantee.
+        allow: names of tolerated differences between the certificate's identities and these models, such as
+            "primary.temperature", or "unbound"; every decision then reports that it has no guarantee.
 
     Raises:
         StaleCalibrationError: the certificate was made with other models, and that is not allowed.
@@ -60,51 +60,62 @@ class ConformalArbitrage:
     _no_guarantee: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Bind the certificate to the models."""
-        object.__setattr__(self, "_no_guarantee", _bound(self.certificate, self.primary, self.guardian, self.allow))
+        """Check the certificate against the models."""
+        reason = _check_identities(self.certificate, self.primary, self.guardian, self.allow)
+        object.__setattr__(self, "_no_guarantee", reason)
 
     async def decide(self, query: Query) -> Decision:
-        """Who decides, what, and why.
+        """Decide who chooses, and choose.
 
         Raises:
             GuardianError: the Guardian was to decide and could not, and there is no safe action.
         """
-        name = query.id or secrets.token_hex(16)
-        query = Query(query.context, _checked_menu(query.actions), id=name)
-        first = await scored("primary", self.primary, query) if len(query.actions) > 1 else _NOT_ASKED
-        scores = first.scores or (None,) * len(query.actions)
-        candidates, margin = self.certificate.sight(scores, id=name)
-        made: dict[str, Any] = {
-            "id": name,
-            "candidates": tuple(candidates),
-            "margin": margin,
-            "relaxation": self.certificate.relaxation,
-            "no_guarantee": self._no_guarantee,
-        }
-        if len(candidates) == 1:
-            chosen = candidates[0]
-            legs = () if first is _NOT_ASKED else (first,)
-            return Decision(action=chosen, answer=query.actions[chosen], decided_by="primary", legs=legs, **made)
-        shown = candidates if self.certificate.guardian_sees == "candidates" else range(len(query.actions))
-        second = await scored("guardian", self.guardian, query if len(shown) == len(scores) else query.only(shown))
-        legs = (first, second)
+        query = Query(query.context, _checked_menu(query.actions), id=query.id or secrets.token_hex(16))
+        pending = await self._ask_primary(query)
+        if pending.decided_by == "primary":
+            return pending
+        everything = range(len(query.actions))
+        shown = pending.candidates if self.certificate.guardian_sees == "candidates" else everything
+        menu = query if len(shown) == len(everything) else query.only(shown)
+        second = await scored("guardian", self.guardian, menu)
+        both = _with_leg(pending, second)
         if second.scores is None:
-            return self._without_guardian(query, legs, made)
+            return self._fall_back(query, both)
         chosen = shown[top_of(second.scores)]
-        return Decision(action=chosen, answer=query.actions[chosen], decided_by="guardian", legs=legs, **made)
+        return replace(both, action=chosen, answer=query.actions[chosen])
 
-    def _without_guardian(self, query: Query, legs: tuple[Leg, Leg], made: Mapping[str, Any]) -> Decision:
+    async def _ask_primary(self, query: Query) -> Decision:
+        """Return the Primary's decision, or the one that the Guardian has to complete."""
+        if len(query.actions) == 1:  # nothing to ask
+            legs, scores, spent = (), (1.0,), Spent()
+        else:
+            first = await scored("primary", self.primary, query)
+            legs, scores, spent = (first,), first.scores or (None,) * len(query.actions), first.spent
+        candidates, margin = self.certificate.sight(scores, id=query.id)
+        chosen = candidates[0] if len(candidates) == 1 else None
+        return Decision(
+            id=query.id,
+            action=chosen,
+            candidates=tuple(candidates),
+            decided_by="guardian" if chosen is None else "primary",
+            margin=margin,
+            relaxation=self.certificate.relaxation,
+            answer=None if chosen is None else query.actions[chosen],
+            legs=legs,
+            spent=spent,
+            no_guarantee=self._no_guarantee,
+        )
+
+    def _fall_back(self, query: Query, both: Decision) -> Decision:
         if self.safe_action is None:
-            raise GuardianError(f"the Guardian could not decide: {legs[1].error}; set safe_action to go on without it")
+            raise guardian_failure(both.legs[-1], "set safe_action to continue without it")
         if self.safe_action not in query.actions:
-            raise GuardianError(
-                f"the Guardian could not decide ({legs[1].error}), and the safe action {self.safe_action!r} is not one of "
-                "this query's actions"
+            raise guardian_failure(
+                both.legs[-1], f"the safe action {self.safe_action!r} is not one of this query's actions"
             )
         chosen = query.actions.index(self.safe_action)
-        gone = made["no_guarantee"] or "the Guardian failed and the safe action was taken in its place"
-        rest: dict[str, Any] = {**made, "no_guarantee": gone}
-        return Decision(action=chosen, answer=self.safe_action, decided_by="fallback", legs=legs, **rest)
+        reason = both.no_guarantee or "the Guardian failed and the safe action was taken in its place"
+        return replace(both, action=chosen, answer=self.safe_action, decided_by="fallback", no_guarantee=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +126,7 @@ class ConformalRouter:
         primary: whose answer stands exactly if its confidence is above the relaxation.
         guardian: who answers otherwise.
         certificate: a certificate made from a log in router form.
-        safe_answer: what to say if the Guardian fails; without one that is an error.
+        safe_answer: the answer to give if the Guardian fails; without one that is an error.
         allow: as in `ConformalArbitrage`.
     """
 
@@ -127,48 +138,75 @@ class ConformalRouter:
     _no_guarantee: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Bind the certificate to the models."""
-        object.__setattr__(self, "_no_guarantee", _bound(self.certificate, self.primary, self.guardian, self.allow))
+        """Check the certificate against the models."""
+        reason = _check_identities(self.certificate, self.primary, self.guardian, self.allow)
+        object.__setattr__(self, "_no_guarantee", reason)
 
-    async def decide(self, query: ChatRequest, *, stream: Callable[[Decision], Sink] | None = None) -> Decision:
-        """Whose answer, and why.
-
-        Args:
-            query: the request.
-            stream: given the decision as it stands once the Guardian is to answer, takes its answer's chunks as they
-                come; what the Guardian said before it failed, if it fails, has gone there.
+    async def decide(self, request: ChatRequest) -> Decision:
+        """Decide whose answer is given.
 
         Raises:
             GuardianError: the Guardian was to answer and could not, and there is no safe answer.
         """
-        name = query.id or secrets.token_hex(16)
-        request = ChatRequest(query.body, id=name)
+        request = _identified(request)
+        pending = await self._ask_primary(request)
+        if pending.decided_by == "primary":
+            return pending
+        return self._conclude(pending, await answered("guardian", self.guardian, request))
+
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[Decision | Chunk]:
+        """Decide whose answer is given, and yield the Guardian's as it arrives.
+
+        If the Primary's answer stands, or the safe answer is given, yields the final decision alone. Otherwise yields
+        the pending decision (by the Guardian, without an answer, with the Primary's leg only), the Guardian's chunks,
+        and the final decision. A Guardian that fails after its first chunk leads to the safe answer all the same: the
+        caller sees the error in its leg.
+
+        Raises:
+            GuardianError: the Guardian failed, perhaps after some chunks, and there is no safe answer.
+        """
+        request = _identified(request)
+        pending = await self._ask_primary(request)
+        if pending.decided_by == "primary":
+            yield pending
+            return
+        announced = False
+        async with aclosing(stream_answered("guardian", self.guardian, request)) as items:
+            async for item in items:
+                step = self._conclude(pending, item) if isinstance(item, Answered) else item
+                if not announced and not (isinstance(step, Decision) and step.decided_by == "fallback"):
+                    yield pending
+                    announced = True
+                yield step
+
+    async def _ask_primary(self, request: ChatRequest) -> Decision:
+        """Return the Primary's decision, or the one that the Guardian has to complete."""
         first, answer = await answered("primary", self.primary, request)
         sure = 0.0 if answer is None or answer.confidence is None else answer.confidence
-        candidates, margin = self.certificate.sight((0.0, sure), id=name)
-        made: dict[str, Any] = {
-            "id": name,
-            "candidates": tuple(candidates),
-            "margin": margin,
-            "relaxation": self.certificate.relaxation,
-        }
-        why = self._no_guarantee
-        if candidates == [1] and answer is not None:
-            said = answer.message
-            return Decision(action=1, answer=said, decided_by="primary", legs=(first,), no_guarantee=why, **made)
-        if stream is not None:
-            so_far = Decision(action=0, decided_by="guardian", legs=(first,), no_guarantee=why, **made)
-            request = ChatRequest(query.body, id=name, sink=stream(so_far))
-        second, answer = await answered("guardian", self.guardian, request)
-        legs = (first, second)
-        if answer is not None:
-            said = answer.message
-            return Decision(action=0, answer=said, decided_by="guardian", legs=legs, no_guarantee=why, **made)
+        candidates, margin = self.certificate.sight((0.0, sure), id=request.id)
+        standing = answer.message if candidates == [1] and answer is not None else None
+        return Decision(
+            id=request.id,
+            action=0 if standing is None else 1,
+            candidates=tuple(candidates),
+            decided_by="guardian" if standing is None else "primary",
+            margin=margin,
+            relaxation=self.certificate.relaxation,
+            answer=standing,
+            legs=(first,),
+            spent=first.spent,
+            no_guarantee=self._no_guarantee,
+        )
+
+    def _conclude(self, pending: Decision, guardian: "Answered") -> Decision:
+        both = _with_leg(pending, guardian.leg)
+        if guardian.answer is not None:
+            return replace(both, answer=guardian.answer.message)
         if self.safe_answer is None:
-            raise GuardianError(f"the Guardian could not answer: {second.error}; set safe_answer to go on without it")
-        said = {"role": "assistant", "content": self.safe_answer}
-        why = why or "the Guardian failed and the safe answer was given in its place"
-        return Decision(action=0, answer=said, decided_by="fallback", legs=legs, no_guarantee=why, **made)
+            raise guardian_failure(guardian.leg, "set safe_answer to continue without it")
+        message = {"role": "assistant", "content": self.safe_answer}
+        reason = both.no_guarantee or "the Guardian failed and the safe answer was given in its place"
+        return replace(both, answer=message, decided_by="fallback", no_guarantee=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,65 +217,133 @@ class SingleModel:
     role: Role
 
     async def decide(self, query: Query) -> Decision:
-        """The model's top action.
+        """Take the model's top action.
 
         Raises:
-            GuardianError: it could not decide.
+            GuardianError: the model could not decide.
         """
         leg = await scored(self.role, self.scorer, query)
         if leg.scores is None:
-            raise GuardianError(f"the {self.role} could not decide: {leg.error}")
+            raise guardian_failure(leg)
         chosen = top_of(leg.scores)
-        everything = tuple(range(len(query.actions)))
         return Decision(
-            id=query.id, action=chosen, answer=query.actions[chosen], candidates=everything, decided_by=self.role,
-            margin=margin_of(leg.scores, 12), legs=(leg,), no_guarantee="a single model decides",
-        )  # fmt: skip
+            id=query.id,
+            action=chosen,
+            candidates=tuple(range(len(query.actions))),
+            decided_by=self.role,
+            margin=margin_of(leg.scores, 12),
+            answer=query.actions[chosen],
+            legs=(leg,),
+            spent=leg.spent,
+            no_guarantee="a single model decides",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomRouter:
-    """A baseline: a coin decides who is asked, whatever the query."""
+    """A baseline: send a random share of queries to the Guardian, and the rest to the Primary.
+
+    Attributes:
+        probability: the share that goes to the Guardian.
+        rng: the source of randomness.
+    """
 
     primary: Scorer
     guardian: Scorer
     probability: float
-    coin: random.Random = field(default_factory=random.Random)
+    rng: random.Random = field(default_factory=random.Random)
 
     async def decide(self, query: Query) -> Decision:
-        """The Guardian's choice with the given probability, else the Primary's."""
-        heads = self.coin.random() < self.probability
-        role: Literal["guardian", "primary"] = "guardian" if heads else "primary"
-        return await SingleModel(scorer=self.guardian if heads else self.primary, role=role).decide(query)
+        """Take the Guardian's choice with the given probability, else the Primary's."""
+        deferred = self.rng.random() < self.probability
+        role: Literal["guardian", "primary"] = "guardian" if deferred else "primary"
+        return await SingleModel(scorer=self.guardian if deferred else self.primary, role=role).decide(query)
+
+
+class Answered(NamedTuple):
+    """A model's part in a decision over free text, and its answer; None if it failed."""
+
+    leg: Leg
+    answer: Answer | None
 
 
 async def scored(role: Role, scorer: Scorer, query: Query) -> Leg:
     """Ask a model for scores; a failure is part of the leg."""
     start = time.perf_counter()
     try:
-        scores = await checked_scores(scorer, query)
+        scores = await scorer.score(query)
+        if not _are_finite(scores.values, len(query.actions)):  # from a scorer of the user's own
+            scores = check_scores(scores, len(query.actions))
     except ScorerError as error:
-        return _failed(role, error, start)
-    seconds = time.perf_counter() - start
-    return Leg(role=role, scores=scores.values, spent=scores.spent, seconds=seconds, served=scores.served)
+        return _leg(role, error, start)
+    return _leg(role, scores, start)
 
 
-async def answered(role: Role, answerer: Answerer, request: ChatRequest) -> tuple[Leg, Answer | None]:
+async def answered(role: Role, answerer: Answerer, request: ChatRequest) -> Answered:
     """Ask a model for an answer; a failure is part of the leg."""
     start = time.perf_counter()
     try:
         answer = await answerer.answer(request)
     except ScorerError as error:
-        return _failed(role, error, start), None
-    sure = None if answer.confidence is None else (float(answer.confidence),)  # NumPy's numbers are not JSON
+        return Answered(_leg(role, error, start), None)
+    return Answered(_leg(role, answer, start), answer)
+
+
+async def stream_answered(role: Role, answerer: Answerer, request: ChatRequest) -> AsyncGenerator[Chunk | Answered]:
+    """Ask a model for an answer and yield its chunks; a failure, perhaps after some chunks, is part of the leg."""
+    start = time.perf_counter()
+    try:
+        async with aclosing(stream_answer(answerer, request)) as items:
+            async for item in items:
+                yield Answered(_leg(role, item, start), item) if isinstance(item, Answer) else item
+    except ScorerError as error:
+        yield Answered(_leg(role, error, start), None)
+
+
+def _leg(role: Role, outcome: Scores | Answer | ScorerError, start: float) -> Leg:
     seconds = time.perf_counter() - start
-    reply = answer.document or {"choices": [{"message": answer.message}]}
-    return Leg(role=role, scores=sure, spent=answer.spent, seconds=seconds, served=answer.served, reply=reply), answer
+    if isinstance(outcome, ScorerError):
+        spent = outcome.spent if isinstance(outcome.spent, Spent) else Spent()
+        text = f"{type(outcome).__name__}: {outcome}"
+        return Leg(role=role, scores=None, spent=spent, seconds=seconds, error=text)
+    reply = None
+    if isinstance(outcome, Scores):
+        scores = outcome.values
+    else:
+        scores = None if outcome.confidence is None else (float(outcome.confidence),)  # NumPy's numbers are not JSON
+        reply = outcome.document or {"choices": [{"message": outcome.message}]}
+    return Leg(role=role, scores=scores, spent=outcome.spent, seconds=seconds, served=outcome.served, reply=reply)
 
 
-def _failed(role: Role, error: ScorerError, start: float) -> Leg:
-    text = f"{type(error).__name__}: {error}"
-    return Leg(role=role, scores=None, spent=spent_of(error), seconds=time.perf_counter() - start, error=text)
+def _with_leg(pending: Decision, leg: Leg) -> Decision:
+    return replace(pending, legs=(*pending.legs, leg), spent=pending.spent + leg.spent)
+
+
+def _are_finite(scores: tuple[float, ...], count: int) -> bool:
+    """Tell whether scores need no further check: a tuple of `count` floats in range."""
+    if type(scores) is not tuple or len(scores) != count:
+        return False
+    return all(type(score) is float and -LARGEST_SCORE <= score <= LARGEST_SCORE for score in scores)
+
+
+_FAILURES = {
+    "DeadlineError": ("timed out", True),
+    "UpstreamError": ("could not be reached, or refused the call", True),
+    "ReplyError": ("sent a reply that cannot be used", True),
+    "CutOffError": ("ran out of tokens before it answered", False),
+    "RefusalError": ("declined to answer", False),
+}
+
+
+def guardian_failure(leg: Leg, remedy: str | None = None) -> GuardianError:
+    """Return the error for a decision that could not be made because a model failed."""
+    reason, retryable = _FAILURES.get(str(leg.error).partition(":")[0], ("failed", True))
+    message = f"the {leg.role.capitalize()} {reason} ({leg.error})" + ("" if remedy is None else f"; {remedy}")
+    return GuardianError(message, reason=reason, retryable=retryable)
+
+
+def _identified(request: ChatRequest) -> ChatRequest:
+    return request if request.id else ChatRequest(request.body, id=secrets.token_hex(16))
 
 
 def _checked_menu(actions: Collection[str]) -> tuple[str, ...]:
@@ -247,45 +353,45 @@ def _checked_menu(actions: Collection[str]) -> tuple[str, ...]:
 
 
 def top_of(scores: tuple[float, ...]) -> int:
-    """The best action, the first among equals."""
+    """Return the best action, the first among equals."""
     return int(np.argmax(scores))
 
 
 def margin_of(scores: Collection[float | None], digits: int) -> float:
-    """How far the top action leads: the second smallest gap."""
+    """Return how far the top action leads: the second smallest gap."""
     return row_margin(row_gaps(tuple(scores), digits=digits))
 
 
-def _bound(
+def _check_identities(
     certificate: Certificate, primary: Scorer | Answerer, guardian: Scorer | Answerer, allow: Collection[str]
 ) -> str | None:
-    """Why decisions have no guarantee; None if they have one.
+    """Return why decisions have no guarantee; None if they have one.
 
     Raises:
-        StaleCalibrationError: something differs that is not allowed to.
+        StaleCalibrationError: the models differ in a way that is not allowed.
     """
     different = differences(certificate, primary.identity, guardian.identity)
     if not different:
         return None
-    open_names = [name for name in different if name not in allow]
-    listed = "; ".join(f"{name}: {different[name]}" for name in open_names)
-    if open_names:
+    refused = [name for name in different if name not in allow]
+    if refused:
+        listed = "; ".join(f"{name}: {different[name]}" for name in refused)
         names = ", ".join(repr(name) for name in different)
         raise StaleCalibrationError(
-            f"the certificate was not made with these models ({listed}); collect and calibrate again, or go on without a "
+            f"the certificate was made with other models ({listed}); collect and calibrate again, or continue without a "
             f"guarantee by allowing {names} by name"
         )
     return "allowed by name: " + ", ".join(different)
 
 
 def differences(certificate: Certificate, primary: Identity, guardian: Identity) -> dict[str, str]:
-    """What the models at hand do otherwise than those of the certificate, by dotted name."""
+    """Return how these models differ from those of the certificate, by dotted name."""
     if certificate.identities == "unbound":
-        return {UNBOUND: "its log did not say who made the scores"}
-    found: dict[str, str] = {}
+        return {UNBOUND: "its log does not name the scorers"}
+    different: dict[str, str] = {}
     for role, now in (("primary", primary), ("guardian", guardian)):
         then: Mapping[str, Any] = certificate.identities.get(role, {})
         for name in dict.fromkeys([*then, *now]):
             if then.get(name) != now.get(name):
-                found[f"{role}.{name}"] = f"{then.get(name)!r:.60} then, {now.get(name)!r:.60} now"
-    return found
+                different[f"{role}.{name}"] = f"{then.get(name)!r:.60} then, {now.get(name)!r:.60} now"
+    return different

@@ -1,1 +1,1 @@
-"""Score logs: reading, checking, building and writing them."""
+"""Score logs: read them from files, frames and arrays, check them, write them, and hand them over."""

@@ -1,8 +1,7 @@
-"""Tables on disk: Parquet, JSON Lines (plain or gzip) and CSV, read into flat arrays and written back.
+"""Score logs on disk: Parquet, JSON Lines (plain or gzip) and CSV, and files that are written whole or not at all.
 
-DuckDB does the parsing; its errors are translated here and nowhere else. In JSON Lines and CSV a list is the JSON text
-of its numbers. Next to the columns a table may carry one JSON document: Parquet keeps it in its own metadata, the
-other formats in NAME.meta.json.
+DuckDB does the parsing. In JSON Lines and CSV a list is the JSON text of its numbers. Next to the columns a table may
+carry one JSON document: Parquet keeps it in its own metadata, the other formats in NAME.meta.json.
 
 Knows nothing of what a column means.
 """
@@ -12,27 +11,23 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from conformal_arbitrage.core.gaps import Bools, Floats, Integers
 from conformal_arbitrage.errors import OutputError, ScoreLogError
-
-Strings = NDArray[Any]
-"""Text of any length, without a Python object per entry (numpy.dtypes.StringDType)."""
-
-Column = tuple[str, NDArray[Any]]
+from conformal_arbitrage.scorelog.tables import (
+    METADATA_KEY,
+    ColumnReader,
+    TableColumns,
+    as_document,
+    literal,
+    quoted,
+    select_rows,
+)
 
 FORMATS = (".parquet", ".jsonl", ".jsonl.gz", ".csv")
-_METADATA_KEY = "conformal_arbitrage"
-_NUMBER_TYPES = re.compile(r"(TINYINT|SMALLINT|INTEGER|BIGINT|HUGEINT|U\w*INT\w*|FLOAT|DOUBLE|DECIMAL\(.*\))")
-_NUMBER = r"([-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|null|[-+]?(NaN|nan|Infinity|inf))"
-_NUMBER_LIST = rf"\s*\[\s*({_NUMBER}\s*(,\s*{_NUMBER}\s*)*)?\]\s*"
 _JSON_CASTS = {
     frozenset({"BIGINT"}): "bigint",
     frozenset({"UBIGINT"}): "ubigint",
@@ -42,21 +37,15 @@ _JSON_CASTS = {
 }
 
 
-def strings(values: object) -> Strings:
-    """Text values as one array; None is the empty string."""
-    texts = ["" if v is None else str(v) for v in cast("list[object]", values)]
-    return np.array(texts, dtype=np.dtypes.StringDType())
-
-
 def file_format(path: Path) -> str:
-    """The format a file's name stands for."""
+    """Return the format that a file's name stands for."""
     for ending in sorted(FORMATS, key=len, reverse=True):
         if path.name.endswith(ending):
             return ending
     raise ScoreLogError(f"{path}: unknown kind of file; name it {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
 
 
-class Table:
+class Table(ColumnReader):
     """A file opened for reading, column by column."""
 
     def __init__(self, path: str | Path) -> None:
@@ -65,106 +54,19 @@ class Table:
         Raises:
             ScoreLogError: the file is absent, empty, damaged or of an unknown kind.
         """
-        import duckdb  # 100 ms that `--help` should not pay
-
         self.path = Path(path)
         form = file_format(self.path)
         if not _is_file(self.path):
             raise ScoreLogError(f"{self.path}: there is no such file, or it may not be read")
         if not _is_text(str(self.path)):
             raise ScoreLogError(f"{str(self.path)!r}: the name is not valid text; rename the file")
-        config: dict[str, str | bool | int | float | list[str]] = {
-            "autoinstall_known_extensions": "false",
-            "autoload_known_extensions": "false",
-        }
-        self._connection: duckdb.DuckDBPyConnection = duckdb.connect(config=config)
-        self._error = duckdb.Error
+        super().__init__(str(self.path), hint="is the file complete and of the kind its name says?")
         self._open(form)
-        described = self._query("describe source")
-        self.types: dict[str, str] = dict(
-            zip(described["column_name"].tolist(), described["column_type"].tolist(), strict=True)
-        )
-        self.rows = int(self._query("select count(*) as n from source")["n"][0])
-        if self.rows == 0:
-            raise ScoreLogError(f"{self.path}: the file has no rows; give it at least one")
-        self.metadata = self._metadata(form)
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._connection.close()
-
-    def __enter__(self) -> "Table":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    @property
-    def single(self) -> frozenset[str]:
-        """The list columns in single precision."""
-        return frozenset(name for name, kind in self.types.items() if kind == "FLOAT[]")
-
-    def numbers(self, name: str) -> tuple[Floats, Integers]:
-        """A list column: all numbers in one flat array, and each row's length (-1 for null)."""
-        kind = self.types[name]
-        column = _quoted(name)
-        if kind == "VARCHAR":
-            self._check_texts(name)
-        elif not (kind.endswith("[]") and _NUMBER_TYPES.fullmatch(kind[:-2])):
-            raise ScoreLogError(f"{self.path}: column '{name}' is {kind}; it must hold a list of numbers in each row")
-        source = f"(select cast({column} as double[]) as v from source)"
-        lengths = self._query(f"select coalesce(len(v), -1) as n from {source}")["n"]
-        values = self._query(f"select unnest(v) as v from {source}")["v"]
-        return _filled(values), np.asarray(lengths, dtype=np.int64)
-
-    def texts(self, name: str) -> Strings:
-        """A column as text, one entry per row; lists and structures become JSON."""
-        column, kind = _quoted(name), self.types[name]
-        nested = kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION"))
-        text = f"cast(to_json({column}) as varchar)" if nested else f"cast({column} as varchar)"
-        return strings(self._query(f"select {text} as v from source")["v"].tolist())
-
-    def text_lists(self, name: str) -> tuple[Strings, Integers]:
-        """A column of lists of text: flat, and each row's length (-1 for null)."""
-        column, kind = _quoted(name), self.types[name]
-        if kind == "VARCHAR":
-            column = f"from_json({column}, '[\"VARCHAR\"]')"
-        elif kind != "VARCHAR[]":
-            raise ScoreLogError(f"{self.path}: column '{name}' is {kind}; it must hold a list of texts in each row")
-        lengths = self._query(f"select coalesce(len({column}), -1) as n from source")["n"]
-        values = self._query(f"select unnest({column}) as v from source")["v"]
-        return strings(values.tolist()), np.asarray(lengths, dtype=np.int64)
-
-    def scalars(self, name: str, *, truths: bool = False) -> Floats:
-        """A column of single numbers; null is NaN. With `truths`, true and false count as 1 and 0."""
-        column, kind = _quoted(name), self.types[name]
-        if kind == "VARCHAR":
-            bad = self._query(
-                f"select {column} is not null and {_number(column, truths=truths)} is null as bad from source"
-            )["bad"]
-            self._refuse(name, bad, "is not a number")
-            column = _number(column, truths=truths)
-        elif not ((truths and kind == "BOOLEAN") or _NUMBER_TYPES.fullmatch(kind)):
-            raise ScoreLogError(f"{self.path}: column '{name}' is {kind}; it must hold one number in each row")
-        return _filled(self._query(f"select cast({column} as double) as v from source")["v"])
-
-    def numbers_if_any(self, name: str) -> tuple[Floats, Integers] | None:
-        """A list column as by `numbers`, or None if it is something else."""
-        try:
-            return self.numbers(name)
-        except ScoreLogError:
-            return None
-
-    def anything(self, name: str) -> NDArray[Any]:
-        """A column as it is, one entry per row: numbers and truth values where none is null, else text."""
-        if self.types[name] == "BOOLEAN" or _NUMBER_TYPES.fullmatch(self.types[name]):
-            values = self._query(f"select {_quoted(name)} as v from source")["v"]
-            if not np.ma.is_masked(values):
-                return np.asarray(values)
-        return self.texts(name)
+        self._describe()
+        self.metadata = as_document(self._metadata(form), self.source)
 
     def _open(self, form: str) -> None:
-        name = _literal(_no_glob(str(self.path)))
+        name = literal(_no_glob(str(self.path)))
         if form == ".parquet":
             self._run(f"create view source as select * from read_parquet({name}, hive_partitioning=false)")
         elif form == ".csv":
@@ -181,144 +83,70 @@ class Table:
             raise self._translated(error) from error
         header = [column or f"column{k}" for k, column in enumerate(header)]
         if not header:
-            raise ScoreLogError(f"{self.path}: the file has no rows; give it a header and at least one row")
+            raise ScoreLogError(f"{self.path}: there are no rows; give it a header and at least one row")
         self._refuse_same(header)
-        columns = ", ".join(f"{_literal(column)}: 'varchar'" for column in header)
+        columns = ", ".join(f"{literal(column)}: 'varchar'" for column in header)
         self._run(
             f"create table source as select * from read_csv({name}, auto_detect=false, columns={{{columns}}}, header=true, "
             "delim=',', quote='\"', escape='\"', parallel=false, hive_partitioning=false)"
         )
-
-    def _refuse_same(self, names: Sequence[str]) -> None:
-        same = _first_repeated(names)
-        if same is not None:
-            raise ScoreLogError(f"{self.path}: two columns are called '{same}' (case aside); rename one")
 
     def _open_json(self, name: str) -> None:
         self._run(f"create table raw as select json from read_ndjson_objects({name})")
         bad = self._query("select json_type(json) <> 'OBJECT' as bad from raw")["bad"]
         if bad.any():
             raise ScoreLogError(f"{self.path}: row {int(bad.argmax()) + 1} is not a JSON object; write one per line")
-        found = self._query("select distinct unnest(json_keys(json)) as k from raw")["k"].tolist()
-        keys = sorted(key for key in found if key)
+        names: list[str] = self._query("select distinct unnest(json_keys(json)) as k from raw")["k"].tolist()
+        keys = sorted(key for key in names if key)
         self._refuse_same(keys)
         kinds = [
-            f"string_agg(distinct json_type(json, {_literal(_pointer(k))}), ' ') as k{i}" for i, k in enumerate(keys)
+            f"string_agg(distinct json_type(json, {literal(_pointer(k))}), ' ') as k{i}" for i, k in enumerate(keys)
         ]
         seen = self._query(f"select {', '.join(kinds)} from raw") if keys else {}
         columns = [
-            f"cast(json ->> {_literal(_pointer(k))} as {_json_type(k, str(seen[f'k{i}'].tolist()[0]))}) as {_quoted(k)}"
+            f"(json ->> {literal(_pointer(k))})::{_json_type(k, str(seen[f'k{i}'].tolist()[0]))} as {quoted(k)}"
             for i, k in enumerate(keys)
         ]
         self._run(f"create table source as select {', '.join(columns) or 'json'} from raw")
 
-    def _check_texts(self, name: str) -> None:
-        column = _quoted(name)
-        good = f"regexp_full_match({column}, {_literal(_NUMBER_LIST)}) and try_cast({column} as double[]) is not null"
-        bad = self._query(f"select {column} is not null and not ({good}) as bad from source")["bad"]
-        self._refuse(name, bad, "is not a list of numbers such as [0.7, 0.3]")
-
-    def _refuse(self, name: str, bad: Bools, problem: str) -> None:
-        if bad.any():
-            row = int(bad.argmax())
-            text = self._query(f"select cast({_quoted(name)} as varchar) as v from source limit 1 offset {row}")["v"][0]
-            raise ScoreLogError(
-                f"{self.path}: row {row + 1}, column '{name}': {text!r:.80} {problem}; correct that row"
-            )
-
-    def _metadata(self, form: str) -> dict[str, Any]:
-        sidecar = _sidecar(self.path)
+    def _metadata(self, form: str) -> str | bytes:
+        """Return the text of the JSON document that goes with the table."""
         if form == ".parquet":
-            name = _literal(_no_glob(str(self.path)))
-            source = f"parquet_kv_metadata({name}) where decode(key) = {_literal(_METADATA_KEY)}"
-            found = self._query(f"select decode(value) as v from {source}")["v"].tolist()
-            text = found[0] if found else "{}"
-        elif _is_file(sidecar):
-            text = self._read(sidecar)
-        else:
-            return {}
+            name = literal(_no_glob(str(self.path)))
+            source = f"parquet_kv_metadata({name}) where decode(key) = {literal(METADATA_KEY)}"
+            entries: list[str] = self._query(f"select decode(value) as v from {source}")["v"].tolist()
+            return entries[0] if entries else "{}"
+        sidecar = _sidecar(self.path)
+        if not _is_file(sidecar):
+            return "{}"
         try:
-            document = json.loads(text)
-        except ValueError as error:
-            raise ScoreLogError(f"{self.path}: its metadata is not JSON ({error}); write the log again") from error
-        if not isinstance(document, dict):
-            raise ScoreLogError(f"{self.path}: its metadata is not a JSON object; write the log again")
-        return cast("dict[str, Any]", document)
-
-    def _read(self, path: Path) -> bytes:
-        try:
-            return path.read_bytes()
+            return sidecar.read_bytes()
         except OSError as error:
             raise self._translated(error) from error
 
-    def _run(self, sql: str) -> None:
-        try:
-            self._connection.execute(sql)
-        except self._error as error:
-            raise self._translated(error) from error
 
-    def _query(self, sql: str) -> dict[str, NDArray[Any]]:
-        try:
-            return cast("dict[str, NDArray[Any]]", self._connection.execute(sql).fetchnumpy())  # pyright: ignore[reportUnknownMemberType]
-        except self._error as error:
-            raise self._translated(error) from error
-
-    def _translated(self, error: Exception) -> ScoreLogError:
-        reason = " ".join(str(error).split("Possible fixes")[0].split("LINE 1")[0].split())
-        return ScoreLogError(
-            f"{self.path}: cannot be read ({reason}); is the file complete and of the kind its name says?"
-        )
-
-
-def write_table(
-    path: str | Path,
-    *,
-    scalars: Sequence[Column],
-    lists: Sequence[Column],
-    offsets: Integers,
-    metadata: Mapping[str, Any],
-) -> None:
-    """Write a table, whole or not at all; NaN becomes null.
-
-    Args:
-        path: where to; the name says the format.
-        scalars: one value per row.
-        lists: flat arrays that share the offsets.
-        offsets: where each row's list begins.
-        metadata: the JSON document that goes with the table; none if empty.
-    """
-    import duckdb  # as above
+def write_table(path: str | Path, table: TableColumns) -> None:
+    """Write a table, whole or not at all; the ending of the name says the format, NaN becomes null."""
+    import duckdb  # 100 ms that `--help` should not pay
 
     target = Path(path)
     form = file_format(target)
-    same = _first_repeated([name for name, _ in (*scalars, *lists)])
+    same = table.first_repeated()
     if same is not None:
         raise OutputError(f"{target}: two columns are called '{same}' (case aside); rename one")
-    sizes = np.diff(offsets)
-    row = np.arange(len(sizes))
-    flat: dict[str, NDArray[Any]] = {"row": np.repeat(row, sizes), "place": np.arange(offsets[-1])}
-    flat |= {f"l{k}": _plain(values) for k, (_, values) in enumerate(lists)}
-    per_row: dict[str, NDArray[Any]] = {"row": row} | {f"s{k}": _plain(v) for k, (_, v) in enumerate(scalars)}
-    gathered = ", ".join(f"list(l{k} order by place) as l{k}" for k in range(len(lists)))
-    show = "to_json({})" if form == ".csv" else "{}"
-    columns = [f"s{k} as {_quoted(name)}" for k, (name, _) in enumerate(scalars)]
-    columns += [f"{show.format(f'l{k}')} as {_quoted(name)}" for k, (name, _) in enumerate(lists)]
-    listed = f"(select row, {gathered} from flat group by row)"
-    query = f"select {', '.join(columns)} from per_row join {listed} using (row) order by row"
     connection = duckdb.connect()
     with replacing(target) as draft:
         try:
-            connection.register("flat", flat)
-            connection.register("per_row", per_row)
-            connection.execute(f"copy ({query}) to {_literal(str(draft))} ({_copy_options(form, metadata)})")
+            rows = select_rows(connection, table, json_lists=form == ".csv")
+            connection.execute(f"copy ({rows}) to {literal(str(draft))} ({_copy_options(form, table.metadata)})")
         except duckdb.Error as error:
             raise OutputError(f"{target}: cannot be written ({str(error).splitlines()[0]})") from error
         finally:
             connection.close()
     if form != ".parquet":
         _sidecar(target).unlink(missing_ok=True)
-        if metadata:
-            write_text(_sidecar(target), json.dumps(metadata, indent=2, sort_keys=True) + "\n")
+        if table.metadata:
+            write_text(_sidecar(target), json.dumps(table.metadata, indent=2, sort_keys=True) + "\n")
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -335,12 +163,12 @@ def write_bytes(path: str | Path, data: bytes, *, private: bool = False) -> None
 
 
 def writable(target: str | Path) -> Path:
-    """Where a name leads, links followed; refused if that cannot be a file."""
-    real = Path(os.path.realpath(target))
+    """Return where a name leads, links followed; refuse it if that cannot be a file."""
     try:
+        real = Path(os.path.realpath(target))
         taken = real.exists() and not real.is_file()
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
+    except (OSError, ValueError) as error:  # a ValueError is a zero byte in the name
+        raise OutputError(f"{str(target)!r}: cannot be written ({error}); give another name") from error
     if not Path(target).name or taken:
         raise OutputError(f"{str(target)!r}: cannot be written (not the name of a file); give another name")
     return real
@@ -348,7 +176,7 @@ def writable(target: str | Path) -> Path:
 
 @contextmanager
 def replacing(target: Path) -> Generator[Path]:
-    """A draft beside the target that takes its place if the block ends well, and is gone otherwise."""
+    """Yield a draft beside the target; it replaces the target if the block succeeds, and is deleted otherwise."""
     real = writable(target)
     draft = real.with_name(f".{secrets.token_hex(4)}.{real.name}")
     try:
@@ -363,23 +191,11 @@ def replacing(target: Path) -> Generator[Path]:
 
 def _copy_options(form: str, metadata: Mapping[str, Any]) -> str:
     if form == ".parquet":
-        document = _literal(json.dumps(metadata, sort_keys=True))
-        return "format parquet" + (f", kv_metadata {{{_METADATA_KEY}: {document}}}" if metadata else "")
+        document = literal(json.dumps(metadata, sort_keys=True))
+        return "format parquet" + (f", kv_metadata {{{METADATA_KEY}: {document}}}" if metadata else "")
     if form == ".csv":
         return "format csv, header"
     return "format json, compression " + ("gzip" if form.endswith(".gz") else "none")
-
-
-def _plain(values: NDArray[Any]) -> NDArray[Any]:
-    """An array DuckDB can read: text as Python strings, empty text as null."""
-    if not isinstance(values.dtype, np.dtypes.StringDType):
-        return np.ascontiguousarray(values)
-    return np.array([text or None for text in values.tolist()], dtype=object)
-
-
-def _filled(values: NDArray[Any]) -> Floats:
-    plain = values.filled(np.nan) if isinstance(values, np.ma.MaskedArray) else values
-    return np.asarray(plain, dtype=np.float64)
 
 
 def _json_type(key: str, seen: str) -> str:
@@ -389,16 +205,6 @@ def _json_type(key: str, seen: str) -> str:
         return "varchar"
     mixed = "DOUBLE" in kinds and kinds <= frozenset({"BIGINT", "UBIGINT", "DOUBLE"})
     return "double" if mixed else _JSON_CASTS.get(kinds, "varchar")
-
-
-def _first_repeated(names: Sequence[str]) -> str | None:
-    """The first name that stands twice, case aside (DuckDB does not tell them apart)."""
-    seen: set[str] = set()
-    for name in names:
-        if name.lower() in seen:
-            return name
-        seen.add(name.lower())
-    return None
 
 
 def _is_file(path: Path) -> bool:
@@ -418,20 +224,6 @@ def _is_text(name: str) -> bool:
 
 def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".meta.json")
-
-
-def _number(column: str, *, truths: bool) -> str:
-    """Text as a number, where asked for with true as 1 and false as 0."""
-    number = f"try_cast({column} as double)"
-    return f"coalesce({number}, cast(try_cast({column} as boolean) as double))" if truths else number
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _no_glob(path: str) -> str:

@@ -1,7 +1,7 @@
 """ScoreLog: recorded scores of a Primary and a Guardian, one row per query.
 
-Inside there are flat arrays with offsets, so ten million rows fit in memory. Whatever breaks a rule of the format is
-refused with the file, the row, the column and what to do.
+Inside there are flat arrays with offsets, so ten million rows fit in memory. Data that break a rule of the format are
+refused with the file, the row, the column and the remedy.
 
 Knows nothing of budgets, thresholds or live models.
 """
@@ -10,37 +10,30 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from conformal_arbitrage.core.gaps import LARGEST_SCORE, Bools, Floats, Integers, numbers_or_none
-from conformal_arbitrage.core.rows import flat_positions, row_argmax
-from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
-from conformal_arbitrage.scorelog.columns import (
-    USAGE,
-    RawColumns,
-    Usage,
-    checked,
-    flatten,
-    flatten_texts,
-    grades,
-    no_scores,
-    read_columns,
-)
-from conformal_arbitrage.scorelog.files import Column, Strings, Table, strings, write_table
+from conformal_arbitrage.core.arrays import Bools, Floats, Integers, Scalar, flat_positions
+from conformal_arbitrage.core.choices import row_argmax
+from conformal_arbitrage.errors import OptionError, OutputError
+from conformal_arbitrage.scorelog.columns import CheckedColumns, Usage, array_columns, check_columns, read_columns
+from conformal_arbitrage.scorelog.files import Table, write_table
+from conformal_arbitrage.scorelog.frames import FrameTable, arrow_stream, arrow_table, pandas_frame
+from conformal_arbitrage.scorelog.router import is_router_form, read_router_columns, router_columns
+from conformal_arbitrage.scorelog.tables import Column, Strings, TableColumns
+from conformal_arbitrage.scorelog.wide import ScoreColumns
 from conformal_arbitrage.types import Row
 
-ROUTER_ACTIONS = ("guardian answer", "primary answer")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ScoreLog:
     """Scores of both models for every action of every query.
 
-    Build one with `read`, `from_arrays` or `from_router`. Actions of row i are at offsets[i] to offsets[i+1] of the
-    flat arrays (`primary`, `guardian`, `actions` and those in `lists`).
+    Build one with `read`, `from_frame`, `from_arrays` or `from_router`. Actions of row i are at offsets[i] to
+    offsets[i+1] of the flat arrays (`primary`, `guardian`, `actions` and those in `lists`). A log has the Arrow
+    PyCapsule interface, so `polars.DataFrame(log)` or `pyarrow.table(log)` read it as a table.
 
     Attributes:
         primary: Primary scores; a row with a null or NaN has no opinion and holds zeros.
@@ -55,8 +48,8 @@ class ScoreLog:
         binary: the binarised loss column set by `binarized`, else None.
         extra: further columns, one value per row, kept as they are.
         columns: the names under which Primary and Guardian stood.
-        identities: who made the scores, by column; None if the log does not say.
-        source: the file's name, for messages.
+        identities: the scorers that made the scores, by column; None if the log does not say.
+        source: where the log came from, for messages.
     """
 
     primary: Floats
@@ -95,11 +88,36 @@ class ScoreLog:
         Args:
             path: the file.
             primary: the column that plays the Primary; its token and cost columns follow its name.
-            guardian: the column that plays the Guardian; None if it was not asked, as for a rule that is only applied.
+            guardian: the column that plays the Guardian; None if there is none, as for a rule that is only applied.
             outcomes: list columns to report besides `correct`.
         """
         with Table(path) as table:
-            return cls(**checked(read_columns(table, primary, guardian, outcomes)))
+            return _score_log(check_columns(read_columns(table, primary, guardian, outcomes)))
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: object,
+        *,
+        primary: ScoreColumns = "primary",
+        guardian: ScoreColumns | None = "guardian",
+        outcomes: Sequence[str] = (),
+    ) -> "ScoreLog":
+        """Read a score log from a pandas or polars frame, or any Arrow table (the Arrow PyCapsule interface).
+
+        The columns are those of a file, under the same rules. A named index of pandas is a column too. Scores may also
+        stand in wide columns, one per action: `primary=["p_yes", "p_no"], guardian=["g_yes", "g_no"]`; every row then
+        has the same menu, and the actions are named by what follows each model's prefix ("yes", "no") if the frame has
+        no `actions` and both models agree.
+
+        Args:
+            frame: the table.
+            primary: the list column, or the wide columns, with the Primary's scores.
+            guardian: the same for the Guardian; None if there is none, as for a rule that is only applied.
+            outcomes: list columns to report besides `correct`.
+        """
+        with FrameTable(frame) as table:
+            return _score_log(check_columns(read_columns(table, primary, guardian, outcomes)))
 
     @classmethod
     def from_arrays(
@@ -121,7 +139,7 @@ class ScoreLog:
 
         Args:
             primary: scores, rows x actions; a row may be None, or hold None or NaN (no opinion).
-            guardian: scores of the same shape; a missing answer is None or NaN, and None for all if it was not asked.
+            guardian: scores of the same shape; a missing answer is None or NaN; None if there is no Guardian.
             id: unique names of the rows.
             label: index of each row's right action.
             group: subject, tenant, language.
@@ -130,28 +148,25 @@ class ScoreLog:
             outcomes: further numbers per action, each an outcome by its name.
             primary_usage: cost or tokens of asking the Primary, per row.
             guardian_usage: cost or tokens of asking the Guardian, per row.
-            identities: who made the scores, by role.
+            identities: the scorers that made the scores, by role.
         """
-        p, p_sizes, single = flatten(primary, "primary")
-        g, g_sizes = no_scores(len(p_sizes)) if guardian is None else flatten(guardian, "guardian")[:2]
-        raw = RawColumns(
-            source="arrays",
-            columns=("primary", "guardian"),
-            primary=(p, p_sizes),
-            guardian=(g, g_sizes),
-            single=frozenset(["primary"] if single else []),
-            lists={name: flatten(values, name)[:2] for name, values in (outcomes or {}).items()},
-            outcomes=tuple(outcomes or ()),
-            id=None if id is None else strings(list(id)),
-            label=None if label is None else _labels(label),
-            group=None if group is None else strings(list(group)),
-            context=None if context is None else strings(list(context)),
-            actions=None if actions is None else flatten_texts(actions),
-            primary_usage=primary_usage or Usage(),
-            guardian_usage=guardian_usage or Usage(),
-            identities=identities,
+        return _score_log(
+            check_columns(
+                array_columns(
+                    primary,
+                    guardian,
+                    id=id,
+                    label=label,
+                    group=group,
+                    context=context,
+                    actions=actions,
+                    outcomes=outcomes,
+                    primary_usage=primary_usage,
+                    guardian_usage=guardian_usage,
+                    identities=identities,
+                )
+            )
         )
-        return cls(**checked(raw))
 
     @classmethod
     def from_router(
@@ -182,32 +197,55 @@ class ScoreLog:
             context: the request.
             primary_usage: cost or tokens of the Primary, per row.
             guardian_usage: cost or tokens of the Guardian, per row.
-            identities: who made the scores, by role.
+            identities: the scorers that made the scores, by role.
         """
-        s = grades(confidence, "confidence", high=LARGEST_SCORE)
-        p = grades(primary_grade, "primary_grade", high=1)
-        g = grades(guardian_grade, "guardian_grade", high=1)
-        if not len(s) == len(p) == len(g):
-            raise ScoreLogError(
-                f"confidence and grades have {len(s)}, {len(p)} and {len(g)} rows; give one of each per row"
+        return _score_log(
+            check_columns(
+                router_columns(
+                    confidence=confidence,
+                    primary_grade=primary_grade,
+                    guardian_grade=guardian_grade,
+                    id=id,
+                    group=group,
+                    context=context,
+                    primary_usage=primary_usage,
+                    guardian_usage=guardian_usage,
+                    identities=identities,
+                )
             )
-        regret = np.maximum(0.0, g - p)
-        best = np.where(np.isnan(regret), np.nan, 1.0)
-        return cls.from_arrays(
-            np.column_stack([np.zeros(len(s)), s]),
-            np.column_stack([best, 1.0 - regret]),
-            id=id,
-            group=group,
-            context=context,
-            actions=[ROUTER_ACTIONS] * len(s),
-            outcomes={"correct": np.column_stack([g, p])},
-            primary_usage=primary_usage,
-            guardian_usage=guardian_usage,
-            identities=identities,
         )
+
+    @classmethod
+    def read_router(cls, path: str | Path, *, confidence: str, primary_grade: str, guardian_grade: str) -> "ScoreLog":
+        """Read any table of router scores and grades as a log in router form; see `from_router`.
+
+        Columns `id`, `group`, `context`, `primary_cost` and `guardian_cost` are kept.
+
+        Args:
+            path: .parquet, .jsonl, .jsonl.gz or .csv.
+            confidence: the column with the router's score.
+            primary_grade: the column with the grade of the Primary's answer.
+            guardian_grade: the column with the grade of the Guardian's answer.
+        """
+        columns = read_router_columns(
+            path, confidence=confidence, primary_grade=primary_grade, guardian_grade=guardian_grade
+        )
+        return _score_log(check_columns(columns))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        fewest, most = int(self.sizes.min()), int(self.sizes.max())
+        parts = [
+            f"{len(self):,} rows",
+            f"{fewest} actions" if fewest == most else f"{fewest} to {most} actions",
+            f"primary={self.columns[0]!r}",
+            f"guardian={self.columns[1]!r}",
+        ]
+        counts = {"without opinion": int(self.no_opinion.sum()), "without Guardian": int(self.missing.sum())}
+        parts += [f"{count:,} {what}" for what, count in counts.items() if count]
+        return f"<ScoreLog {self.source}: {', '.join(parts)}>"
 
     @property
     def sizes(self) -> Integers:
@@ -216,19 +254,16 @@ class ScoreLog:
 
     @property
     def loss_scores(self) -> Floats:
-        """What the Guardian regret is measured in."""
+        """The scores that the Guardian regret is measured in."""
         return self.guardian if self.binary is None else self.binary
 
     @property
     def is_router(self) -> bool:
         """Whether every row has the router form: two actions, Primary [0, s], Guardian [1, ...]."""
-        if not (self.sizes == 2).all():
-            return False
-        first = self.guardian[::2]
-        return bool((self.primary[::2] == 0).all() and (self.primary >= 0).all() and (first[~self.missing] == 1).all())
+        return is_router_form(self)
 
     def outcome(self, name: str) -> Floats:
-        """An outcome's value for every action, flat; `correct` also follows from the label."""
+        """Return an outcome's value for every action, flat; `correct` also follows from the label."""
         if name in self.lists:
             return self.lists[name]
         if name != "correct" or self.label is None:
@@ -246,8 +281,9 @@ class ScoreLog:
         return ("correct", *rest) if has_correct else rest
 
     def binarized(self) -> "ScoreLog":
-        """The paper's 0/1 Guardian: the loss column is 1 on its top action if that is right, else 0 throughout.
+        """Return the log with the paper's 0/1 Guardian as its loss column.
 
+        It is 1 on the Guardian's top action if that is right, else 0 throughout.
         Choices still use the raw scores; only the loss changes. The certificate then bounds the probability that the
         Guardian is right and its answer is not a candidate.
         """
@@ -262,16 +298,9 @@ class ScoreLog:
         return replace(self, binary=binary)
 
     def select(self, rows: ArrayLike) -> "ScoreLog":
-        """A log of some rows, in the given order."""
+        """Return a log of some rows, in the given order."""
         index = np.arange(len(self))[np.asarray(rows)]
         flat = flat_positions(self.offsets[index], self.sizes[index])
-
-        def per_row(values: NDArray[Any] | None) -> Any:
-            return None if values is None else values[index]
-
-        def usage(of: Usage) -> Usage:
-            return Usage(**{name: per_row(getattr(of, name)) for name in USAGE})
-
         return replace(
             self,
             primary=self.primary[flat],
@@ -279,20 +308,20 @@ class ScoreLog:
             offsets=np.concatenate([[0], np.cumsum(self.sizes[index])]),
             no_opinion=self.no_opinion[index],
             missing=self.missing[index],
-            id=per_row(self.id),
-            label=per_row(self.label),
-            group=per_row(self.group),
-            context=per_row(self.context),
-            actions=None if self.actions is None else self.actions[flat],
+            id=_entries(self.id, index),
+            label=_entries(self.label, index),
+            group=_entries(self.group, index),
+            context=_entries(self.context, index),
+            actions=_entries(self.actions, flat),
             lists={name: values[flat] for name, values in self.lists.items()},
-            binary=None if self.binary is None else self.binary[flat],
-            primary_usage=usage(self.primary_usage),
-            guardian_usage=usage(self.guardian_usage),
+            binary=_entries(self.binary, flat),
+            primary_usage=self.primary_usage.select(index),
+            guardian_usage=self.guardian_usage.select(index),
             extra={name: values[index] for name, values in self.extra.items()},
         )
 
     def row(self, index: int, /) -> Row:
-        """One row as an object."""
+        """Return one row as an object."""
         span = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return Row(
             index=index,
@@ -308,41 +337,121 @@ class ScoreLog:
         )
 
     def sha256(self) -> str:
-        """Digest of what a calibration depends on: ids, sizes, scores and the binarised column; not of file bytes."""
+        """Return a digest of all that a calibration depends on, not of file bytes.
+
+        It covers ids, sizes, scores and the binarised column.
+        """
         digest = hashlib.sha256(f"score log 1;digits {self.score_digits};rows {len(self)}".encode())
         for values in (self.offsets, self.primary, self.guardian, self.binary):
             if values is not None:
                 digest.update(b";")
                 canonical = (values + 0).astype("<f8" if values.dtype.kind == "f" else "<i8")  # -0.0 becomes 0.0
                 digest.update(canonical.data)
-        for name in () if self.id is None else cast("list[str]", self.id.tolist()):
+        ids: list[str] = [] if self.id is None else self.id.tolist()
+        for name in ids:
             text = name.encode()
             digest.update(len(text).to_bytes(4, "little") + text)
         return digest.hexdigest()
 
     def write(self, path: str | Path) -> None:
         """Write the log; the ending of the name says the format. Column names stay as they were read."""
+        write_table(path, self._table())
+
+    def to_arrow(self) -> Any:
+        """Return the log as a `pyarrow.Table` that `from_frame` reads back to the bit; the schema keeps the identities.
+
+        Without pyarrow, hand the log itself to a library that reads Arrow, such as `polars.DataFrame(log)`.
+        """
+        return arrow_table(self._table(narrow=True))
+
+    def to_pandas(self) -> Any:
+        """Return the log as a `pandas.DataFrame` that `from_frame` reads back to the bit; `attrs` keeps the identities."""
+        return pandas_frame(self._table(narrow=True))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the log through the Arrow PyCapsule interface, without identities."""
+        return arrow_stream(self._table(narrow=True), requested_schema)
+
+    def _table(self, *, narrow: bool = False) -> TableColumns:
+        """Return the columns as a table.
+
+        Args:
+            narrow: hand over single precision columns as such, so that their type alone tells.
+        """
         if self.binary is not None:
             raise OutputError("a binarised log is not written; write the log itself and binarise it after reading")
         primary, guardian = self.columns
-        lists: list[Column] = [(primary, self.primary_as_recorded()), (guardian, self.guardian), *self.lists.items()]
-        lists += [] if self.actions is None else [("actions", self.actions)]
+        numbers: list[Column] = [(primary, self.primary_as_recorded()), (guardian, self.guardian), *self.lists.items()]
+        if narrow:
+            numbers = [(name, _narrowed(values) if name in self.single else values) for name, values in numbers]
+        texts: list[Column] = [] if self.actions is None else [("actions", self.actions)]
         named = {"id": self.id, "context": self.context, "label": self.label, "group": self.group}
-        for role, usage in ((primary, self.primary_usage), (guardian, self.guardian_usage)):
-            named |= {f"{role}_{name}": getattr(usage, name) for name in USAGE}
-        scalars = [(name, values) for name, values in named.items() if values is not None] + [*self.extra.items()]
+        usage = self.primary_usage.columns(primary) | self.guardian_usage.columns(guardian)
+        known = {name: values for name, values in named.items() if values is not None} | usage
         metadata = {} if self.identities is None else {"identities": dict(self.identities)}
         if self.single:
             metadata["score_digits"] = dict.fromkeys(sorted(self.single), 6)
-        write_table(path, scalars=scalars, lists=lists, offsets=self.offsets, metadata=metadata)
+        scalars = [*known.items(), *self.extra.items()]
+        return TableColumns(scalars=scalars, lists=numbers + texts, offsets=self.offsets, metadata=metadata)
 
     def primary_as_recorded(self) -> Floats:
-        """The Primary scores with NaN where it had no opinion."""
+        """Return the Primary scores with NaN where it had no opinion."""
         return np.where(np.repeat(self.no_opinion, self.sizes), np.nan, self.primary)
 
 
-def _labels(label: ArrayLike) -> Floats:
-    numbers = numbers_or_none(label)
-    if numbers is None or numbers.ndim != 1:
-        raise ScoreLogError(f"column 'label' must hold the index of each row's right action; got {label!r:.80}")
-    return numbers.astype(np.float64)
+class FrameColumns(TypedDict, total=False):
+    """Which columns of a frame play which role; see `ScoreLog.from_frame`."""
+
+    primary: ScoreColumns
+    guardian: ScoreColumns | None
+    outcomes: Sequence[str]
+
+
+def as_score_log(data: object, **columns: Unpack[FrameColumns]) -> ScoreLog:
+    """Return a score log as it is, or read one from a frame.
+
+    Args:
+        data: a score log, a pandas or polars frame, or any Arrow table.
+        columns: `primary`, `guardian` and `outcomes`, as in `ScoreLog.from_frame`.
+    """
+    if not isinstance(data, ScoreLog):
+        return ScoreLog.from_frame(data, **columns)
+    if columns:
+        raise OptionError(f"{', '.join(columns)}: columns are named for a frame only; a score log has its own")
+    return data
+
+
+def _score_log(checked: CheckedColumns) -> ScoreLog:
+    """Return the log of checked columns: the only place that builds one."""
+    return ScoreLog(
+        primary=checked.primary,
+        guardian=checked.guardian,
+        offsets=checked.offsets,
+        score_digits=checked.score_digits,
+        no_opinion=checked.no_opinion,
+        missing=checked.missing,
+        single=checked.single,
+        id=checked.id,
+        label=checked.label,
+        group=checked.group,
+        context=checked.context,
+        actions=checked.actions,
+        lists=checked.lists,
+        outcomes=checked.outcomes,
+        primary_usage=checked.primary_usage,
+        guardian_usage=checked.guardian_usage,
+        extra=checked.extra,
+        columns=checked.columns,
+        identities=checked.identities,
+        source=checked.source,
+    )
+
+
+def _entries(values: NDArray[Scalar] | None, index: Integers) -> NDArray[Scalar] | None:
+    return None if values is None else values[index]
+
+
+def _narrowed(values: Floats) -> NDArray[Any]:
+    """Return values in single precision where that loses nothing."""
+    single = values.astype(np.float32)
+    return single if np.array_equal(single, values, equal_nan=True) else values

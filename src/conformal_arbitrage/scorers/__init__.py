@@ -1,51 +1,53 @@
-"""Scorers, answerers and the ports they call; each kind in a file of its own."""
+"""Scorers and answerers: prompts and parsers, one module per kind, listed in `registry`."""
 
 from conformal_arbitrage.scorers.answers import ChatAnswerer
-from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, Scores
-from conformal_arbitrage.scorers.chat import ChatScorer, Settings
-from conformal_arbitrage.scorers.decisions import DecisionsScorer
-from conformal_arbitrage.scorers.function import FunctionScorer
-from conformal_arbitrage.scorers.human import HumanScorer
-from conformal_arbitrage.scorers.local import LocalModel, LocalScorer
-from conformal_arbitrage.scorers.logprob import LogprobScorer
+from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, Scores, StreamingAnswerer
+from conformal_arbitrage.scorers.chat import ChatConfig, ChatScorer
+from conformal_arbitrage.scorers.completions import Settings
+from conformal_arbitrage.scorers.decisions import DecisionsConfig, DecisionsScorer
+from conformal_arbitrage.scorers.function import FunctionConfig, FunctionScorer
+from conformal_arbitrage.scorers.human import HumanConfig, HumanScorer
+from conformal_arbitrage.scorers.kinds import BuildContext, ChatEndpointConfig, EndpointConfig, ModelConfig, Pinned
+from conformal_arbitrage.scorers.local import LocalConfig, LocalModel, LocalScorer
+from conformal_arbitrage.scorers.logprob import LogprobConfig, LogprobScorer
 from conformal_arbitrage.scorers.order import Shuffled
-from conformal_arbitrage.scorers.prompts import Confidences, Pair, Prompt
-from conformal_arbitrage.scorers.replay import ReplayScorer
-from conformal_arbitrage.scorers.sampling import SamplingScorer
-from conformal_arbitrage.upstream.base import Call, Port, Reply
-from conformal_arbitrage.upstream.endpoint import Endpoint
-from conformal_arbitrage.upstream.wrappers import Cache, Capped, Gate, Limit, Priced, Purse, Retry
+from conformal_arbitrage.scorers.prompts import Confidences, PairPrompt, Prompt
+from conformal_arbitrage.scorers.replay import ReplayConfig, ReplayScorer
+from conformal_arbitrage.scorers.sampling import SamplingConfig, SamplingScorer
 
 __all__ = [
     "Answer",
     "Answerer",
-    "Cache",
-    "Call",
-    "Capped",
+    "BuildContext",
     "ChatAnswerer",
+    "ChatConfig",
+    "ChatEndpointConfig",
     "ChatScorer",
     "Confidences",
+    "DecisionsConfig",
     "DecisionsScorer",
-    "Endpoint",
+    "EndpointConfig",
+    "FunctionConfig",
     "FunctionScorer",
-    "Gate",
+    "HumanConfig",
     "HumanScorer",
     "Identity",
-    "Limit",
+    "LocalConfig",
     "LocalModel",
     "LocalScorer",
+    "LogprobConfig",
     "LogprobScorer",
-    "Pair",
-    "Port",
-    "Priced",
+    "ModelConfig",
+    "PairPrompt",
+    "Pinned",
     "Prompt",
-    "Purse",
+    "ReplayConfig",
     "ReplayScorer",
-    "Reply",
-    "Retry",
+    "SamplingConfig",
     "SamplingScorer",
     "Scorer",
     "Scores",
     "Settings",
     "Shuffled",
+    "StreamingAnswerer",
 ]

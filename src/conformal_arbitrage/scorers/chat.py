@@ -1,76 +1,127 @@
-"""ChatScorer: scores elicited from any OpenAI-compatible chat endpoint; and what all users of that endpoint share.
+"""Kind `chat`: scores elicited from any OpenAI-compatible chat endpoint; in text form, its answers.
 
-The elicitation mode is a setting that `arbitrage check` finds out once. It is never switched at run time: that would
-change the scores' distribution after calibration.
+The elicitation mode is a setting that `arbitrage check` determines once. It is never switched at run time: that would
+change the distribution of the scores after calibration.
 
-Knows nothing of transport or roles.
+Knows nothing of transport.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Self, get_args
 
-from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError, ScorerError
+from msgspec.structs import asdict, fields, replace
+
+from conformal_arbitrage.errors import ConfigError, CutOffError, ReplyError, ScorerError, UpstreamError
+from conformal_arbitrage.scorers.answers import ChatAnswerer, Confidence
 from conformal_arbitrage.scorers.base import Identity, Scores, check_values
-from conformal_arbitrage.scorers.prompts import Confidences, Message, Prompt
+from conformal_arbitrage.scorers.completions import (
+    PATH,
+    Mode,
+    Settings,
+    TokenField,
+    message_of,
+    response_format,
+    served_by,
+)
+from conformal_arbitrage.scorers.kinds import BuildContext, ChatEndpointConfig, Form, ModelConfig, Pinned, Section
+from conformal_arbitrage.scorers.logprob import LogprobConfig
+from conformal_arbitrage.scorers.prompts import PROMPTS, Confidences, Message, Prompt
 from conformal_arbitrage.types import Query, Spent
-from conformal_arbitrage.upstream.base import Call, Port, Reply, spent_of
-
-PATH = "/chat/completions"
-Mode = Literal["json_schema", "json_object", "plain"]
-TokenField = Literal["max_tokens", "max_completion_tokens"]
+from conformal_arbitrage.upstream.base import Call, Port, spent_of
 
 _AGAIN = "That reply cannot be read. Answer the same question once more, strictly in the format asked for."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The settings that go with every request; None is left to the endpoint.
+class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
+    """Confidences elicited from a chat model; in text form, its answers.
 
     Attributes:
-        model: the name to ask for.
-        served: the name the endpoint must answer with, if pinned.
-        max_tokens: the longest reply.
-        token_field: under which name the endpoint wants that.
+        prompt: the name of a prompt, or MODULE:NAME of one's own.
+        reask: whether an unreadable reply is followed by one request to correct it.
+        confidence: how the Primary's confidence is obtained in text form.
     """
 
-    model: str
-    served: str | None = None
-    temperature: float | None = 0.1
-    max_tokens: int | None = None
-    token_field: TokenField = "max_tokens"
-    reasoning_effort: str | None = None
-    seed: int | None = None
+    prompt: str = "confidences"
+    reask: bool = False
+    confidence: Confidence | None = None
 
-    def body(self, *, default_limit: int | None = None) -> dict[str, Any]:
-        """The settings as fields of a request."""
-        limit = self.max_tokens or default_limit
-        named = {
-            "model": self.model,
-            "temperature": self.temperature,
-            self.token_field: limit,
-            "reasoning_effort": self.reasoning_effort,
-            "seed": self.seed,
-        }
-        return {name: value for name, value in named.items() if value is not None}
+    answers_text: ClassVar[bool] = True
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """All settings."""
-        names = ("model", "served", "temperature", "max_tokens", "token_field", "reasoning_effort", "seed")
-        return {name: getattr(self, name) for name in names}
+    def build(self, context: BuildContext) -> "ChatScorer":
+        """Build the scorer."""
+        mode, settings = self.require_pinned(context.role).mode, self.settings(context.role)
+        prompt = self._prompt(context)
+        return ChatScorer(port=self.connect(context), settings=settings, prompt=prompt, mode=mode, reask=self.reask)
+
+    def build_answerer(self, context: BuildContext) -> ChatAnswerer:
+        """Build the answerer; only a Primary needs a confidence."""
+        mode, settings = self.require_pinned(context.role).mode, self.settings(context.role)
+        confidence = self.confidence if context.role == "primary" else None
+        return ChatAnswerer(port=self.connect(context), settings=settings, confidence=confidence, mode=mode)
+
+    def _prompt(self, context: BuildContext) -> Prompt:
+        if self.prompt in PROMPTS:
+            return PROMPTS[self.prompt]
+        if ":" not in self.prompt:
+            known = ", ".join(PROMPTS)
+            raise ConfigError(f"there is no prompt {self.prompt!r}; use {known}, or MODULE:NAME of your own")
+        return context.load(self.prompt)
+
+    def problem(self, role: Section, forms: Collection[Form]) -> tuple[str | None, str] | None:
+        """Refuse a Primary that could only defer in text form."""
+        if role == "primary" and "text" in forms and self.confidence is None:
+            return None, 'in text form the Primary needs confidence = "logprob" or "ask"; without one it can only defer'
+        return super().problem(role, forms)
+
+    def variants(self, role: Section, form: Form) -> Sequence[ModelConfig]:
+        """Return structured output by schema, then JSON mode, then plain text; each with both names of the token limit."""
+        modes: Sequence[Mode] = get_args(Mode) if self._structured(role, form) else ("plain",)
+        ways = [Pinned(mode=mode, token_field=name) for mode in modes for name in get_args(TokenField)]
+        return [replace(self, pinned=pinned, reask=False) for pinned in ways]
+
+    def _structured(self, role: Section, form: Form) -> bool:
+        """Tell whether any reply is to be JSON: scores, or the rating of an answer."""
+        if role == "judge":
+            return False
+        if form == "text":
+            return role == "primary" and self.confidence == "ask"
+        prompt = PROMPTS.get(self.prompt)
+        return prompt is None or prompt.schema(2) is not None
+
+    def try_next(self, error: ScorerError) -> bool:
+        """Tell whether another way of asking may help: not after a wrong key, a wrong temperature or a cut-off reply."""
+        if isinstance(error, UpstreamError):
+            return error.status in (400, 404, 415, 422, 500, 501) and "temperature" not in str(error)
+        return not isinstance(error, CutOffError)
+
+    def logprob_probe(self, role: Section, form: Form, pinned: Pinned | None) -> ModelConfig | None:
+        """Return the same endpoint as kind `logprob`."""
+        if form == "text" or role == "judge" or pinned is None:
+            return None
+        shared = {f.name for f in fields(ChatEndpointConfig)}
+        values: dict[str, Any] = {name: value for name, value in asdict(self).items() if name in shared}
+        return LogprobConfig(**values).with_pinned(replace(pinned, served=None))
+
+    def with_prompt(self, name: str) -> Self:
+        """Return the section with another prompt."""
+        return replace(self, prompt=name)
+
+    def for_estimate(self) -> Self:
+        """Return the section without a second request after an unreadable reply."""
+        return replace(self, reask=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatScorer:
-    """Ask a chat model for a number per option.
+    """Asks a chat model for a number per option.
 
     Attributes:
         port: the endpoint.
         settings: model, temperature, limits.
-        prompt: how options are put and the reply is read.
+        prompt: how options are presented and the reply is read.
         mode: structured output by schema, by JSON mode, or plain text.
-        reask: whether a reply that cannot be read is answered with one request to try again.
+        reask: whether an unreadable reply is followed by one request to correct it.
     """
 
     port: Port
@@ -81,14 +132,14 @@ class ChatScorer:
 
     @property
     def identity(self) -> Identity:
-        """Endpoint, settings, prompt, mode and the rule for asking again."""
+        """Endpoint, settings, prompt, mode and whether it asks again."""
         limits = {"max_tokens": self.settings.max_tokens or "50, or 12 an option"}
         asking = {"mode": self.mode, "reask": self.reask, "option_order": "as given"}
         who = {"kind": "chat", "endpoint": self.port.origin}
         return {**who, **self.settings.identity, **limits, **self.prompt.identity, **asking}
 
     async def score(self, query: Query) -> Scores:
-        """One confidence per option."""
+        """Return one confidence per option."""
         messages = self.prompt.messages(query)
         try:
             return await self._once(query, messages, Spent())
@@ -113,78 +164,12 @@ class ChatScorer:
         message = message_of(reply, self.settings, spent)
         text = str(message["content"])
         try:
-            found = self.prompt.read(text, query)
+            scores = self.prompt.read(text, query)
         except ValueError as error:
             raise ReplyError(f"{error}; the reply was {text!r:.200}", spent=spent, raw=text) from error
-        values = check_values(found, len(query.actions), spent=spent, raw=text)
+        values = check_values(scores, len(query.actions), spent=spent, raw=text)
         return Scores(values=values, spent=spent, raw=text, served=served_by(reply))
 
     def _format(self, actions: int) -> dict[str, Any]:
         schema = self.prompt.schema(actions)
         return {} if schema is None else response_format(self.mode, "scores", schema)
-
-
-def response_format(mode: Mode, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The field that asks for structured output, in the given mode."""
-    if mode == "plain":
-        return {}
-    if mode == "json_object":
-        return {"response_format": {"type": "json_object"}}
-    named = {"name": name, "schema": schema, "strict": True}
-    return {"response_format": {"type": "json_schema", "json_schema": named}}
-
-
-def served_by(reply: Reply) -> str | None:
-    """The model that answered, as the endpoint names it."""
-    name = reply.document.get("model")
-    return name if isinstance(name, str) else None
-
-
-def other_model(served: str | None, pinned: str, spent: Spent) -> ReplyError:
-    """Another model answered than the one that was checked."""
-    return ReplyError(
-        f"the endpoint answered as {served!r:.80}, not as {pinned!r}, with which it was checked; run `arbitrage check` and "
-        "collect and calibrate again",
-        spent=spent,
-    )
-
-
-def choice_of(reply: Reply, settings: Settings, spent: Spent) -> dict[str, Any]:
-    """The one choice of a completion.
-
-    Raises:
-        ReplyError: there is none, or another model served it than the pinned one.
-    """
-    served = served_by(reply)
-    if settings.served is not None and served != settings.served:
-        raise other_model(served, settings.served, spent)
-    choices: object = reply.document.get("choices")
-    first = cast("list[object]", choices)[0] if isinstance(choices, list) and choices else None
-    if not isinstance(first, dict):
-        raise ReplyError(f"the reply has no choices: {reply.document!r:.200}", spent=spent)
-    return cast("dict[str, Any]", first)
-
-
-def message_of(reply: Reply, settings: Settings, spent: Spent, *, tools: bool = False) -> Mapping[str, Any]:
-    """The assistant's message, with text in it, or tool calls where they are welcome.
-
-    Raises:
-        CutOffError: it ended at the token limit before any content.
-        RefusalError: the model declined.
-        ReplyError: there is nothing in it.
-    """
-    choice = choice_of(reply, settings, spent)
-    found: object = choice.get("message")
-    message = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    content, calls = message.get("content"), message.get("tool_calls")
-    if (isinstance(content, str) and content.strip()) or (tools and isinstance(calls, list) and calls):
-        return message
-    if message.get("refusal"):
-        raise RefusalError(f"the model declined: {message['refusal']!r:.200}", spent=spent)
-    if choice.get("finish_reason") == "length":
-        thought = f", {spent.reasoning_tokens} of them for reasoning" if spent.reasoning_tokens else ""
-        raise CutOffError(
-            f"the reply ended at its limit ({spent.output_tokens} tokens{thought}) before any content; raise max_tokens",
-            spent=spent,
-        )
-    raise ReplyError(f"the reply is empty (finish_reason {choice.get('finish_reason')!r:.40})", spent=spent)

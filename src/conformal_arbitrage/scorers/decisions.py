@@ -1,32 +1,45 @@
-"""DecisionsScorer: OpenAI's Decisions API, which gives a probability per choice without elicitation.
+"""Kind `decisions`: OpenAI's Decisions API, which returns a probability per choice without elicitation.
 
 Knows nothing of prompts: the question and its choices are fields of the request.
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from conformal_arbitrage.errors import RefusalError, ReplyError
 from conformal_arbitrage.scorers.base import Identity, Scores, check_values
-from conformal_arbitrage.scorers.chat import other_model, served_by
-from conformal_arbitrage.types import Query
+from conformal_arbitrage.scorers.completions import other_model, served_by
+from conformal_arbitrage.scorers.kinds import BuildContext, EndpointConfig
+from conformal_arbitrage.types import JSON, Query
 from conformal_arbitrage.upstream.base import Call, Port, fingerprint
 
-PATH = "/decisions"
+_PATH = "/decisions"
 FEWEST, MOST = 2, 255
 _ROLES = ("user", "system", "developer", "assistant")
 INSTRUCTIONS = "Choose the best answer to the question in the input."
 
 
+class DecisionsConfig(EndpointConfig, frozen=True, kw_only=True, tag="decisions"):
+    """OpenAI's Decisions API."""
+
+    instructions: str = INSTRUCTIONS
+
+    def build(self, context: BuildContext) -> "DecisionsScorer":
+        """Build the scorer."""
+        served = self.require_pinned(context.role).served
+        port = self.connect(context)
+        return DecisionsScorer(port=port, model=self.model, served=served, instructions=self.instructions)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionsScorer:
-    """Probabilities of the choices of one question.
+    """Scores options by the probabilities of the choices of one question.
 
     Attributes:
         port: the endpoint.
-        model: the name to ask for.
-        served: the name the endpoint must answer with, if pinned.
-        instructions: what to choose by.
+        model: the model name to request.
+        served: the model name that replies must carry, if pinned.
+        instructions: the criterion to choose by.
     """
 
     port: Port
@@ -48,7 +61,7 @@ class DecisionsScorer:
         }
 
     async def score(self, query: Query) -> Scores:
-        """The probability of each option."""
+        """Return the probability of each option."""
         count = len(query.actions)
         if not FEWEST <= count <= MOST or len(set(query.actions)) < count:
             raise ReplyError(f"the Decisions API takes {FEWEST} to {MOST} different choices; got {count}")
@@ -58,32 +71,36 @@ class DecisionsScorer:
             "choices": [{"value": action} for action in query.actions],
         }
         body = {"model": self.model, "input": _input(query), "questions": [question]}
-        reply = await self.port.call(Call(path=PATH, body=body, id=query.id, output_limit=count + 16))
+        reply = await self.port.call(Call(path=_PATH, body=body, id=query.id, output_limit=count + 16))
         served = served_by(reply)
         if self.served is not None and served != self.served:
             raise other_model(served, self.served, reply.spent)
         raw = repr(reply.document.get("answers"))[:2000]
-        found = self._probabilities(reply.document.get("answers"))
-        if found is None:
+        probabilities = _probabilities(reply.document.get("answers"))
+        if probabilities is None:
             raise RefusalError("the model declined this question", spent=reply.spent, raw=raw)
-        values = check_values([found.get(a) for a in query.actions], count, spent=reply.spent, raw=raw)
+        values = check_values([probabilities.get(a) for a in query.actions], count, spent=reply.spent, raw=raw)
         return Scores(values=values, spent=reply.spent, raw=raw, served=served)
 
-    @staticmethod
-    def _probabilities(answers: object) -> dict[str, Any] | None:
-        """By value; empty if there are none, None if the model refused."""
-        first = cast("list[Any]", answers)[0] if isinstance(answers, list) and answers else None
-        answer = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
-        if answer.get("type") == "refusal":
-            return None
-        listed: object = answer.get("probabilities")
-        entries = cast("list[Any]", listed) if isinstance(listed, list) else []
-        found = [cast("dict[str, Any]", e) for e in entries if isinstance(e, dict)]
-        return {e["value"]: e.get("probability") for e in found if isinstance(e.get("value"), str)}
+
+def _probabilities(answers: JSON) -> dict[str, JSON] | None:
+    """Return the probabilities by choice, empty if there are none; None if the model refused."""
+    answer: JSON = answers[0] if isinstance(answers, list) and answers else None
+    if not isinstance(answer, dict):
+        return {}
+    if answer.get("type") == "refusal":
+        return None
+    entries: JSON = answer.get("probabilities")
+    probabilities: dict[str, JSON] = {}
+    entry: JSON
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and isinstance(value := entry.get("value"), str):
+            probabilities[value] = entry.get("probability")
+    return probabilities
 
 
 def _input(query: Query) -> str | list[dict[str, Any]]:
-    """The context as the API takes it: text or plain messages; a conversation with other parts becomes one text."""
+    """Return the context as the API takes it: text or plain messages; other conversations become one text."""
     if isinstance(query.context, str):
         return query.context
     plain = all(m.get("role") in _ROLES and isinstance(m.get("content"), str) for m in query.context)

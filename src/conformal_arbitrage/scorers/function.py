@@ -1,4 +1,4 @@
-"""FunctionScorer: any callable, sync or async, under a name the user gives it: rules, classifiers, reward models.
+"""Kind `function`: any callable, sync or async, under a name the user gives it: rules, classifiers, reward models.
 
 Knows nothing of what the function does; a sync one runs in a thread.
 """
@@ -7,26 +7,58 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
-
-import numpy as np
+from typing import Any, ClassVar, TypeGuard
 
 from conformal_arbitrage.core.gaps import LARGEST_SCORE
-from conformal_arbitrage.errors import ScorerError, UpstreamError
-from conformal_arbitrage.scorers.base import Identity, Scores, check_values
+from conformal_arbitrage.errors import ConfigError, UpstreamError
+from conformal_arbitrage.scorers.base import Answerer, Identity, Scores, check_values
+from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
+from conformal_arbitrage.scorers.user_code import UserCode, describe
 from conformal_arbitrage.types import Query, Spent
-from conformal_arbitrage.upstream.base import Call, Port, Reply
+from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort
 
 ScoreFunction = Callable[[Query], Sequence[float] | Awaitable[Sequence[float]]]
 
 
+class FunctionConfig(ModelConfig, frozen=True, kw_only=True, tag="function"):
+    """A callable: `function = "MODULE:NAME"`, identified by `name`."""
+
+    function: str
+    name: str
+
+    answers_text: ClassVar[bool] = True
+    untested: ClassVar[str | None] = "A function: loaded, not called."
+
+    @property
+    def label(self) -> str:
+        """The name."""
+        return self.name
+
+    @property
+    def alias(self) -> tuple[str, str] | None:
+        """The name and the function behind it."""
+        return self.name, self.function
+
+    def build(self, context: BuildContext) -> "FunctionScorer":
+        """Build the scorer."""
+        return FunctionScorer(context.load(self.function), name=self.name, through=context.wrap)
+
+    def build_answerer(self, context: BuildContext) -> Answerer:
+        """Return the object itself, which must be an answerer."""
+        answerer = context.load(self.function)
+        if not hasattr(answerer, "answer") or not hasattr(answerer, "identity"):
+            raise ConfigError(
+                f"[{context.role}] {self.function}: in text form it must be an object with `answer` and `identity`"
+            )
+        return answerer
+
+
 @dataclass(frozen=True, slots=True)
-class FunctionPort:
+class FunctionPort(WholePort):
     """A function as a port: a query as JSON in, its numbers out."""
 
     function: ScoreFunction
     name: str
-    failures: tuple[type[Exception], ...] = (Exception,)
 
     @property
     def origin(self) -> str:
@@ -36,46 +68,38 @@ class FunctionPort:
     async def call(self, call: Call) -> Reply:
         """Run the function."""
         query = query_from(call)
-        try:
-            if inspect.iscoroutinefunction(self.function):
-                found = await self.function(query)
-            else:
-                found = await asyncio.to_thread(self._run, query)
-                found = await found if inspect.isawaitable(found) else found
-        except ScorerError:
-            raise
-        except self.failures as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise UpstreamError(f"{self.name} failed ({reason:.200})", spent=Spent(calls=1, cost=None)) from error
-        return Reply(document={"values": _plain(found)}, spent=Spent(calls=1, cost=None))
+        with UserCode(self._failure):
+            values = await self._values(query)
+        return Reply(document={"values": _as_json(values)}, spent=Spent(calls=1, cost=None))
+
+    async def _values(self, query: Query) -> object:
+        if inspect.iscoroutinefunction(self.function):
+            return await self.function(query)
+        result = await asyncio.to_thread(self._run, query)
+        return await result if inspect.isawaitable(result) else result
 
     def _run(self, query: Query) -> Any:
-        try:
+        with UserCode(self._failure):  # in the thread, since no future can carry a StopIteration out of it
             return self.function(query)
-        except StopIteration as error:  # no future can hold it: the caller would wait for ever
-            raise RuntimeError("StopIteration") from error
+
+    def _failure(self, error: Exception) -> UpstreamError:
+        return UpstreamError(f"{self.name} failed ({describe(error)})", spent=Spent(calls=1, cost=None))
 
 
 class FunctionScorer:
-    """Scores from a function of the query.
+    """Scores options by a function of the query. A function that raises has failed on that query.
 
     Args:
         function: takes a `Query`, returns one number per action; may be async.
-        name: what it is called in identities; give a new one when the function changes.
-        failures: the exceptions that mean it cannot answer this query.
+        name: identifies the function; give it a new one when the function changes.
         through: wraps the call, such as `lambda port: Retry(port, deadline=2)`.
     """
 
     def __init__(
-        self,
-        function: ScoreFunction,
-        *,
-        name: str,
-        failures: tuple[type[Exception], ...] = (Exception,),
-        through: Callable[[Port], Port] = lambda port: port,
+        self, function: ScoreFunction, *, name: str, through: Callable[[Port], Port] = lambda port: port
     ) -> None:
         self._name = name
-        self._port = through(FunctionPort(function, name, failures))
+        self._port = through(FunctionPort(function, name))
 
     @property
     def identity(self) -> Identity:
@@ -83,31 +107,40 @@ class FunctionScorer:
         return {"kind": "function", "name": self._name}
 
     async def score(self, query: Query) -> Scores:
-        """The function's numbers, checked."""
+        """Return the function's numbers, checked."""
         reply = await self._port.call(call_for(query))
-        found = reply.document["values"]
+        numbers = reply.document["values"]
         wide = {"lowest": -LARGEST_SCORE, "highest": LARGEST_SCORE}
-        values = check_values(found, len(query.actions), spent=reply.spent, raw=repr(found), **wide)
-        return Scores(values=values, spent=reply.spent, raw=repr(found))
+        values = check_values(numbers, len(query.actions), spent=reply.spent, raw=repr(numbers), **wide)
+        return Scores(values=values, spent=reply.spent, raw=repr(numbers))
 
 
 def call_for(query: Query) -> Call:
-    """A query as a call to a port in this process."""
+    """Return the call that carries a query to a port in this process."""
     context = query.context if isinstance(query.context, str) else [dict(m) for m in query.context]
     body = {"context": context, "actions": list(query.actions), "places": query.places}
     return Call(path="/score", body=body, id=query.id, output_limit=0)
 
 
 def query_from(call: Call) -> Query:
-    """The query behind such a call."""
+    """Return the query that such a call carries."""
     places = call.body["places"]
     shown = None if places is None else tuple(places)
     return Query(call.body["context"], tuple(call.body["actions"]), id=call.id, places=shown)
 
 
-def _plain(found: Any) -> Any:
-    """Numbers as JSON: arrays become lists; what is neither is left for the check to name."""
-    listed: object = found.tolist() if hasattr(found, "tolist") else found
-    if not isinstance(listed, list | tuple):
+def _as_json(values: Any) -> object:
+    """Return arrays as lists of plain numbers; anything but a list as its repr, for the check to report."""
+    listed: object = values.tolist() if hasattr(values, "tolist") else values
+    if not _is_list(listed):
         return repr(listed)
-    return [v.item() if isinstance(v, np.generic) else v for v in cast("list[object]", listed)]
+    return [_as_number(value) for value in listed]
+
+
+def _as_number(value: Any) -> Any:
+    """Return a NumPy scalar as a plain number."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, list | tuple)

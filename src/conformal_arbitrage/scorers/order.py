@@ -1,4 +1,7 @@
-"""Shuffled: put the options to a scorer in an order that its own preference for places cannot follow."""
+"""Shuffled: show a scorer the options in an order that its preference for positions cannot exploit.
+
+Knows nothing of how the scorer presents options.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ class Shuffled:
         return {**self.scorer.identity, "option_order": "shuffled by content"}
 
     async def score(self, query: Query) -> Scores:
-        """The scorer's numbers, back in the query's order."""
+        """Return the scorer's numbers in the query's own order."""
         digest = hashlib.sha256(fingerprint([query.text, query.actions]).encode()).digest()
         draws = np.random.default_rng(int.from_bytes(digest[:8], "big"))
         order: list[int] = draws.permutation(len(query.actions)).tolist()

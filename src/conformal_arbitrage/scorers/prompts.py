@@ -1,6 +1,6 @@
-"""Prompts that elicit a number per option, and their parsers; one object each, exchangeable.
+"""Prompts that elicit a number per option, each with its parser.
 
-The instructions and the output contracts are the paper's; the words are ours.
+The instructions and the output contracts follow the paper; the wording is ours.
 
 Knows nothing of endpoints: text in, text out.
 """
@@ -9,11 +9,11 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorers.base import Identity
-from conformal_arbitrage.types import Query
+from conformal_arbitrage.types import Query, is_list, is_object
 from conformal_arbitrage.upstream.base import fingerprint, is_number
 
 Message = dict[str, Any]
@@ -21,7 +21,7 @@ _plain = json.JSONEncoder(ensure_ascii=False)
 
 
 class Prompt(Protocol):
-    """How options are put to a model, and how its reply is read."""
+    """How options are presented to a model, and how its reply is read."""
 
     @property
     def identity(self) -> Identity:
@@ -29,18 +29,18 @@ class Prompt(Protocol):
         ...
 
     def messages(self, query: Query) -> list[Message]:
-        """The conversation to send."""
+        """Return the conversation to send."""
         ...
 
     def schema(self, actions: int) -> dict[str, Any] | None:
-        """What structured output must look like; None if the reply is plain text."""
+        """Return the JSON schema of the reply; None if the reply is plain text."""
         ...
 
     def read(self, text: str, query: Query) -> object:
-        """The scores in a reply, not yet checked.
+        """Return the scores in a reply, not yet checked.
 
         Raises:
-            ValueError: there are none.
+            ValueError: the reply holds no scores.
         """
         ...
 
@@ -68,7 +68,7 @@ Reply ONLY with the JSON object that holds your {count} confidences, such as {{"
 
 @dataclass(frozen=True, slots=True)
 class Confidences:
-    """A confidence in [0, 1] for each option, as JSON; normalised to sum 1, as in the paper."""
+    """Asks for a confidence in [0, 1] per option, as JSON, normalised to sum 1 as in the paper."""
 
     @property
     def identity(self) -> Identity:
@@ -77,13 +77,13 @@ class Confidences:
         return {"prompt": "confidences", "prompt_sha256": template, "parser": "json scores, sum 1; 1"}
 
     def messages(self, query: Query) -> list[Message]:
-        """The instructions, then the question with its options as a JSON array."""
+        """Return the instructions, then the question with its options as a JSON array."""
         choices = _plain.encode(query.actions)
-        asked = _CONFIDENCES_USER.format(question=query.text, choices=choices, count=len(query.actions))
-        return [{"role": "system", "content": _CONFIDENCES}, {"role": "user", "content": asked}]
+        content = _CONFIDENCES_USER.format(question=query.text, choices=choices, count=len(query.actions))
+        return [{"role": "system", "content": _CONFIDENCES}, {"role": "user", "content": content}]
 
     def schema(self, actions: int) -> dict[str, Any] | None:
-        """An object with exactly that many numbers."""
+        """Return the schema of an object with exactly that many numbers."""
         numbers = {"type": "array", "items": {"type": "number"}, "minItems": actions, "maxItems": actions}
         return {
             "type": "object",
@@ -93,14 +93,13 @@ class Confidences:
         }
 
     def read(self, text: str, query: Query) -> object:
-        """The array under "scores", divided by its sum."""
-        found = json_object(text).get("scores")
-        if not isinstance(found, list):
+        """Return the array under "scores", divided by its sum."""
+        scores: object = json_object(text).get("scores")
+        if not is_list(scores):
             raise ValueError('there is no list under "scores"')
-        scores = cast("list[object]", found)
-        if not all(is_number(s) and 0 <= s <= 1 for s in scores):
-            return scores  # the caller says which one is wrong
-        numbers = cast("list[float]", scores)
+        numbers = [score for score in scores if is_number(score) and 0 <= score <= 1]
+        if len(numbers) < len(scores):
+            return scores  # the caller reports which one is wrong
         total = float(sum(numbers))
         if total <= 0:
             raise ValueError("no option has any confidence")
@@ -140,10 +139,10 @@ Scores:"""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Helpfulness of two replies on one line, for PKU-SafeRLHF; ties are broken by 0.01.
+class PairPrompt:
+    """Asks how helpful each of two replies is, on one line, for PKU-SafeRLHF; ties are broken by 0.01.
 
-    Which reply a tie favours is a coin tossed by a hash of the whole query, so a reply reads the same every time.
+    A hash of the whole query decides which reply a tie favours, so parsing is deterministic.
     """
 
     @property
@@ -153,23 +152,23 @@ class Pair:
         return {"prompt": "pair", "prompt_sha256": template, "parser": "two numbers, ties 0.01 by hash; 1"}
 
     def messages(self, query: Query) -> list[Message]:
-        """The instructions, then the request and both replies."""
+        """Return the instructions, then the request and both replies."""
         if len(query.actions) != 2:
             raise OptionError(f"the pair prompt compares two replies, not {len(query.actions)}")
         first, second = query.actions
-        asked = _PAIR_USER.format(question=query.text, first=first, second=second)
-        return [{"role": "system", "content": _PAIR}, {"role": "user", "content": asked}]
+        content = _PAIR_USER.format(question=query.text, first=first, second=second)
+        return [{"role": "system", "content": _PAIR}, {"role": "user", "content": content}]
 
     def schema(self, actions: int) -> dict[str, Any] | None:
-        """Plain text."""
+        """Return None: the reply is plain text."""
         return None
 
     def read(self, text: str, query: Query) -> object:
-        """Two numbers, made different."""
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*,\s*(\d+(?:\.\d+)?|\.\d+)\s*", text)
-        if found is None:
+        """Return the two numbers, with a tie broken."""
+        numbers = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*,\s*(\d+(?:\.\d+)?|\.\d+)\s*", text)
+        if numbers is None:
             raise ValueError("there are not two numbers with a comma between them")
-        scores = [float(found[1]), float(found[2])]
+        scores = [float(numbers[1]), float(numbers[2])]
         if scores[0] == scores[1] <= 1:
             favoured = hashlib.sha256(fingerprint([query.text, query.actions]).encode()).digest()[0] & 1
             up = scores[0] <= 0.99
@@ -178,22 +177,22 @@ class Pair:
         return scores
 
 
-PROMPTS: dict[str, Prompt] = {"confidences": Confidences(), "pair": Pair()}
+PROMPTS: dict[str, Prompt] = {"confidences": Confidences(), "pair": PairPrompt()}
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The JSON object in a reply, text around it aside.
+    """Return the JSON object in a reply, ignoring text around it.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no JSON object.
     """
     start, end = text.find("{"), text.rfind("}")
     if start < 0 or end < start:
         raise ValueError("there is no JSON object")
     try:
-        document = json.loads(text[start : end + 1])
+        document: object = json.loads(text[start : end + 1])
     except RecursionError as error:
         raise ValueError("the JSON is nested too deeply") from error
-    if not isinstance(document, dict):
+    if not is_object(document):
         raise ValueError("there is no JSON object")
-    return cast("dict[str, Any]", document)
+    return document

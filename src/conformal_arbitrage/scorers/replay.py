@@ -1,11 +1,11 @@
-"""ReplayScorer: recorded scores, or the answer key, by the query's id, or by an id that is the question's last line.
+"""Kind `replay`: recorded scores, or the answer key, looked up by the query's id or by an id on the question's last line.
 
 Knows nothing of who made the scores.
 """
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,14 +14,29 @@ from conformal_arbitrage.errors import OptionError, ReplyError, ScoreLogError
 from conformal_arbitrage.scorelog.files import Table
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorers.base import Identity, Scores
+from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
 from conformal_arbitrage.types import Query, Role, Spent
 
 
+class ReplayConfig(ModelConfig, frozen=True, kw_only=True, tag="replay"):
+    """Recorded scores, or the answer key with column = "label"."""
+
+    log: str
+    column: str
+
+    shufflable: ClassVar[bool] = False  # the recorded scores were made in the recorded order
+    untested: ClassVar[str | None] = "Recorded scores: loaded, nothing to test."
+
+    def build(self, context: BuildContext) -> "ReplayScorer":
+        """Build the scorer."""
+        return ReplayScorer.read(context.folder / self.log, self.column, cost=self.price_per_call)
+
+
 class ReplayScorer:
-    """Recorded scores; build one with `of_log`, `read` or `of_values`.
+    """Returns recorded scores; build one with `of_log`, `read` or `of_values`.
 
     Args:
-        ids: the rows' names.
+        ids: the rows' ids.
         values: all scores, flat; or, without offsets, the index of each row's right action.
         offsets: where each row's scores begin.
         column: their name in the identity.
@@ -47,7 +62,7 @@ class ReplayScorer:
 
     @classmethod
     def of_log(cls, log: ScoreLog, role: Role) -> "ReplayScorer":
-        """What a log recorded for one of its two models."""
+        """Replay what a log recorded for one of its two models."""
         if log.id is None:
             raise OptionError(f"{log.source}: replaying needs an `id` column")
         primary = role == "primary"
@@ -58,17 +73,17 @@ class ReplayScorer:
 
     @classmethod
     def read(cls, path: str | Path, column: str, *, cost: float | None = None) -> "ReplayScorer":
-        """A column of a file by its `id`: a list of scores per row, or the index of the right action.
+        """Replay a column of a file by `id`: a list of scores per row, or the index of the right action.
 
         Args:
             path: the file.
-            column: whose scores.
-            cost: dollars that asking once stands for.
+            column: the column's name.
+            cost: dollars to report per query.
         """
         with Table(path) as table:
             for name in ("id", column):
                 if name not in table.types:
-                    raise ScoreLogError(f"{path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}")
+                    raise ScoreLogError(f"{path}: no column '{name}'; it has {', '.join(sorted(table.types))}")
             ids: list[str] = table.texts("id").tolist()
             lists = table.numbers_if_any(column)
             values = table.scalars(column) if lists is None else lists[0]
@@ -80,7 +95,7 @@ class ReplayScorer:
     def of_values(
         cls, ids: list[str], values: Floats, offsets: Integers | None, *, column: str, cost: float | None = None
     ) -> "ReplayScorer":
-        """Scores, or right actions, at hand."""
+        """Replay scores, or indices of the right actions, held in memory."""
         parts: list[Any] = ["\0".join(ids).encode(), values.tobytes(), b"" if offsets is None else offsets.tobytes()]
         digest = hashlib.sha256(b"\0\0".join(parts)).hexdigest()
         costs = None if cost is None else np.full(len(ids), cost)
@@ -92,9 +107,9 @@ class ReplayScorer:
         return self._identity
 
     async def score(self, query: Query) -> Scores:
-        """What was recorded for this id."""
+        """Return the scores recorded for this id."""
         row = self._rows.get(query.id or "")
-        if row is None:  # a gateway makes ids of its own
+        if row is None:  # a gateway assigns its own ids
             row = self._rows.get(query.text.rsplit("\n", 1)[-1].removeprefix("user: "))
         if row is None:
             raise ReplyError(f"no row with id {query.id!r:.80} was recorded")

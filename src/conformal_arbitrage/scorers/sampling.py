@@ -1,4 +1,4 @@
-"""SamplingScorer: ask several times; an option's score is the share of samples that agree on it.
+"""Kind `sampling`: ask several times; an option's score is the share of samples that name it.
 
 Knows nothing of confidences: any model that can name an option will do.
 """
@@ -7,41 +7,58 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
+from typing import Literal
 
 from conformal_arbitrage.errors import ReplyError, ScorerError
 from conformal_arbitrage.scorers.base import Identity, Scores
-from conformal_arbitrage.scorers.chat import PATH, Settings, choice_of, message_of, served_by
+from conformal_arbitrage.scorers.completions import PATH, Settings, choice_of, message_of, served_by
+from conformal_arbitrage.scorers.kinds import BuildContext, ChatEndpointConfig
 from conformal_arbitrage.scorers.logprob import LETTERS_SHA256, lettered
 from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, spent_of, together
 
 Normaliser = Callable[[str, Sequence[str]], int | None]
-"""From a reply and the options to the index of the option it names; None if it names none."""
+"""Takes a reply and the options, returns the index of the option it names; None if it names none."""
+
+
+class SamplingConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="sampling"):
+    """Shares of k samples; `normaliser = "MODULE:NAME"` reads replies in one's own way."""
+
+    temperature: float | Literal["default"] = 1.0
+    samples: int = 5
+    normaliser: str | None = None
+
+    def build(self, context: BuildContext) -> "SamplingScorer":
+        """Build the scorer."""
+        settings = self.settings(context.role)
+        normaliser: Normaliser = context.load(self.normaliser) if self.normaliser else named_option
+        port = self.connect(context)
+        return SamplingScorer(port=port, settings=settings, samples=self.samples, normaliser=normaliser)
 
 
 def named_option(text: str, actions: Sequence[str]) -> int | None:
-    """The option a reply names: by its text, or by its letter alone or before a mark."""
+    """Return the option a reply names: by its text, or by its letter alone or before a punctuation mark."""
     plain = text.strip().casefold()
     same = [k for k, action in enumerate(actions) if action.strip().casefold() == plain]
     if same:
         return same[0]
-    found = re.match(r"\W*(?:(?:answer|option)\W*)?([A-Z])(?=\s*$|[^\w\s'])", text.strip(), re.IGNORECASE)
-    place = -1 if found is None else ascii_uppercase.find(found[1].upper())
+    letter = re.match(r"\W*(?:(?:answer|option)\W*)?([A-Z])(?=\s*$|[^\w\s'])", text.strip(), re.IGNORECASE)
+    place = -1 if letter is None else ascii_uppercase.find(letter[1].upper())
     return place if 0 <= place < len(actions) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingScorer:
-    """Shares of k samples.
+    """Scores options by their shares of k samples.
 
-    A sample that names no option agrees with none, so the shares may sum to less than 1; if no sample names one, there
-    are no scores.
+    A sample that names no option counts for none, so the shares may sum to less than 1; if no sample names an option,
+    there are no scores.
 
     Attributes:
         port: the endpoint.
         settings: model, temperature (1 makes sense here), limits.
         samples: k.
-        normaliser: how a reply is read, with a name of its own in the identity.
+        normaliser: reads a reply; its qualified name is part of the identity.
     """
 
     port: Port
@@ -60,7 +77,7 @@ class SamplingScorer:
         return {**who, **self.settings.identity, **limits, **asking, "parser": parser, "option_order": "as given"}
 
     async def score(self, query: Query) -> Scores:
-        """The share of samples for each option."""
+        """Return the share of samples for each option."""
         done: list[Spent] = []
         try:
             replies = await together([self._sample(query, k, done) for k in range(self.samples)])
@@ -81,7 +98,7 @@ class SamplingScorer:
             body["seed"] = self.settings.seed + sample
         limit = self.settings.max_tokens or 8
         reply = await self.port.call(Call(path=PATH, body=body, id=query.id, sample=sample, output_limit=limit))
-        choice_of(reply, self.settings, reply.spent)  # another model, or no completion at all: the asking fails
+        choice_of(reply, self.settings, reply.spent)  # raises if another model replied, or if there is no completion
         try:
             text = str(message_of(reply, self.settings, reply.spent)["content"])
         except ReplyError:

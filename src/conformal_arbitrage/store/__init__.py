@@ -1,53 +1,61 @@
-"""The decision record: one protocol, kept by SQLite or PostgreSQL."""
-
-import asyncio
-from pathlib import Path
+"""The decision record and everything else a gateway must not lose: one protocol, over SQLite or PostgreSQL."""
 
 from conformal_arbitrage.store.base import (
     Audit,
     Claim,
     Claimed,
-    DecisionRecord,
-    Event,
-    EventKind,
     KeyInfo,
     PolicyVersion,
-    Replay,
+    SavedResponse,
     Scope,
     Store,
 )
 from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.store.location import open_store
 from conformal_arbitrage.store.postgres import PostgresStore
+from conformal_arbitrage.store.record import (
+    AuditBody,
+    AuditQuestion,
+    CompletionBody,
+    Content,
+    DecisionBody,
+    DecisionRecord,
+    Event,
+    EventBody,
+    EventKind,
+    FeedbackBody,
+    Grades,
+    JSONObject,
+    MenuQuestion,
+    TextQuestion,
+)
 from conformal_arbitrage.store.sqlite import SQLiteStore
 
 __all__ = [
     "Audit",
+    "AuditBody",
+    "AuditQuestion",
     "Claim",
     "Claimed",
+    "CompletionBody",
+    "Content",
+    "DecisionBody",
     "DecisionRecord",
     "Event",
+    "EventBody",
     "EventKind",
+    "FeedbackBody",
+    "Grades",
+    "JSONObject",
     "KeyInfo",
+    "MenuQuestion",
     "PolicyVersion",
     "PostgresStore",
-    "Replay",
     "SQLiteStore",
+    "SavedResponse",
     "Scope",
     "Store",
+    "TextQuestion",
     "new_id",
     "open_store",
 ]
-
-
-async def open_store(where: str | Path) -> Store:
-    """Open a store, made if absent.
-
-    Args:
-        where: a postgresql:// or postgres:// URL, or a file.
-
-    Raises:
-        StoreError: it cannot be used.
-    """
-    if isinstance(where, str) and where.startswith(("postgres://", "postgresql://")):
-        return await asyncio.to_thread(PostgresStore, where)
-    return await asyncio.to_thread(SQLiteStore, where)

@@ -1,70 +1,27 @@
-"""Store: what a gateway must not lose, as one protocol; SQLite and PostgreSQL keep it.
+"""The store: what a gateway must not lose, as one protocol that SQLite and PostgreSQL implement.
 
-Everything that is told of a decision is an event that is appended and never changed: the decision, its completion,
-feedback, an audit. Each writer chains its events by hash, so damage shows.
-
-Knows nothing of HTTP, models or certificates' meaning.
+Knows nothing of HTTP, models or what a certificate means.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from conformal_arbitrage.store.record import AuditQuestion, DecisionRecord, Event, JSONObject
+
 Scope = Literal["call", "review", "admin"]
-EventKind = Literal["decision", "completion", "feedback", "audit"]
 
 
-class Event(Struct, frozen=True, kw_only=True):
-    """One fact about a decision.
-
-    Attributes:
-        id: the decision's id, time-ordered.
-        kind: which fact.
-        body: the fact itself, a JSON object.
-        policy: of a decision: whose rule.
-        key_id: of a decision: whose call.
-        decided_by: of a decision: who chose.
-    """
-
-    id: str
-    kind: EventKind
-    body: Mapping[str, Any]
-    policy: str | None = None
-    key_id: str | None = None
-    decided_by: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionRecord:
-    """All that is known of one decision: its own event and what came later.
-
-    Completion, feedback and audit are the bodies of their events, each with its time as `at`; of several completions or
-    audits the first counts.
-    """
-
-    id: str
-    created: float
-    policy: str
-    key_id: str | None
-    decided_by: str
-    decision: Mapping[str, Any]
-    completion: Mapping[str, Any] | None = None
-    feedback: Sequence[Mapping[str, Any]] = ()
-    audit: Mapping[str, Any] | None = None
-
-
-class Replay(Struct, frozen=True, kw_only=True):
-    """A finished response to give again."""
+class SavedResponse(Struct, frozen=True, kw_only=True):
+    """A finished HTTP response, kept under its idempotency key to be sent again."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """The right to do the work of one idempotency key; `owner` proves it."""
 
     key_id: str
@@ -72,33 +29,30 @@ class Claim:
     owner: str
 
 
-Claimed = Claim | Replay | Literal["other body", "under way"]
+Claimed = Claim | SavedResponse | Literal["other body", "under way"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
-    """A question the Guardian is still to be asked in the background."""
+class Audit(Struct, frozen=True, kw_only=True):
+    """A queued question to the Guardian about a decision that was drawn for an audit."""
 
     id: str
     policy: str
-    payload: Mapping[str, Any]
+    question: AuditQuestion
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyVersion:
-    """One installed certificate of a policy; `origin` is the version that first brought it."""
+class PolicyVersion(Struct, frozen=True, kw_only=True):
+    """An installed certificate of a policy; `origin` is the version that first installed this certificate."""
 
     name: str
     version: int
     origin: int
-    certificate: Mapping[str, Any]
+    certificate: JSONObject
     installed: float
     installed_by: str
     active: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyInfo:
+class KeyInfo(Struct, frozen=True, kw_only=True):
     """An API key without its secret."""
 
     id: str
@@ -109,10 +63,10 @@ class KeyInfo:
 
 
 class Store(Protocol):
-    """Durable memory. Every method that writes returns once the write is committed."""
+    """Durable storage. Every method that writes returns once the write is committed."""
 
     async def close(self) -> None:
-        """Finish what is under way and let go."""
+        """Finish pending operations and release the connections."""
         ...
 
     async def commit(
@@ -120,12 +74,17 @@ class Store(Protocol):
         events: Sequence[Event],
         *,
         claim: Claim | None = None,
-        replay: Replay | None = None,
+        response: SavedResponse | None = None,
         audits: Sequence[Audit] = (),
     ) -> None:
-        """Append events in one transaction; with them finish an idempotency claim and queue audits.
+        """Append events in one transaction, which also settles an idempotency claim and queues audits.
 
-        A claim without a replay stays under way (a stream whose decision is made); with one it is finished.
+        Args:
+            events: the facts to append.
+            claim: the idempotency claim of the request. Without a response it stays under way, as for a stream whose
+                decision is made.
+            response: finishes the claim.
+            audits: the questions to queue.
 
         Raises:
             LostClaimError: someone else took over the claim; nothing was written.
@@ -133,22 +92,22 @@ class Store(Protocol):
         ...
 
     async def claim(self, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
-        """Take the right to answer a request, or find out that it was answered, is being, or was another request.
+        """Claim the right to answer a request, unless it was answered, is being answered, or was another request.
 
-        A claim whose lease ran out may be taken over. Names expire after 24 hours.
+        A claim may be taken over once its lease has expired. Names expire after 24 hours.
         """
         ...
 
     async def renew(self, claim: Claim, *, lease: float) -> bool:
-        """Keep a claim; False if it was taken over."""
+        """Extend a claim's lease; return False if the claim was taken over."""
         ...
 
     async def release(self, claim: Claim) -> None:
-        """Give a claim up, as after a failure: the next request of that name starts afresh."""
+        """Give up a claim, as after a failure: the next request of that name starts afresh."""
         ...
 
     async def record(self, id: str) -> DecisionRecord | None:
-        """One decision and what is known of it."""
+        """Return a decision and everything recorded about it."""
         ...
 
     async def records(
@@ -162,57 +121,57 @@ class Store(Protocol):
         before: str | None = None,
         limit: int = 100,
     ) -> list[DecisionRecord]:
-        """Decisions, newest first; `before` is the id where the last page ended."""
+        """Return decisions, newest first; `before` is the id at which the previous page ended."""
         ...
 
     async def take_audits(self, *, limit: int, lease: float) -> list[Audit]:
-        """Audits to do now; one that is not finished within the lease is handed out again."""
+        """Lease queued audits; one that is not finished within its lease is handed out again."""
         ...
 
     async def renew_audits(self, ids: Sequence[str], *, lease: float) -> None:
-        """Keep audits that are being done."""
+        """Extend the leases of audits."""
         ...
 
     async def policies(self) -> list[PolicyVersion]:
-        """The active version of every policy."""
+        """Return the active version of every policy."""
         ...
 
     async def policy_history(self, name: str) -> list[PolicyVersion]:
-        """All versions of a policy, newest first."""
+        """Return all versions of a policy, newest first."""
         ...
 
-    async def install(self, name: str, certificate: Mapping[str, Any], *, by: str) -> PolicyVersion:
+    async def install(self, name: str, certificate: JSONObject, *, by: str) -> PolicyVersion:
         """Make a certificate the active version of a policy."""
         ...
 
     async def rollback(self, name: str, *, by: str) -> PolicyVersion | None:
-        """Make the version before the active one active again, as a new version; None if there is none."""
+        """Reactivate the version before the active one, as a new version; return None if there is none."""
         ...
 
     async def change_count(self) -> int:
-        """Grows whenever a policy is installed or rolled back, or a key made or revoked, by any gateway."""
+        """Return a number that grows whenever any gateway installs or rolls back a policy, or creates or revokes a key."""
         ...
 
     async def create_key(self, *, id: str, sha256: str, scope: Scope, label: str) -> None:
-        """Keep an API key, as its digest only."""
+        """Store an API key, as its digest only."""
         ...
 
     async def find_key(self, sha256: str) -> KeyInfo | None:
-        """The key with this digest, revoked or not."""
+        """Return the key with this digest, revoked or not."""
         ...
 
     async def keys(self) -> list[KeyInfo]:
-        """All keys."""
+        """Return all keys."""
         ...
 
     async def revoke_key(self, id: str) -> bool:
-        """Revoke a key; False if there is none of that id."""
+        """Revoke a key; return False if there is none with that id."""
         ...
 
     async def prune(self, *, before: float) -> int:
-        """Remove decisions made before a time, with all their events; a checkpoint per writer keeps chains checkable."""
+        """Remove decisions older than a time, with all their events; a checkpoint per writer keeps chains verifiable."""
         ...
 
     async def verify(self) -> list[str]:
-        """What is wrong with the hash chains, in words; empty if they hold."""
+        """Return the faults in the hash chains, in words; an empty list if there are none."""
         ...

@@ -1,8 +1,8 @@
-"""Session: one connection as the operations see it, and all that tells SQLite and PostgreSQL apart in SQL.
+"""Session: one connection as the operations see it, with the differences between SQLite and PostgreSQL in SQL.
 
-Statements are written once, with `?` for a value and `{integer}` for a type.
+Statements are written once, with `?` for a value and `{integer}` for a column type.
 
-Knows nothing of threads, of transactions' limits or of what the statements mean.
+Knows nothing of threads, of where transactions begin and end, or of what the statements mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from conformal_arbitrage.store.hash_chain import Chain
 
 
 class Cursor(Protocol):
-    """What a statement gave."""
+    """The result of a statement."""
 
     @property
     def rowcount(self) -> int:
@@ -22,12 +22,12 @@ class Cursor(Protocol):
         ...
 
     def fetchall(self) -> Sequence[Any]:
-        """All its rows."""
+        """Return all its rows."""
         ...
 
 
 class Connection(Protocol):
-    """A connection of sqlite3 or psycopg; neither begins transactions by itself here."""
+    """A connection of sqlite3 or psycopg, in a mode in which it begins no transactions by itself."""
 
     def execute(self, sql: str, parameters: Sequence[Any], /) -> Cursor:
         """Run one statement."""
@@ -36,20 +36,20 @@ class Connection(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Where the two databases differ.
+    """The differences between the two databases.
 
     Attributes:
-        placeholder: what stands for a value.
+        placeholder: the mark for a value.
         types: the column types; text sorts by bytes.
-        skip_locked: ends a select that takes rows which no other transaction holds.
-        alone: waits until no one else migrates; None where writing transactions exclude each other anyway.
-        snapshot: begins a transaction whose reads all see one moment.
+        skip_locked: the clause that makes a select lock its rows and skip those that other transactions hold.
+        migration_lock: waits until no one else migrates; None where writing transactions exclude each other anyway.
+        snapshot: begins a transaction whose reads all see the same state.
     """
 
     placeholder: str
     types: Mapping[str, str]
     skip_locked: str
-    alone: str | None
+    migration_lock: str | None
     snapshot: str
 
 
@@ -57,20 +57,20 @@ SQLITE = Dialect(
     placeholder="?",
     types={"text": "text", "integer": "integer", "real": "real", "bytes": "blob"},
     skip_locked="",
-    alone=None,
+    migration_lock=None,
     snapshot="begin",
 )
 POSTGRES = Dialect(
     placeholder="%s",
     types={"text": 'text collate "C"', "integer": "bigint", "real": "double precision", "bytes": "bytea"},
     skip_locked=" for update skip locked",
-    alone="select pg_advisory_xact_lock(7364027115)",
+    migration_lock="select pg_advisory_xact_lock(7364027115)",
     snapshot="begin isolation level repeatable read read only",
 )
 
 
 class Session:
-    """A connection, its dialect and, where it writes, its chain of events."""
+    """A connection, its dialect and, if it writes, its chain of events."""
 
     def __init__(self, connection: Connection, dialect: Dialect) -> None:
         self.dialect = dialect
@@ -78,11 +78,11 @@ class Session:
         self._connection = connection
 
     def run(self, sql: str, *values: Any) -> int:
-        """Run a statement; how many rows it changed."""
+        """Run a statement; return how many rows it changed."""
         return self._execute(sql, values).rowcount
 
     def rows(self, sql: str, *values: Any) -> Sequence[Any]:
-        """Run a query; all its rows."""
+        """Run a query; return all its rows."""
         return self._execute(sql, values).fetchall()
 
     def define(self, sql: str) -> None:
@@ -90,9 +90,9 @@ class Session:
         self.run(sql.format_map(self.dialect.types))
 
     def _execute(self, sql: str, values: Sequence[Any]) -> Cursor:
-        return self._connection.execute(_rewritten(sql, self.dialect.placeholder), values)
+        return self._connection.execute(_with_placeholders(sql, self.dialect.placeholder), values)
 
 
 @lru_cache(maxsize=256)
-def _rewritten(sql: str, placeholder: str) -> str:
+def _with_placeholders(sql: str, placeholder: str) -> str:
     return sql.replace("?", placeholder)

@@ -1,6 +1,6 @@
-"""Ids of decisions: 26 characters that sort by time, as a ULID does.
+"""Ids of decisions: 26 characters that sort by time, like a ULID.
 
-Knows nothing of where an id is kept.
+Knows nothing of where an id is stored.
 """
 
 import secrets
@@ -14,16 +14,16 @@ _SHIFTS = range(120, -1, -10)
 
 
 class _Ids:
-    """A source of ids, each above the one before even if the clock stands still or goes back."""
+    """A source of ids, each above the previous one even if the clock stands still or goes back."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = 0
 
     def next(self) -> str:
-        drawn = (time.time_ns() // 1_000_000 << _RANDOM_BITS) | secrets.randbits(_RANDOM_BITS)
+        candidate = (time.time_ns() // 1_000_000 << _RANDOM_BITS) | secrets.randbits(_RANDOM_BITS)
         with self._lock:
-            value = self._last = max(drawn, self._last + 1)
+            value = self._last = max(candidate, self._last + 1)
         return "".join([_PAIRS[value >> shift & 1023] for shift in _SHIFTS])
 
 
@@ -31,5 +31,5 @@ _ids = _Ids()
 
 
 def new_id() -> str:
-    """A fresh id: 48 bits of milliseconds, 80 random ones; later ids of one process are greater."""
+    """Return a new id: 48 bits of milliseconds, then 80 random bits; ids of one process only grow."""
     return _ids.next()

@@ -1,65 +1,75 @@
-"""The tables, as numbered migrations that are never changed once released.
+"""The tables, as numbered migrations; a released migration never changes.
 
     events       append-only; a tombstone keeps only writer, seq and hash
-    checkpoints  per writer, the last event that was pruned without a trace
-    claims       idempotency keys: pending, decided or finished; replays holds the finished responses
-    audits       questions to ask in the background; `lease` is the time until which someone has it
-    policies     every installed certificate; `origin` is the version that first brought it
-    changes      one row: grows with every installation, and every key made or revoked
+    checkpoints  per writer, the last event that was pruned without a tombstone
+    claims       idempotency keys: pending, decided or finished; the responses of finished ones are in replays
+    audits       questions to ask in the background; `lease` is the time until which an audit is held
+    policies     every installed certificate; `origin` is the version that first installed it
+    changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
 
-Knows nothing of what is done with them.
+Knows nothing of what is done with the tables.
 """
+
+from collections.abc import Callable, Sequence
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.dialect import Session
 
-_FIRST = (
-    "create table events (writer {text} not null, seq {integer} not null, hash {text} not null, id {text}, kind {text}, "
-    "at {real}, body {text}, policy {text}, key_id {text}, decided_by {text}, primary key (writer, seq))",
-    "create unique index decisions on events (id) where kind = 'decision'",
-    "create index decisions_by_time on events (at) where kind = 'decision'",
-    "create index later_events on events (id) where kind <> 'decision'",
-    "create index tombstones on events (writer, seq) where body is null",
-    "create table checkpoints (writer {text} primary key, seq {integer} not null, hash {text} not null)",
-    "create table claims (key_id {text} not null, name {text} not null, body_sha256 {text} not null, "
-    "owner {text} not null, state {text} not null, lease {real} not null, expires {real} not null, "
-    "primary key (key_id, name))",
-    "create index claims_by_expiry on claims (expires)",
-    "create table replays (key_id {text} not null, name {text} not null, status {integer} not null, "
-    "headers {text} not null, body {bytes} not null, expires {real} not null, primary key (key_id, name))",
-    "create index replays_by_expiry on replays (expires)",
-    "create table audits (id {text} primary key, policy {text} not null, payload {text} not null, lease {real} not null)",
-    "create table policies (name {text} not null, version {integer} not null, origin {integer} not null, "
-    "certificate {text} not null, installed {real} not null, installed_by {text} not null, primary key (name, version))",
-    "create table changes (count {integer} not null)",
-    "insert into changes (count) values (0)",
-    "create table keys (id {text} primary key, sha256 {text} not null unique, scope {text} not null, "
-    "label {text} not null, created {real} not null, revoked {real})",
-)
-MIGRATIONS = (_FIRST,)
-"""What takes a database from version k to k + 1, at index k."""
+
+def m001_first_tables(session: Session) -> None:
+    """Create the tables of the first release."""
+    for statement in (
+        "create table events (writer {text} not null, seq {integer} not null, hash {text} not null, id {text}, "
+        "kind {text}, at {real}, body {text}, policy {text}, key_id {text}, decided_by {text}, primary key (writer, seq))",
+        "create unique index decisions on events (id) where kind = 'decision'",
+        "create index decisions_by_time on events (at) where kind = 'decision'",
+        "create index later_events on events (id) where kind <> 'decision'",
+        "create index tombstones on events (writer, seq) where body is null",
+        "create table checkpoints (writer {text} primary key, seq {integer} not null, hash {text} not null)",
+        "create table claims (key_id {text} not null, name {text} not null, body_sha256 {text} not null, "
+        "owner {text} not null, state {text} not null, lease {real} not null, expires {real} not null, "
+        "primary key (key_id, name))",
+        "create index claims_by_expiry on claims (expires)",
+        "create table replays (key_id {text} not null, name {text} not null, status {integer} not null, "
+        "headers {text} not null, body {bytes} not null, expires {real} not null, primary key (key_id, name))",
+        "create index replays_by_expiry on replays (expires)",
+        "create table audits (id {text} primary key, policy {text} not null, payload {text} not null, "
+        "lease {real} not null)",
+        "create table policies (name {text} not null, version {integer} not null, origin {integer} not null, "
+        "certificate {text} not null, installed {real} not null, installed_by {text} not null, "
+        "primary key (name, version))",
+        "create table changes (count {integer} not null)",
+        "insert into changes (count) values (0)",
+        "create table keys (id {text} primary key, sha256 {text} not null unique, scope {text} not null, "
+        "label {text} not null, created {real} not null, revoked {real})",
+    ):
+        session.define(statement)
 
 
-def migrate(session: Session, where: str) -> None:
-    """Bring a database to this version, within the transaction under way.
+MIGRATIONS: Sequence[Callable[[Session], None]] = (m001_first_tables,)
+"""The function at index k takes a database from version k to k + 1."""
+
+
+def migrate(session: Session, location: str) -> None:
+    """Bring a database to the version of this release, within the current transaction.
 
     Raises:
         StoreError: a later release of this package wrote it.
     """
-    if session.dialect.alone is not None:
-        session.rows(session.dialect.alone)
+    if session.dialect.migration_lock is not None:
+        session.rows(session.dialect.migration_lock)
     session.define("create table if not exists schema_version (version {integer} not null)")
-    found = session.rows("select version from schema_version")
-    version = int(found[0][0]) if found else 0
+    rows = session.rows("select version from schema_version")
+    version = int(rows[0][0]) if rows else 0
     if version > len(MIGRATIONS):
         raise StoreError(
-            f"{where}: the database has schema version {version}, this release knows {len(MIGRATIONS)}; "
+            f"{location}: the database has schema version {version}, this release knows {len(MIGRATIONS)}; "
             "upgrade conformal-arbitrage, or name another database"
         )
     if version == len(MIGRATIONS):
         return
-    for statement in (sql for step in MIGRATIONS[version:] for sql in step):
-        session.define(statement)
+    for migration in MIGRATIONS[version:]:
+        migration(session)
     session.run("delete from schema_version")
     session.run("insert into schema_version (version) values (?)", len(MIGRATIONS))

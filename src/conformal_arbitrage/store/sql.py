@@ -1,39 +1,35 @@
-"""The operations of a store, each the body of one short transaction; both databases run the same ones.
+"""The operations of a store, each the body of one short transaction, the same for both databases.
 
-Leases and expiry are judged by the clock of the gateway that asks: gateways that share a database must agree on the time
-to well within a lease.
+Leases and expiry depend on the clock of the calling gateway: the clocks of gateways that share a database must agree to
+well within a lease.
 
 Knows nothing of threads, event loops or how a transaction begins and ends.
 """
 
-import json
+import logging
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any
 
-from conformal_arbitrage.errors import LostClaimError
-from conformal_arbitrage.store.base import (
-    Audit,
-    Claim,
-    Claimed,
-    DecisionRecord,
-    Event,
-    KeyInfo,
-    PolicyVersion,
-    Replay,
-    Scope,
-)
-from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.hash_chain import Checkpoint, Link, canonical, faults
+from msgspec import Struct
 
-CHUNK = 500
-"""How many rows a long operation takes at a time."""
+from conformal_arbitrage.errors import LostClaimError, StoreError
+from conformal_arbitrage.store.base import Audit, Claim, Claimed, KeyInfo, PolicyVersion, SavedResponse, Scope
+from conformal_arbitrage.store.dialect import Session
+from conformal_arbitrage.store.encoding import decode_decision, decode_json, decode_later, decode_question, encode_json
+from conformal_arbitrage.store.hash_chain import Checkpoint, Link, faults
+from conformal_arbitrage.store.record import AuditBody, CompletionBody, DecisionRecord, Event, FeedbackBody, LaterBody
+
+_log = logging.getLogger("conformal_arbitrage.store")
+_CHUNK = 500
+"""How many rows a long operation handles at a time."""
+
+CHANGE_COUNT = "select count from changes"
 
 _DAY = 86400.0
-_BEYOND = 2**62  # any event's number is below
+_BEYOND = 2**62  # above the number of any event
 _CHANGED = "update changes set count = count + 1"
 _LINK = "writer, seq, hash, id, kind, at, body, policy, key_id, decided_by"
 _BURY = (
@@ -41,65 +37,65 @@ _BURY = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """Append events, each with its body as text; settle a claim; queue audits."""
+class Commit(Struct, frozen=True):
+    """Append events, each with the text of its body; settle a claim; queue audits, each with the text of its question."""
 
     events: Sequence[tuple[Event, str]]
     claim: Claim | None
-    replay: Replay | None
+    response: SavedResponse | None
     audits: Sequence[tuple[Audit, str]]
 
     @property
     def only_appends(self) -> bool:
-        """Whether one statement is enough, which several commits can share."""
-        return self.claim is None and not self.audits and all(event.kind != "audit" for event, _ in self.events)
+        """Whether a single statement suffices, which several commits can share."""
+        return self.claim is None and not self.audits and not any(isinstance(e.body, AuditBody) for e, _ in self.events)
 
     def __call__(self, session: Session) -> None:
-        """Do it."""
+        """Run within the transaction of a session."""
         if self.claim is not None:
-            _settle(session, self.claim, self.replay, time.time())
+            _settle(session, self.claim, self.response, time.time())
         append(session, self.events)
         for event, _ in self.events:
-            if event.kind == "audit":
+            if isinstance(event.body, AuditBody):
                 session.run("delete from audits where id = ?", event.id)
         _queue(session, self.audits)
 
 
 def append(session: Session, events: Sequence[tuple[Event, str]]) -> None:
-    """Append events; up to `CHUNK` are one statement, since a statement can only take so many values."""
+    """Append events, up to `_CHUNK` in one statement, since the number of values in a statement is limited."""
     now = time.time()
-    for start in range(0, len(events), CHUNK):
-        links = [session.chain.append(event, body, now) for event, body in events[start : start + CHUNK]]
+    for start in range(0, len(events), _CHUNK):
+        links = [session.chain.append(event, body, now) for event, body in events[start : start + _CHUNK]]
         rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(links))
         session.run(f"insert into events ({_LINK}) values {rows}", *chain.from_iterable(links))
 
 
 def _queue(session: Session, audits: Sequence[tuple[Audit, str]]) -> None:
-    for queued, payload in audits:
-        values = (queued.id, queued.policy, payload, 0.0)
+    for audit, question in audits:
+        values = (audit.id, audit.policy, question, 0.0)
         session.run("insert into audits (id, policy, payload, lease) values (?, ?, ?, ?)", *values)
 
 
-def _settle(session: Session, claim: Claim, replay: Replay | None, now: float) -> None:
-    """Mark a claim decided, or finished with a response, if it is still its owner's."""
+def _settle(session: Session, claim: Claim, response: SavedResponse | None, now: float) -> None:
+    """Mark a claim as decided, or as finished with a response, if the owner still holds it."""
     held = session.run(
         "update claims set state = ?, expires = ? where key_id = ? and name = ? and owner = ? and state <> 'finished'",
-        *("decided" if replay is None else "finished", now + _DAY, claim.key_id, claim.name, claim.owner),
+        *("decided" if response is None else "finished", now + _DAY, claim.key_id, claim.name, claim.owner),
     )
     if not held:
         raise LostClaimError(f"the idempotency key {claim.name!r} is no longer held by this request; send it again")
-    if replay is not None:
+    if response is not None:
+        headers = encode_json(response.headers, "the headers of a response")
         session.run(
             "insert into replays (key_id, name, status, headers, body, expires) values (?, ?, ?, ?, ?, ?) "
             "on conflict (key_id, name) do update set status = excluded.status, headers = excluded.headers, "
             "body = excluded.body, expires = excluded.expires",
-            *(claim.key_id, claim.name, replay.status, canonical(replay.headers, "headers"), replay.body, now + _DAY),
+            *(claim.key_id, claim.name, response.status, headers, response.body, now + _DAY),
         )
 
 
 def claim(session: Session, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
-    """Take a claim that is new, expired, or pending past its lease with the same body; else say why not."""
+    """Take a claim that is new, expired, or pending past its lease with the same body; else return the reason."""
     now, owner = time.time(), secrets.token_hex(16)
     taken = session.run(
         "insert into claims (key_id, name, body_sha256, owner, state, lease, expires) "
@@ -113,19 +109,20 @@ def claim(session: Session, key_id: str, name: str, body_sha256: str, *, lease: 
 
 
 def _refusal(session: Session, key_id: str, name: str, body_sha256: str) -> Claimed:
-    """Why a claim is not to be had; the attempt to take it has locked its row."""
+    """Return why a claim cannot be taken; the attempt to take it has locked its row."""
     [(body, state)] = session.rows("select body_sha256, state from claims where key_id = ? and name = ?", key_id, name)
     if body != body_sha256:
         return "other body"
     if state != "finished":
         return "under way"
-    found = session.rows("select status, headers, body from replays where key_id = ? and name = ?", key_id, name)
-    [(status, headers, content)] = found
-    return Replay(status=status, headers=json.loads(headers), body=content)
+    rows = session.rows("select status, headers, body from replays where key_id = ? and name = ?", key_id, name)
+    [(status, text, content)] = rows
+    headers = {name: str(value) for name, value in decode_json(text, "the headers of a response").items()}
+    return SavedResponse(status=status, headers=headers, body=content)
 
 
 def renew(session: Session, claim: Claim, *, lease: float) -> bool:
-    """Move a claim's lease, if it is still its owner's."""
+    """Extend a claim's lease, if the owner still holds it."""
     now = time.time()
     held = session.run(
         "update claims set lease = ?, expires = ? where key_id = ? and name = ? and owner = ? and state <> 'finished'",
@@ -135,7 +132,7 @@ def renew(session: Session, claim: Claim, *, lease: float) -> bool:
 
 
 def release(session: Session, claim: Claim) -> None:
-    """Forget a claim that is its owner's and not finished."""
+    """Delete an unfinished claim, if the owner still holds it."""
     session.run(
         "delete from claims where key_id = ? and name = ? and owner = ? and state <> 'finished'",
         *(claim.key_id, claim.name, claim.owner),
@@ -143,27 +140,26 @@ def release(session: Session, claim: Claim) -> None:
 
 
 def sweep(session: Session) -> bool:
-    """Remove claims and responses whose day is over, some at a time; whether there may be more."""
+    """Delete some of the expired claims and responses; return whether there may be more."""
     now = time.time()
     counts = [
         session.run(
             f"delete from {table} where (key_id, name) in "
             f"(select key_id, name from {table} where expires <= ? limit ?{session.dialect.skip_locked})",
-            *(now, CHUNK),
+            *(now, _CHUNK),
         )
         for table in ("claims", "replays")
     ]
-    return CHUNK in counts
+    return _CHUNK in counts
 
 
 def record(session: Session, id: str) -> DecisionRecord | None:
-    """One decision with its later events."""
-    found = _records(session, {"id = ?": id}, limit=1)
-    return found[0] if found else None
+    """Return a decision with its later events."""
+    return next(iter(_records(session, {"id = ?": id}, limit=1)), None)
 
 
 def records(session: Session, *, conditions: Mapping[str, Any], limit: int) -> list[DecisionRecord]:
-    """Decisions that meet all conditions, newest first; a condition whose value is None does not count."""
+    """Return the decisions that meet all conditions, newest first; a condition whose value is None is ignored."""
     return _records(session, {sql: value for sql, value in conditions.items() if value is not None}, limit)
 
 
@@ -179,38 +175,44 @@ def _records(session: Session, conditions: Mapping[str, Any], limit: int) -> lis
 
 
 def _decision(row: Sequence[Any], later: Iterable[Sequence[Any]]) -> DecisionRecord:
-    """A record; of several completions or audits the first counts."""
+    """Build a record; only the first completion and the first audit count."""
     id, created, policy, key_id, decided_by, body = row
-    told: dict[str, list[dict[str, Any]]] = {"completion": [], "feedback": [], "audit": []}
-    for kind, at, text in later:
-        if kind is not None:  # the join's empty row
-            told[kind].append({**json.loads(text), "at": at})
+    bodies: list[LaterBody] = [decode_later(kind, text, id, at) for kind, at, text in later if kind is not None]
     return DecisionRecord(
         id=id,
         created=created,
         policy=policy,
         key_id=key_id,
         decided_by=decided_by,
-        decision=json.loads(body),
-        completion=next(iter(told["completion"]), None),
-        feedback=tuple(told["feedback"]),
-        audit=next(iter(told["audit"]), None),
+        decision=decode_decision(body, id),
+        completion=next((body for body in bodies if isinstance(body, CompletionBody)), None),
+        feedback=tuple(body for body in bodies if isinstance(body, FeedbackBody)),
+        audit=next((body for body in bodies if isinstance(body, AuditBody)), None),
     )
 
 
 def take_audits(session: Session, *, limit: int, lease: float) -> list[Audit]:
-    """The oldest audits that no one has, now leased."""
+    """Lease the oldest audits that no one holds."""
     now = time.time()
     rows = session.rows(
         f"select id, policy, payload from audits where lease <= ? order by id limit ?{session.dialect.skip_locked}",
         *(now, limit),
     )
     renew_audits(session, [id for id, _, _ in rows], lease=lease)
-    return [Audit(id=id, policy=policy, payload=json.loads(payload)) for id, policy, payload in rows]
+    return [audit for row in rows if (audit := _audit(*row)) is not None]
+
+
+def _audit(id: str, policy: str, text: str) -> Audit | None:
+    """Return an audit, or None if its question is damaged, since that must not stop the others."""
+    try:
+        return Audit(id=id, policy=policy, question=decode_question(text, id))
+    except StoreError as error:
+        _log.error("an audit is skipped: %s", error)
+        return None
 
 
 def renew_audits(session: Session, ids: Sequence[str], *, lease: float) -> None:
-    """Move audits' leases."""
+    """Extend the leases of audits."""
     until = time.time() + lease
     for id in ids:
         session.run("update audits set lease = ? where id = ?", until, id)
@@ -223,13 +225,13 @@ _VERSIONS = (
 
 
 def policies(session: Session) -> list[PolicyVersion]:
-    """The newest version of every policy."""
+    """Return the newest version of every policy."""
     newest = "where p.version = (select max(version) from policies q where q.name = p.name) order by p.name"
     return [_version(row) for row in session.rows(_VERSIONS + newest)]
 
 
 def policy_history(session: Session, name: str) -> list[PolicyVersion]:
-    """All versions of a policy, newest first."""
+    """Return all versions of a policy, newest first."""
     return [_version(row) for row in session.rows(_VERSIONS + "where p.name = ? order by p.version desc", name)]
 
 
@@ -239,7 +241,7 @@ def _version(row: Sequence[Any]) -> PolicyVersion:
         name=name,
         version=version,
         origin=origin,
-        certificate=json.loads(certificate),
+        certificate=decode_json(certificate, f"the certificate of {name}"),
         installed=installed,
         installed_by=by,
         active=bool(active),
@@ -247,7 +249,7 @@ def _version(row: Sequence[Any]) -> PolicyVersion:
 
 
 def install(session: Session, name: str, certificate: str, *, by: str) -> PolicyVersion:
-    """Add a version."""
+    """Add a version with a new certificate."""
     version = _next_version(session, name)
     return _add_version(session, name, version, origin=version, certificate=certificate, by=by)
 
@@ -255,23 +257,23 @@ def install(session: Session, name: str, certificate: str, *, by: str) -> Policy
 def rollback(session: Session, name: str, *, by: str) -> PolicyVersion | None:
     """Add a version with the certificate that was active before the active one was first installed.
 
-    Every version knows its origin, the version that first brought its certificate; what was active before that has
-    the number below. So a second rollback goes back a second step.
+    A version's origin is the version that first installed its certificate; the certificate active before that has the
+    number below. So a second rollback goes back a second step.
     """
     version = _next_version(session, name)
-    found = session.rows(
+    rows = session.rows(
         "select b.origin, b.certificate from policies a join policies b on b.name = a.name and b.version = a.origin - 1 "
         "where a.name = ? and a.version = ?",
         *(name, version - 1),
     )
-    if not found:
+    if not rows:
         return None
-    [(origin, certificate)] = found
+    [(origin, certificate)] = rows
     return _add_version(session, name, version, origin=origin, certificate=certificate, by=by)
 
 
 def _next_version(session: Session, name: str) -> int:
-    """The number after a policy's newest, with the row locked that whoever installs must lock."""
+    """Return the number of a policy's next version, after locking the row that every installation must lock."""
     session.run("update changes set count = count")
     [(newest,)] = session.rows("select coalesce(max(version), 0) from policies where name = ?", name)
     return int(newest) + 1
@@ -288,8 +290,8 @@ def _add_version(session: Session, name: str, version: int, *, origin: int, cert
 
 
 def change_count(session: Session) -> int:
-    """How often a policy was installed, or a key made or revoked."""
-    [(count,)] = session.rows("select count from changes")
+    """Return how often a policy was installed, or a key created or revoked."""
+    [(count,)] = session.rows(CHANGE_COUNT)
     return int(count)
 
 
@@ -297,20 +299,20 @@ _KEYS = "select id, scope, label, created, revoked from keys "
 
 
 def create_key(session: Session, *, id: str, sha256: str, scope: Scope, label: str) -> None:
-    """Keep a key's digest."""
+    """Store a key's digest."""
     values = (id, sha256, scope, label, time.time())
     session.run("insert into keys (id, sha256, scope, label, created) values (?, ?, ?, ?, ?)", *values)
     session.run(_CHANGED)
 
 
 def find_key(session: Session, sha256: str) -> KeyInfo | None:
-    """The key of a digest."""
-    found = session.rows(_KEYS + "where sha256 = ?", sha256)
-    return _key(found[0]) if found else None
+    """Return the key with a digest."""
+    rows = session.rows(_KEYS + "where sha256 = ?", sha256)
+    return _key(rows[0]) if rows else None
 
 
 def keys(session: Session) -> list[KeyInfo]:
-    """All keys, oldest first."""
+    """Return all keys, oldest first."""
     return [_key(row) for row in session.rows(_KEYS + "order by created, id")]
 
 
@@ -320,17 +322,17 @@ def _key(row: Sequence[Any]) -> KeyInfo:
 
 
 def revoke_key(session: Session, id: str) -> bool:
-    """Note when a key was revoked, the first time."""
-    found = session.run("update keys set revoked = coalesce(revoked, ?) where id = ?", time.time(), id) == 1
+    """Mark a key as revoked, keeping the time of the first revocation; return whether there is such a key."""
+    count = session.run("update keys set revoked = coalesce(revoked, ?) where id = ?", time.time(), id)
     session.run(_CHANGED)
-    return found
+    return count == 1
 
 
 def prune(session: Session, *, before: float) -> int:
-    """Turn some old decisions' events into tombstones; how many decisions."""
+    """Turn the events of some old decisions into tombstones; return how many decisions."""
     rows = session.rows(
         f"select id from events where kind = 'decision' and at < ? order by at limit ?{session.dialect.skip_locked}",
-        *(before, CHUNK),
+        *(before, _CHUNK),
     )
     for (id,) in rows:
         session.run(f"{_BURY} where id = ? and kind <> 'decision'", id)
@@ -340,7 +342,7 @@ def prune(session: Session, *, before: float) -> int:
 
 
 def compact(session: Session) -> None:
-    """Replace the tombstones a chain begins with by a checkpoint."""
+    """Replace the tombstones at the start of each chain by a checkpoint."""
     for (writer,) in session.rows("select distinct writer from events where body is null"):
         end = session.rows(
             "select seq, hash from events where writer = ? and body is null and seq < coalesce("
@@ -356,8 +358,8 @@ def compact(session: Session) -> None:
             session.run("delete from events where writer = ? and seq <= ?", writer, seq)
 
 
-def verify(session: Session) -> list[str]:
-    """Every fault of every chain; the transaction must be a snapshot."""
+def chain_faults(session: Session) -> list[str]:
+    """Return every fault of every chain; the transaction must be a snapshot."""
     rows = session.rows("select writer, seq, hash from checkpoints")
     starts = {writer: Checkpoint(seq, hash) for writer, seq, hash in rows}
     by_writer = groupby(_links(session), lambda link: link.writer)
@@ -365,10 +367,10 @@ def verify(session: Session) -> list[str]:
 
 
 def _links(session: Session) -> Iterator[Link]:
-    """All events by writer and number, some at a time."""
+    """Yield all events by writer and number, reading some at a time."""
     last = ("", 0)
     while rows := session.rows(
-        f"select {_LINK} from events where (writer, seq) > (?, ?) order by writer, seq limit ?", *last, CHUNK
+        f"select {_LINK} from events where (writer, seq) > (?, ?) order by writer, seq limit ?", *last, _CHUNK
     ):
         yield from map(Link._make, rows)
         last = rows[-1][:2]

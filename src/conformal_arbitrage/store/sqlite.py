@@ -1,8 +1,8 @@
-"""SQLiteStore: one file; a thread writes, and commits together whatever waits for it.
+"""SQLiteStore: a store in one file; a thread writes, and commits all waiting jobs together.
 
-Short reads run on the event loop, over a connection of their own; long ones in the thread pool.
+Short reads run on the event loop over a connection of their own, long ones in the thread pool.
 
-Knows nothing of what is written.
+Knows nothing of what is stored.
 """
 
 import asyncio
@@ -13,40 +13,41 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.dialect import SQLITE, Session
 from conformal_arbitrage.store.hash_chain import Chain
 from conformal_arbitrage.store.migrations import migrate
-from conformal_arbitrage.store.shared import UNUSABLE, Job, SQLStore, T, unusable
-from conformal_arbitrage.store.sql import Commit, append
+from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit, append
+from conformal_arbitrage.store.sql_store import BAD_VALUE, Job, SQLStore, bad_value
 
-_PATIENCE = 2.0
-_TOGETHER = 64
-_MOMENT = 0.0005
+_BUSY_TIMEOUT = 2.0
+_MOST_TOGETHER = 64
+_GATHER_SECONDS = 0.0005
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing; stop it or try again",
     sqlite3.SQLITE_LOCKED: "another process is writing; stop it or try again",
     sqlite3.SQLITE_FULL: "free some space on the disk",
-    sqlite3.SQLITE_IOERR: "check the disk and the space left on it",
+    sqlite3.SQLITE_IOERR: "check the disk and its free space",
     sqlite3.SQLITE_READONLY: "let this user write to the file and its folder",
-    sqlite3.SQLITE_CANTOPEN: "name a file in a folder that exists and may be written",
+    sqlite3.SQLITE_CANTOPEN: "name a file in a folder that exists and is writable",
     sqlite3.SQLITE_PERM: "let this user write to the file and its folder",
     sqlite3.SQLITE_NOTADB: "name a database of this package or a new file",
-    sqlite3.SQLITE_CORRUPT: "restore a copy",
-    sqlite3.SQLITE_CONSTRAINT: "it is there already; use another id",
+    sqlite3.SQLITE_CORRUPT: "restore a backup",
+    sqlite3.SQLITE_CONSTRAINT: "it already exists; use another id",
 }
-_FAILURES = (sqlite3.Error, *UNUSABLE)
+_FAILURES = (sqlite3.Error, *BAD_VALUE)
 
-_Waiting = tuple[Job[Any], "asyncio.Future[Any]"]
+_T = TypeVar("_T")
+_Pending = tuple[Job[Any], "asyncio.Future[Any]"]
 
 
 class SQLiteStore(SQLStore):
     """A store in a file, for one machine; several processes may share it.
 
     Args:
-        path: the file; made if absent.
+        path: the file; created if it does not exist.
 
     Raises:
         StoreError: it cannot be used.
@@ -56,32 +57,40 @@ class SQLiteStore(SQLStore):
         super().__init__()
         self._path = Path(path)
         self._writer = _Writer(self._path)
-        self._reader = _open(self._path)
+        self._reader = _connect(self._path)
         self._session = Session(self._reader, SQLITE)
         self._writer.start()
 
     async def close(self) -> None:
-        """Finish what is under way and let go."""
+        """See `Store.close`."""
         self._writer.finish()
         await asyncio.to_thread(self._writer.join)
         self._reader.close()
 
-    async def _write(self, job: Job[T]) -> T:
+    async def change_count(self) -> int:
+        """See `Store.change_count`. Every request reads it, so this skips the layers between."""
+        self._writer.check_open()
+        try:
+            return int(self._reader.execute(CHANGE_COUNT).fetchone()[0])
+        except _FAILURES as error:
+            raise _translated(self._path, error) from error
+
+    async def _write(self, job: Job[_T]) -> _T:
         return await self._writer.submit(job)
 
-    async def _read(self, job: Job[T]) -> T:
+    async def _read(self, job: Job[_T]) -> _T:
         self._writer.check_open()
         try:
             return job(self._session)
         except _FAILURES as error:
             raise _translated(self._path, error) from error
 
-    async def _scan(self, job: Job[T]) -> T:
+    async def _scan(self, job: Job[_T]) -> _T:
         self._writer.check_open()
         return await asyncio.to_thread(self._on_snapshot, job)
 
-    def _on_snapshot(self, job: Job[T]) -> T:
-        with closing(_open(self._path)) as connection:
+    def _on_snapshot(self, job: Job[_T]) -> _T:
+        with closing(_connect(self._path)) as connection:
             try:
                 session = Session(connection, SQLITE)
                 session.run(SQLITE.snapshot)
@@ -93,25 +102,25 @@ class SQLiteStore(SQLStore):
 class _Writer(threading.Thread):
     """The thread that writes.
 
-    One commit makes all of a batch durable. Decisions alone are one statement: whenever this thread comes back from the
-    database it waits for the interpreter, and the event loop for it. Other jobs have a savepoint each, so that one may
-    fail without the others.
+    One commit makes a whole batch durable. A batch that only appends is one statement, because each return from the
+    database makes this thread wait for the interpreter, and the event loop wait for this thread. Other jobs have a
+    savepoint each, so that one may fail without the others.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(name=f"store {path}", daemon=True)
         self._path = path
-        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
-        self._connection = _open(path)
+        self._queue: SimpleQueue[_Pending | None] = SimpleQueue()
+        self._connection = _connect(path)
         self._session = Session(self._connection, SQLITE)
         self._finished = False
-        self._crowd = 0
+        self._last_batch = 0
         self._prepare()
 
-    def submit(self, job: Job[T]) -> "asyncio.Future[T]":
-        """Queue a job; the future is done once it is committed."""
+    def submit(self, job: Job[_T]) -> "asyncio.Future[_T]":
+        """Queue a job; the future is done once the job is committed."""
         self.check_open()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._queue.put((job, future))
         return future
 
@@ -121,73 +130,73 @@ class _Writer(threading.Thread):
             raise StoreError(f"{self._path}: the store is closed; open it again")
 
     def finish(self) -> None:
-        """Take no more jobs; end when those queued are done."""
+        """Accept no more jobs, and stop when the queued ones are done."""
         self._finished = True
         self._queue.put(None)
 
     def run(self) -> None:
-        """Commit batch after batch until told to finish."""
+        """Commit batch after batch until `finish`."""
         with closing(self._connection):
-            while batch := self._take():
-                outcomes = self._together([job for job, _ in batch])
+            while batch := self._next_batch():
+                outcomes = self._commit_together([job for job, _ in batch])
                 futures = [future for _, future in batch]
-                with suppress(RuntimeError):  # the loop is gone, and with it whoever asked
+                with suppress(RuntimeError):  # the loop is closed, so no one waits any more
                     futures[0].get_loop().call_soon_threadsafe(_resolve, futures, outcomes)
 
-    def _take(self) -> list[_Waiting]:
-        """Wait for a job; it and all others that are there by now, none at the end.
+    def _next_batch(self) -> list[_Pending]:
+        """Wait for a job; return it with all others that are queued by then, or an empty list at the end.
 
-        If jobs come several at a time, a moment is left for more to join: what a commit takes hardly depends on how many.
+        While jobs arrive several at a time, wait briefly for more: the time of a commit hardly depends on its size.
         """
-        batch: list[_Waiting] = []
-        waiting = self._queue.get()
-        if self._crowd > 1:
-            time.sleep(_MOMENT)
+        batch: list[_Pending] = []
+        pending = self._queue.get()
+        if self._last_batch > 1:
+            time.sleep(_GATHER_SECONDS)
         with suppress(Empty):
-            while waiting is not None:
-                batch.append(waiting)
-                waiting = self._queue.get_nowait()
+            while pending is not None:
+                batch.append(pending)
+                pending = self._queue.get_nowait()
             self._queue.put(None)
-        self._crowd = len(batch)
+        self._last_batch = len(batch)
         return batch
 
-    def _together(self, jobs: Sequence[Job[Any]]) -> list[Any]:
-        """What each job gave, an error where it failed, once all is on disk."""
+    def _commit_together(self, jobs: Sequence[Job[Any]]) -> list[Any]:
+        """Run jobs in one transaction; return their results, an error for each that failed, once all is on disk."""
         try:
-            if self._appended(jobs):
+            if self._append_together(jobs):
                 return [None] * len(jobs)
             self._session.run("begin immediate")
-            outcomes = [self._alone(job) for job in jobs]
+            outcomes = [self._run_in_savepoint(job) for job in jobs]
             self._session.run("commit")
         except sqlite3.Error as error:
-            self._start_afresh()
+            self._start_over()
             return [_translated(self._path, error) for _ in jobs]
         return outcomes
 
-    def _appended(self, jobs: Sequence[Job[Any]]) -> bool:
-        """Do jobs that only append, and few, in one statement; False if they are others, or one is at fault.
+    def _append_together(self, jobs: Sequence[Job[Any]]) -> bool:
+        """Run jobs that only append, if there are few, in one statement; return False if that is impossible or failed.
 
         Raises:
             sqlite3.OperationalError: the file is locked or the disk fails, whatever the jobs are.
         """
         commits = [job for job in jobs if isinstance(job, Commit) and job.only_appends]
         events = [event for job in commits for event in job.events]
-        if len(commits) < len(jobs) or len(events) > _TOGETHER:
+        if len(commits) < len(jobs) or len(events) > _MOST_TOGETHER:
             return False
         try:
             append(self._session, events)
         except sqlite3.OperationalError:
             raise
-        except _FAILURES:  # which job is at fault shows when each is on its own
-            self._start_afresh()
+        except _FAILURES:  # running each job on its own shows which one is at fault
+            self._start_over()
             return False
         return True
 
-    def _alone(self, job: Job[Any]) -> Any:
-        """What a job gave; if it fails, an error, and nothing of it stays.
+    def _run_in_savepoint(self, job: Job[Any]) -> Any:
+        """Run a job; if it fails, undo it and return the error.
 
         Raises:
-            sqlite3.Error: the whole transaction is gone, as after a full disk.
+            sqlite3.Error: the whole transaction is lost, as after a full disk.
         """
         end = self._session.chain.end
         self._session.run("savepoint job")
@@ -200,8 +209,8 @@ class _Writer(threading.Thread):
         self._session.run("release job")
         return outcome
 
-    def _start_afresh(self) -> None:
-        """Undo a batch; a new chain begins, since a commit that failed may yet have reached the disk."""
+    def _start_over(self) -> None:
+        """Undo a batch and begin a new chain, since a failed commit may still have reached the disk."""
         with suppress(sqlite3.Error):
             self._connection.rollback()
         self._session.chain = Chain()
@@ -219,10 +228,10 @@ class _Writer(threading.Thread):
             raise _translated(self._path, error) from error
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    """A connection that begins no transactions by itself and whose commits survive a power failure."""
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open a connection that begins no transactions by itself and whose commits survive a power failure."""
     try:
-        connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
         connection.execute("pragma synchronous = full")
     except sqlite3.Error as error:
         raise _translated(path, error) from error
@@ -231,7 +240,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 def _resolve(futures: Sequence["asyncio.Future[Any]"], outcomes: Sequence[Any]) -> None:
     for future, outcome in zip(futures, outcomes, strict=True):
-        if future.done():  # cancelled meanwhile
+        if future.done():  # cancelled in the meantime
             continue
         if isinstance(outcome, StoreError):
             future.set_exception(outcome)
@@ -241,6 +250,6 @@ def _resolve(futures: Sequence["asyncio.Future[Any]"], outcomes: Sequence[Any]) 
 
 def _translated(path: Path, error: Exception) -> StoreError:
     if not isinstance(error, sqlite3.Error):
-        return unusable(path, error)
-    remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "check the disk, or restore a copy")
+        return bad_value(path, error)
+    remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "check the disk, or restore a backup")
     return StoreError(f"{path}: the store failed ({error}); {remedy}")

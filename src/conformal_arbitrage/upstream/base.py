@@ -1,7 +1,12 @@
-"""Call, Reply, Port: what it takes to ask a model over the wire, and what goes around every call.
+"""Call, Reply, Port: a request to a model over the wire, its reply, and the interface every transport implements.
 
-An HTTP endpoint, a local model, a function and a person are ports; retry, limit, cache and price wrap a port and are
-ports themselves.
+An HTTP endpoint, a local model, a function and a person are ports. Retries, limits, caching and pricing are wrappers:
+ports around a port, one concern each. They are meant to be stacked in this order:
+
+    Cache(Limit(Breaker(Retry(Capped(Priced(port))))))
+
+A stored reply is not requested again, a slot is held for a call and its retries, and every attempt is priced and has
+to fit the spending limit.
 
 Knows nothing of prompts, scores or roles.
 """
@@ -9,13 +14,15 @@ Knows nothing of prompts, scores or roles.
 import asyncio
 import hashlib
 import json
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard, TypeVar, cast
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 from msgspec import Struct, field
 
 from conformal_arbitrage.errors import ArbitrageError, CostLimitError, ScorerError
-from conformal_arbitrage.types import Sink, Spent
+from conformal_arbitrage.types import Chunk, Spent
 
 Result = TypeVar("Result")
 
@@ -24,12 +31,11 @@ class Call(Struct, frozen=True, kw_only=True):
     """One request to a port.
 
     Attributes:
-        path: what is asked of the port, such as /chat/completions.
+        path: the route, such as /chat/completions.
         body: the request, a JSON object.
         id: the query it belongs to.
-        sample: tells equal requests of one query apart.
+        sample: distinguishes equal requests of one query.
         output_limit: the most output tokens the reply can have; None if unknown.
-        sink: takes the chunks of the reply as they come, where the port can stream; the reply is whole all the same.
     """
 
     path: str
@@ -37,15 +43,14 @@ class Call(Struct, frozen=True, kw_only=True):
     id: str | None = None
     sample: int = 0
     output_limit: int | None = None
-    sink: Sink | None = None
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """What a port answered.
+    """A port's reply.
 
     Attributes:
         document: the reply, a JSON document.
-        spent: what it took.
+        spent: the calls, tokens and dollars it took.
     """
 
     document: Any
@@ -57,7 +62,7 @@ class Port(Protocol):
 
     @property
     def origin(self) -> str:
-        """Where the port leads, as an identity names it."""
+        """The address, as an identity names it."""
         ...
 
     async def call(self, call: Call) -> Reply:
@@ -68,49 +73,95 @@ class Port(Protocol):
         """
         ...
 
+    def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
+        """Make one call and yield its chunks as they arrive, then the whole reply.
+
+        A port that cannot stream yields the reply alone. Close the generator to abandon the call: that releases
+        connections, slots and reserved money.
+
+        Raises:
+            UpstreamError: there is no reply; not retryable once a chunk has been yielded.
+        """
+        ...
+
+
+class WholePort(ABC):
+    """Base of ports that cannot stream."""
+
+    @abstractmethod
+    async def call(self, call: Call) -> Reply:
+        """Make one call."""
+
+    async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
+        """Yield the reply alone."""
+        yield await self.call(call)
+
+
+class Wrapper:
+    """Base of the wrappers: a port around a port that passes everything through."""
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+
+    @property
+    def origin(self) -> str:
+        """The wrapped port's address."""
+        return self.port.origin
+
+    async def call(self, call: Call) -> Reply:
+        """Make the call."""
+        return await self.port.call(call)
+
+    async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
+        """Make the call and yield its chunks, then its reply."""
+        async with aclosing(self.port.stream(call)) as items:
+            async for item in items:
+                yield item
+
 
 def fingerprint(document: object) -> str:
-    """SHA-256 of a JSON document, whatever the order of its keys."""
+    """Return the SHA-256 of a JSON document; the order of its keys does not matter."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def spent_of(error: ScorerError) -> Spent:
-    """What a failure took."""
+    """Return what a failed call took."""
     return error.spent if isinstance(error.spent, Spent) else Spent()
 
 
 async def together(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run calls at once; if one fails the others are cancelled and its error is raised.
+    """Run calls concurrently; if one fails, cancel the others and raise its error.
 
-    A call that is refused for want of money cancels nothing: the others are paid for, and end first.
+    A call refused by a spending limit cancels nothing: the others are paid for, so they finish first.
     """
     if len(calls) == 1:
         return [await calls[0]]
     refused: list[CostLimitError] = []
+    results: dict[int, Result] = {}
 
-    async def ended(call: Coroutine[Any, Any, Result]) -> Result | None:
+    async def run(place: int, call: Coroutine[Any, Any, Result]) -> None:
         try:
-            return await call
+            results[place] = await call
         except CostLimitError as error:
             refused.append(error)
-            return None
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ended(call)) for call in calls]
+            for place, call in enumerate(calls):
+                group.create_task(run(place, call))
     except* ArbitrageError as errors:
         raise _first(errors) from errors
     if refused:
         raise refused[0]
-    return cast("list[Result]", [task.result() for task in tasks])
+    return [results[place] for place in range(len(calls))]
 
 
 def _first(errors: BaseExceptionGroup[ArbitrageError]) -> ArbitrageError:
-    found = errors.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a JSON value is a number."""
+    """Tell whether a JSON value is a number."""
     return type(value) is float or (isinstance(value, int | float) and not isinstance(value, bool))

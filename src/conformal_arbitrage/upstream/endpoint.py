@@ -1,6 +1,6 @@
 """Endpoint: an OpenAI-compatible HTTP server as a port; the one place where providers' errors are translated.
 
-Replies are read up to a size, decompressed up to that size, and scrubbed of the key should a server echo it.
+Replies are read and decompressed up to a maximum size, and the key is removed should a server echo it.
 
 Knows nothing of prompts, prices or retries.
 """
@@ -9,31 +9,32 @@ import asyncio
 import os
 import re
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from conformal_arbitrage.errors import ConfigError, DeadlineError, UpstreamError
-from conformal_arbitrage.types import Sink, Spent
+from conformal_arbitrage.types import JSON, Chunk, Spent
 from conformal_arbitrage.upstream.base import Call, Reply
-from conformal_arbitrage.upstream.sse import Assembly, Events
+from conformal_arbitrage.upstream.sse import Assembly, assembled, events
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
 LARGEST_REPLY = 8 * 2**20
-LARGEST_STREAM = 4 * LARGEST_REPLY  # a chunk says little in many bytes: this is some 130,000 tokens
+LARGEST_STREAM = 4 * LARGEST_REPLY  # chunks are verbose: this is some 130,000 tokens
 _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _LOOKS_SECRET = re.compile(r"\b(?:sk|pk|key|Bearer)[-_ ][A-Za-z0-9_\-.]{8,}")
 _MOST_TOKENS = 10**9
-_SHORTEST_SECRET = 8  # a shorter key, as for a local server, is a word that replies may hold
+_SHORTEST_SECRET = 8  # a shorter key, as for a local server, may be an ordinary word in replies
 _UNKNOWN = Spent(calls=1, input_tokens=None, output_tokens=None, cost=None)
-_LONGEST_GOODBYE = 0.5
+_LONGEST_DRAIN = 0.5
+_Result = TypeVar("_Result")
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -41,9 +42,9 @@ class Endpoint:
     """An OpenAI-compatible server.
 
     Args:
-        url: its base, such as https://api.openai.com/v1.
-        key: the API key, if it wants one.
-        key_header: the header the key goes into; Authorization carries it as a bearer token.
+        url: the base URL, such as https://api.openai.com/v1.
+        key: the API key, if it needs one.
+        key_header: the header for the key; Authorization carries it as a bearer token.
         timeout: seconds for one request, from connecting to the last byte.
     """
 
@@ -61,11 +62,11 @@ class Endpoint:
 
     @property
     def origin(self) -> str:
-        """Scheme, host, port and path."""
+        """The base URL: scheme, host, port and path."""
         return self._base
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -77,72 +78,99 @@ class Endpoint:
         await self.close()
 
     async def call(self, call: Call) -> Reply:
-        """POST the body and decode the reply; with a sink, ask for a stream and put it together.
+        """POST the body and decode the reply.
 
         Raises:
-            UpstreamError: anything but a JSON object, or a whole stream, with status 200.
+            UpstreamError: anything but a JSON object with status 200.
         """
+        body = _encoded(call.body)
+        with self._translated():
+            async with asyncio.timeout(self._timeout), await self._post(call.path, body) as response:
+                return await self._whole(response)
+
+    async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
+        """POST the body with a request for a stream, and yield its chunks, then the reply assembled from them.
+
+        A server that does not stream is read as in `call`.
+
+        Raises:
+            UpstreamError: anything but a complete stream, or a JSON object, with status 200.
+        """
+        ends = asyncio.get_running_loop().time() + self._timeout
+        body = _encoded({**call.body, **_STREAMED})
+        begun = False
+        try:
+            with self._translated():
+                async with await _until(ends, self._post(call.path, body)) as response:
+                    if response.status != 200 or response.content_type != "text/event-stream":
+                        yield await _until(ends, self._whole(response))
+                        return
+                    async with aclosing(assembled(self._chunks(response, ends))) as items:
+                        async for item in items:
+                            yield self._complete(item) if isinstance(item, Assembly) else item
+                            begun = True
+        except UpstreamError as error:
+            error.retryable = error.retryable and not begun  # the caller has seen a part of this reply
+            raise
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        """Raise transport errors as UpstreamError."""
         import aiohttp  # 100 ms that offline use should not pay
 
-        passing = None if call.sink is None else _Passing(call.sink)
         try:
-            body = msgspec.json.encode(call.body if passing is None else {**call.body, **_STREAMED})
-        except UnicodeEncodeError as error:
-            raise UpstreamError("the request holds text that is not valid Unicode, so it cannot be sent") from error
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._post(self._base + call.path, body, passing)
+            yield
         except TimeoutError as error:
-            again = passing is None or not passing.begun
             raise DeadlineError(
-                f"{self.origin}: no complete reply within {self._timeout:g} s", spent=_UNKNOWN, retryable=again
+                f"{self.origin}: no complete reply within {self._timeout:g} s", spent=_UNKNOWN, retryable=True
             ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = self._scrubbed(str(error) or type(error).__name__)
             raise UpstreamError(
-                f"{self.origin}: the connection failed ({reason[:300]})",
-                spent=_UNKNOWN,
-                retryable=passing is None or not passing.begun,
-            ) from None  # its text may hold the key
+                f"{self.origin}: the connection failed ({reason[:300]})", spent=_UNKNOWN, retryable=True
+            ) from None  # its text may contain the key
 
-    async def _post(self, url: str, body: bytes, passing: "_Passing | None") -> Reply:
+    async def _post(self, path: str, body: bytes) -> "ClientResponse":
         session = self._session or self._connect()
-        async with session.post(url, data=body, allow_redirects=False) as response:
-            if passing is not None and response.status == 200 and response.content_type == "text/event-stream":
-                return await self._streamed(response, passing)
-            data = await self._read(response)
-            if response.status != 200:
-                raise self._refused(response.status, response.headers, data)
-            return self._reply(data)
+        return await session.post(self._base + path, data=body, allow_redirects=False)
 
-    async def _streamed(self, response: "ClientResponse", passing: "_Passing") -> Reply:
-        events, whole, size, done = Events(), Assembly(), 0, False
-        while not done and (portion := await response.content.readany()):
+    async def _whole(self, response: "ClientResponse") -> Reply:
+        data = await self._read(response)
+        if response.status != 200:
+            raise self._refused(response.status, response.headers, data)
+        return self._reply(data)
+
+    async def _chunks(self, response: "ClientResponse", ends: float) -> AsyncGenerator[Chunk]:
+        async with aclosing(events(self._portions(response, ends))) as payloads:
+            async for payload in payloads:
+                if payload == b"[DONE]":
+                    await _drain(response)
+                    return
+                yield self._chunk(payload)
+
+    async def _portions(self, response: "ClientResponse", ends: float) -> AsyncGenerator[bytes]:
+        size = 0
+        while portion := await _until(ends, response.content.readany()):
             size += len(portion)
             if size > LARGEST_STREAM:
                 raise self._too_large(LARGEST_STREAM)
-            for data in events.feed(portion):
-                done = data == b"[DONE]"
-                if done:
-                    await _let_go(response)
-                    break
-                chunk = self._chunk(data, passing)
-                whole.add(chunk)
-                await passing.on(chunk)
-        if whole.finish is None:
-            raise UpstreamError(f"{self.origin}: the stream broke off", spent=_UNKNOWN, retryable=not passing.begun)
-        document = whole.document()
-        return Reply(document=document, spent=usage_of(document))
+            yield portion
 
-    def _chunk(self, data: bytes, passing: "_Passing") -> dict[str, Any]:
+    def _chunk(self, data: bytes) -> dict[str, Any]:
         bare = self._without_key(data) if len(self._secret) >= _SHORTEST_SECRET else data
-        chunk = _object(_decoded(bare))
-        if chunk.get("error") or not isinstance(chunk.get("choices"), list):
-            said = self._scrubbed(str(_error_object(chunk).get("message") or bare[:200].decode(errors="replace")))
+        chunk = _decoded(bare, _object)
+        if chunk is None or chunk.get("error") or not isinstance(chunk.get("choices"), list):
+            reason = self._scrubbed(str(_error_object(chunk).get("message") or bare[:200].decode(errors="replace")))
             raise UpstreamError(
-                f"{self.origin}: the stream holds an error ({said[:300]})", spent=_UNKNOWN, retryable=not passing.begun
+                f"{self.origin}: the stream contains an error ({reason[:300]})", spent=_UNKNOWN, retryable=True
             )
         return chunk
+
+    def _complete(self, completion: Assembly) -> Reply:
+        if completion.finish is None:
+            raise UpstreamError(f"{self.origin}: the stream broke off", spent=_UNKNOWN, retryable=True)
+        document = completion.document()
+        return Reply(document=document, spent=usage_of(document))
 
     def _connect(self) -> "ClientSession":
         import aiohttp
@@ -167,7 +195,7 @@ class Endpoint:
         return self._without_key(plain) if len(self._secret) >= _SHORTEST_SECRET else plain
 
     def _without_key(self, plain: bytes) -> bytes:
-        if b"\\" in plain and (document := _decoded(plain)) is not None:
+        if b"\\" in plain and (document := _decoded(plain, _any)) is not None:
             bare = msgspec.json.encode(document)  # without the escapes that can hide a key
             quoted = msgspec.json.encode(self._secret)[1:-1]
             plain = bare.replace(quoted, b"***") if quoted in bare else plain
@@ -175,7 +203,9 @@ class Endpoint:
 
     def _decompressed(self, data: bytes, encoding: str) -> bytes:
         if encoding not in ("gzip", "deflate"):
-            raise UpstreamError(f"{self.origin}: the reply is encoded as {encoding!r:.40}, unasked", spent=_UNKNOWN)
+            raise UpstreamError(
+                f"{self.origin}: the reply uses the encoding {encoding!r:.40}, which was not requested", spent=_UNKNOWN
+            )
         inflate = zlib.decompressobj(wbits=47)
         try:
             plain = inflate.decompress(data, LARGEST_REPLY + 1)
@@ -189,21 +219,20 @@ class Endpoint:
         return UpstreamError(f"{self.origin}: the reply is larger than {limit >> 20} MB", spent=_UNKNOWN)
 
     def _reply(self, data: bytes) -> Reply:
-        document = _decoded(data)
-        if not isinstance(document, dict):
+        document = _decoded(data, _object)
+        if document is None:
             start = self._scrubbed(data[:80].decode(errors="replace"))
             raise UpstreamError(
                 f"{self.origin}: the reply is not a JSON object but {start!r}", spent=_UNKNOWN, retryable=True
             )
-        return Reply(document=document, spent=usage_of(cast("dict[str, Any]", document)))
+        return Reply(document=document, spent=usage_of(document))
 
     def _refused(self, status: int, headers: Mapping[str, str], data: bytes) -> UpstreamError:
-        document = _decoded(data)
-        found = _error_object(document)
-        said = str(found.get("message") or data[:200].decode(errors="replace"))
-        hopeless = found.get("code") == "insufficient_quota" or headers.get("x-should-retry") == "false"
+        fault = _error_object(_decoded(data, _object))
+        reason = str(fault.get("message") or data[:200].decode(errors="replace"))
+        hopeless = fault.get("code") == "insufficient_quota" or headers.get("x-should-retry") == "false"
         return UpstreamError(
-            f"{self.origin}: status {status} ({self._scrubbed(said)[:300]})",
+            f"{self.origin}: status {status} ({self._scrubbed(reason)[:300]})",
             spent=Spent(calls=1),
             raw=self._scrubbed(data[:2000].decode(errors="replace")),
             status=status,
@@ -216,65 +245,78 @@ class Endpoint:
         return _LOOKS_SECRET.sub("***", plain)
 
 
-async def _let_go(response: "ClientResponse") -> None:
-    """Wait a moment for the end of a stream that said it is done: only then can its connection be used again."""
+async def _drain(response: "ClientResponse") -> None:
+    """Read a finished stream to its end, for a moment at most: only then can its connection be reused."""
     import aiohttp
 
     with suppress(TimeoutError, aiohttp.ClientError):
-        async with asyncio.timeout(_LONGEST_GOODBYE):
+        async with asyncio.timeout(_LONGEST_DRAIN):
             while await response.content.readany():
                 pass
 
 
-class _Passing:
-    """Passes chunks on, and knows whether any was: from then on nothing is asked again."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self.begun = False
-
-    async def on(self, chunk: Mapping[str, Any]) -> None:
-        self.begun = True
-        await self._sink(chunk)
+async def _until(ends: float, step: Awaitable[_Result]) -> _Result:
+    """Wait for one step of a stream; a timeout must not span a yield, or it would cancel the consumer instead."""
+    async with asyncio.timeout_at(ends):
+        return await step
 
 
 def usage_of(document: Mapping[str, Any]) -> Spent:
-    """The tokens a reply reports, in the names of either API; unknown where it reports none."""
-    usage = _object(document.get("usage"))
-    details = _object(usage.get("completion_tokens_details") or usage.get("output_tokens_details"))
-    inputs = _object(usage.get("prompt_tokens_details") or usage.get("input_tokens_details"))
+    """Return the tokens a reply reports, in the names of either API; unknown if it reports none."""
+    usage = _part(document, "usage")
+    inputs = _part(usage, "prompt_tokens_details", "input_tokens_details")
+    outputs = _part(usage, "completion_tokens_details", "output_tokens_details")
     return Spent(
         calls=1,
         input_tokens=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
         output_tokens=_count(usage.get("completion_tokens", usage.get("output_tokens"))),
-        reasoning_tokens=_count(details.get("reasoning_tokens")) or 0,
+        reasoning_tokens=_count(outputs.get("reasoning_tokens")) or 0,
         cached_tokens=_count(inputs.get("cached_tokens")) or 0,
         cost=None,
     )
 
 
-def _count(value: object) -> int | None:
+def _part(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """Return the first of these fields that is an object, else an empty one."""
+    for name in names:
+        part: JSON = document.get(name)
+        if isinstance(part, dict):
+            return part
+    return {}
+
+
+def _count(value: JSON) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS else None
 
 
-def _object(value: object) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+def _error_object(document: Mapping[str, Any] | None) -> dict[str, Any]:
+    error: JSON = (document or {}).get("error")
+    if isinstance(error, str):
+        return {"message": error}
+    return error if isinstance(error, dict) else {}
 
 
-def _error_object(document: object) -> dict[str, Any]:
-    found = _object(document).get("error")
-    return {"message": found} if isinstance(found, str) else _object(found)
-
-
-def _decoded(data: bytes) -> object:
+def _encoded(body: Mapping[str, Any]) -> bytes:
     try:
-        return msgspec.json.decode(data)
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError as error:
+        raise UpstreamError("the request contains text that is not valid Unicode, so it cannot be sent") from error
+
+
+_any = msgspec.json.Decoder(object)
+_object = msgspec.json.Decoder(dict[str, Any])
+
+
+def _decoded(data: bytes, decoder: msgspec.json.Decoder[_Result]) -> _Result | None:
+    """Return a JSON document of the decoder's type; None if the data is anything else."""
+    try:
+        return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, from either form of the header."""
+    """Return the seconds to wait, from either form of the Retry-After header."""
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d{1,9}(\.\d{1,6})?", text):
         return float(text)
@@ -297,7 +339,7 @@ def _checked_url(url: str) -> str:
         ) from None
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
-            "url must hold no user, password, query or fragment; keys come from the environment (key_env)"
+            "url must not contain a user, password, query or fragment; keys come from the environment (key_env)"
         )
     if not valid:
         raise ConfigError(f"url must be a base such as https://api.openai.com/v1; got {url!r:.100}")
@@ -307,12 +349,12 @@ def _checked_url(url: str) -> str:
 def _checked_key(key: str | None) -> str:
     secret = (key or "").strip()
     if not re.fullmatch(r"[!-~]*", secret):
-        raise ConfigError("the API key holds characters that no header can carry; set it again")
+        raise ConfigError("the API key contains characters that are not allowed in a header; set it again")
     return secret
 
 
 def key_from(variable: str | None) -> str | None:
-    """An API key from the environment.
+    """Return an API key from the environment.
 
     Raises:
         ConfigError: the variable is not set.
@@ -322,6 +364,6 @@ def key_from(variable: str | None) -> str | None:
     key = os.environ.get(variable, "")
     if not key.strip():
         raise ConfigError(
-            f"the environment variable {variable} is not set; export it, or drop key_env if none is needed"
+            f"the environment variable {variable} is not set; export it, or remove key_env if no key is needed"
         )
     return key

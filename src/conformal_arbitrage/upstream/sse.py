@@ -1,98 +1,120 @@
-"""Streamed chat completions: server-sent events in, one whole completion out.
+"""events, assembled: server-sent events in, one whole chat completion out.
 
 Knows nothing of transport.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from conformal_arbitrage.types import JSON, Chunk
 
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
 
 
-class Events:
-    """The data of server-sent events, from bytes in any portions."""
+async def events(portions: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield the data of server-sent events, from bytes in arbitrary portions."""
+    parts: list[bytes] = []
+    data: list[bytes] = []
+    async with aclosing(portions):
+        async for portion in portions:
+            parts.append(portion)
+            if b"\n" not in portion:
+                continue
+            *lines, rest = b"".join(parts).split(b"\n")
+            parts = [rest]
+            for line in lines:
+                bare = line.rstrip(b"\r")
+                if bare.startswith(b"data:"):
+                    data.append(bare[5:].removeprefix(b" "))
+                elif not bare and data:
+                    yield b"\n".join(data)
+                    data.clear()
 
-    def __init__(self) -> None:
-        self._rest: list[bytes] = []
-        self._data: list[bytes] = []
 
-    def feed(self, portion: bytes) -> Iterator[bytes]:
-        """The data of every event that these bytes end."""
-        self._rest.append(portion)
-        if b"\n" not in portion:
-            return
-        *lines, rest = b"".join(self._rest).split(b"\n")
-        self._rest = [rest]
-        for line in lines:
-            bare = line.rstrip(b"\r")
-            if bare.startswith(b"data:"):
-                self._data.append(bare[5:].removeprefix(b" "))
-            elif not bare and self._data:
-                yield b"\n".join(self._data)
-                self._data.clear()
+async def assembled(chunks: AsyncGenerator[Chunk]) -> AsyncGenerator["Chunk | Assembly"]:
+    """Yield chunks unchanged, then the completion assembled from them."""
+    completion = Assembly()
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            completion.add(chunk)
+            yield chunk
+    yield completion
 
 
 class Assembly:
-    """A completion put together from its chunks, whatever their shape."""
+    """A completion assembled from its chunks; malformed parts add nothing.
+
+    Attributes:
+        finish: why the completion ended; None until the endpoint has said so.
+    """
 
     def __init__(self) -> None:
-        self._told: dict[str, Any] = {}
+        self._fields: dict[str, Any] = {}
         self._message: dict[str, Any] = {"role": "assistant", "content": None}
         self._calls: dict[int, dict[str, Any]] = {}
         self.finish: str | None = None
 
-    def add(self, chunk: Mapping[str, Any]) -> None:
-        """Take in a chunk: text is appended, a tool call grows in its place, of all else the last counts."""
-        self._told |= {name: value for name, value in chunk.items() if name != "choices" and value not in (None, "")}
-        reason: object = choice_of_chunk(chunk).get("finish_reason")
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk: texts are appended, tool calls grow in place, and any other field is overwritten."""
+        self._fields |= {name: value for name, value in chunk.items() if name != "choices" and value not in (None, "")}
+        reason: JSON = _choice_of(chunk).get("finish_reason")
         if isinstance(reason, str) and reason:
             self.finish = reason
         for name, value in delta_of(chunk).items():
             if name == "tool_calls":
-                self._grow(value)
+                self._add_calls(value)
             elif name in _TEXTS and isinstance(value, str):
                 self._message[name] = _joined(self._message.get(name), value)
             elif value is not None:
                 self._message[name] = value
 
-    def _grow(self, parts: object) -> None:
-        for part in cast("list[object]", parts) if isinstance(parts, list) else []:
-            told = _object(part)
-            place = told.get("index")
-            call = self._calls.setdefault(place if isinstance(place, int) else len(self._calls), {})
-            for name, value in told.items():
-                if isinstance(value, dict):
-                    inner = call[name] = _object(call.get(name))
-                    for key, text in cast("dict[str, Any]", value).items():
-                        if text is not None:  # as some servers write for what they have said already
-                            inner[key] = _joined(inner.get(key), text)
-                elif name != "index" and value is not None:
-                    call[name] = value
+    def _add_calls(self, parts: JSON) -> None:
+        for part in parts if isinstance(parts, list) else []:
+            self._add_call(part)
+
+    def _add_call(self, part: JSON) -> None:
+        fields = part if isinstance(part, dict) else {}
+        place: JSON = fields.get("index")
+        call = self._calls.setdefault(place if isinstance(place, int) else len(self._calls), {})
+        value: JSON
+        for name, value in fields.items():
+            if isinstance(value, dict):
+                call[name] = _merged(call.get(name), value)
+            elif name != "index" and value is not None:
+                call[name] = value
 
     def document(self) -> dict[str, Any]:
-        """The whole completion, as if it had not been streamed."""
+        """Return the whole completion, as if it had not been streamed."""
         message = dict(self._message)
         if self._calls:
             message["tool_calls"] = [self._calls[place] for place in sorted(self._calls)]
         choice = {"index": 0, "message": message, "finish_reason": self.finish, "logprobs": None}
-        return {**self._told, "object": "chat.completion", "choices": [choice]}
+        return {**self._fields, "object": "chat.completion", "choices": [choice]}
 
 
-def choice_of_chunk(chunk: Mapping[str, Any]) -> dict[str, Any]:
-    """The one choice of a chunk; a chunk with usage only has none."""
-    choices: object = chunk.get("choices")
-    return _object(cast("list[object]", choices)[0]) if isinstance(choices, list) and choices else {}
+def delta_of(chunk: Chunk) -> dict[str, Any]:
+    """Return what a chunk adds to the message."""
+    delta: JSON = _choice_of(chunk).get("delta")
+    return delta if isinstance(delta, dict) else {}
 
 
-def delta_of(chunk: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chunk adds to the message."""
-    return _object(choice_of_chunk(chunk).get("delta"))
+def _choice_of(chunk: Chunk) -> dict[str, Any]:
+    """Return the one choice of a chunk; a chunk with usage only has none."""
+    choices: JSON = chunk.get("choices")
+    choice: JSON = choices[0] if isinstance(choices, list) and choices else None
+    return choice if isinstance(choice, dict) else {}
+
+
+def _merged(before: JSON, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with the texts of another appended to its own; null adds nothing, as some servers send it."""
+    merged = before if isinstance(before, dict) else {}
+    for name, text in more.items():
+        if text is not None:
+            merged[name] = _joined(merged.get(name), text)
+    return merged
 
 
 def _joined(before: object, more: object) -> object:
-    """A text and what comes after it; of all else the last counts."""
+    """Return a text and its continuation as one text; any other value is replaced."""
     return before + more if isinstance(before, str) and isinstance(more, str) else more
-
-
-def _object(value: object) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

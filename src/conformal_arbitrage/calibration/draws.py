@@ -1,0 +1,28 @@
+"""The draws behind boundary="random": one number in [0, 1) per query, from a secret key and the query's id.
+
+Knows nothing of thresholds or certificates.
+"""
+
+import hmac
+
+import numpy as np
+
+from conformal_arbitrage.core.arrays import Floats
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.scorelog.log import ScoreLog
+
+
+def draw(key: bytes, id: str) -> float:
+    """Return the draw of one query: the first 53 bits of HMAC-SHA256(key, id), scaled to [0, 1)."""
+    digest = hmac.digest(key, id.encode(), "sha256")
+    return (int.from_bytes(digest[:8], "big") >> 11) * 2.0**-53
+
+
+def draws(key: bytes, log: ScoreLog) -> Floats:
+    """Return one draw per row of a log, which must have ids."""
+    if log.id is None:
+        raise OptionError(
+            f'{log.source}: boundary="random" needs an `id` column, unique and fixed before the scores are known; '
+            "row numbers will not do"
+        )
+    return np.array([draw(key, id) for id in log.id.tolist()])

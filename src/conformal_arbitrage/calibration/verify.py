@@ -1,0 +1,71 @@
+"""verify: recompute a certificate from its log, to the bit, and report what differs.
+
+Knows nothing of how the differences are shown.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from conformal_arbitrage.calibration.calibrate import certify
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.options import REGRET, CalibrationOptions
+from conformal_arbitrage.core.losses import Loss
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.scorelog.log import ScoreLog
+
+_NOT_RECOMPUTED = frozenset({"schema", "version", "created", "key", "columns"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The result of `verify`; true if the certificate holds.
+
+    Attributes:
+        differences: field -> (value in the certificate, recomputed value); empty if the certificate holds.
+    """
+
+    differences: Mapping[str, tuple[Any, Any]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __repr__(self) -> str:
+        return "Verification(ok)" if self.ok else f"Verification(differs in {', '.join(self.differences)})"
+
+
+def verify(certificate: Certificate, log: ScoreLog, *, loss: Loss | None = None) -> Verification:
+    """Recompute a certificate from its log, to the bit.
+
+    Args:
+        certificate: the certificate, with its key if it has one.
+        log: the log it was made from; binarized here if the certificate says so.
+        loss: your own loss, if the certificate names one.
+
+    Returns:
+        An object with `ok` and `differences`, which is true if the certificate holds.
+    """
+    if (loss is None) != (certificate.loss == REGRET):
+        raise OptionError(
+            f"the loss of this certificate is '{certificate.loss}'; "
+            "from Python: verify(certificate, log, loss=THAT_FUNCTION)"
+        )
+    options = CalibrationOptions(
+        guardian_sees=certificate.guardian_sees,
+        boundary=certificate.boundary,
+        loss_bound=certificate.loss_bound,
+        loss=loss,
+        grid=certificate.grid,
+        missing_guardian=certificate.missing_guardian,
+        key=certificate.secret() if certificate.boundary == "random" else None,
+    )
+    rebinarize = certificate.binarized and log.binary is None
+    recomputed = certify(log.binarized() if rebinarize else log, certificate.alpha, options)
+    names = [f.name for f in fields(Certificate) if f.name not in _NOT_RECOMPUTED]
+    pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
+    return Verification(differences={name: pair for name, pair in pairs.items() if pair[0] != pair[1]})

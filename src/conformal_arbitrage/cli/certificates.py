@@ -1,0 +1,253 @@
+"""The commands about certificates: calibrate, verify, apply, plan."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from conformal_arbitrage.cli import options
+from conformal_arbitrage.errors import ScoreLogError
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.calibration.certificate import Certificate
+    from conformal_arbitrage.calibration.verify import Verification
+    from conformal_arbitrage.scorelog.log import ScoreLog
+
+
+@click.command("calibrate")
+@click.argument("log")
+@click.option("--alpha", metavar="A", help="The risk budget, a limit on the expected loss.  [default: as configured]")
+@options.rule
+@click.option(
+    "--config", metavar="FILE", help="Source of alpha and guardian_sees if not given.  [default: arbitrage.toml]"
+)
+@options.columns
+@options.key_file
+@click.option("-o", "--output", metavar="FILE", help="Write the certificate to this file.  [default: do not write it]")
+@options.as_json
+def calibrate_command(
+    log: str,
+    *,
+    alpha: str | None,
+    config: str | None,
+    guardian_sees: Any,
+    boundary: Any,
+    loss_bound: str | None,
+    binarize: bool,
+    missing_guardian: Any,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    key_file: str | None,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Find the threshold that keeps a risk budget, and certify it.
+
+    \b
+    arbitrage calibrate log.parquet --alpha 0.05 --guardian-sees all -o certificate.json
+    arbitrage calibrate log.parquet -o certificate.json          alpha from arbitrage.toml
+    """
+    from conformal_arbitrage.calibration.calibrate import calibrate
+    from conformal_arbitrage.calibration.certificate import read_key
+
+    options.refuse_same(log, output)
+    alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
+    certificate = calibrate(
+        options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize),
+        alpha,
+        guardian_sees=guardian_sees,
+        boundary=boundary,
+        loss_bound=loss_bound,
+        missing_guardian=missing_guardian,
+        key=None if key_file is None else read_key(key_file),
+    )
+    if output is not None:
+        certificate.save(output)
+    elif certificate.key is not None and key_file is None:
+        options.warn("without -o the key behind the draws is lost, and this certificate cannot be used or verified")
+    _show_certificate(certificate, alpha, output, as_json=as_json)
+
+
+def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) -> tuple[str, Any]:
+    """Return alpha and guardian_sees as given on the command line, otherwise as configured in arbitrage.toml."""
+    from conformal_arbitrage.live.config import FILE, read_config
+
+    source = click.get_current_context().get_parameter_source("guardian_sees")
+    explicit = source is not click.core.ParameterSource.DEFAULT
+    absent = config is None and not Path(FILE).exists()
+    if alpha is not None and (absent or (explicit and config is None)):
+        return alpha, guardian_sees
+    if absent:
+        raise click.UsageError(f"give --alpha, the risk budget; there is no {FILE} here to take it from")
+    configuration = read_config(config or FILE)
+    return alpha or repr(configuration.alpha), guardian_sees if explicit else configuration.guardian_sees
+
+
+def _show_certificate(certificate: "Certificate", alpha: str, output: str | None, *, as_json: bool) -> None:
+    from conformal_arbitrage.calibration.certificate import key_path
+    from conformal_arbitrage.calibration.planning import rows_needed
+
+    if certificate.status == "always_defer":
+        needed = rows_needed(alpha, certificate.loss_bound)
+        options.warn(
+            f"{certificate.n} rows cannot certify alpha {alpha}, so every query is deferred; at least {needed} rows are "
+            "needed"
+        )
+    if as_json:
+        options.print_json(certificate.to_dict())
+        return
+    options.print_facts(certificate.facts())
+    click.echo(f"\n{options.wrapped(certificate.guarantee)}\n")
+    if output is not None:
+        click.echo(f"Written: {output}" + (f" and {key_path(output)}" if certificate.key else ""))
+
+
+@click.command("verify")
+@click.argument("certificate")
+@click.argument("log")
+@options.key_file
+@options.columns
+@options.as_json
+def verify_command(
+    certificate: str,
+    log: str,
+    *,
+    key_file: str | None,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Recompute a certificate from its log, to the bit; exit 1 if anything differs.
+
+    \b
+    arbitrage verify certificate.json log.parquet
+    """
+    from conformal_arbitrage.calibration.verify import verify
+
+    loaded = _load(certificate, key_file)
+    scores = options.read_log(log, *_columns(loaded, primary_column, guardian_column), outcomes)
+    try:
+        verification = verify(loaded, scores)
+    except ScoreLogError as error:
+        click.echo(f"arbitrage: {certificate} cannot have been made from {log}: {error}", err=True)
+        raise SystemExit(1) from error
+    _show_verification(verification, certificate, log, as_json=as_json)
+    if not verification.ok:
+        raise SystemExit(1)
+
+
+def _show_verification(verification: "Verification", certificate: str, log: str, *, as_json: bool) -> None:
+    differences = verification.differences
+    if as_json:
+        documents = {name: {"certificate": a, "recomputed": b} for name, (a, b) in differences.items()}
+        options.print_json({"ok": verification.ok, "differences": documents})
+    elif verification.ok:
+        click.echo(f"{certificate} holds: recomputed from {log}, nothing differs.")
+    for name, (stored, recomputed) in differences.items():
+        text = f"{stored!r} in {certificate}, {recomputed!r} recomputed" if name != "guarantee" else "the wording"
+        click.echo(f"arbitrage: {name} differs: {text}", err=True)
+
+
+def _columns(certificate: "Certificate", primary: str | None, guardian: str | None) -> tuple[str, str]:
+    """Return the columns named by options, otherwise those the certificate was made with."""
+    return primary or certificate.columns["primary"], guardian or certificate.columns["guardian"]
+
+
+def _load(path: str, key_file: str | None) -> "Certificate":
+    from conformal_arbitrage.calibration.certificate import Certificate, read_key
+
+    return Certificate.load(path, key=None if key_file is None else read_key(key_file))
+
+
+@click.command("apply")
+@click.argument("certificate")
+@click.argument("log")
+@click.option("-o", "--output", metavar="FILE", help="Write every decision to this file, as JSON Lines.")
+@options.key_file
+@options.columns
+@options.as_json
+def apply_command(
+    certificate: str,
+    log: str,
+    *,
+    output: str | None,
+    key_file: str | None,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Decide every row of a log with a certificate; the log may lack the Guardian's column.
+
+    \b
+    arbitrage apply certificate.json log.parquet -o decisions.jsonl
+    """
+    from conformal_arbitrage.scorelog.files import write_text
+
+    options.refuse_same(log, output)
+    options.refuse_same(certificate, output)
+    loaded = _load(certificate, key_file)
+    columns = _columns(loaded, primary_column, guardian_column)
+    scores = options.read_log(log, *columns, outcomes, guardian_optional=guardian_column is None)
+    if _identities_differ(loaded, scores):
+        options.warn(
+            "the log was not made by the models this certificate was made with, so the guarantee may not hold for it"
+        )
+    decisions = loaded.apply(scores)
+    if output is not None:
+        write_text(output, "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in decisions.to_dicts()))
+    summary = {
+        "rows": len(decisions),
+        "deferred": int(decisions.deferred.sum()),
+        "candidates": float(decisions.candidate.sum() / len(decisions)),
+        "undecided": int((decisions.action < 0).sum()),
+    }
+    if as_json:
+        options.print_json(summary)
+        return
+    share = 100 * summary["deferred"] / summary["rows"]
+    click.echo(f"{summary['rows']} rows: {summary['deferred']} go to the Guardian ({share:.1f} %).")
+    if summary["undecided"]:
+        click.echo(f"{summary['undecided']} of them have no Guardian score yet: ask it about the candidates listed.")
+    if output is not None:
+        click.echo(f"Written: {output}")
+
+
+def _identities_differ(certificate: "Certificate", scores: "ScoreLog") -> bool:
+    """Tell whether a log names other models than a bound certificate; an absent Guardian is not compared."""
+    if not isinstance(certificate.identities, dict):
+        return False
+    roles = ("primary",) if scores.missing.all() else ("primary", "guardian")
+    known = scores.identities or {}
+    pairs = zip(roles, scores.columns, strict=False)
+    return any(known.get(column) != certificate.identities.get(role) for role, column in pairs)
+
+
+@click.command("plan")
+@click.option("--alpha", required=True, metavar="A", help="The risk budget.")
+@click.option("--loss-bound", default="1", show_default=True, metavar="B", help="Largest possible loss.")
+@click.option("--rows", multiple=True, type=int, metavar="N", help="Report on this number of rows; may be repeated.")
+@options.as_json
+def plan_command(*, alpha: str, loss_bound: str, rows: tuple[int, ...], as_json: bool) -> None:
+    """Show how many rows a budget needs, and what more rows buy.
+
+    \b
+    arbitrage plan --alpha 0.02 --loss-bound 3
+    """
+    from conformal_arbitrage.calibration.planning import plan
+
+    sizes = plan(alpha, loss_bound=loss_bound, rows=rows)
+    if as_json:
+        options.print_json(asdict(sizes))
+        return
+    click.echo(f"At least {sizes.fewest_rows} rows: with fewer, every query is deferred.")
+    click.echo(f"About {sizes.suggested_rows} rows: then the finite sample costs a tenth of the budget.")
+    spendable = ["all deferred" if r.spendable is None else f"{r.spendable:.5f}" for r in sizes.rows]
+    lines = [[f"{r.n}", text, f"± {r.spread:.5f}"] for r, text in zip(sizes.rows, spendable, strict=True)]
+    options.print_table(
+        ["rows", "mean loss on the log, at most", "long-run loss: alpha ± one standard deviation"], lines
+    )

@@ -1,0 +1,138 @@
+"""API keys: who is calling, and what their key allows.
+
+Knows nothing of policies or decisions.
+"""
+
+import hashlib
+import ipaddress
+import re
+import secrets
+from dataclasses import dataclass
+
+from conformal_arbitrage.errors import ConfigError, RequestError
+from conformal_arbitrage.store.base import KeyInfo, Scope, Store
+
+_ALLOWS: dict[Scope, frozenset[Scope]] = {
+    "call": frozenset({"call"}),
+    "review": frozenset({"call", "review"}),
+    "admin": frozenset({"call", "review", "admin"}),
+}
+ANONYMOUS = "loopback"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is calling: the id of an API key, and its scope."""
+
+    id: str
+    scope: Scope
+
+    @property
+    def sees_only(self) -> str | None:
+        """The only key whose records this caller may see; None if it may see all."""
+        return self.id if self.scope == "call" else None
+
+
+_NO_KEYS_YET = Caller(ANONYMOUS, "admin")
+
+
+def new_key() -> tuple[str, str]:
+    """Return a new API key and the digest that is stored."""
+    key = "arb-" + secrets.token_urlsafe(32)
+    return key, digest(key)
+
+
+def digest(key: str) -> str:
+    """Return the SHA-256 of a key.
+
+    Keys are random, so a slow hash adds nothing, and the database compares digests rather than keys.
+    """
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reachable from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_binding(host: str, *, has_keys: bool) -> None:
+    """Refuse to listen on a public address while no API key is required.
+
+    Raises:
+        ConfigError: anyone who reaches the address could call.
+    """
+    if not has_keys and not is_loopback(host):
+        raise ConfigError(
+            f"without API keys the gateway listens on loopback only, not on {host}; create a key first: "
+            "arbitrage keys create --scope call"
+        )
+
+
+class Authenticator:
+    """Identifies callers by their API key.
+
+    Until the first key is created, callers on loopback need none; from then on everyone does.
+
+    Args:
+        store: where keys are kept.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._change_count = -1
+        self._known: dict[str, KeyInfo] = {}
+        self._needs_no_key = True
+
+    async def refresh(self, change_count: int) -> None:
+        """Drop cached keys if the store has changed since they were read."""
+        if change_count <= self._change_count:
+            return
+        if self._needs_no_key:
+            no_keys = not await self._store.keys()
+            self._needs_no_key = self._needs_no_key and no_keys  # a concurrent refresh may have seen a key
+        if change_count > self._change_count:
+            self._change_count, self._known = change_count, {}
+
+    async def caller(self, authorization: bytes, host: bytes, scope: Scope) -> Caller:
+        """Identify the caller and check that their key allows what they ask for.
+
+        Args:
+            authorization: the header of that name.
+            host: the header of that name; checked while no key exists, so that a web page cannot call through the
+                browser of this machine.
+            scope: what the route needs.
+
+        Raises:
+            RequestError: 401 without a valid key, 403 if its scope is too narrow or the host is wrong.
+        """
+        if self._needs_no_key:
+            _check_host(host.decode("latin-1"))
+            return _NO_KEYS_YET
+        kind, _, key = authorization.decode("latin-1").partition(" ")
+        info = await self._find(digest(key.strip())) if kind.lower() == "bearer" and key else None
+        if info is None or info.revoked is not None:
+            raise RequestError(
+                "a valid API key is required: Authorization: Bearer arb-...", status=401, code="invalid_api_key"
+            )
+        if scope not in _ALLOWS[info.scope]:
+            raise RequestError(
+                f"this key has scope {info.scope}; scope {scope} is required", status=403, code="insufficient_scope"
+            )
+        return Caller(info.id, info.scope)
+
+    async def _find(self, sha256: str) -> KeyInfo | None:
+        known = self._known  # a refresh while the store is queried replaces the cache, and this entry may be stale
+        info = known.get(sha256) or await self._store.find_key(sha256)
+        if info is not None:
+            known[sha256] = info
+        return info
+
+
+def _check_host(header: str) -> None:
+    name = header.rsplit(":", 1)[0] if re.search(r":\d*$", header) and not header.endswith("]") else header
+    host = name.strip("[]")
+    if not is_loopback(host):
+        raise RequestError(f"the host {host!r:.80} is not this machine", status=403, code="wrong_host")

@@ -1,0 +1,285 @@
+"""What surrounds every route: the access log and metrics, error replies, API keys, limits, and the request's body.
+
+Each class is an ASGI middleware with one concern; `RunHandler` is the innermost.
+
+Knows nothing of policies or decisions.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as ASGIScope
+
+from conformal_arbitrage.errors import ArbitrageError, GuardianError, QuotaError, RequestError, StoreError
+from conformal_arbitrage.gateway.auth import Authenticator, Caller
+from conformal_arbitrage.gateway.limits import RequestLimits, too_many
+from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.store.base import Scope, Store
+from conformal_arbitrage.store.record import JSONObject
+
+_log = logging.getLogger("conformal_arbitrage.gateway")
+DECISION_ID = "x-arbitrage-decision-id"
+_SENT = "arbitrage.sent"
+_CALLER = "arbitrage.caller"
+_HEADERS = "arbitrage.headers"
+
+
+class Incoming(Request):
+    """An admitted request, with its caller and its whole body.
+
+    Attributes:
+        caller: whose key it came with.
+        content: the body.
+        idempotency_key: the header of that name, if any.
+        send: where a handler that streams sends its response.
+    """
+
+    def __init__(self, scope: ASGIScope, receive: Receive, send: Send, content: bytes) -> None:
+        super().__init__(scope, receive, send)
+        self.caller: Caller = scope[_CALLER]
+        self.content = content
+        self.send = send
+        key: bytes | None = scope[_HEADERS].get(b"idempotency-key")
+        self.idempotency_key = None if key is None else key.decode("latin-1")
+
+
+class Sent(Protocol):
+    """What the access log reads of a response."""
+
+    @property
+    def status_code(self) -> int:
+        """Return the HTTP status."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers."""
+        ...
+
+
+Handler = Callable[[Incoming], Awaitable[Sent]]
+"""Answers a request: returns the response to send, or a stream that has been sent already."""
+_NOTHING_SENT = Response(status_code=499)
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """An error as callers see it, in OpenAI's shape."""
+
+    status: int
+    document: JSONObject
+    headers: Mapping[str, str] = {}
+
+
+def error_document(message: str, *, code: str, status: int, param: str | None = None) -> JSONObject:
+    """Return an error in OpenAI's shape."""
+    kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def failure_of(error: ArbitrageError) -> Failure:
+    """Return what a caller is told of an error.
+
+    Only a `RequestError` is about the request. Other messages may quote an endpoint or a path, so they go to the log.
+    """
+    if isinstance(error, QuotaError):
+        error = too_many(str(error), error.retry_after)
+    if isinstance(error, RequestError):
+        document = error_document(str(error), code=error.code, status=error.status, param=error.param)
+        return Failure(status=error.status, document=document, headers=error.headers)
+    _log.error("%s: %s", type(error).__name__, error)
+    status, code, message = 500, "internal_error", "the request could not be served"
+    if isinstance(error, StoreError):
+        status, code = 503, "record_unavailable"
+        message = "decisions cannot be recorded, so none is made; try again later"
+    elif isinstance(error, GuardianError):
+        help_of_retry = "a retry may help" if error.retryable else "a retry will not help"
+        document = error_document(f"the Guardian {error.reason}; {help_of_retry}", code="guardian_failed", status=502)
+        return Failure(status=502, document=document, headers={"x-should-retry": str(error.retryable).lower()})
+    return Failure(status=status, document=error_document(message, code=code, status=status))
+
+
+def json_response(document: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a JSON document as a response."""
+    return Response(msgspec.json.encode(document), status_code=status, headers=headers, media_type="application/json")
+
+
+class Shortcut:
+    """Sends the busiest routes' requests straight to them, past the application's routing."""
+
+    def __init__(self, routes: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
+        self._routes = routes
+        self._rest = rest
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (self._rest if route is None else route)(scope, receive, send)
+
+
+class AccessLog:
+    """Counts and logs each request of one route once it has been answered.
+
+    Args:
+        app: the route.
+        path: the route's path, as metrics name it.
+        metrics: where requests are counted.
+        log: takes one line of JSON per request.
+    """
+
+    def __init__(self, app: ASGIApp, path: str, metrics: Metrics, log: Callable[[str], None]) -> None:
+        self._app = app
+        self._path = path
+        self._metrics = metrics
+        self._log = log
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request and log it."""
+        start = time.perf_counter()
+        await self._app(scope, receive, send)
+        reply: Sent = scope.get(_SENT, _NOTHING_SENT)
+        self._metrics.request(self._path, reply.status_code)
+        line = {
+            "route": f"{scope['method']} {self._path}",
+            "status": reply.status_code,
+            "seconds": round(time.perf_counter() - start, 4),
+            "id": reply.headers.get(DECISION_ID, ""),
+        }
+        self._log(msgspec.json.encode(line).decode())
+
+
+class ErrorReplies:
+    """Answers an error that a route raises before its response has started."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        try:
+            await self._app(scope, receive, send)
+        except ArbitrageError as error:
+            failure = failure_of(error)
+            response = json_response(failure.document, status=failure.status, headers=failure.headers)
+            scope[_SENT] = response
+            await response(scope, receive, send)
+
+
+class Refresher:
+    """Picks up keys and policies that any gateway on the same store has changed, from the next request on.
+
+    Args:
+        store: whose change count is read; reading it also shows that the store answers.
+        subscribers: called with the new count.
+    """
+
+    def __init__(self, store: Store, *subscribers: Callable[[int], Awaitable[None]]) -> None:
+        self._store = store
+        self._subscribers = subscribers
+        self._seen = -1
+
+    async def refresh(self) -> None:
+        """Bring everything up to date."""
+        count = await self._store.change_count()
+        if count > self._seen:
+            for subscriber in self._subscribers:
+                await subscriber(count)
+            self._seen = max(self._seen, count)  # a concurrent refresh may have seen more
+
+
+class Authenticated:
+    """Lets a request through if its API key allows the route.
+
+    Args:
+        app: what comes next.
+        scope: what the route requires.
+        authenticator: identifies callers.
+        refresher: brings keys and policies up to date first.
+    """
+
+    def __init__(self, app: ASGIApp, scope: Scope, authenticator: Authenticator, refresher: Refresher) -> None:
+        self._app = app
+        self._scope: Scope = scope
+        self._authenticator = authenticator
+        self._refresher = refresher
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        await self._refresher.refresh()
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first duplicate wins
+        scope[_HEADERS] = headers
+        scope[_CALLER] = await self._authenticator.caller(
+            headers.get(b"authorization", b""), headers.get(b"host", b""), self._scope
+        )
+        await self._app(scope, receive, send)
+
+
+class Limited:
+    """Serves a request within the limits on requests."""
+
+    def __init__(self, app: ASGIApp, limits: RequestLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        with self._limits.admitted(scope[_CALLER].id):
+            await self._app(scope, receive, send)
+
+
+class RunHandler:
+    """Reads a request's body and runs its handler.
+
+    Args:
+        handler: answers it.
+        largest_body: in bytes.
+    """
+
+    def __init__(self, handler: Handler, largest_body: int) -> None:
+        self._handler = handler
+        self._largest_body = largest_body
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        content = await self._body(scope, receive) if scope["method"] in ("POST", "PUT") else b""
+        response = scope[_SENT] = await self._handler(Incoming(scope, receive, send, content))
+        if isinstance(response, Response):
+            await response(scope, receive, send)
+
+    async def _body(self, scope: ASGIScope, receive: Receive) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            RequestError: 415 if it is not declared as JSON, which a web page cannot do, 413 if it is too large.
+        """
+        headers = scope[_HEADERS]
+        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
+            raise RequestError("Content-Type must be application/json", status=415, code="content_type")
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._largest_body:
+            raise self._too_large()
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise caller_left()
+            parts.append(message.get("body", b""))
+            size, more = size + len(parts[-1]), message.get("more_body", False)
+            if size > self._largest_body:
+                raise self._too_large()
+        return b"".join(parts)
+
+    def _too_large(self) -> RequestError:
+        return RequestError(f"the body is larger than {self._largest_body} bytes", status=413, code="body_too_large")
+
+
+def caller_left() -> RequestError:
+    """Return what stands for a reply when there is no one to send it to."""
+    return RequestError("the caller disconnected", status=499, code="caller_left")

@@ -1,0 +1,177 @@
+"""Bodies as JSON text and back: sorted, compact, and never a number that is not finite.
+
+Knows nothing of databases or of what the bodies mean.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import isfinite
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.store.record import (
+    DECISION_SCHEMA,
+    AuditBody,
+    AuditQuestion,
+    CompletionBody,
+    Content,
+    DecisionBody,
+    EventBody,
+    FeedbackBody,
+    JSONObject,
+    LaterBody,
+    MenuQuestion,
+    TextQuestion,
+    document,
+)
+from conformal_arbitrage.types import Leg
+
+_T = TypeVar("_T")
+
+_sorted = msgspec.json.Encoder(order="sorted")
+_strict = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
+
+
+def encode(body: EventBody | AuditQuestion, id: str) -> str:
+    """Return the JSON text of a body.
+
+    Args:
+        body: what to store.
+        id: the decision's, for the error message.
+
+    Raises:
+        StoreError: a number in it is not finite, or a value has no JSON.
+    """
+    with suppress(UnicodeEncodeError, TypeError, RecursionError):  # json writes lone surrogates and NumPy floats
+        if _is_writable(body):
+            return _sorted.encode(body).decode()
+    return _encode_strictly(document(body), f"the {type(body).__name__} of {id}")
+
+
+def encode_json(mapping: JSONObject, name: str) -> str:
+    """Return the text of a JSON object.
+
+    Raises:
+        StoreError: a number in it is not finite, or a value has no JSON.
+    """
+    with suppress(UnicodeEncodeError, RecursionError):
+        if _is_plain(mapping):
+            return _sorted.encode(mapping).decode()
+    return _encode_strictly(dict(mapping), name)
+
+
+def _encode_strictly(values: Mapping[str, object], name: str) -> str:
+    try:
+        return _strict.encode(values)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"{name} is not JSON ({error}); use text, finite numbers, lists and objects") from error
+
+
+def _is_writable(body: EventBody | AuditQuestion) -> bool:
+    """Return whether msgspec writes a body faithfully: NaN would become null, bytes and dates would become text."""
+    match body:
+        case DecisionBody():
+            numbers = _are_finite((body.margin, body.relaxation, body.cost, body.alpha))
+            return numbers and all(map(_is_finite_leg, body.legs)) and _is_plain_content(body.content)
+        case CompletionBody():
+            leg = body.leg is None or _is_finite_leg(body.leg)
+            return leg and _are_finite((body.cost,)) and _is_plain_content(body.content)
+        case FeedbackBody():
+            grades = () if body.grades is None else (body.grades.primary, body.grades.guardian)
+            return _are_finite((body.grade, *grades))
+        case AuditBody():
+            return _are_finite((body.cost, *(body.scores or ())))
+        case MenuQuestion():
+            return True
+        case TextQuestion():
+            return _is_plain(body.request)
+
+
+def _is_finite_leg(leg: Leg) -> bool:
+    return isfinite(leg.seconds) and _are_finite((leg.spent.cost, *(leg.scores or ())))
+
+
+def _are_finite(numbers: Sequence[float | None]) -> bool:
+    return all(map(isfinite, filter(None, numbers)))
+
+
+def _is_plain_content(content: Content | None) -> bool:
+    return content is None or (_is_plain(content.request) and _is_plain(content.answer))
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is what a JSON parser returns, with finite numbers."""
+    kind: Any = value.__class__
+    if kind is str or kind is int or value is None or kind is bool:
+        return True
+    if kind is float:
+        return isfinite(value)
+    if kind is dict:
+        return set(map(type, value)) <= {str} and all(map(_is_plain, value.values()))
+    return (kind is list or kind is tuple) and all(map(_is_plain, value))
+
+
+class _Version(Struct):
+    """The one field of a decision's body that every release can read."""
+
+    schema: int = 1
+
+
+def decode_decision(text: str, id: str) -> DecisionBody:
+    """Read the body of a decision.
+
+    Raises:
+        StoreError: a newer release wrote it, or it is damaged.
+    """
+    version = _decode(text, _Version, f"decision {id}").schema
+    if version > DECISION_SCHEMA:
+        raise StoreError(
+            f"decision {id} has schema {version}, this release reads up to {DECISION_SCHEMA}; upgrade conformal-arbitrage"
+        )
+    return _decode(text, DecisionBody, f"decision {id}")
+
+
+_LATER: Mapping[str, type[LaterBody]] = {body.kind: body for body in (CompletionBody, FeedbackBody, AuditBody)}
+
+
+def decode_later(kind: str, text: str, id: str, at: float) -> LaterBody:
+    """Read the body of an event that follows a decision; `at` is when it was recorded.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return replace(_decode(text, _LATER[kind], f"the {kind} of {id}"), at=at)
+
+
+def decode_question(text: str, id: str) -> AuditQuestion:
+    """Read the question of an audit.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    name = f"the audit of {id}"
+    kind = TextQuestion if "request" in decode_json(text, name) else MenuQuestion
+    return _decode(text, kind, name)
+
+
+def decode_json(text: str, name: str) -> dict[str, object]:
+    """Read a JSON object.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return _decode(text, dict[str, object], name)
+
+
+def _decode(text: str, kind: type[_T], name: str) -> _T:
+    with suppress(msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(text, type=kind)
+    try:  # json reads lone surrogates
+        return msgspec.convert(json.loads(text), kind)
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise StoreError(f"{name} is damaged in the store ({error}); run `arbitrage records verify`") from error

@@ -1,0 +1,25 @@
+"""open_store: open the store that a URL or a file name leads to.
+
+Knows nothing of what is stored.
+"""
+
+import asyncio
+from pathlib import Path
+
+from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store.postgres import PostgresStore
+from conformal_arbitrage.store.sqlite import SQLiteStore
+
+
+async def open_store(location: str | Path) -> Store:
+    """Open a store, creating it if it does not exist.
+
+    Args:
+        location: a postgresql:// or postgres:// URL, or a file.
+
+    Raises:
+        StoreError: it cannot be used.
+    """
+    if isinstance(location, str) and location.startswith(("postgres://", "postgresql://")):
+        return await asyncio.to_thread(PostgresStore, location)
+    return await asyncio.to_thread(SQLiteStore, location)

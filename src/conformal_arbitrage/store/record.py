@@ -1,0 +1,228 @@
+"""The decision record: what is stored about a decision, as typed bodies.
+
+Everything known about a decision is an event that is appended and never changed: the decision itself, its completion,
+feedback, an audit. An event's kind follows from the type of its body.
+
+Knows nothing of databases, HTTP or how decisions are made.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from conformal_arbitrage.types import Leg
+
+DECISION_SCHEMA = 1
+"""The newest schema of `DecisionBody` that this release can read."""
+
+JSONObject = Mapping[str, object]
+"""A JSON object that a caller wrote."""
+
+EventKind = Literal["decision", "completion", "feedback", "audit"]
+
+
+class Content(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was asked and answered, as much of it as the policy keeps: in full, or a keyed digest in place of each value.
+
+    Attributes:
+        context: the question, where there is a menu.
+        actions: the menu.
+        request: the chat request, in free text.
+        primary_answer: the Primary's text where the Guardian's answer was given.
+        answer: the chosen action's text, or the whole assistant message.
+    """
+
+    context: str | None = None
+    actions: tuple[str, ...] | str | None = None
+    request: JSONObject | str | None = None
+    primary_answer: str | None = None
+    answer: JSONObject | str | None = None
+
+
+class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A decision.
+
+    Attributes:
+        schema: which version of this struct wrote it. The default stays 1 in all releases, since version 1 does not
+            write it: a release that changes the meaning of a field writes 2.
+        action: index of the chosen action; None if there is none.
+        candidates: indices of the actions the rule could not exclude.
+        margin: how far the Primary's top action leads; None if there is no other action.
+        relaxation: how far it must lead to stand alone.
+        no_guarantee: why the decision is not covered by a guarantee; None if it is.
+        legs: the models that were called, in order, without their replies.
+        cost: dollars; None if unknown.
+        alpha: the risk budget of the certificate in force.
+        version: the policy's version.
+        mode: whether the rule was enforced.
+        form: menu or free text.
+        content: question and answer, if the policy keeps them.
+        identities_sha256: fingerprint of the models' identities.
+        size: the number of actions.
+        overridden: the request changed a pinned setting.
+        audited: the decision was drawn for an audit.
+        cancelled: the caller left before there was a decision; all other fields have their defaults.
+    """
+
+    kind: ClassVar[EventKind] = "decision"
+
+    schema: int = 1
+    action: int | None = None
+    candidates: tuple[int, ...] = ()
+    margin: float | None = None
+    relaxation: float | None = None
+    no_guarantee: str | None = None
+    legs: tuple[Leg, ...] = ()
+    cost: float | None = None
+    alpha: float | None = None
+    version: int | None = None
+    mode: Literal["enforce", "shadow"] | None = None
+    form: Literal["menu", "text"] | None = None
+    content: Content | None = None
+    identities_sha256: str | None = None
+    size: int = 0
+    overridden: bool = False
+    audited: bool = False
+    cancelled: bool = False
+
+
+class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an answer ended whose decision was recorded when it began.
+
+    Attributes:
+        finish: the finish reason; "cancelled" if the caller left, "failed" if the model did.
+        leg: the model that answered, without its reply.
+        cost: dollars for the whole decision; None if unknown.
+        content: the answer, if the policy keeps it.
+        at: when it was recorded; set by the store.
+    """
+
+    kind: ClassVar[EventKind] = "completion"
+
+    finish: str
+    leg: Leg | None = None
+    cost: float | None = None
+    content: Content | None = None
+    at: float | None = None
+
+
+class Grades(Struct, frozen=True, forbid_unknown_fields=True):
+    """Grades of both answers, in [0, 1]."""
+
+    primary: float
+    guardian: float
+
+
+class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became known about a decision later.
+
+    Attributes:
+        grade: of the answer that was given, in [0, 1].
+        grades: of both answers.
+        label: the right action.
+        comment: anything else.
+        by: the key that sent it.
+        at: when it was recorded; set by the store.
+    """
+
+    kind: ClassVar[EventKind] = "feedback"
+
+    grade: float | None = None
+    grades: Grades | None = None
+    label: int | str | None = None
+    comment: str | None = None
+    by: str | None = None
+    at: float | None = None
+
+
+class AuditBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The Guardian's view of a decision that was drawn for an audit.
+
+    Attributes:
+        scores: over the whole menu; None if it failed or answered in free text.
+        error: what went wrong, if anything.
+        cost: dollars; None if unknown.
+        served: the model that answered, as the endpoint names it.
+        answer: its text, if the policy keeps content in full.
+        at: when it was recorded; set by the store.
+    """
+
+    kind: ClassVar[EventKind] = "audit"
+
+    scores: tuple[float, ...] | None = None
+    error: str | None = None
+    cost: float | None = None
+    served: str | None = None
+    answer: str | None = None
+    at: float | None = None
+
+
+LaterBody = CompletionBody | FeedbackBody | AuditBody
+EventBody = DecisionBody | LaterBody
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One fact about a decision.
+
+    Attributes:
+        id: the decision's id, time-ordered.
+        body: the fact itself.
+        policy: of a decision: whose rule.
+        key_id: of a decision: whose call.
+        decided_by: of a decision: who chose.
+    """
+
+    id: str
+    body: EventBody
+    policy: str | None = None
+    key_id: str | None = None
+    decided_by: str | None = None
+
+
+class DecisionRecord(Struct, frozen=True, kw_only=True):
+    """A decision and everything recorded about it later. Only the first completion and the first audit count."""
+
+    id: str
+    created: float
+    policy: str
+    key_id: str | None
+    decided_by: str
+    decision: DecisionBody
+    completion: CompletionBody | None = None
+    feedback: tuple[FeedbackBody, ...] = ()
+    audit: AuditBody | None = None
+
+
+class MenuQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A question with its menu, for an audit to ask again."""
+
+    context: str
+    actions: tuple[str, ...]
+
+
+class TextQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A chat request, for an audit to send again."""
+
+    request: JSONObject
+
+
+AuditQuestion = MenuQuestion | TextQuestion
+
+
+def document(struct: Struct, *, without: Mapping[type[Struct], frozenset[str]] | None = None) -> dict[str, object]:
+    """Return a struct as plain values, with all of its fields and those of the structs in it.
+
+    Args:
+        struct: a record, or a part of one.
+        without: names of fields to leave out, by the struct that has them.
+    """
+    hidden: frozenset[str] = frozenset() if without is None else without.get(type(struct), frozenset())
+    return {name: _plain_value(value, without) for name, value in asdict(struct).items() if name not in hidden}
+
+
+def _plain_value(value: Any, without: Mapping[type[Struct], frozenset[str]] | None) -> object:
+    if isinstance(value, Struct):
+        return document(value, without=without)
+    return [_plain_value(one, without) for one in value] if value.__class__ is tuple else value

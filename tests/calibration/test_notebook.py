@@ -1,0 +1,38 @@
+from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
+
+
+def test_a_table_with_a_header_has_plain_rows():
+    assert html_table([["1", "<b>"]], header=["a", "&"]) == (
+        "<table><tr><th>a</th><th>&amp;</th></tr><tr><td>1</td><td>&lt;b&gt;</td></tr></table>"
+    )
+
+
+def test_a_table_without_a_header_has_titled_rows():
+    assert html_table([["alpha", "0.05"]]) == "<table><tr><th>alpha</th><td>0.05</td></tr></table>"
+
+
+def test_a_paragraph_is_escaped():
+    assert html_paragraph("a < b") == "<p>a &lt; b</p>"
+
+
+def test_a_certificate_shows_its_facts_and_its_guarantee(science):
+    certificate = calibrate(science, 0.05, guardian_sees="all")
+    page = certificate._repr_html_()
+    assert "<th>relaxation</th><td>0.457141</td>" in page
+    assert "losses in [0, 1], 2369 rows" in page
+    assert page.endswith("</p>")
+
+
+def test_the_facts_mention_draws_missing_scores_and_deferral():
+    rows = {"primary": [None] + [[0.9, 0.1]] * 39, "guardian": [[1.0, 0.0]] * 20 + [None] * 20}
+    always = calibrate(ScoreLog.from_arrays(**rows), 0.01, missing_guardian="worst_case")
+    facts = dict(always.facts())
+    assert facts["relaxation"] == "none: every query is deferred"
+    assert facts["missing scores"] == "Primary in 1 rows (deferred), Guardian in 20"
+    assert "on this log" not in facts
+    primary, guardian = [[0.6, 0.5]] * 40, [[0.0, 1.0]] * 40
+    random = calibrate(ScoreLog.from_arrays(primary, guardian, id=range(40)), 0.3, boundary="random", key=b"k")
+    assert "at this gap, draws up to 0." in dict(random.facts())["relaxation"]
+    alone = calibrate(ScoreLog.from_arrays(primary, [[1.0, 0.0]] * 40), 0.1)
+    assert "the Primary alone keeps this budget" in dict(alone.facts())["relaxation"]

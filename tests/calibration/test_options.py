@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+
+from conformal_arbitrage import CalibrationOptions, CostOptions, OptionError, ScoreLog, calibrate, evaluate, inspect
+
+
+def test_calibrate_takes_options_as_keywords_or_as_one_object(science):
+    one = calibrate(science, 0.05, options=CalibrationOptions(guardian_sees="all", grid=0.01))
+    other = calibrate(science, 0.05, guardian_sees="all", grid=0.01)
+    assert one.to_dict() | {"created": ""} == other.to_dict() | {"created": ""}
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"guardian_sees": "candidates"}, {"boundary": "include"}, {"loss_bound": 1}, {"grid": 0.01}]
+)
+def test_options_and_keywords_exclude_each_other(science, keywords):
+    (name,) = keywords
+    with pytest.raises(OptionError, match=f"{name}= and options= exclude each other"):
+        calibrate(science, 0.05, options=CalibrationOptions(), **keywords)
+    with pytest.raises(OptionError, match=rf"write options=CalibrationOptions\({name}=...\)"):
+        evaluate(science, [0.05], calibration_size=100, options=CalibrationOptions(), **keywords)
+
+
+def test_costs_and_their_keywords_exclude_each_other(science):
+    for call in (
+        lambda: evaluate(science, [0.05], calibration_size=100, costs=CostOptions(), primary_cost=1),
+        lambda: inspect(science, costs=CostOptions(), primary_cost=1),
+    ):
+        with pytest.raises(OptionError, match="primary_cost= and costs= exclude each other"):
+            call()
+
+
+def test_evaluate_takes_options_and_costs_as_objects(science):
+    sweep = {"calibration_size": 500, "trials": 2}
+    flat = evaluate(science, [0.05], guardian_sees="all", boundary="random", primary_cost=1, guardian_cost=9, **sweep)
+    options = CalibrationOptions(guardian_sees="all", boundary="random")
+    grouped = evaluate(science, [0.05], options=options, costs=CostOptions(primary_cost=1, guardian_cost=9), **sweep)
+    assert flat.to_dict(per_trial=True) == grouped.to_dict(per_trial=True)
+
+
+def test_evaluate_uses_the_key_it_is_given():
+    scores = np.random.default_rng(0).integers(0, 3, (2, 200, 2)) / 2  # coarse, so that the draws matter
+    log = ScoreLog.from_arrays(*scores, id=range(200))
+    sweep = {"calibration_size": 100, "trials": 2, "boundary": "random"}
+    one, same, other = (evaluate(log, [0.1], key=key, **sweep).to_dict() for key in (b"a", b"a", b"b"))
+    assert one == same
+    assert one != other
+
+
+def test_unknown_keywords_are_rejected_as_in_any_python_function(science):
+    with pytest.raises(TypeError, match=r"evaluate\(\) got an unexpected keyword argument 'colour'"):
+        evaluate(science, [0.05], calibration_size=100, colour="red")
+    with pytest.raises(TypeError, match="colour"):
+        inspect(science, colour="red")
+
+
+def test_a_random_boundary_without_a_key_cannot_be_computed(science):
+    with pytest.raises(OptionError, match="needs a key"):
+        CalibrationOptions(boundary="random").curve(science)
+
+
+def test_a_key_is_added_only_where_it_is_missing():
+    assert CalibrationOptions().with_key(b"k").key is None
+    assert CalibrationOptions(boundary="random").with_key(b"k").key == b"k"
+    assert CalibrationOptions(boundary="random", key=b"own").with_key(b"k").key == b"own"
+
+
+def test_a_users_loss_cannot_have_the_name_of_the_built_in_one():
+    def guardian_regret(row, sight):
+        return 0.0
+
+    with pytest.raises(OptionError, match="rename the function"):
+        CalibrationOptions(loss=guardian_regret)
+
+
+def test_a_key_must_be_bytes():
+    with pytest.raises(OptionError, match="must be bytes"):
+        CalibrationOptions(boundary="random", key="text")
+
+
+def test_calibrate_reads_scores_from_a_frame():
+    pandas = pytest.importorskip("pandas")
+    primary, guardian = [[0.9, 0.1], [0.6, 0.4]] * 20, [[1.0, 0.0], [0.0, 1.0]] * 20
+    log = ScoreLog.from_arrays(primary, guardian)
+    frame = pandas.DataFrame({"p": primary, "g": guardian})
+    wide = pandas.DataFrame(np.hstack([primary, guardian]), columns=["p_a", "p_b", "g_a", "g_b"])
+    expected = calibrate(log, 0.2).relaxation
+    assert expected == 0.2
+    assert calibrate(frame, 0.2, primary="p", guardian="g").relaxation == expected
+    assert calibrate(wide, 0.2, primary=["p_a", "p_b"], guardian=["g_a", "g_b"]).relaxation == expected
+    assert calibrate(frame.rename(columns={"p": "primary", "g": "guardian"}), 0.2).relaxation == expected
+
+
+def test_column_names_are_for_frames_only(science):
+    with pytest.raises(OptionError, match="named for a frame only"):
+        calibrate(science, 0.05, primary="p")
+
+
+def test_a_loss_without_a_name_is_called_by_its_class(science):
+    class Constant:
+        def __call__(self, row, sight):
+            return 0.0
+
+    assert calibrate(science.select(range(100)), 0.1, loss=Constant()).loss == "Constant"

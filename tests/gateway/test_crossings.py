@@ -1,0 +1,21 @@
+import pytest
+from benchmarks.crossings import measure, upward
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measure()
+
+
+@pytest.mark.parametrize(
+    ("request_name", "most"),
+    [
+        ("menu, answered by the Primary", 25),
+        ("text, answered by the Primary", 25),
+        ("text, a deferred stream of three words", 60),
+    ],
+)
+def test_a_request_makes_few_calls_between_modules_and_none_to_a_higher_layer(measured, request_name, most):
+    watch = measured[request_name]
+    assert watch.calls.total() <= most, watch.functions
+    assert not upward(watch.calls)

@@ -1,0 +1,233 @@
+import asyncio
+import json
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pytest
+
+from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.gateway.record_routes import HIDDEN
+from conformal_arbitrage.store import (
+    Audit,
+    AuditBody,
+    CompletionBody,
+    Content,
+    DecisionBody,
+    FeedbackBody,
+    Grades,
+    MenuQuestion,
+    TextQuestion,
+    new_id,
+)
+from conformal_arbitrage.store.encoding import decode_decision, decode_question, encode, encode_json
+from conformal_arbitrage.store.record import document
+from conformal_arbitrage.types import Leg, Spent
+from tests.store.facts import LEG, decide, decision, later
+
+FULL = DecisionBody(
+    action=1,
+    candidates=(0, 1),
+    margin=0.25,
+    relaxation=0.3,
+    no_guarantee="the request overrides seed",
+    legs=(LEG, Leg(role="guardian", scores=None, spent=Spent(cost=None), seconds=1.5, error="it failed")),
+    cost=0.002,
+    alpha=0.1,
+    version=7,
+    mode="enforce",
+    form="menu",
+    content=Content(context="Is it?", actions=("yes", "no"), answer="no"),
+    identities_sha256="0" * 64,
+    size=2,
+    overridden=True,
+    audited=True,
+)
+BODIES = [
+    FULL,
+    DecisionBody(cancelled=True),
+    DecisionBody(
+        content=Content(request={"messages": [{"n": 10**30}], "x": None}, primary_answer="a", answer={"é": 0.5})
+    ),
+    DecisionBody(content=Content(context="blake2b-256:0", actions="blake2b-256:1", answer="blake2b-256:2")),
+]
+LATER = [
+    CompletionBody(finish="cancelled"),
+    CompletionBody(finish="stop", leg=LEG, cost=0.1, content=Content(answer={"role": "assistant", "content": "x"})),
+    FeedbackBody(grade=0.5, by="k1"),
+    FeedbackBody(grades=Grades(primary=0.0, guardian=1.0), label="b", comment="\ud800\0", by="k1"),
+    AuditBody(scores=(0.0, 1.0), cost=0.01, served="m"),
+    AuditBody(error="it failed", answer="text"),
+]
+WRITTEN_BEFORE = """{
+  "action": 0, "candidates": [0], "margin": null, "relaxation": 0.3, "no_guarantee": null, "cost": 0, "alpha": 0.1,
+  "legs": [{"role": "primary", "scores": [0.9, 0.1, 0], "seconds": 0.01, "served": "m", "error": null, "reply": null,
+            "spent": {"calls": 1, "input_tokens": 10, "output_tokens": null, "reasoning_tokens": 0,
+                      "cached_tokens": 0, "cost": 0.0}}],
+  "version": 1, "mode": "shadow", "form": "menu", "identities_sha256": "ab", "size": 3, "audited": true,
+  "content": {"context": "?", "actions": ["a", "b", "c"], "answer": "a"}
+}"""
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_decision_is_read_as_it_was_written(store, body):
+    async def story():
+        [id] = await decide(store, body=body)
+        assert (await store.record(id)).decision == body
+
+    asyncio.run(story())
+
+
+def test_later_events_are_read_as_they_were_written_with_their_time(store):
+    async def story():
+        for body in LATER:
+            [id] = await decide(store)
+            await store.commit([later(id, body)])
+            record = await store.record(id)
+            [read] = [one for one in (record.completion, *record.feedback, record.audit) if one is not None]
+            assert read == msgspec.structs.replace(body, at=read.at)
+            assert read.at >= record.created
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "question", [MenuQuestion(context="?", actions=("a", "b")), TextQuestion(request={"messages": [{"content": "é"}]})]
+)
+def test_a_question_is_read_as_it_was_written(question):
+    assert decode_question(encode(question, "1"), "1") == question
+
+
+def test_defaults_are_not_written():
+    assert encode(DecisionBody(cancelled=True), "1") == '{"cancelled":true}'
+    assert encode(CompletionBody(finish="failed"), "1") == '{"finish":"failed"}'
+
+
+def test_a_decision_from_before_the_bodies_had_types_is_read():
+    body = decode_decision(WRITTEN_BEFORE, "1")
+    assert (body.schema, body.action, body.size, body.audited, body.overridden) == (1, 0, 3, True, False)
+    assert (body.legs[0].scores, body.legs[0].spent.output_tokens) == ((0.9, 0.1, 0.0), None)
+    assert body.content == Content(context="?", actions=("a", "b", "c"), answer="a")
+    assert decode_decision('{"cancelled": true}', "1") == DecisionBody(cancelled=True)
+
+
+@pytest.mark.parametrize("rest", ["", ', "legs": {"primary": 1}', ', "new": [1]'])
+def test_a_decision_of_a_later_schema_asks_for_an_upgrade(store, sql, rest):
+    async def story():
+        [id] = await decide(store)
+        sql(f"""update events set body = '{{"schema": 2{rest}}}'""")
+        for read in (store.record(id), store.records()):
+            with pytest.raises(StoreError, match=f"decision {id} has schema 2, this release reads up to 1; upgrade"):
+                await read
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"size": "two"}', '{"legs": [{}]}', "[" * 100_000])
+def test_a_damaged_decision_is_named(text):
+    with pytest.raises(
+        StoreError, match=r"^decision 17 is damaged in the store \(.*\); run `arbitrage records verify`$"
+    ):
+        decode_decision(text, "17")
+
+
+def test_a_damaged_audit_does_not_stop_the_others(store, sql, caplog):
+    async def story():
+        ids = [new_id(), new_id()]
+        question = TextQuestion(request={})
+        for id in ids:
+            await store.commit([decision(id)], audits=[Audit(id=id, policy="support", question=question)])
+        sql(f"update audits set payload = '{{}}' where id = '{ids[0]}'")
+        assert [audit.id for audit in await store.take_audits(limit=9, lease=60)] == [ids[1]]
+        assert f"the audit of {ids[0]} is damaged" in caplog.text
+
+    asyncio.run(story())
+
+
+@dataclass
+class Opaque:
+    """A value without JSON."""
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        DecisionBody(margin=INFINITY),
+        DecisionBody(relaxation=NAN),
+        DecisionBody(cost=NAN),
+        DecisionBody(alpha=-INFINITY),
+        DecisionBody(legs=(Leg(role="primary", scores=(0.0, NAN), spent=Spent(), seconds=0.1),)),
+        DecisionBody(legs=(Leg(role="primary", scores=None, spent=Spent(cost=NAN), seconds=0.1),)),
+        DecisionBody(legs=(Leg(role="primary", scores=None, spent=Spent(), seconds=INFINITY),)),
+        DecisionBody(content=Content(request={"x": [{"y": NAN}]})),
+        DecisionBody(content=Content(request={"x": {1, 2}})),
+        DecisionBody(content=Content(request={"x": b""})),
+        DecisionBody(content=Content(answer={"x": Opaque()})),
+        CompletionBody(finish="stop", cost=NAN),
+        CompletionBody(finish="stop", leg=Leg(role="primary", scores=(NAN,), spent=Spent(), seconds=0.1)),
+        CompletionBody(finish="stop", content=Content(answer={"x": NAN})),
+        FeedbackBody(grade=NAN),
+        FeedbackBody(grades=Grades(primary=0.0, guardian=NAN)),
+        AuditBody(scores=(0.5, INFINITY)),
+        AuditBody(cost=NAN),
+        TextQuestion(request={"x": NAN}),
+    ],
+)
+def test_a_body_that_is_not_json_is_refused(body):
+    with pytest.raises(StoreError, match=f"the {type(body).__name__} of 17 is not JSON"):
+        encode(body, "17")
+
+
+def test_a_commit_that_is_not_json_writes_nothing(store):
+    async def story():
+        with pytest.raises(StoreError, match="is not JSON"):
+            await store.commit([decision(), decision(body=DecisionBody(margin=NAN))])
+        with pytest.raises(StoreError, match="the certificate of support is not JSON"):
+            await store.install("support", {"alpha": NAN}, by="ann")
+        assert await store.records() == []
+
+    asyncio.run(story())
+
+
+def test_numpy_floats_and_lone_surrogates_are_written():
+    body = DecisionBody(margin=np.float64(0.5), content=Content(answer="\ud800"))
+    assert json.loads(encode(body, "1"))["margin"] == 0.5
+    assert decode_decision(encode(body, "1"), "1") == body
+    assert json.loads(encode_json({"x": "\ud800"}, "x")) == {"x": "\ud800"}
+
+
+def test_a_document_has_every_field_and_the_time_of_later_events(store):
+    async def story():
+        [id] = await decide(store, body=FULL)
+        await store.commit([later(id, FeedbackBody(grades=Grades(primary=0.0, guardian=1.0), by="k1"))])
+        return await store.record(id)
+
+    record = asyncio.run(story())
+    shown = document(record)
+    assert json.loads(json.dumps(shown)) == shown
+    assert set(shown) == set(record.__struct_fields__)
+    assert set(shown["decision"]) == set(FULL.__struct_fields__)
+    assert shown["decision"]["schema"] == 1
+    assert shown["decision"]["legs"][1]["spent"]["cost"] is None
+    assert shown["decision"]["legs"][0]["reply"] is None
+    assert (shown["completion"], shown["audit"]) == (None, None)
+    [feedback] = record.feedback
+    assert shown["feedback"] == [
+        {"grade": None, "grades": {"primary": 0.0, "guardian": 1.0}, "label": None, "comment": None, "by": "k1",
+         "at": feedback.at},
+    ]  # fmt: skip
+
+
+def test_fields_can_be_left_out_of_a_document_by_their_struct():
+    shown = document(FULL, without=HIDDEN)
+    assert not {"margin", "relaxation"} & set(shown)
+    assert not {"scores", "error"} & set(shown["legs"][0])
+    assert "cost" in shown
+
+
+def test_every_hidden_field_exists():
+    for struct, names in HIDDEN.items():
+        assert names <= set(struct.__struct_fields__)
