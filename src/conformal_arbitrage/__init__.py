@@ -31,14 +31,14 @@ from conformal_arbitrage.errors import (
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
-from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter, Policy, RandomRouter, SingleModel
 from conformal_arbitrage.scorelog.columns import Usage
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Row, Spent
-from conformal_arbitrage.upstream.pricing import Price
 
-if _typing.TYPE_CHECKING:
+if _typing.TYPE_CHECKING:  # loaded on first use: offline work should not wait for the code that asks models
     from conformal_arbitrage.collecting.collect import collect
+    from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter, Policy, RandomRouter, SingleModel
+    from conformal_arbitrage.upstream.pricing import Price
 
     __version__: str
 
@@ -97,15 +97,24 @@ __all__ = [
 
 
 if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name for one of these
+    _LATER = {
+        "collect": "collecting.collect",
+        "ConformalArbitrage": "live.policy",
+        "ConformalRouter": "live.policy",
+        "Policy": "live.policy",
+        "RandomRouter": "live.policy",
+        "SingleModel": "live.policy",
+        "Price": "upstream.pricing",
+    }
 
     def __getattr__(name: str) -> object:
-        """Load `collect` and the version when they are first used; both would slow down every import."""
-        if name == "collect":
-            from conformal_arbitrage.collecting.collect import collect as value
-        elif name == "__version__":
-            from importlib.metadata import version
+        """Load a name on first use."""
+        from importlib import import_module
 
-            value = version("conformal-arbitrage")
+        if name == "__version__":
+            value = import_module("importlib.metadata").version("conformal-arbitrage")
+        elif name in _LATER:
+            value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value
