@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test test-live lint bench bench-live bench-gateway soak clean
+.PHONY: demo demo-serve test coverage test-live lint bench bench-live bench-gateway soak clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -13,7 +13,13 @@ demo-serve: .venv/.installed
 	$(BIN)/arbitrage serve --config demo/arbitrage.toml
 
 test: .venv/.installed-dev
-	$(BIN)/pytest --numprocesses=auto
+	$(BIN)/pytest --numprocesses=auto $(TEST)
+
+# All tests, and the share of lines and branches they reach.
+coverage:
+	$(MAKE) test TEST="--cov --cov-report="
+	$(BIN)/coverage report --skip-covered --fail-under=97
+	$(BIN)/coverage report --include='*/core/*,*/calibration/*' --fail-under=100
 
 test-live: .venv/.installed-live
 	$(BIN)/pytest -m live
@@ -63,4 +69,4 @@ soak: .venv/.installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .venv-mapie .venv-litellm demo
+	rm -rf .venv .venv-mapie .venv-litellm demo .coverage

@@ -167,24 +167,31 @@ def start_up() -> list[Row]:
 
 
 HEADER = """\
-# Benchmarks
+# Benchmarks of the calibration
 
-Made by `make bench BENCH="--write docs/benchmarks.md"` on {cores} cores of {machine}, Python {python}, NumPy {numpy}.
-Both sides of a ratio are measured in the same run; the last column is this machine's and depends on it.
+Measured by `make bench BENCH="--write docs/benchmarks.md"` on {cores} cores of {machine}
+with Python {python} and NumPy {numpy}. Both sides of a ratio are measured in the same run. The last column depends on
+the machine.
 
-| what | ratio | aim | here |
+| measurement | ratio | target | this machine |
 |---|---|---|---|
 """
 FOOTER = """
-**How much further could it go?** At a million rows about half of the time is one sort of all the drops; the rest is
-rounding, ordering each row's actions and collecting the drops, block by block in the processor's cache. A partial sort
-that only settles the 50 places asked for would be cheaper than the full sort by the difference shown above, but would give
-up the curve: every other alpha would start anew. Fusing the passes over each block in compiled code could save most of the
-second line and leave the sort, so that about half of the present time is the floor for an exact curve at every breakpoint.
+## How much faster could it be?
+
+At a million rows, about half of the time goes into one sort of all the drops. The rest goes into rounding, ordering
+each row's actions and collecting the drops, block by block in the processor's cache.
+
+A partial sort that settles only the 50 requested positions would be cheaper than the full sort by the difference shown
+above, but it would give up the curve: every other alpha would have to start from scratch. Fusing the passes over each
+block in compiled code could save most of the time outside the sort, but not the sort. About half of the present time is
+therefore the floor for an exact curve at every breakpoint.
+
+## The comparison with MAPIE
 
 MAPIE solves the same problem here (the Guardian's choice must stay in the set, scores are 1 - gap, 101 points, one
-alpha) and finds the same threshold up to its grid; it loops over rows and points in Python. Its run at 100,000 rows is
-behind `--slow`.
+alpha) and finds the same threshold up to its grid. It loops over rows and points in Python. Its run at 100,000 rows
+requires `--slow`.
 """
 
 

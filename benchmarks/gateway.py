@@ -185,8 +185,9 @@ def free_port() -> int:
 
 def prepared(folder: Path, url: str) -> None:
     """A configuration, a certificate made with its models (the relaxation is 0.3), and a key."""
-    from conformal_arbitrage import ScoreLog, calibrate
     from conformal_arbitrage.gateway.guards import digest
+
+    from conformal_arbitrage import ScoreLog, calibrate
     from conformal_arbitrage.gateway.server import database_of, identities_of
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.store import open_store
@@ -345,21 +346,23 @@ def _shown(value: float | None, how: str, unit: str = "") -> str:
     return "" if value is None else f"{value:{how}}{unit}"
 
 
-def aims(rows: Sequence[Figures]) -> list[str]:
-    """What was to be reached, and what was."""
+def targets(rows: Sequence[Figures]) -> list[str]:
+    """Return the targets beside what was measured."""
     named = {row.name: row for row in rows}
     one, least = named["ours, chat, Primary only"], named["bare pass-through"]
     cpu = one.cpu_ms or 0.0
-    found = [
+    measured = [
         ("CPU of a one-leg request", f"{cpu:.2f} ms", "at most 0.6 ms"),
-        ("  beside the bare pass-through", f"{cpu / (least.cpu_ms or 1.0):.1f} x", "at most 3 x"),
+        ("  relative to the bare pass-through", f"{cpu / (least.cpu_ms or 1.0):.1f} x", "at most 3 x"),
         ("start-up", f"{one.start_seconds or 0.0:.2f} s", "below 1.5 s"),
         ("memory", f"{one.rss_mb or 0.0:.0f} MB", "below 120 MB"),
     ]
     if PROXY in named:
         theirs = named[PROXY].cpu_ms or 0.0
-        found.insert(2, ("  LiteLLM's proxy / ours", f"{theirs / cpu:.1f} x", "at least 15 x"))
-    return ["| what | here | aim |", "|---|---|---|"] + ["| " + " | ".join(row) + " |" for row in found]
+        measured.insert(2, ("  LiteLLM's proxy / ours", f"{theirs / cpu:.1f} x", "at least 15 x"))
+    return ["| measurement | this machine | target |", "|---|---|---|"] + [
+        "| " + " | ".join(row) + " |" for row in measured
+    ]
 
 
 def profile(options: argparse.Namespace, folder: Path, core: int, other: int) -> None:
@@ -401,7 +404,7 @@ def main() -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     print(f"{options.concurrency} at once, Python {platform.python_version()}\n")
-    print("\n".join([*table(rows), "", *aims(rows)]))
+    print("\n".join([*table(rows), "", *targets(rows)]))
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def table(ours: Measured, theirs: Measured, rows: int, concurrency: int) -> list
     ideal = concurrency / LATENCY
     what = f"{rows:,} rows x 2 calls, {concurrency} at once, {LATENCY * 1e3:.0f} ms latency"
     return [
-        (f"{what}: share of the ideal rate", f"{ours.rate / ideal:.0%}", "at least 85 %", f"{ours.rate:,.0f} calls/s"),
+        (f"{what}: share of the ideal rate", f"{ours.rate / ideal:.0%}", "at least 85%", f"{ours.rate:,.0f} calls/s"),
         ("  the openai SDK, same bodies", f"{theirs.rate / ideal:.0%}", "", f"{theirs.rate:,.0f} calls/s"),
         (
             "CPU per call: ours, SQLite included / the openai SDK's",
@@ -178,10 +178,10 @@ def table(ours: Measured, theirs: Measured, rows: int, concurrency: int) -> list
 HEADER = """\
 # Benchmarks of live collection
 
-Made by `python -m benchmarks.live` on {cores} cores of {machine}, Python {python}. Both clients run in turn in the same
-process against the same mock endpoint; the last column is this machine's and depends on it.
+Measured by `make bench-live` on {cores} cores of {machine} with Python {python}. Both clients run alternately
+in the same process against the same mock endpoint. The last column depends on the machine.
 
-| what | ratio | aim | here |
+| measurement | ratio | target | this machine |
 |---|---|---|---|
 """
 

@@ -1,4 +1,4 @@
-"""The paper's rule and ours on real recorded logs: how far each lies above a coin of the same cost.
+"""The paper's rule and ours on real recorded logs: how far each lies above random routing at the same cost.
 
     python benchmarks/real_logs.py FOLDER --figure docs/paper.png
 
@@ -50,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True).ravel()
-    print("| log | alpha | " + " | ".join(f"delta, {rule} (Guardian asked)" for rule in STYLES) + " |")
+    print("| log | alpha | " + " | ".join(f"delta, {rule} (sent to the Guardian)" for rule in STYLES) + " |")
     print("|---|---|" + "---|" * len(STYLES))
     for panel, (name, title) in zip(axes, LOGS.items(), strict=True):
         found = measured(options.folder / f"{name}.parquet")
@@ -68,7 +68,7 @@ def main() -> None:
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=9)
     figure.supxlabel("risk budget alpha")
-    figure.supylabel("accuracy above a coin of the same cost")
+    figure.supylabel("accuracy above random routing at the same cost")
     if options.figure:
         figure.savefig(options.figure, dpi=130)
 
