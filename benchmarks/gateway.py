@@ -185,7 +185,7 @@ def free_port() -> int:
 
 def prepared(folder: Path, url: str) -> None:
     """A configuration, a certificate made with its models (the relaxation is 0.3), and a key."""
-    from conformal_arbitrage.gateway.guards import digest
+    from conformal_arbitrage.gateway.auth import digest
 
     from conformal_arbitrage import ScoreLog, calibrate
     from conformal_arbitrage.gateway.server import database_of, identities_of
