@@ -27,7 +27,7 @@ from tests.scripted import completion, scores
 from tests.sockets import Sockets
 
 AT_ONCE = 250
-PRIMARY_DEADLINE, GUARDIAN_DEADLINE = 1.5, 1.2
+PRIMARY_DEADLINE, GUARDIAN_DEADLINE = 3.0, 2.4
 SLACK = 8.0  # a busy machine; a deadline that does not hold takes 30 s
 ACTIONS = ("north", "east", "south", "west")
 
@@ -180,7 +180,7 @@ def run(hostile, policies, queries):
     async def main():
         async with (
             Sockets(hostile.reply) as server,
-            Endpoint(server.url, timeout=0.9) as brief,
+            Endpoint(server.url, timeout=1.8) as brief,
             Endpoint(server.url, timeout=30) as patient,
         ):
             rate_limit = RateLimit(concurrency=AT_ONCE)
