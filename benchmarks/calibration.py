@@ -59,7 +59,7 @@ def all_grid_points(primary: np.ndarray, guardian: np.ndarray) -> None:
 def against_grid(n: int) -> Row:
     primary, guardian = scores(n)
     log = ScoreLog.from_arrays(primary, guardian)
-    ours = best(lambda: RiskCurve.from_log(log).relaxation(0.1))
+    ours = best(lambda: RiskCurve.from_log(log, guardian_sees="candidates").relaxation(0.1))
     grid = best(lambda: all_grid_points(primary, guardian), 2)
     return (f"n = {n:,}: 101-point NumPy grid / ours", f"{grid / ours:.0f} x", "at least 12 x", f"{ours * 1e3:.1f} ms")
 
@@ -68,7 +68,7 @@ def against_sum(n: int) -> list[Row]:
     primary, guardian = scores(n)
     log = ScoreLog.from_arrays(primary, guardian)
     summed = best(lambda: (np.sum(primary), np.sum(guardian)), 20)
-    ours = best(lambda: RiskCurve.from_log(log).relaxation(ALPHAS))
+    ours = best(lambda: RiskCurve.from_log(log, guardian_sees="candidates").relaxation(ALPHAS))
     drops = _collect(loss_stairs(log, guardian_sees="candidates").blocks, u=None)
     prepared = best(lambda: _collect(loss_stairs(log, guardian_sees="candidates").blocks, u=None))
     sorting = best(lambda: np.argsort(drops.gap))
@@ -87,7 +87,7 @@ def memory(n: int) -> Row:
     tracemalloc.start()
     log = ScoreLog.from_arrays(primary, guardian)
     start = time.perf_counter()
-    curve = RiskCurve.from_log(log)
+    curve = RiskCurve.from_log(log, guardian_sees="candidates")
     seconds = time.perf_counter() - start
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -105,12 +105,15 @@ def many_splits(n: int) -> list[Row]:
     primary, guardian = scores(n)
     plain = ScoreLog.from_arrays(primary, guardian)
     labelled = ScoreLog.from_arrays(primary, guardian, label=np.zeros(n))
-    one = best(lambda: RiskCurve.from_log(plain).relaxation(ALPHAS))
+    one = best(lambda: RiskCurve.from_log(plain, guardian_sees="candidates").relaxation(ALPHAS))
     costs = {"primary_cost": 1, "guardian_cost": 20}
     rows: list[Row] = []
     for what, log, options in (("scores only", plain, {}), ("with accuracy and costs", labelled, costs)):
         many = best(
-            lambda log=log, options=options: evaluate(log, ALPHAS.tolist(), calibration_size=n // 2, **options), 4
+            lambda log=log, options=options: evaluate(
+                log, ALPHAS.tolist(), calibration_size=n // 2, guardian_sees="candidates", **options
+            ),
+            4,
         )
         name = f"n = {n:,}: evaluate 30 splits x 50 alphas, {what} / one calibration"
         rows.append((name, f"{many / one:.1f} x", "at most 12 x", f"{many * 1e3:.0f} ms"))
@@ -141,8 +144,8 @@ def against_mapie(python: str, n: int) -> Row:
         np.savez(data, closeness=1 - (primary.max(axis=1, keepdims=True) - primary), wanted=wanted)
         shown = subprocess.run([python, "-c", MAPIE, str(data)], capture_output=True, text=True, check=True).stdout
     theirs = json.loads(shown)
-    ours = best(lambda: RiskCurve.from_log(log).relaxation(0.1), 20)
-    found = float(RiskCurve.from_log(log).relaxation(0.1))
+    ours = best(lambda: RiskCurve.from_log(log, guardian_sees="candidates").relaxation(0.1), 20)
+    found = float(RiskCurve.from_log(log, guardian_sees="candidates").relaxation(0.1))
     assert abs((1 - theirs["threshold"]) - found) <= 0.02, (theirs, found)
     name = f"n = {n:,}: MAPIE's CRC (101 points) / ours"
     return (

@@ -185,10 +185,9 @@ def free_port() -> int:
 
 def prepared(folder: Path, url: str) -> None:
     """A configuration, a certificate made with its models (the relaxation is 0.3), and a key."""
-    from conformal_arbitrage.gateway.auth import digest
-
     from conformal_arbitrage import ScoreLog, calibrate
-    from conformal_arbitrage.gateway.server import database_of, identities_of
+    from conformal_arbitrage.gateway.auth import digest
+    from conformal_arbitrage.gateway.server import database_of, identities_of, secret_of
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.store import open_store
 
@@ -199,7 +198,7 @@ def prepared(folder: Path, url: str) -> None:
     log = ScoreLog.from_arrays(
         rows, right, id=[f"r{k}" for k in range(200)], identities=identities_of(config, "planets")
     )
-    calibrate(log, 0.05, guardian_sees="all").save(folder / "certificate.json")
+    calibrate(log, 0.05, guardian_sees="all").sign(secret_of(config)).save(folder / "certificate.json")
 
     async def keyed() -> None:
         store = await open_store(database_of(config))

@@ -7,11 +7,12 @@ from aiohttp import web
 
 class Upstream:
     """Answers every POST with what `reply(path, body, number)` returns: a JSON document, (status, document), a
-    web.Response, or a Stream; it may be async. Keeps the bodies and headers it was sent."""
+    web.Response, or a Stream; it may be async. Keeps the bodies (as bytes in `sent`) and headers it got."""
 
     def __init__(self, reply):
         self.reply = reply
         self.bodies = []
+        self.sent = []
         self.headers = []
         self.under_way = 0
         self.most_at_once = 0
@@ -31,6 +32,7 @@ class Upstream:
         await self._runner.cleanup()
 
     async def _handle(self, request):
+        self.sent.append(await request.read())
         body = await request.json()
         self.bodies.append(body)
         self.headers.append(dict(request.headers))

@@ -81,3 +81,13 @@ def test_the_reference_lists_every_public_name():
     text = (ROOT / "docs" / "reference.md").read_text()
     for name in conformal_arbitrage.__all__:
         assert f"`{name}`" in text, name
+
+
+def test_every_bound_names_a_test_that_exists():
+    text = (ROOT / "docs" / "guarantee.md").read_text()
+    rows = re.findall(r"^\| .+ \| `(tests/\S+\.py)::(\w+)` \|$", text, re.MULTILINE)
+    assert len(rows) >= 16
+    for file, name in rows:
+        assert re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE), (file, name)
+    table = text[text.index("| bound | test |") :].splitlines()[2:]
+    assert len(table) == len(rows), "a row of the table names no test"

@@ -7,6 +7,7 @@ from conformal_arbitrage.calibration.certificate import Certificate, read_key
 from conformal_arbitrage.calibration.decisions import Decisions
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, split
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.calibration.verify import Verification, verify
 from conformal_arbitrage.core.risk import RiskCurve
 from conformal_arbitrage.errors import (
@@ -28,6 +29,7 @@ from conformal_arbitrage.errors import (
     StaleCalibrationError,
     UpstreamError,
 )
+from conformal_arbitrage.evaluation.assessment import Assessment, assess
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
@@ -44,6 +46,7 @@ if _typing.TYPE_CHECKING:  # loaded on first use: offline work should not wait f
 
 __all__ = [
     "ArbitrageError",
+    "Assessment",
     "CalibrationOptions",
     "Certificate",
     "CertificateError",
@@ -68,6 +71,7 @@ __all__ = [
     "Plan",
     "Policy",
     "Price",
+    "ProjectSecret",
     "Query",
     "RandomRouter",
     "RefusalError",
@@ -84,6 +88,7 @@ __all__ = [
     "UpstreamError",
     "Usage",
     "Verification",
+    "assess",
     "calibrate",
     "collect",
     "evaluate",

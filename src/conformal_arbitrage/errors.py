@@ -19,6 +19,7 @@
         ├── UpstreamError      the endpoint rejected the call, failed or is unreachable
         │   └── DeadlineError      the call timed out
         └── ReplyError         the reply cannot be parsed
+            ├── OtherModelError    the endpoint answers as another model than the pinned one
             ├── CutOffError        the reply reached its token limit before any content
             └── RefusalError       the model refused to answer
 
@@ -171,6 +172,10 @@ class DeadlineError(UpstreamError):
 
 class ReplyError(ScorerError):
     """A reply cannot be parsed as scores or as an answer."""
+
+
+class OtherModelError(ReplyError):
+    """An endpoint answers as another model than the one that `arbitrage check` pinned."""
 
 
 class CutOffError(ReplyError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from conformal_arbitrage.core.gaps import Floats
 
@@ -44,6 +44,8 @@ class Row:
 class Query(Struct, frozen=True):
     """A question with a menu of actions.
 
+    A question has one form, wherever it comes from: a conversation that is a single user message of text is that text.
+
     Attributes:
         context: the question, or chat messages.
         actions: the texts to choose from.
@@ -56,13 +58,18 @@ class Query(Struct, frozen=True):
     id: str | None = None
     places: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Bring the question into its one form."""
+        if not isinstance(self.context, str):
+            force_setattr(self, "context", _one_form(self.context))
+
     def only(self, places: Sequence[int]) -> "Query":
         """Return the same question with a part of its menu."""
         return replace(self, actions=tuple(self.actions[k] for k in places), places=tuple(places))
 
     @property
     def text(self) -> str:
-        """The context as plain text."""
+        """The question as plain text, which is what every prompt shows."""
         return self.context if isinstance(self.context, str) else transcript(self.context)
 
 
@@ -160,9 +167,32 @@ class Decision(Struct, frozen=True, kw_only=True):
         return self.decided_by != "primary"
 
 
+def _one_form(messages: Messages) -> str | Messages:
+    """Return the text of a single user message that holds nothing but text; any other conversation as it is."""
+    if len(messages) != 1 or messages[0].get("role", "user") != "user":
+        return messages
+    content: JSON = messages[0].get("content")
+    parts = as_list(content)
+    if isinstance(content, str) or (parts and all(is_object(p) and isinstance(p.get("text"), str) for p in parts)):
+        return content_text(content)
+    return messages
+
+
 def transcript(messages: Messages) -> str:
     """Return a conversation as plain text, for a prompt or a person to read."""
-    return "\n\n".join(f"{m.get('role', 'user')}: {content_text(m.get('content'))}" for m in messages)
+    return "\n\n".join(f"{m.get('role', 'user')}: {message_text(m)}" for m in messages)
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, with a line for each of its tool calls."""
+    text = content_text(message.get("content"))
+    calls = [_call_text(as_object(call)) for call in as_list(message.get("tool_calls"))]
+    return "\n".join([text, *calls] if text else calls)
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    function = as_object(call.get("function") or call.get("custom"))
+    return f"{function.get('name')}({function.get('arguments', function.get('input'))})"
 
 
 def content_text(content: JSON) -> str:

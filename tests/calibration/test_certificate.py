@@ -1,5 +1,4 @@
 import json
-import stat
 from dataclasses import fields, replace
 from fractions import Fraction
 
@@ -10,6 +9,7 @@ from conformal_arbitrage import (
     Certificate,
     CertificateError,
     OptionError,
+    ProjectSecret,
     RiskCurve,
     ScoreLog,
     ScoreLogError,
@@ -62,9 +62,9 @@ def test_calibrate_finds_every_expected_relaxation_of_the_real_logs(name):
     answers = EXPECTED[name]
     assert len(log) == answers["n"]
     for rule, options in (
-        ("candidates", {}),
+        ("candidates", {"guardian_sees": "candidates"}),
         ("all", {"guardian_sees": "all"}),
-        ("candidates_grid_0.01", {"grid": 0.01}),
+        ("candidates_grid_0.01", {"guardian_sees": "candidates", "grid": 0.01}),
     ):
         for alpha, expected in answers[rule].items():
             certificate = calibrate(log, alpha, loss_bound=answers["loss_bound"], **options)
@@ -83,17 +83,17 @@ def assert_rule_and_curve_agree(log, alpha, **options):
         alone = certificate.candidates(log.primary[span], id=id)
         assert alone.tolist() == np.flatnonzero(decisions.candidate[span]).tolist()
         ticks = guardian_ticks(log.loss_scores[span])
-        sight = alone if options.get("guardian_sees") != "all" or len(alone) == 1 else np.arange(len(ticks))
+        sight = alone if certificate.guardian_sees != "all" or len(alone) == 1 else np.arange(len(ticks))
         total += int(ticks.max() - ticks[sight].max())
     assert certificate.empirical_risk == float(Fraction(total, 10**12) / len(log))
 
 
 OPTIONS = [
     {},
-    {"guardian_sees": "all"},
-    {"boundary": "random"},
-    {"boundary": "random", "guardian_sees": "all"},
-    {"grid": 0.01},
+    {"guardian_sees": "candidates"},
+    {"guardian_sees": "candidates", "boundary": "random", "key": b"key"},
+    {"boundary": "random", "key": b"key"},
+    {"guardian_sees": "candidates", "grid": 0.01},
 ]
 
 
@@ -115,7 +115,9 @@ def test_deployment_uses_the_calibrated_candidate_sets_on_coarse_and_single_prec
     primary = np.round(rng.random((300, 4)), digits)
     guardian = np.round(rng.random((300, 4)), 2)
     for scores in (primary, primary.astype(np.float32), primary + 1000):
-        assert_rule_and_curve_agree(ScoreLog.from_arrays(scores, guardian, id=range(300)), 0.1, boundary="random")
+        assert_rule_and_curve_agree(
+            ScoreLog.from_arrays(scores, guardian, id=range(300)), 0.1, boundary="random", key=b"key"
+        )
         assert_rule_and_curve_agree(ScoreLog.from_arrays(scores, guardian), 0.1)
 
 
@@ -156,8 +158,8 @@ def test_rows_needed_is_the_first_size_that_does_not_always_defer(alpha, bound, 
 
 
 def test_slack_and_risk_are_exact(science):
-    certificate = calibrate(science, 0.05)
-    curve = RiskCurve.from_log(science)
+    certificate = calibrate(science, 0.05, guardian_sees="candidates")
+    curve = RiskCurve.from_log(science, guardian_sees="candidates")
     total = Fraction(int(curve.totals[np.searchsorted(curve.breakpoints, certificate.relaxation)]), 10**12)
     assert certificate.empirical_risk == float(total / 2369)
     assert certificate.slack == float(Fraction("0.05") - (total + 1) / 2370)
@@ -175,22 +177,21 @@ def test_a_saved_certificate_loads_unchanged(tmp_path, science):
     assert {p.name for p in tmp_path.iterdir()} == {"certificate.json"}
 
 
-def test_the_key_is_saved_beside_the_certificate_and_never_in_it(tmp_path, science):
-    certificate = calibrate(science, 0.05, boundary="random")
+def test_the_key_is_never_part_of_the_saved_certificate(tmp_path, science):
+    secret = ProjectSecret((b"the secret of this test",))
+    certificate = calibrate(science, 0.05, boundary="random", key=secret.boundary_key).sign(secret)
     certificate.save(tmp_path / "certificate.json")
-    key_file = tmp_path / "certificate.key"
-    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
-    assert key_file.read_bytes() == certificate.key
+    assert [path.name for path in tmp_path.iterdir()] == ["certificate.json"]
     assert certificate.key.hex() not in (tmp_path / "certificate.json").read_text()
     assert certificate.key.hex() not in repr(certificate)
     assert repr(certificate.key) not in repr(certificate)
-    loaded = Certificate.load(tmp_path / "certificate.json", key=read_key(key_file))
+    loaded = Certificate.load(tmp_path / "certificate.json", secret=secret)
     assert np.array_equal(loaded.apply(science).candidate, certificate.apply(science).candidate)
     assert verify(loaded, science)
 
 
 def test_a_random_boundary_cannot_be_used_without_its_key(tmp_path, science):
-    calibrate(science, 0.05, boundary="random").save(tmp_path / "c.json")
+    calibrate(science, 0.05, boundary="random", key=b"key").save(tmp_path / "c.json")
     loaded = Certificate.load(tmp_path / "c.json")
     for use in (
         lambda: loaded.candidates([0.1, 0.2], id="a"),
@@ -210,11 +211,11 @@ def test_a_random_boundary_cannot_be_used_without_its_key(tmp_path, science):
 
 def test_a_random_boundary_needs_ids(science):
     with pytest.raises(OptionError, match="row numbers will not do"):
-        calibrate(replace(science, id=None), 0.05, boundary="random")
+        calibrate(replace(science, id=None), 0.05, boundary="random", key=b"key")
     with pytest.raises(OptionError, match="pass id="):
-        calibrate(science, 0.05, boundary="random").candidates([0.1, 0.2])
+        calibrate(science, 0.05, boundary="random", key=b"key").candidates([0.1, 0.2])
     with pytest.raises(OptionError, match="a non-empty text"):
-        calibrate(science, 0.05, boundary="random").candidates([0.1, 0.2], id=17)
+        calibrate(science, 0.05, boundary="random", key=b"key").candidates([0.1, 0.2], id=17)
 
 
 def test_a_random_boundary_spends_the_budget_that_coarse_scores_leave_unused():
@@ -246,7 +247,7 @@ def test_draws_are_uniform_and_depend_on_key_and_id():
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
 def test_verify_names_the_changed_field(science, change):
-    certificate = calibrate(science, 0.05)
+    certificate = calibrate(science, 0.05, guardian_sees="candidates")
     assert verify(certificate, science).ok
     verification = verify(replace(certificate, **change), science)
     assert not verification
@@ -272,7 +273,7 @@ def test_verify_supports_binarized_grid_worst_case_and_own_loss_certificates(tmp
     def harm(row, sight):
         return 0.0 if len(sight) > 1 else 0.5
 
-    own = calibrate(holes.select(range(39)), 0.1, loss=harm)
+    own = calibrate(holes.select(range(39)), 0.1, loss=harm, loss_bound=1)
     assert verify(own, holes.select(range(39)), loss=harm)
     with pytest.raises(OptionError, match="'harm'"):
         verify(own, holes)
@@ -293,7 +294,7 @@ def test_identities_bind_a_certificate():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, "schema version 2"),
+        ({"schema": 3}, "schema version 3"),
         ({"schema": None}, "schema version None"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"key": "ff"}, "unknown field 'key'"),
@@ -352,7 +353,7 @@ def test_decisions_apply_the_rule_row_by_row():
         [[0, 1, 0], [0.1, 0.3, 0.9], [0.5, 0.6, 0.6], [1], [None, 1]],
         actions=[["a", "b", "c"], ["a", "b", "c"], ["a", "b", "c"], ["a"], ["a", "b"]],
     )
-    certificate = replace(calibrate(log.select(range(4)), 0.3), relaxation=0.1, status="ok")
+    certificate = replace(calibrate(log.select(range(4)), 0.3, guardian_sees="candidates"), relaxation=0.1, status="ok")
     shown = list(certificate.apply(log).to_dicts())
     assert [d["decided_by"] for d in shown] == ["primary", "guardian", "guardian", "primary", "guardian"]
     assert [d["action"] for d in shown] == [0, 1, 1, 0, None]

@@ -61,7 +61,12 @@ def test_no_opinion_and_always_defer_go_to_the_guardian(certificate):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"guardian_sees": "all"}, {"boundary": "random"}, {"guardian_sees": "all-restricted-loss", "grid": 0.01}],
+    [
+        {},
+        {"guardian_sees": "all"},
+        {"boundary": "random", "key": b"key"},
+        {"guardian_sees": "all-restricted-loss", "grid": 0.01},
+    ],
     ids=str,
 )
 def test_decide_equals_apply_on_every_row(science, options):
@@ -73,7 +78,7 @@ def test_decide_equals_apply_on_every_row(science, options):
 
 
 def test_a_key_must_be_bytes_and_belong_to_the_certificate(certificate, science):
-    document = calibrate(science, 0.05, boundary="random").to_dict()
+    document = calibrate(science, 0.05, boundary="random", key=b"key").to_dict()
     with pytest.raises(CertificateError, match="takes bytes"):
         type(certificate).from_dict(document, key="text")
     with pytest.raises(CertificateError, match="has no key"):

@@ -1,7 +1,19 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage import CalibrationOptions, CostOptions, OptionError, ScoreLog, calibrate, evaluate, inspect
+from conformal_arbitrage import (
+    CalibrationOptions,
+    Certificate,
+    CertificateError,
+    CostOptions,
+    OptionError,
+    ScoreLog,
+    ScoreLogError,
+    calibrate,
+    evaluate,
+    inspect,
+    verify,
+)
 
 
 def test_calibrate_takes_options_as_keywords_or_as_one_object(science):
@@ -70,7 +82,7 @@ def test_a_users_loss_cannot_have_the_name_of_the_built_in_one():
         return 0.0
 
     with pytest.raises(OptionError, match="rename the function"):
-        CalibrationOptions(loss=guardian_regret)
+        CalibrationOptions(loss=guardian_regret, loss_bound=1)
 
 
 def test_a_key_must_be_bytes():
@@ -101,4 +113,59 @@ def test_a_loss_without_a_name_is_called_by_its_class(science):
         def __call__(self, row, sight):
             return 0.0
 
-    assert calibrate(science.select(range(100)), 0.1, loss=Constant()).loss == "Constant"
+    assert calibrate(science.select(range(100)), 0.1, loss=Constant(), loss_bound=1).loss == "Constant"
+
+
+def test_a_loss_of_your_own_states_its_bound():
+    with pytest.raises(OptionError, match="needs loss_bound="):
+        CalibrationOptions(loss=lambda row, sight: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"full_sight_loss": 0.1}, "for a loss of your own"),
+        ({"full_sight_loss": -0.1, "loss": max, "loss_bound": 1}, "0 or more"),
+        ({"full_sight_loss": "some", "loss": max, "loss_bound": 1}, "full_sight_loss must be a finite decimal"),
+    ],
+)
+def test_a_loss_in_full_sight_is_declared_for_a_loss_of_your_own_only(options, message):
+    with pytest.raises(OptionError, match=message):
+        CalibrationOptions(**options)
+
+
+@pytest.mark.parametrize("bound", [0, -1, "1e-12", 9.9e-7])
+def test_a_bound_too_small_for_rounded_losses_is_refused(science, bound):
+    with pytest.raises(OptionError, match=r"loss_bound must be 1e-06 or more.*power of ten"):
+        calibrate(science, 0.05, loss_bound=bound)
+
+
+def test_cluster_and_its_largest_size_belong_together(science):
+    with pytest.raises(OptionError, match="cluster and max_cluster_size belong together"):
+        calibrate(science, 0.05, cluster="group")
+    with pytest.raises(OptionError, match="max_cluster_size must lie in 1 to 1000000; got 0"):
+        calibrate(science, 0.05, cluster="group", max_cluster_size=0)
+    with pytest.raises(ScoreLogError, match="more than the declared 9"):
+        calibrate(science, 0.05, cluster="group", max_cluster_size=9)
+    with pytest.raises(OptionError, match="evaluate splits rows, not clusters"):
+        evaluate(science, [0.05], calibration_size=100, cluster="group", max_cluster_size=9)
+
+
+def test_a_clustered_certificate_is_saved_shown_and_checked(science, tmp_path):
+    certificate = calibrate(science, 0.3, cluster="group", max_cluster_size=1000)
+    assert ("clusters", "4 by 'group', at most 1000 rows each") in certificate.facts()
+    certificate.save(tmp_path / "c.json")
+    loaded = Certificate.load(tmp_path / "c.json")
+    assert loaded == certificate
+    assert verify(loaded, science)
+    with pytest.raises(CertificateError, match="max_cluster_size None contradicts the rest"):
+        Certificate.from_dict(certificate.to_dict() | {"max_cluster_size": None})
+    with pytest.raises(CertificateError, match="max_cluster_size 0 contradicts the rest"):
+        Certificate.from_dict(certificate.to_dict() | {"max_cluster_size": 0})
+
+
+def test_a_certificate_records_earlier_looks_and_verifies_all_the_same(science):
+    certificate = calibrate(science, 0.3).with_looks("all of these rows")
+    assert ("looked at before", "all of these rows") in certificate.facts()
+    assert Certificate.from_dict(certificate.to_dict()) == certificate
+    assert verify(certificate, science)

@@ -15,7 +15,7 @@ def test_a_verification_is_true_if_nothing_differs(science):
 
 
 def test_a_verification_shows_stored_and_recomputed_values(science):
-    certificate = replace(calibrate(science, 0.05), relaxation=0.3, n=7)
+    certificate = replace(calibrate(science, 0.05, guardian_sees="candidates"), relaxation=0.3, n=7)
     verification = verify(certificate, science)
     assert not verification
     assert not verification.ok
@@ -33,12 +33,21 @@ def test_a_loss_of_your_own_is_needed_exactly_if_the_certificate_names_one(scien
         verify(calibrate(science, 0.05), science, loss=lambda row, sight: 0.0)
 
 
-def test_a_loss_that_deferring_does_not_avoid_may_be_infeasible():
+def test_a_loss_that_deferring_does_not_avoid_is_infeasible():
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [[1, 0]] * 30)
-    with pytest.raises(InfeasibleError, match="or more rows"):
-        calibrate(log, 0.2, loss=lambda row, sight: 0.18)
-    with pytest.raises(InfeasibleError, match=r"use a larger alpha$"):
-        calibrate(log, 0.2, loss=lambda row, sight: 0.5)
+    with pytest.raises(InfeasibleError, match=r"can be 0\.5 with every action in sight.*an alpha of 0\.5 or more"):
+        calibrate(log, 0.2, loss=lambda row, sight: 0.5, loss_bound=1, full_sight_loss=0.5)
+
+
+def test_a_declared_loss_in_full_sight_is_stored_stated_and_verified():
+    def harm(row, sight):
+        return 0.18
+
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [[1, 0]] * 30)
+    certificate = calibrate(log, 0.2, loss=harm, loss_bound=1, full_sight_loss="0.18")
+    assert (certificate.status, certificate.full_sight_loss) == ("always_defer", 0.18)
+    assert "The loss is then at most 0.18: so it was declared" in certificate.guarantee
+    assert verify(certificate, log, loss=harm)
 
 
 def test_a_log_of_selected_rows_is_rejected(science):

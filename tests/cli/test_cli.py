@@ -35,8 +35,9 @@ def files():
 
 def test_calibrate_verify_and_apply_work_together(run):
     shown = run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "certificate.json").stdout
-    assert "0.468512" in shown
+    assert "0.457141" in shown
     assert "is at most 0.05" in shown
+    assert "Guardian is asked  in 46.9 % of the queries on this log" in shown
     assert "nothing differs" in run("verify", "certificate.json", "log.parquet").stdout
     assert "go to the Guardian" in run("apply", "certificate.json", "log.parquet", "-o", "decisions.jsonl").stdout
     lines = [json.loads(line) for line in Path("decisions.jsonl").read_text().splitlines()]
@@ -49,13 +50,34 @@ def test_calibrate_verify_and_apply_work_together(run):
 
 def test_without_an_output_nothing_is_written(run):
     run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR)
-    run("evaluate", "log.parquet", "--alpha", "0.05", "--calibration-size", "500", "--trials", "2", *PAIR)
     assert files() == ["log.parquet"]
+    run("evaluate", "log.parquet", "--alpha", "0.05", "--calibration-size", "500", "--trials", "2", *PAIR)
+    assert files() == [".arbitrage-looks.json", "log.parquet"]
+
+
+def test_calibrating_on_rows_that_were_looked_at_says_so(run):
+    run("split", "log.parquet", "explore.parquet", "certify.parquet", *PAIR)
+    run("inspect", "explore.parquet", *PAIR)
+    clean = run("calibrate", "certify.parquet", "--alpha", "0.05", *PAIR, "--json")
+    assert (clean.stderr, json.loads(clean.stdout)["looked_at"]) == ("", None)
+    seen = run("calibrate", "explore.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
+    assert "100 % of these rows were looked at before (inspect): alpha and options must have been fixed" in seen.stderr
+    assert "must have been fixed before" in Certificate.load("c.json").looked_at
+    fixed = run("calibrate", "explore.parquet", "--alpha", "0.05", *PAIR, "--fixed-before", "-o", "c.json")
+    assert fixed.stderr == ""
+    assert "the user states that alpha and options had been fixed before" in Certificate.load("c.json").looked_at
+    assert "nothing differs" in run("verify", "c.json", "explore.parquet").stdout
+
+
+def test_looks_never_stop_a_command(run):
+    Path(".arbitrage-looks.json").mkdir()
+    assert "this look was not noted" in run("inspect", "log.parquet", *PAIR).stderr
+    assert "cannot be read" in run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR).stderr
 
 
 def test_calibrate_prints_one_json_document_with_the_documented_keys(run):
     document = json.loads(run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--json").stdout)
-    assert document["relaxation"] == 0.468512
+    assert document["relaxation"] == 0.457141
     assert {
         "relaxation", "status", "alpha", "n", "loss_bound", "empirical_risk", "slack", "guardian_sees", "boundary",
         "boundary_u", "guarantee", "log_sha256",
@@ -69,22 +91,63 @@ def test_always_defer_warns_with_the_rows_needed_and_succeeds(run):
     assert result.stderr.count("\n") == 1
 
 
-def test_a_random_boundary_needs_its_key_file(run):
-    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--boundary", "random", "-o", "c.json")
-    assert files() == ["c.json", "c.key", "log.parquet"]
+RANDOM = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--boundary", "random"]
+
+
+def test_a_random_boundary_draws_with_the_projects_secret(run, monkeypatch):
+    assert "run `arbitrage init`, or set ARBITRAGE_SECRET" in run(*RANDOM, "-o", "c.json", code=2).stderr
+    run("init")
+    run(*RANDOM, "-o", "c.json")
+    assert files() == ["arbitrage.secret", "arbitrage.toml", "c.json", "log.parquet"]
+    run("verify", "c.json", "log.parquet")
+    run("apply", "c.json", "log.parquet", "-o", "d.jsonl")
+    first = Certificate.load("c.json")
+    again = json.loads(run(*RANDOM, "--json").stdout)
+    assert (again["boundary_u"], again["key_sha256"]) == (first.boundary_u, first.key_sha256)
+    monkeypatch.setenv("ARBITRAGE_SECRET", "another secret".replace(" ", "-") * 2)
+    assert "signed with another secret" in run("verify", "c.json", "log.parquet", code=2).stderr
+    rotated = f"{'another-secret' * 2}, {Path('arbitrage.secret').read_text()}"
+    monkeypatch.setenv("ARBITRAGE_SECRET", rotated)
+    run("verify", "c.json", "log.parquet")
+
+
+def test_a_key_file_of_an_earlier_release_is_read(run):
+    Path("c.key").write_bytes(b"a key of then")
+    run(*RANDOM, "--key-file", "c.key", "-o", "c.json")
+    run("verify", "c.json", "log.parquet")
+    Path("c.key").rename("moved.key")
     assert "--key-file" in run("verify", "c.json", "log.parquet", code=2).stderr
-    run("verify", "c.json", "log.parquet", "--key-file", "c.key")
-    run("apply", "c.json", "log.parquet", "--key-file", "c.key", "-o", "d.jsonl")
+    run("verify", "c.json", "log.parquet", "--key-file", "moved.key")
+    run("apply", "c.json", "log.parquet", "--key-file", "moved.key", "-o", "d.jsonl")
+
+
+def test_a_certificate_is_signed_if_there_is_a_secret_and_otherwise_says_so(run):
+    arguments = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json"]
+    assert "It is unsigned" in run(*arguments).stdout
+    run("init")
+    assert "It is unsigned" not in run(*arguments).stdout
+    assert Certificate.load("c.json").signed
+
+
+def test_apply_warns_of_menus_outside_the_range_of_the_log(run):
+    Path("two.jsonl").write_text('{"primary": [0.9, 0.1], "guardian": [1, 0]}\n' * 40)
+    run("calibrate", "two.jsonl", "--alpha", "0.1", "-o", "c.json")
+    Path("wide.jsonl").write_text('{"primary": [0.9, 0.1]}\n{"primary": [0.9, 0.1, 0]}\n')
+    warning = (
+        "rows without a guarantee: 1; in the first, the query has 3 actions; those of the certificate's log have 2"
+    )
+    assert warning in run("apply", "c.json", "wide.jsonl").stderr
 
 
 def test_verify_exits_1_and_names_the_differences(run):
     run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
-    document = json.loads(Path("c.json").read_text()) | {"relaxation": 0.3}
+    document = json.loads(Path("c.json").read_text())
+    document |= {"relaxation": 0.3, "schema": 1}
     Path("c.json").write_text(json.dumps(document))
     result = run("verify", "c.json", "log.parquet", code=1)
-    assert "relaxation differs: 0.3 in c.json, 0.468512 recomputed" in result.stderr
+    assert "relaxation differs: 0.3 in c.json, 0.457141 recomputed" in result.stderr
     differences = json.loads(run("verify", "c.json", "log.parquet", "--json", code=1).stdout)
-    assert differences["differences"]["relaxation"] == {"certificate": 0.3, "recomputed": 0.468512}
+    assert differences["differences"]["relaxation"] == {"certificate": 0.3, "recomputed": 0.457141}
 
 
 def test_the_certificate_records_binarize_bound_and_worst_case(run):
@@ -94,6 +157,19 @@ def test_the_certificate_records_binarize_bound_and_worst_case(run):
     certificate = Certificate.load("c.json")
     assert (certificate.relaxation, certificate.binarized, certificate.guardian_sees) == (0.635774, True, "all")
     run("verify", "c.json", "log.parquet")
+
+
+def test_assess_measures_a_certificate_on_other_rows(run):
+    run("split", "log.parquet", "old.parquet", "new.parquet", "--share", "0.5", *PAIR)
+    run("calibrate", "old.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
+    costs = ["--primary-cost", "0.1", "--guardian-cost", "2"]
+    shown = run("assess", "c.json", "new.parquet", "--confidence", "0.9", *costs)
+    assert "90 % interval" in shown.stdout
+    assert shown.stderr == ""
+    document = json.loads(run("assess", "c.json", "new.parquet", *costs, "--json").stdout)
+    assert document["interval"][0] < document["loss"] < document["interval"][1]
+    assert document["method"] == "clopper-pearson"
+    assert "made from" in run("assess", "c.json", "old.parquet").stderr
 
 
 def test_inspect_distinguishes_a_good_pair_from_a_poor_one(run):
@@ -158,7 +234,9 @@ def test_router_log_turns_any_table_into_a_score_log(run):
     assert log.is_router
     assert log.id[59] == "q59"
     assert log.primary_usage.cost.tolist() == [0.1] * 60
-    run("calibrate", "router.parquet", "--alpha", "0.2", "--boundary", "random")
+    run("init")
+    shown = run("calibrate", "router.parquet", "--alpha", "0.2", "--boundary", "random").stdout
+    assert "The Primary's answer is given where its confidence is above" in shown
     assert "no column 'nope'" in run(
         "router-log", "runs.csv", "--confidence", "nope", "--primary-grade", "small_ok", "--guardian-grade", "big_ok",
         "-o", "x.parquet", code=2,
@@ -224,16 +302,14 @@ BAD = [
     (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", ""], "not the name of a file"),
     (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "."], "not the name of a file"),
     (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "log.parquet/c.json"], "cannot be written"),
-    (
-        ["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", "/"],
-        "not the name of a file",
-    ),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "/"], "not the name of a file"),
+    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random"], "set ARBITRAGE_SECRET"),
     (["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "9", "--seed", "-1"], "seed must be 0"),
     (
         ["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "9", "--delta-of", "typo"],
         "no outcome 'typo'",
     ),
-    (["inspect", "log.parquet", *PAIR, "--loss-bound", "-3"], "loss_bound must be above 0"),
+    (["inspect", "log.parquet", *PAIR, "--loss-bound", "-3"], "loss_bound must be 1e-06 or more"),
     (["inspect", "log.parquet", *PAIR, "--loss-bound", "0.5"], "above the bound 0.5"),
     (["inspect", "log.txt"], "unknown kind of file"),
     (["nonsense"], "No such command"),
@@ -325,16 +401,6 @@ def test_split_writes_two_disjoint_parts(run):
     )
 
 
-def test_the_key_of_another_certificate_is_never_overwritten(run):
-    random = ["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random"]
-    run(*random, "-o", "c.json")
-    before = Path("c.key").read_bytes(), Path("c.json").read_text()
-    assert "key of another certificate" in run(*random, "-o", "c.json", code=2).stderr
-    assert (Path("c.key").read_bytes(), Path("c.json").read_text()) == before
-    run(*random, "--key-file", "c.key", "-o", "c.json")
-    assert "the key behind the draws is lost" in run(*random).stderr
-
-
 def test_a_router_table_may_have_boolean_grades(run):
     Path("runs.csv").write_text("score,small,big\n0.5,True,False\n0.2,false,true\n")
     columns = ["--confidence", "score", "--primary-grade", "small", "--guardian-grade", "big"]
@@ -347,19 +413,6 @@ def test_plan_reports_on_a_given_number_of_rows(run):
     assert [row["n"] for row in document["rows"]] == [700]
     assert "all deferred" in run("plan", "--alpha", "0.02", "--rows", "5").stdout
     assert "1 row or more" in run("plan", "--alpha", "0.05", "--rows", "0", code=2).stderr
-
-
-def test_a_failed_save_leaves_no_key_behind(run):
-    Path("d.json").mkdir()
-    run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", "d.json", code=2)
-    assert files() == ["d.json", "log.parquet"]
-
-
-def test_every_certificate_name_has_its_own_key_file(run):
-    for name in ("alpha0.1", "alpha0.2", "c.key"):
-        run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random", "-o", name)
-    for name in ("alpha0.1", "alpha0.2", "c.key"):
-        run("verify", name, "log.parquet", "--key-file", f"{name}.key")
 
 
 def test_writing_through_a_link_keeps_the_link(run):

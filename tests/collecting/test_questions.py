@@ -333,3 +333,57 @@ def test_an_empty_option_before_a_filled_one_is_refused_because_letters_would_sh
     rows = [{"question": "q", "p": "x", "q": "", "r": "y", "answer": answer}]
     with pytest.raises(ScoreLogError, match="row 1"):
         read_menus(save("csv", rows), choice_columns=["p", "q", "r"])
+
+
+TALK = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Which?"}]
+
+
+@every_format
+def test_a_menu_s_question_may_be_a_conversation(save, ending):
+    rows = [{"messages": TALK, "choices": ["a", "b"]}, {"messages": TALK[1:], "choices": ["a", "b"]}]
+    [talk, plain] = read_menus(save(ending, rows)).queries
+    assert (talk.context, plain.context) == (TALK, "Which?")
+
+
+def test_the_same_question_has_the_same_id_as_text_and_as_one_message(save):
+    [one] = read_menus(save("jsonl", [{"question": "Which?", "choices": ["a", "b"]}])).queries
+    [other] = read_menus(save("jsonl", [{"messages": TALK[1:], "choices": ["a", "b"]}])).queries
+    assert one == other
+
+
+def test_a_question_column_comes_before_messages_unless_messages_are_named(save):
+    path = save("jsonl", [{"question": "What?", "messages": TALK, "choices": ["a", "b"]}])
+    assert read_menus(path).queries[0].context == "What?"
+    assert read_menus(path, question_column="messages").queries[0].context == TALK
+
+
+def test_nulls_of_a_nested_column_are_no_part_of_a_message(save):
+    rows = [{"messages": [{**TALK[1], "name": "Ann"}], "expected": "x"}, {"messages": TALK, "expected": "x"}]
+    requests = read_requests(save("parquet", rows)).requests
+    assert [request.messages for request in requests] == [[{**TALK[1], "name": "Ann"}], TALK]
+
+
+@every_format
+def test_a_fixed_set_of_options_is_given_to_every_row(save, ending):
+    rows = [{"question": "x", "label": "bug"}, {"question": "y", "label": "other"}]
+    menus = read_menus(save(ending, rows), choices=["billing", "bug", "other"])
+    assert [query.actions for query in menus.queries] == [("billing", "bug", "other")] * 2
+    assert (menus.labels, menus.answer_column) == ([1, 2], "label")
+
+
+def test_fixed_options_and_a_column_of_options_do_not_go_together(save):
+    with pytest.raises(OptionError, match="drop --choice-columns and --choices-column"):
+        read_menus(save("jsonl", PLANETS), choices=["a", "b"], choices_column="choices")
+
+
+def test_a_label_column_without_answers_can_be_left_alone(save):
+    path = save("jsonl", [{"question": "x", "choices": ["a", "b"], "label": "urgent"}])
+    with pytest.raises(ScoreLogError, match="'' if there are no answers"):
+        read_menus(path)
+    assert read_menus(path, answer_column="").labels is None
+
+
+def test_answers_in_text_form_are_found_by_their_usual_names(save):
+    rows = [{"messages": TALK, "answer": "x", "label": "y"}]
+    assert read_requests(save("jsonl", rows)).expected == ["x"]
+    assert read_requests(save("jsonl", [{**rows[0], "expected": "z"}])).answer_column == "expected"

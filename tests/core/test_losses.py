@@ -32,7 +32,7 @@ def test_a_user_loss_sees_the_row_and_the_actions_in_sight():
         seen.append((row.index, row.label, sight.tolist()))
         return 0.0
 
-    RiskCurve.from_log(LOG, loss=loss)
+    RiskCurve.from_log(LOG, loss=loss, guardian_sees="candidates")
     assert sorted(seen) == [
         (0, 2, [0]), (0, 2, [0, 1]), (0, 2, [0, 1, 2]), (1, 2, [0]), (1, 2, [0, 1]), (1, 2, [0, 1, 2]), (2, 0, [0]),
     ]  # fmt: skip
@@ -46,7 +46,9 @@ def test_with_everything_shown_a_user_loss_sees_one_action_or_all():
 
 def test_a_rising_loss_is_raised_to_its_envelope_and_the_excess_reported():
     log = ScoreLog.from_arrays([[0.9, 0.6, 0.3]], [[0, 0, 0]])
-    curve = RiskCurve.from_log(log, loss=lambda row, sight: {1: 0.2, 2: 0.7, 3: 0.1}[len(sight)])
+    curve = RiskCurve.from_log(
+        log, loss=lambda row, sight: {1: 0.2, 2: 0.7, 3: 0.1}[len(sight)], guardian_sees="candidates"
+    )
     assert [float(curve.exact_total(k)) for k in range(len(curve.totals))] == [0.7, 0.1]
     assert curve.breakpoints.tolist() == [0.0, 0.6]
     assert curve.envelope_excess == pytest.approx(0.5)
@@ -55,24 +57,32 @@ def test_a_rising_loss_is_raised_to_its_envelope_and_the_excess_reported():
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
 def test_a_loss_outside_its_range_names_the_row(value):
     with pytest.raises(ScoreLogError, match=r"row 2: the loss is .* \[0, loss_bound\]"):
-        RiskCurve.from_log(LOG, loss=lambda row, sight: value if row.index == 1 else 0.0)
+        RiskCurve.from_log(LOG, loss=lambda row, sight: value if row.index == 1 else 0.0, guardian_sees="candidates")
 
 
 def test_a_loss_above_the_bound_is_refused_with_its_row():
     with pytest.raises(ScoreLogError, match=r"row 3: the loss is 1\.5, above the bound 1"):
-        calibrate(LOG, 0.5, loss=lambda row, sight: 1.5 if row.index == 2 else 0.0)
+        calibrate(
+            LOG, 0.5, loss=lambda row, sight: 1.5 if row.index == 2 else 0.0, loss_bound=1, guardian_sees="candidates"
+        )
 
 
-def test_a_user_loss_that_never_reaches_zero_gets_no_always_defer_certificate():
-    with pytest.raises(InfeasibleError, match="not 0 with every action in sight"):
-        calibrate(LOG, 0.1, loss=lambda row, sight: 0.05)
+def test_a_user_loss_above_its_declared_value_in_full_sight_is_refused_with_its_row():
+    with pytest.raises(
+        ScoreLogError, match=r"row 2: the loss is 0\.05 with every action in sight, above the declared 0;"
+    ):
+        calibrate(LOG, 0.1, loss=lambda row, sight: 0.05 * (row.index == 1), loss_bound=1, guardian_sees="candidates")
+    declared = calibrate(
+        LOG, 0.1, loss=lambda row, sight: 0.05, loss_bound=1, full_sight_loss=0.05, guardian_sees="candidates"
+    )
+    assert declared.status == "always_defer"
 
 
 def test_a_user_loss_that_is_zero_with_everything_in_sight_may_always_defer():
-    certificate = calibrate(LOG, 0.1, loss=regret)
+    certificate = calibrate(LOG, 0.1, loss=regret, loss_bound=1, guardian_sees="candidates")
     assert certificate.status == "always_defer"
     assert certificate.loss == "regret"
-    assert "assumed to be 0 always" in certificate.guarantee
+    assert "The loss is then 0: so it was declared" in certificate.guarantee
 
 
 @pytest.mark.parametrize("sees", ["candidates", "all"])
@@ -86,10 +96,11 @@ def test_missing_guardian_rows_cost_the_bound_until_everything_is_in_sight(sees)
     assert curve.totals[-1] == 0
 
 
-def test_missing_guardian_rows_cost_a_user_loss_the_bound_throughout():
+def test_missing_guardian_rows_cost_a_user_loss_the_bound_and_in_full_sight_what_was_declared():
     log = ScoreLog.from_arrays([[0.9, 0.6]], [[np.nan] * 2])
-    curve = RiskCurve.from_log(log, loss=regret, missing_loss=1)
-    assert curve.totals.tolist() == [10**12]
+    curve = RiskCurve.from_log(log, loss=regret, missing_loss=1, full_sight_loss="0.25", guardian_sees="candidates")
+    assert curve.breakpoints.tolist() == [0.0, 0.3]
+    assert curve.totals.tolist() == [10**12, 10**12 // 4]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +126,7 @@ def test_anything_but_a_number_is_refused_by_name(value):
 
 def test_losses_too_large_for_exact_sums_are_refused():
     with pytest.raises(OptionError, match="too large for exact sums"):
-        calibrate(LOG, 5e6, loss=lambda row, sight: 1e7, loss_bound=2e7)
+        calibrate(LOG, 5e6, loss=lambda row, sight: 1e7, loss_bound=2e7, guardian_sees="candidates")
 
 
 def test_a_user_loss_needs_a_name_of_its_own():
@@ -123,34 +134,42 @@ def test_a_user_loss_needs_a_name_of_its_own():
         return 0.0
 
     with pytest.raises(OptionError, match="rename the function"):
-        calibrate(LOG, 0.5, loss=guardian_regret)
+        calibrate(LOG, 0.5, loss=guardian_regret, loss_bound=1, guardian_sees="candidates")
 
 
-def test_a_user_loss_states_its_bound_if_scores_leave_the_unit_interval():
-    wide = ScoreLog.from_arrays([[0.9, 0.1]] * 9, [[50, 0]] * 9)
-    with pytest.raises(OptionError, match="loss_bound"):
-        calibrate(wide, 0.5, loss=lambda row, sight: 0.1)
-    assert calibrate(wide, 0.5, loss=lambda row, sight: 0.1, loss_bound=1).status == "ok"
+@pytest.mark.parametrize("best", [1, 50])
+def test_a_user_loss_states_its_bound_whatever_the_scores(best):
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 9, [[best, 0]] * 9)
+    with pytest.raises(OptionError, match="your own loss needs loss_bound="):
+        calibrate(log, 0.5, loss=lambda row, sight: 0.0)
+    assert calibrate(log, 0.5, loss=lambda row, sight: 0.0, loss_bound=1, guardian_sees="candidates").status == "ok"
 
 
 def test_a_grid_too_short_for_the_gaps_always_defers():
     far = ScoreLog.from_arrays([[5.0, 0.0]] * 50, [[0, 1]] * 50)
-    assert calibrate(far, 0.1, loss=regret, grid=0.5).status == "always_defer"
+    assert calibrate(far, 0.1, loss=regret, loss_bound=1, grid=0.5, guardian_sees="candidates").status == "always_defer"
 
 
 def test_evaluation_refuses_a_loss_that_calibration_refuses():
-    with pytest.raises(InfeasibleError, match="not 0 with every action in sight"):
-        evaluate(LOG, [0.2], loss=lambda row, sight: 0.05, calibration_size=2)
+    with pytest.raises(InfeasibleError, match=r"not even deferring every query keeps alpha 0\.2"):
+        evaluate(LOG, [0.4, 0.2], loss=lambda row, sight: 0.3, loss_bound=1, full_sight_loss=0.3, calibration_size=2)
+    with pytest.raises(ScoreLogError, match="above the declared 0"):
+        evaluate(LOG, [0.2], loss=lambda row, sight: 0.05, loss_bound=1, calibration_size=2)
 
 
 def test_a_bound_of_many_digits_is_not_passed_by_rounding():
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 20, [[0, 1]] * 19 + [None])
-    assert calibrate(log, 0.5, loss_bound="1.3333333333333", missing_guardian="worst_case").status == "ok"
+    assert (
+        calibrate(
+            log, 0.5, loss_bound="1.3333333333333", missing_guardian="worst_case", guardian_sees="candidates"
+        ).status
+        == "ok"
+    )
 
 
 def test_a_loss_that_a_tie_always_avoids_does_not_pass_the_bound():
     log = ScoreLog.from_arrays([[0.5, 0.5]] * 20, [[0, 3]] * 20)
-    assert calibrate(log, 0.5, loss_bound=1).relaxation == 0
+    assert calibrate(log, 0.5, loss_bound=1, guardian_sees="candidates").relaxation == 0
     assert evaluate(log, [0.5], loss_bound=1, calibration_size=10, trials=1).of("conformal")[0].mean("loss") == 0
 
 

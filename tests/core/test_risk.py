@@ -121,7 +121,7 @@ def test_a_grid_takes_its_first_point_within_the_budget(problem, step):
 
 def test_many_alphas_are_answered_at_once():
     log = ScoreLog.from_arrays([[0.9, 0.5], [0.6, 0.4], [0.7, 0.1]], [[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
-    curve = RiskCurve.from_log(log)
+    curve = RiskCurve.from_log(log, guardian_sees="candidates")
     assert curve.breakpoints.tolist() == [0.0, 0.2, 0.4]
     assert curve.totals.tolist() == [2 * 10**12, 10**12, 0]
     assert curve.relaxation(np.array(0.25)) == curve.relaxation(0.25) == 0.4
@@ -134,7 +134,7 @@ def test_many_alphas_are_answered_at_once():
 def test_equality_is_accepted_although_floats_would_reject_it():
     # ten losses of 0.1 sum to 0.9999999999999999 in floats, and 0.1 (10 + 1) is 1.1
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 9, [[0.3, 0.4]] * 9)
-    curve = RiskCurve.from_log(log)
+    curve = RiskCurve.from_log(log, guardian_sees="candidates")
     assert curve.exact_total(0) == Fraction(9, 10)
     assert curve.relaxation("0.19", 1) == 0.0
     assert curve.relaxation("0.189999999999", 1) == 0.8
@@ -144,7 +144,7 @@ def test_ticks_grow_and_losses_are_rounded_up_if_sums_would_overflow():
     rng = np.random.default_rng(0)
     guardian = np.round(rng.random((50, 3)) * 4e6, 12)
     log = ScoreLog.from_arrays(rng.random((50, 3)), guardian)
-    curve = RiskCurve.from_log(log)
+    curve = RiskCurve.from_log(log, guardian_sees="candidates")
     assert curve.tick_digits == 10
     top, choice = guardian.max(axis=1), guardian[np.arange(50), log.primary.reshape(50, 3).argmax(axis=1)]
     exact_loss = sum(Fraction(float(a)) - Fraction(float(b)) for a, b in zip(top, choice, strict=True))
@@ -153,32 +153,32 @@ def test_ticks_grow_and_losses_are_rounded_up_if_sums_would_overflow():
 
 def test_guardian_scores_too_large_for_exact_sums_are_refused_with_a_remedy():
     with pytest.raises(ScoreLogError, match="divide them"):
-        RiskCurve.from_log(ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1e9]]))
+        RiskCurve.from_log(ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1e9]]), guardian_sees="candidates")
 
 
 def test_a_bound_is_never_silently_one():
     log = ScoreLog.from_arrays([[0.1, 0.2]] * 50, [[0.0, -3.0]] * 50)
     with pytest.raises(OptionError, match="loss_bound"):
-        RiskCurve.from_log(log).relaxation(0.5)
-    assert RiskCurve.from_log(log).relaxation(0.5, 3) == 0.1
+        RiskCurve.from_log(log, guardian_sees="candidates").relaxation(0.5)
+    assert RiskCurve.from_log(log, guardian_sees="candidates").relaxation(0.5, 3) == 0.1
 
 
 def test_a_loss_above_the_bound_names_its_row():
     log = ScoreLog.from_arrays([[0.1, 0.2]] * 3, [[0.0, 0.0], [2.5, 0.0], [0.0, 0.0]])
     with pytest.raises(ScoreLogError, match=r"row 2: the loss is 2\.5"):
-        RiskCurve.from_log(log).relaxation(0.5, 2)
+        RiskCurve.from_log(log, guardian_sees="candidates").relaxation(0.5, 2)
 
 
 @pytest.mark.parametrize("alpha", [0, -0.1, 1, 1.5, float("nan"), float("inf"), "x", None, True])
 def test_an_alpha_outside_its_range_is_refused(alpha):
-    curve = RiskCurve.from_log(ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1.0]]))
+    curve = RiskCurve.from_log(ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1.0]]), guardian_sees="candidates")
     with pytest.raises(OptionError, match="alpha"):
         curve.relaxation(alpha)
 
 
 @pytest.mark.parametrize("step", [0, -1, 1.5, "x", 1e-9])
 def test_a_grid_step_outside_its_range_is_refused(step):
-    curve = RiskCurve.from_log(ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1.0]]))
+    curve = RiskCurve.from_log(ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1.0]]), guardian_sees="candidates")
     with pytest.raises(OptionError, match="grid"):
         curve.on_grid(step)
 
@@ -186,11 +186,11 @@ def test_a_grid_step_outside_its_range_is_refused(step):
 def test_a_grid_does_not_go_with_draws():
     log = ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1.0]])
     with pytest.raises(OptionError, match="drop one of the two"):
-        RiskCurve.from_log(log, u=np.array([0.5])).on_grid(0.1)
+        RiskCurve.from_log(log, u=np.array([0.5]), guardian_sees="candidates").on_grid(0.1)
 
 
 def test_a_negative_relaxation_has_no_total():
-    curve = RiskCurve.from_log(ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1.0]]))
+    curve = RiskCurve.from_log(ScoreLog.from_arrays([[0.1, 0.2]], [[0.0, 1.0]]), guardian_sees="candidates")
     with pytest.raises(OptionError, match="0 or more"):
         curve.total(-0.1)
 
@@ -200,11 +200,11 @@ def test_any_object_with_the_arrays_is_accepted():
         primary = np.array([0.9, 0.1])
         guardian = loss_scores = np.array([0.0, 1.0])
         offsets = np.array([0, 2])
-        missing = np.array([False])
+        missing = unknown_loss = np.array([False])
         score_digits = 12
         source = "mine"
 
         def row(self, index):
             raise AssertionError(index)
 
-    assert RiskCurve.from_log(Arrays()).breakpoints.tolist() == [0.0, 0.8]
+    assert RiskCurve.from_log(Arrays(), guardian_sees="candidates").breakpoints.tolist() == [0.0, 0.8]

@@ -128,7 +128,13 @@ def test_an_experiment_uses_the_public_api_only(science):
     """Check that the main table is one call of evaluate."""
     log = ScoreLog.read(bundled_source().read(None).source, primary="smollm2", guardian="expert").binarized()
     frontier = evaluate(
-        log, [0.25, 0.2, 0.15, 0.1, 0.05], calibration_size=400, grid=0.01, primary_cost=0.0002, guardian_cost=0.5
+        log,
+        [0.25, 0.2, 0.15, 0.1, 0.05],
+        calibration_size=400,
+        guardian_sees="candidates",
+        grid=0.01,
+        primary_cost=0.0002,
+        guardian_cost=0.5,
     )
     report = EXPERIMENTS["truthfulqa"].run(bundled_source(), 0)
     assert report.facts["frontier"].to_dict() == frontier.to_dict()

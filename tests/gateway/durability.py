@@ -16,9 +16,12 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage import ProjectSecret, ScoreLog, calibrate
+from conformal_arbitrage.scorers import FunctionScorer
 
 ROOT = Path(__file__).resolve().parents[2]
+SECRET = "the-secret-of-these-tests"
+OURS = ProjectSecret.from_text(SECRET, source="tests")
 ACTIONS = ("refund", "reject", "ask")
 LOST = (aiohttp.ClientError, ConnectionError, asyncio.TimeoutError)
 _NAME = re.compile(r"<(\S+)>")
@@ -64,9 +67,9 @@ def certificate(alpha, rows=400):
     log = ScoreLog.from_arrays(
         *([numbers(role, text, len(ACTIONS)) for text in texts] for role in ("primary", "guardian"))
     )
-    who = {role: {"kind": "function", "name": role} for role in ("primary", "guardian")}
+    who = {f.__name__: dict(FunctionScorer(f, name=f.__name__).identity) for f in (primary, guardian)}
     object.__setattr__(log, "identities", who)
-    return calibrate(log, alpha, guardian_sees="all")
+    return calibrate(log, alpha, guardian_sees="all").sign(OURS)
 
 
 def write_config(folder, database, *, audit_rate=0.3, alpha=0.1):
@@ -105,7 +108,7 @@ class Gateway:
         self._command = [sys.executable, "-c", "from conformal_arbitrage.cli import main; main()"]
         self._command += ["serve", "--config", str(config), "--port", "0"]
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        self._environment = {**os.environ, "ARBITRAGE_SECRET": "test", "PYTHONPATH": paths, **environment}
+        self._environment = {**os.environ, "ARBITRAGE_SECRET": SECRET, "PYTHONPATH": paths, **environment}
         self._errors = Path(config).with_suffix(".log")
         self.up = asyncio.Event()
 
@@ -173,7 +176,7 @@ def all_records(store):
 
 def decisions_by_name(records):
     """How many decisions were made for every request's name; a caller's going away is none."""
-    return Counter(named_in(r.decision.content.context) for r in records if r.decided_by != "cancelled")
+    return Counter(named_in(str(r.decision.content.context)) for r in records if r.decided_by != "cancelled")
 
 
 def calls_by_name(path, role="primary"):

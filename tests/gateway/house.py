@@ -14,7 +14,7 @@ import uvicorn
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.gateway import application
-from conformal_arbitrage.gateway.server import database_of, identities_of, server_settings
+from conformal_arbitrage.gateway.server import database_of, identities_of, secret_of, server_settings
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import new_id, open_store
 from tests.scripted import Upstream, completion
@@ -140,7 +140,7 @@ class House:
             grades = {"primary_grade": [1.0] * 100 + [0.0] * 100, "guardian_grade": [1.0] * 200}
             made_by = {**made_by, "grader": {"kind": "exact"}}
             log = ScoreLog.from_router(confidence=[0.9] * 100 + [0.5] * 100, **grades, identities=made_by)
-        return calibrate(log, alpha, guardian_sees="all")
+        return calibrate(log, alpha, guardian_sees="all").sign(secret_of(config))
 
     def start(self):
         ready = threading.Event()

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 
+from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.from_records import score_log_of
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.server import identities_of
@@ -97,3 +99,14 @@ def test_a_text_policy_needs_a_primary_with_a_confidence(both):
     both.path.write_text(text)
     with pytest.raises(ConfigError, match="confidence"):
         read_config(both.path)
+
+
+def test_ask_takes_its_form_from_the_certificate(both):
+    def ask(*arguments):
+        return CliRunner().invoke(cli, ["ask", *map(str, arguments), "--config", str(both.path)])
+
+    assert ask(both.folder / "free.json", "Say it.").exit_code == 0
+    menu = [part for action in "abc" for part in ("--action", action)]
+    assert ask(both.folder / "rule.json", "Say it.", *menu).exit_code == 0
+    refused = ask(both.folder / "free.json", "Say it.", "--action", "a")
+    assert (refused.exit_code, "free.json is in text form: drop --action" in refused.stderr) == (2, True)

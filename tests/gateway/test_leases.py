@@ -16,7 +16,7 @@ from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import Claim, SavedResponse, SQLiteStore, sql
 from conformal_arbitrage.store.record import CompletionBody
-from tests.gateway.durability import all_records, certificate, write_config
+from tests.gateway.durability import OURS, all_records, certificate, write_config
 from tests.store.facts import decision, later
 
 REPLY = SavedResponse(status=200, headers={}, body=b"{}")
@@ -104,7 +104,7 @@ def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, s
 
     async def story():
         async with Models(config) as models:
-            table = PolicyTable(config, store, pairs_of(models))
+            table = PolicyTable(config, store, pairs_of(models), OURS)
             await table.load()
             await store.install("support", certificate(0.2).to_dict(), by="test")
 
@@ -141,7 +141,7 @@ def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_un
 
     async def story():
         async with Models(config) as models:
-            table = PolicyTable(config, store, pairs_of(models))
+            table = PolicyTable(config, store, pairs_of(models), OURS)
             await table.load()
             usable = certificate(0.2).to_dict()
             await store.install("support", usable, by="test")
@@ -251,7 +251,7 @@ def test_an_answer_that_was_opened_is_not_started_over_when_its_claim_is_lost(st
     async def work(turn):
         works.append(turn)
         event = decision()
-        await turn.open(event, [])
+        await turn.open(event, None)
         await store.release(turn.claim)
         await turn.commit([later(event.id, CompletionBody(finish="stop"))], response=REPLY)
 

@@ -386,7 +386,7 @@ def unheard(made, guardian):
     before = len(made.records())
     made.guardian.bodies.clear()
     made.guardian.reply = guardian
-    reply = made.chat(STREAM)
+    reply = made.chat({**STREAM, "user": str(before)})
     assert len(made.guardian.bodies) == 1
     assert "Kim" not in reply.text
     records = made.records()
@@ -395,9 +395,9 @@ def unheard(made, guardian):
 
 @pytest.mark.parametrize("guardian", BEFORE.values(), ids=BEFORE)
 def test_a_guardian_that_fails_before_its_first_word_is_an_ordinary_failure(strict, guardian):
-    reply, records = unheard(strict, guardian)
+    reply, [record] = unheard(strict, guardian)
     error_of(reply, 502, "guardian_failed")
-    assert records == []
+    assert (record.decision.pending, record.decision.action, record.completion.finish) == (True, None, "failed")
 
 
 @pytest.mark.parametrize("guardian", BEFORE.values(), ids=BEFORE)
@@ -420,7 +420,8 @@ def test_a_late_failure_before_the_first_word_is_an_error_event(house, impatient
         [error] = [event for event in coming if event != WAITING]
     assert reply.status_code == 200
     assert data(error)["error"]["code"] == "guardian_failed"
-    assert made.records() == []
+    [record] = made.records()
+    assert (record.decision.pending, record.completion.finish) == (True, "failed")
 
 
 AFTER = {
@@ -490,14 +491,15 @@ def let_go(made):
     time.sleep(0.3)
 
 
-def test_a_caller_who_leaves_before_the_first_word_leaves_one_cancelled_record(house, impatient):
+def test_a_caller_who_leaves_before_the_first_word_leaves_a_pending_decision_that_was_cancelled(house, impatient):
     made = live(house, {"reasoning_content": "since"}, threading.Event(), "theirs")
     with streaming(made) as (_, coming):
         assert next(coming) == WAITING
         until(lambda: made.guardian.under_way == 1)
     let_go(made)
     [record] = made.records()
-    assert (record.decided_by, record.decision.cancelled, record.completion) == ("cancelled", True, None)
+    assert (record.decided_by, record.decision.pending, record.completion.finish) == ("guardian", True, "cancelled")
+    assert [leg.role for leg in record.decision.legs] == ["primary"]
 
 
 def test_a_caller_who_leaves_in_the_middle_leaves_the_decision_and_a_cancelled_completion(house):
@@ -601,12 +603,14 @@ def test_a_duplicate_in_the_middle_of_a_stream_waits_for_its_end_and_gets_the_sa
 def test_a_stream_that_failed_is_not_kept_under_its_key(house):
     made = live(house, "one ", ERROR)
     assert "error" in chunks(made.chat(STREAM, headers=KEY))[-1]
-    assert claims(made) == []
     made.guardian.reply = tells("theirs")
     reply = made.chat(STREAM, headers=KEY)
     assert "x-arbitrage-replayed" not in reply.headers
     assert content(chunks(reply)) == "theirs"
-    assert sorted(r.completion.finish for r in made.records()) == ["failed", "stop"]
+    assert [one.finish for one in completions(made)] == ["failed", "stop"]
+    [record] = made.records()
+    assert (record.id, record.completion.finish) == (reply.headers["x-arbitrage-decision-id"], "stop")
+    assert len(made.primary.bodies) == 1
 
 
 def test_a_caller_who_leaves_in_the_middle_frees_the_key_and_a_place(house):
@@ -615,10 +619,13 @@ def test_a_caller_who_leaves_in_the_middle_frees_the_key_and_a_place(house):
         until_word(coming, "one ")
         assert claims(made) == ["decided"]
     let_go(made)
-    assert claims(made) == []
     made.guardian.reply = tells("theirs")
-    assert content(chunks(made.chat(STREAM, headers=KEY))) == "theirs"
-    assert sorted(r.completion.finish for r in made.records()) == ["cancelled", "stop"]
+    reply = made.chat(STREAM, headers=KEY)
+    assert content(chunks(reply)) == "theirs"
+    assert [one.finish for one in completions(made)] == ["cancelled", "stop"]
+    assert [record.id for record in made.records()] == [reply.headers["x-arbitrage-decision-id"]]
+    assert len(made.primary.bodies) == 1
+    error_of(made.chat({**STREAM, "user": "another"}, headers=KEY), 422, "idempotency_key_reused")
 
 
 def test_a_stream_whose_key_was_taken_over_ends_in_an_error_and_holds_one_answer(house, monkeypatch):

@@ -1,6 +1,11 @@
+import asyncio
+
 import pytest
 
-from tests.gateway.house import UNSURE, error_of, votes
+from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.gateway import application
+from conformal_arbitrage.live.config import read_config
+from tests.gateway.house import UNSURE, error_of, section, votes
 
 URL = "/v1/arbitrage/policies/support"
 
@@ -138,3 +143,44 @@ def test_what_a_certificate_allows_by_name_is_answered_without_a_guarantee(house
     [answer] = made.decide().json()["answers"]
     assert answer["arbitrage"]["guarantee"] == "none"
     assert "primary.model" in answer["arbitrage"]["reason"]
+
+
+def test_a_person_without_a_terminal_is_refused_at_the_start(tmp_path):
+    person = {"kind": "human", "name": "team"}
+    path = tmp_path / "arbitrage.toml"
+    path.write_text(
+        "\n".join([section("primary", person), section("guardian", person), "[policies.support]", 'mode = "shadow"'])
+    )
+
+    async def start():
+        async with application(read_config(path)):
+            raise AssertionError("it started")
+
+    with pytest.raises(ConfigError, match=r"\[primary\] is a person, and there is no terminal"):
+        asyncio.run(start())
+
+
+def unsigned(made, alpha):
+    return {**document(made, alpha), "secret_id": None, "signature": None}
+
+
+def test_an_unsigned_certificate_is_refused_with_both_remedies(house):
+    made = house()
+    message = error_of(made.put(URL, {"certificate": unsigned(made, 0.1)}), 422, "certificate_refused")["message"]
+    assert "is unsigned; calibrate again" in message
+    assert 'allow = ["unsigned"]' in message
+
+
+@pytest.mark.parametrize("change", [{"relaxation": 0.31}, {"created": "2020-01-01T00:00:00+00:00"}])
+def test_a_certificate_changed_after_signing_is_refused(house, change):
+    made = house()
+    reply = made.put(URL, {"certificate": {**document(made, 0.1), **change}})
+    assert "the certificate was changed" in error_of(reply, 422, "certificate_refused")["message"]
+
+
+def test_an_unsigned_certificate_allowed_by_name_decides_without_a_guarantee(house):
+    made = house(policy={"allow": ["unsigned"], "expose": "full"})
+    assert made.decide().json()["answers"][0]["arbitrage"]["guarantee"] == "crc"
+    made.put(URL, {"certificate": unsigned(made, 0.1)})
+    claimed = made.decide().json()["answers"][0]["arbitrage"]
+    assert claimed["guarantee"] == "none"

@@ -160,7 +160,10 @@ def test_odd_texts_are_texts_like_any_other(trap, talker, text):
     id = reply.headers["x-arbitrage-decision-id"]
     assert trap.post(f"/v1/arbitrage/records/{id}/feedback", {"comment": text, "label": text}).status_code == 200
     kept = trap.get(f"/v1/arbitrage/records/{id}").json()
-    assert (kept["decision"]["content"]["context"].endswith(text), kept["feedback"][0]["comment"]) == (True, text)
+    assert (kept["decision"]["content"]["context"][-1]["content"] == text, kept["feedback"][0]["comment"]) == (
+        True,
+        text,
+    )
     said = {**CHAT, "messages": [{"role": "user", "content": text}]}
     assert talker.chat(said).status_code == 200
     assert talker.primary.bodies[-1]["messages"] == said["messages"]

@@ -108,7 +108,7 @@ def test_a_missing_secret_is_reported_by_its_variable(tmp_path, monkeypatch):
 # check determines how an endpoint wants to be called, and pins it
 
 
-def check(tmp_path, reply, text=None, role="primary"):
+def check(tmp_path, reply, text=None, role="primary", *, extra=(), json_output=True, input=None):
     """Run `arbitrage check` on a chat Primary behind a scripted server; return the result, the file and the server."""
 
     async def run():
@@ -116,8 +116,8 @@ def check(tmp_path, reply, text=None, role="primary"):
             config = (text or GOOD).replace("http://127.0.0.1:9/v1", upstream.url)
             config = config.replace('function = "operator:attrgetter"', 'function = "tests.live.test_config:rule"')
             path = write(tmp_path, config)
-            arguments = ["check", "--config", str(path), "--json"]
-            done = await asyncio.to_thread(CliRunner().invoke, cli, arguments)
+            arguments = ["check", "--config", str(path), *(["--json"] if json_output else []), *extra]
+            done = await asyncio.to_thread(CliRunner().invoke, cli, arguments, input=input)
             return done, path, upstream
 
     done, path, upstream = asyncio.run(run())
@@ -367,3 +367,56 @@ def test_binding_gives_the_policy_of_each_form_with_its_own_fallback(form, bind,
     assert getattr(policy, "safe_answer", None) == ("One moment." if form == "text" else None)
     with pytest.raises(StaleCalibrationError, match="unbound"):
         bind(read_config(tmp_path / "arbitrage.toml"), certificate, **models)
+
+
+# a second check asks before it replaces what certificates are bound to
+
+
+def pinned_before(**values):
+    lines = [f'{name} = "{value}"' for name, value in {"mode": "json_schema", **values}.items()]
+    return GOOD.replace('model = "small"', "\n".join(['model = "small"', "[primary.pinned]", *lines]))
+
+
+def save_certificate(folder, name, served):
+    primary = {"kind": "chat", "model": "small", "served": served, "mode": "json_schema", "token_field": "max_tokens"}
+    identities = {"primary": primary, "guardian": {"kind": "function", "name": "g"}}
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [[1.0, 0.0]] * 30, identities=identities)
+    calibrate(log, 0.1).save(folder / name)
+
+
+@pytest.fixture
+def rolled(tmp_path):
+    """A configuration and certificates from before the provider replaced its model."""
+    save_certificate(tmp_path, "Old.json", "small-0")
+    save_certificate(tmp_path, "new.json", "small-1")
+    (tmp_path / "other.json").write_text("[]")
+    return tmp_path
+
+
+def test_check_names_a_change_and_the_certificates_it_makes_stale_and_writes_nothing(rolled):
+    done, path, _ = check(rolled, endpoint(), pinned_before(served="small-0", token_field="max_tokens"))
+    assert done.exit_code == 2
+    assert "[primary] served: 'small-0' is pinned, 'small-1' was found; stale would be Old.json;" in done.stderr
+    assert read_config(path).primary.pinned.served == "small-0"
+
+
+def test_check_replaces_what_is_pinned_if_told_to(rolled):
+    text = pinned_before(served="small-0", token_field="max_tokens")
+    done, path, _ = check(rolled, endpoint(), text, extra=["--yes"])
+    assert done.exit_code == 0, done.output
+    assert read_config(path).primary.pinned.served == "small-1"
+
+
+def test_check_asks_nothing_if_nothing_changed(rolled):
+    done, _, _ = check(rolled, endpoint(), pinned_before(served="small-1", token_field="max_tokens"))
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(("reply", "served"), [("y\n", "small-1"), ("n\n", "small-0")])
+def test_a_person_at_a_terminal_is_asked(rolled, monkeypatch, reply, served):
+    monkeypatch.setattr("conformal_arbitrage.scorers.terminal.has_terminal", lambda: True)
+    text = pinned_before(served="small-0", token_field="max_tokens")
+    done, path, _ = check(rolled, endpoint(), text, json_output=False, input=reply)
+    assert done.exit_code == (0 if served == "small-1" else 2), done.output
+    assert "Replace what is pinned?" in done.stderr
+    assert read_config(path).primary.pinned.served == served

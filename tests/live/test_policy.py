@@ -120,9 +120,9 @@ def test_ids_are_kept_and_generated_if_missing():
 
 def test_the_live_rule_is_the_certificate_s_rule_on_every_row_of_a_log(science):
     log = science.select(np.arange(300))
-    for boundary in ("include", "random"):
+    for boundary in ({"boundary": "include"}, {"boundary": "random", "key": b"key"}):
         for sees in ("candidates", "all"):
-            certificate = calibrate(science, 0.05, guardian_sees=sees, boundary=boundary)
+            certificate = calibrate(science, 0.05, guardian_sees=sees, **boundary)
             live = ConformalArbitrage(
                 primary=ReplayScorer.of_log(log, "primary"),
                 guardian=ReplayScorer.of_log(log, "guardian"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage import ProjectSecret, ScoreLog, calibrate
 from conformal_arbitrage.gateway.server import identities_of
 from conformal_arbitrage.live.config import read_config
 from tests.real_model.test_smollm2 import CHAT, arbitrage
@@ -43,8 +43,11 @@ def prepare(folder, url, form, log):
     arbitrage(folder, "check")
     identities = identities_of(read_config(folder / "arbitrage.toml"), "support")
     bound = replace(log, identities=identities)
-    calibrate(bound, 0.3, guardian_sees="all").save(folder / "certificate.json")
-    calibrate(bound, 0.001, guardian_sees="all").save(folder / "careful.json")  # too few rows: the Guardian decides
+    secret = ProjectSecret.create(folder)
+    calibrate(bound, 0.3, guardian_sees="all").sign(secret).save(folder / "certificate.json")
+    calibrate(bound, 0.001, guardian_sees="all").sign(secret).save(
+        folder / "careful.json"
+    )  # too few rows: the Guardian decides
 
 
 def test_menus_through_the_gateway(url, tmp_path):

@@ -63,6 +63,23 @@ def test_binarising_keeps_choices_and_changes_the_loss_column():
     assert log.guardian.tolist() == [0.5, 0.5, 0.2, 0.8, 0.7, 0.3]
 
 
+def graded(correct):
+    scores = [[0.9, 0.1]] * len(correct)
+    return ScoreLog.from_arrays(scores, [[0.5, 0.6]] * len(correct), outcomes={"correct": correct})
+
+
+def test_binarising_leaves_the_loss_unknown_where_the_guardians_answer_is_not_known_to_be_right():
+    log = graded([[0, 1], [0, None], [None, 0]]).binarized()
+    np.testing.assert_array_equal(log.binary, [0, 1, np.nan, np.nan, 0, 0])
+    assert log.unknown_loss.tolist() == [False, True, False]
+    assert log.select([1, 2]).unknown_loss.tolist() == [True, False]
+
+
+def test_binarising_refuses_grades_between_right_and_wrong():
+    with pytest.raises(ScoreLogError, match=r"row 2, column 'correct': 0.95 is neither 0 nor 1.*round the grades"):
+        graded([[0, 1], [0.95, 0]]).binarized()
+
+
 def test_binarising_needs_the_right_answers_and_a_menu():
     with pytest.raises(OptionError, match="label"):
         ScoreLog.from_arrays([[0.9, 0.1]], [[0.5, 0.5]]).binarized()

@@ -1,16 +1,25 @@
 import asyncio
 import functools
+import hashlib
+import inspect
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from conformal_arbitrage.errors import DeadlineError, ReplyError, UpstreamError
-from conformal_arbitrage.scorers import FunctionScorer
+from conformal_arbitrage import ConformalArbitrage, ScoreLog, calibrate
+from conformal_arbitrage.errors import DeadlineError, OptionError, ReplyError, StaleCalibrationError, UpstreamError
+from conformal_arbitrage.live.grading import FunctionGrader
+from conformal_arbitrage.scorers import Answer, BuildContext, FunctionConfig, FunctionScorer, SamplingScorer, Settings
 from conformal_arbitrage.scorers.function import call_for, query_from
-from conformal_arbitrage.types import Query, Spent
-from conformal_arbitrage.upstream import Cache, Retry
+from conformal_arbitrage.scorers.rendering import RENDERING
+from conformal_arbitrage.scorers.sampling import named_option
+from conformal_arbitrage.scorers.terminal import Terminal
+from conformal_arbitrage.scorers.user_code import load_object, source_identity
+from conformal_arbitrage.types import ChatRequest, Query, Spent
+from conformal_arbitrage.upstream import Cache, Endpoint, Retry
 from tests.scorers.asking import QUERY
 
 
@@ -42,12 +51,11 @@ def score(function, query=QUERY, **options):
         lambda query: tuple(lengths(query)),
         lambda query: lengths_later(query),
         lambda query: np.array(lengths(query)),
-        lambda query: np.array(lengths(query), dtype=np.float32),
         lambda query: np.array([6, 7, 5]),
         lambda query: [6, 7, 5],
         lambda query: [np.float64(6), 7, 5.0],
     ],
-    ids=["sync", "async", "object", "partial", "tuple", "lambda", "array", "single", "integers", "ints", "mixed"],
+    ids=["sync", "async", "object", "partial", "tuple", "lambda", "array", "integers", "ints", "mixed"],
 )
 def test_any_callable_scores(function):
     result = score(function)
@@ -56,9 +64,14 @@ def test_any_callable_scores(function):
     assert result.spent == Spent(calls=1, cost=None)
 
 
+def test_scores_in_single_precision_are_refused():
+    with pytest.raises(OptionError, match=r"single precision.*return float64"):
+        score(lambda query: np.array(lengths(query), dtype=np.float32))
+
+
 def test_the_function_receives_the_original_query():
     seen = []
-    talk = ({"role": "user", "content": "Which is red?"},)
+    talk = ({"role": "system", "content": "Be quick."}, {"role": "user", "content": "Which is red?"})
     query = Query(talk, ("a", "b"), id="q7", places=(3, 1))
 
     def function(given):
@@ -72,9 +85,9 @@ def test_the_function_receives_the_original_query():
 
 
 def test_a_query_is_passed_as_json():
-    body = call_for(Query([{"role": "user", "content": "x"}], ("a", "b"), places=(3, 1))).body
+    body = call_for(Query([{"role": "assistant", "content": "x"}], ("a", "b"), places=(3, 1))).body
     assert json.loads(json.dumps(body)) == {
-        "context": [{"role": "user", "content": "x"}],
+        "context": [{"role": "assistant", "content": "x"}],
         "actions": ["a", "b"],
         "places": [3, 1],
     }
@@ -192,8 +205,80 @@ def test_a_cache_keeps_the_functions_scores(tmp_path):
     assert len(queries) == 1
 
 
-def test_the_identity_is_the_name_and_not_the_code():
+def test_the_identity_is_the_name_and_the_source():
     one, other = FunctionScorer(lengths, name="rule 1"), FunctionScorer(lengths, name="rule 2")
-    assert one.identity == FunctionScorer(lengths_later, name="rule 1").identity
-    assert one.identity == {"kind": "function", "name": "rule 1"}
+    assert one.identity["source_sha256"] == hashlib.sha256(inspect.getsource(lengths).encode()).hexdigest()
+    assert one.identity["rendering"] == RENDERING
     assert one.identity != other.identity
+    assert one.identity != FunctionScorer(lengths_later, name="rule 1").identity
+
+
+@pytest.mark.parametrize("function", [len, functools.partial(lengths), eval("lambda query: [1, 0]")])
+def test_a_name_remains_for_what_has_no_source(function):
+    assert FunctionScorer(function, name="rule").identity == {
+        "kind": "function", "name": "rule", "rendering": RENDERING,
+    }  # fmt: skip
+
+
+def test_an_object_is_pinned_by_the_source_of_its_class():
+    assert FunctionScorer(Rule(), name="rule").identity["source_sha256"] == source_identity(Rule)["source_sha256"]
+
+
+BODY = "def rule(query):\n    return [{first}, 0.5]\n"
+
+
+def bound(folder, first):
+    """Return the certificate of one version of a function, and the scorer of that version."""
+    (folder / f"version_{first}.py").write_text(BODY.format(first=f"0.{first}"))
+    scorer = FunctionScorer(load_object(f"version_{first}:rule", folder), name="rule")
+    identities = {"primary": dict(scorer.identity), "guardian": dict(scorer.identity)}
+    log = ScoreLog.from_arrays([[0.9, 0.5]] * 30, [[1.0, 0.0]] * 30, identities=identities)
+    return calibrate(log, 0.1), scorer
+
+
+def test_a_certificate_is_stale_once_the_body_of_the_function_changes(tmp_path):
+    certificate, scorer = bound(tmp_path, 8)
+    _, changed = bound(tmp_path, 9)
+    ConformalArbitrage(primary=scorer, guardian=scorer, certificate=certificate)
+    with pytest.raises(StaleCalibrationError, match=r"primary\.source_sha256"):
+        ConformalArbitrage(primary=changed, guardian=scorer, certificate=certificate)
+
+
+def test_replies_stored_for_another_body_are_not_reused():
+    one, other = (FunctionScorer(f, name="rule")._port.origin for f in (lengths, lengths_later))
+    assert one != other
+
+
+class Echo:
+    identity = {"kind": "own", "name": "echo"}  # noqa: RUF012
+
+    async def answer(self, request):
+        return Answer(message={"role": "assistant", "content": "so"}, confidence=1.0)
+
+
+def test_an_answerer_of_one_s_own_is_pinned_by_the_source_of_its_class(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.scorers.test_function.ECHO", Echo(), raising=False)
+    section = FunctionConfig(function="tests.scorers.test_function:ECHO", name="echo")
+    context = BuildContext(
+        role="guardian", folder=tmp_path, terminal=Terminal(), wrap=lambda port: port, on_close=lambda close: None
+    )
+    answerer = section.build_answerer(context)
+    assert answerer.identity == {**Echo.identity, **source_identity(Echo)}
+    request = ChatRequest({"messages": []})
+
+    async def both():
+        return [await answerer.answer(request)], [item async for item in answerer.stream(request)]
+
+    one, other = asyncio.run(both())
+    assert one == other == [Answer(message={"role": "assistant", "content": "so"}, confidence=1.0)]
+
+
+def test_normalisers_and_graders_are_pinned_by_their_source_too():
+    def first(text, actions):
+        return 0
+
+    grader = FunctionGrader(function=first, name="g")
+    sampling = SamplingScorer(port=Endpoint("http://127.0.0.1:1"), settings=Settings(model="m"), normaliser=first)
+    assert source_identity(first).items() <= grader.identity.items()
+    assert source_identity(first).items() <= sampling.identity.items()
+    assert "source_sha256" not in replace(sampling, normaliser=named_option).identity

@@ -103,7 +103,11 @@ def test_the_person_sees_the_question_and_exactly_the_options_that_are_shown(per
 
 
 def test_a_conversation_is_shown_as_its_transcript(person):
-    answered(person, b"a", Query([{"role": "user", "content": "Which is red?"}], ("x", "y")))
+    answered(
+        person,
+        b"a",
+        Query([{"role": "system", "content": "Look."}, {"role": "user", "content": "Which is red?"}], ("x", "y")),
+    )
     assert b"user: Which is red?" in person.seen
 
 

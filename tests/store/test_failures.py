@@ -41,9 +41,9 @@ def test_a_killed_process_loses_no_commit_that_returned(where, opened, round):
 
 
 def test_a_newer_schema_is_refused(store, where, sql, opened):
-    assert sql("select version from schema_version") == [(1,)]
+    assert sql("select version from schema_version") == [(2,)]
     sql("update schema_version set version = 9")
-    with pytest.raises(StoreError, match="schema version 9, this release knows 1; upgrade conformal-arbitrage"):
+    with pytest.raises(StoreError, match="schema version 9, this release knows 2; upgrade conformal-arbitrage"):
         opened(where)
 
 

@@ -51,13 +51,13 @@ def log_of(primary, guardian, prefix="c"):
     return ScoreLog.from_arrays(primary, guardian, id=[f"{prefix}{k}" for k in range(len(primary))])
 
 
-def product(alpha, **options):
+def product(alpha, *, guardian_sees="candidates", **options):
     """Return the rule as shipped: calibrate on a log, then `apply` the certificate to fresh queries."""
 
     def rule(rng, primary, guardian, fails, fresh):
         seen = np.where(fails[:, None], np.nan, guardian)
         key = {"key": rng.bytes(16)} if options.get("boundary") == "random" else {}
-        certificate = calibrate(log_of(primary, seen), alpha, **options, **key)
+        certificate = calibrate(log_of(primary, seen), alpha, guardian_sees=guardian_sees, **options, **key)
         zeros = np.zeros(fresh.shape)
         return certificate.apply(log_of(fresh, zeros, "f")).candidate.reshape(fresh.shape)
 

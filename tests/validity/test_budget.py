@@ -53,7 +53,9 @@ def test_the_papers_grid_keeps_the_budget():
 
 def test_single_precision_scores_keep_the_budget():
     def rule(rng, primary, guardian, fails, fresh):
-        certificate = calibrate(ScoreLog.from_arrays(primary.astype(np.float32), guardian), ALPHA)
+        certificate = calibrate(
+            ScoreLog.from_arrays(primary.astype(np.float32), guardian), ALPHA, guardian_sees="candidates"
+        )
         return certificate.apply(
             ScoreLog.from_arrays(fresh.astype(np.float32), np.zeros(fresh.shape))
         ).candidate.reshape(fresh.shape)
@@ -91,7 +93,11 @@ def patchy_loss(choose, alpha, n, repetitions=400):
 
 
 def test_a_users_own_loss_keeps_its_budget_on_the_envelope():
-    measured = patchy_loss(lambda log, alpha: calibrate(log, alpha, loss=patchy).relaxation, 0.16, 10)
+    measured = patchy_loss(
+        lambda log, alpha: calibrate(log, alpha, loss=patchy, loss_bound=1, guardian_sees="candidates").relaxation,
+        0.16,
+        10,
+    )
     assert keeps(0.16, measured), measured
 
 
@@ -102,7 +108,7 @@ def test_a_users_own_loss_keeps_its_budget_where_a_deferral_shows_everything():
     for _ in range(400):
         primary, guardian, _ = PATCHY.draw(rng, 30)
         log = ScoreLog.from_arrays(primary, guardian, outcomes={"noise": rng.random(primary.shape)})
-        certificate = calibrate(log, 0.1, loss=patchy, guardian_sees="all")
+        certificate = calibrate(log, 0.1, loss=patchy, loss_bound=1, guardian_sees="all")
         fresh, noise = PATCHY.draw(rng, 200)[0], rng.random((200, 12))
         alone = ~certificate.apply(ScoreLog.from_arrays(fresh)).deferred
         means.append((alone & (noise[:, 0] < OFTEN)).mean())
@@ -132,7 +138,7 @@ def by_relaxation(choose):
 
 def test_dropping_the_bound_over_n_is_caught():
     def too_small(log):
-        curve = RiskCurve.from_log(log)
+        curve = RiskCurve.from_log(log, guardian_sees="candidates")
         return curve.breakpoints[np.argmax(curve.totals <= ALPHA * len(log) * 1e12)]
 
     measured = expected_loss(SMOOTH, by_relaxation(too_small), N, TIMES)
@@ -141,7 +147,7 @@ def test_dropping_the_bound_over_n_is_caught():
 
 def test_rounding_down_to_the_grid_is_caught():
     def rounded_down(log):
-        return np.floor(calibrate(log, ALPHA).relaxation * 10) / 10
+        return np.floor(calibrate(log, ALPHA, guardian_sees="candidates").relaxation * 10) / 10
 
     measured = expected_loss(SMOOTH, by_relaxation(rounded_down), 100, 600)
     assert not keeps(ALPHA, measured), measured
@@ -153,7 +159,7 @@ def test_comparing_raw_floats_at_deployment_is_caught():
 
     def deployed(compare):
         def rule(rng, primary, guardian, fails, fresh):
-            return compare(calibrate(ScoreLog.from_arrays(primary, guardian), alpha), fresh)
+            return compare(calibrate(ScoreLog.from_arrays(primary, guardian), alpha, guardian_sees="candidates"), fresh)
 
         return rule
 
@@ -175,7 +181,7 @@ def test_treating_guardian_failures_as_uniform_or_dropping_them_is_caught(treatm
             primary, guardian = primary[~fails], guardian[~fails]
         else:
             guardian = np.where(fails[:, None], 0.5, guardian)
-        relaxation = calibrate(log_of(primary, guardian), ALPHA).relaxation
+        relaxation = calibrate(log_of(primary, guardian), ALPHA, guardian_sees="candidates").relaxation
         return relaxation >= gaps(np.ascontiguousarray(fresh.T), digits=12).T
 
     measured = expected_loss(FAILING, rule, 40, TIMES)
@@ -188,7 +194,7 @@ def test_draws_from_row_numbers_are_caught():
     def rule(rng, primary, guardian, fails, fresh):
         total = len(primary) + len(fresh)
         log = log_of(primary, guardian)
-        curve = RiskCurve.from_log(log, u=np.arange(len(primary)) / total)
+        curve = RiskCurve.from_log(log, u=np.arange(len(primary)) / total, guardian_sees="candidates")
         index = curve.search([ALPHA])[0]
         gap = gaps(np.ascontiguousarray(fresh.T), digits=12).T
         late = (np.arange(len(fresh)) + len(primary))[:, None] / total

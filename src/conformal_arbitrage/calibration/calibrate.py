@@ -4,7 +4,6 @@ Knows nothing of live models, evaluation or the command line.
 """
 
 import hashlib
-import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -15,13 +14,11 @@ from conformal_arbitrage.calibration.guarantee import guarantee_text
 from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
 from conformal_arbitrage.core.losses import GuardianSees, Loss, Number, as_fraction
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
-from conformal_arbitrage.errors import InfeasibleError, OptionError, ScoreLogError
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import FrameColumns, ScoreLog, as_score_log
 from conformal_arbitrage.scorelog.wide import ScoreColumns
 from conformal_arbitrage.types import Boundary, MissingGuardian
-
-UNFIT = "unfit_for_calibration"
-"""A column that marks a log whose rows were selected by their scores."""
 
 
 def calibrate(
@@ -35,13 +32,16 @@ def calibrate(
     boundary: Boundary | None = None,
     loss_bound: Number | None = None,
     loss: Loss | None = None,
+    full_sight_loss: Number | None = None,
     key: bytes | None = None,
     grid: Number | None = None,
     missing_guardian: MissingGuardian | None = None,
+    cluster: str | None = None,
+    max_cluster_size: int | None = None,
 ) -> Certificate:
     """Find the smallest relaxation that keeps the risk budget: total loss + B <= alpha (n + 1), exactly.
 
-    Pass the options as single keywords or as one object, not both.
+    With clusters of at most M rows it is total loss + M B <= alpha (n + M). Pass options as keywords or as one object.
 
     Args:
         log: the recorded scores, or a frame that holds them (pandas, polars, Arrow).
@@ -49,48 +49,50 @@ def calibrate(
         primary: the frame's column of Primary scores, or one column per action; by default "primary".
         guardian: the same for the Guardian.
         options: all options below as one object.
-        guardian_sees: "candidates" (the paper, the default), "all" (calibrated on its own loss), or
+        guardian_sees: "all" (calibrated on its own loss, the default), "candidates" (the paper), or
             "all-restricted-loss" (the paper's CA*).
         boundary: "include" (the paper, the default) keeps every action exactly at the threshold gap; "random" keeps a
             share of them and so spends the whole budget.
         loss_bound: the largest possible loss; may be omitted, and is then 1, if all Guardian scores lie in [0, 1].
+            Your own loss always needs it.
         loss: a loss of your own over (row, indices in sight), raised to its monotone envelope.
-        key: the secret bytes behind the draws of boundary="random"; generated if omitted.
+        full_sight_loss: the largest value of your own loss with every action in sight, at most alpha; by default 0.
+        key: the secret bytes behind the draws of boundary="random", such as `ProjectSecret.find().boundary_key`.
         grid: restrict the relaxation to 0, grid, ..., 1.
-        missing_guardian: "worst_case" counts rows without a Guardian score as a loss of B unless every action is in
-            sight.
+        missing_guardian: "worst_case" counts rows without a Guardian score as a loss of B until all is in sight.
+        cluster: the column that says which rows belong together; clusters rather than rows are then exchangeable.
+        max_cluster_size: the most rows that any cluster may ever have; required with `cluster`.
 
     Raises:
-        InfeasibleError: no relaxation keeps the budget, and your own loss is not 0 with every action in sight.
-        ScoreLogError: the log is marked as selected by its scores.
+        InfeasibleError: your own loss can exceed alpha with every action in sight.
+        ScoreLogError: the log is marked as selected by its scores, or a loss exceeds what was declared.
     """
     keywords = {
         "guardian_sees": guardian_sees,
         "boundary": boundary,
         "loss_bound": loss_bound,
         "loss": loss,
+        "full_sight_loss": full_sight_loss,
         "key": key,
         "grid": grid,
         "missing_guardian": missing_guardian,
+        "cluster": cluster,
+        "max_cluster_size": max_cluster_size,
     }
     chosen = resolve_options(options, CalibrationOptions, keywords, name="options")
-    scores = _log_of(log, primary, guardian)
-    if UNFIT in scores.extra:
-        raise ScoreLogError(
-            f"{scores.source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
-            "audited rows only (arbitrage records export --score-log)"
-        )
-    return certify(scores, alpha, chosen.with_key(secrets.token_bytes(32)))
+    return certify(_fit_log(log, primary, guardian), alpha, chosen)
 
 
-def _log_of(data: object, primary: ScoreColumns | None, guardian: ScoreColumns | None) -> ScoreLog:
-    """Return a score log as it is, or read one from a frame."""
+def _fit_log(data: object, primary: ScoreColumns | None, guardian: ScoreColumns | None) -> ScoreLog:
+    """Return a score log as it is, or read one from a frame; refuse rows that were selected by their scores."""
     columns: FrameColumns = {}
     if primary is not None:
         columns["primary"] = primary
     if guardian is not None:
         columns["guardian"] = guardian
-    return as_score_log(data, **columns)
+    log = as_score_log(data, **columns)
+    refuse_unfit(log)
+    return log
 
 
 def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certificate:
@@ -98,32 +100,37 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
     curve = options.curve(log)
     bound = curve.bound(options.loss_bound)
     budget = check_alpha(alpha, bound)
-    index = curve.search([alpha], options.loss_bound)[0]
-    if index is None and options.loss is not None and curve.in_full_sight > 0:
-        least = curve.in_full_sight / 10**curve.tick_digits / curve.n
-        raise InfeasibleError(
-            f"no relaxation keeps alpha {float(budget):g} on {curve.n} rows, and the loss is not 0 with every action in "
-            f"sight (mean {least:.4g}); use a larger alpha{' or more rows' if least < budget else ''}"
-        )
+    tick = Fraction(1, 10**curve.tick_digits)
+    declared = options.check_full_sight(budget, curve.in_full_sight, tick=tick, source=log.source)
+    clusters, unseen = options.clusters(log), options.unseen
+    index = curve.search([alpha], options.loss_bound, unseen=unseen)[0]
     total = Fraction(0) if index is None else curve.exact_total(index)
+    threshold = _threshold(curve, index)
     terms: dict[str, Any] = {
         "status": "always_defer" if index is None else "ok",
         "alpha": _stored(budget, alpha, "alpha"),
         "n": curve.n,
         "loss": options.loss_name,
         "loss_bound": _stored(bound, options.loss_bound, "loss_bound"),
+        "full_sight_loss": _stored(declared, options.full_sight_loss, "full_sight_loss"),
         "guardian_sees": options.guardian_sees,
         "boundary": options.boundary,
         "binarized": log.binary is not None,
+        "router": log.is_router,
+        "score_digits": log.score_digits,
+        "relaxation": threshold[0],
         "missing_guardian": options.missing_guardian,
+        "clusters": clusters,
+        "max_cluster_size": options.max_cluster_size,
     }
     return Certificate(
         **terms,
-        **_threshold(curve, index),
+        boundary_u=threshold[1],
         key_sha256=None if options.key is None else hashlib.sha256(options.key).hexdigest(),
         grid=None if options.grid is None else _stored(as_fraction(options.grid, name="grid"), options.grid, "grid"),
         empirical_risk=float(total / curve.n),
-        slack=float(budget - (total + bound) / (curve.n + 1)),
+        slack=float(budget - (total + unseen * bound) / (curve.n + unseen)),
+        cluster=options.cluster,
         envelope_excess=curve.envelope_excess,
         **_provenance(log),
         guarantee=guarantee_text(**terms),
@@ -131,20 +138,21 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
     )
 
 
-def _threshold(curve: RiskCurve, index: int | None) -> dict[str, float | None]:
+def _threshold(curve: RiskCurve, index: int | None) -> tuple[float | None, float | None]:
+    """Return the relaxation and its draw at a breakpoint."""
     if index is None:
-        return {"relaxation": None, "boundary_u": None}
-    u = None if curve.boundary_u is None else float(curve.boundary_u[index])
-    return {"relaxation": float(curve.breakpoints[index]), "boundary_u": u}
+        return None, None
+    return float(curve.breakpoints[index]), None if curve.boundary_u is None else float(curve.boundary_u[index])
 
 
 def _provenance(log: ScoreLog) -> dict[str, Any]:
     from importlib.metadata import version  # takes 20 ms to import
 
     return {
-        "missing_guardian_rows": int(log.missing.sum()),
+        "missing_guardian_rows": int(log.unknown_loss.sum()),
         "no_opinion_rows": int(log.no_opinion.sum()),
-        "score_digits": log.score_digits,
+        "fewest_actions": int(log.sizes.min()),
+        "most_actions": int(log.sizes.max()),
         "columns": dict(zip(("primary", "guardian"), log.columns, strict=True)),
         "identities": _identities(log),
         "log_sha256": log.sha256(),

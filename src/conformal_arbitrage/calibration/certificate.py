@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from sys import maxsize
 from typing import Any, Literal
 
 import msgspec
@@ -17,15 +18,20 @@ from numpy.typing import NDArray
 
 from conformal_arbitrage.calibration.decisions import Decisions, decide_rows, guardian_choice
 from conformal_arbitrage.calibration.draws import draw, draws
+from conformal_arbitrage.calibration.guarantee import TERMS, guarantee_text, summary_lines
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
-from conformal_arbitrage.core.gaps import row_gaps, row_sight
-from conformal_arbitrage.core.losses import GuardianSees
+from conformal_arbitrage.calibration.options import REGRET
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.core.gaps import SINGLE_DIGITS, is_single, row_gaps, row_sight
+from conformal_arbitrage.core.losses import GuardianSees, as_fraction
+from conformal_arbitrage.core.risk import SMALLEST_BOUND
 from conformal_arbitrage.errors import CertificateError, OptionError
-from conformal_arbitrage.scorelog.files import replacing, writable, write_bytes, write_text
+from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import Boundary, Decision, MissingGuardian, as_object
 
-SCHEMA = 1
+SCHEMA = 2
+_READABLE = (1, SCHEMA)
 _LARGEST_KEY = 1024
 
 
@@ -41,17 +47,22 @@ class Certificate:
         n: rows of the log.
         loss: "guardian_regret" or the name of the user's loss.
         loss_bound: the largest possible loss.
+        full_sight_loss: the largest loss with every action in sight, as declared; 0 for the Guardian regret.
         guardian_sees: what a deferral shows the Guardian, and so what the loss was measured on.
         boundary: the rule exactly at the threshold gap.
         key_sha256: digest of the key behind the draws.
         grid: the step of the grid that the relaxation was restricted to.
         binarized: whether the loss was measured on the 0/1 Guardian.
+        router: whether the log has the router form: two graded answers and a confidence.
         missing_guardian: how rows without a Guardian score were counted.
-        missing_guardian_rows: how many there were.
+        missing_guardian_rows: how many there were; a binarised row whose right answer is unknown is one of them.
         no_opinion_rows: rows in which the Primary had no opinion; they defer.
         score_digits: significant decimals of a Primary score, 12 or 6.
+        fewest_actions: the smallest menu of the log; None if not recorded (schema 1).
+        most_actions: the largest.
         empirical_risk: total loss / n at the relaxation.
-        slack: alpha - (total + loss_bound) / (n + 1), the unspent part of the budget.
+        slack: alpha - (total + loss_bound) / (n + 1), the unspent part of the budget; with clusters of at most M rows,
+            alpha - (total + M loss_bound) / (n + M).
         envelope_excess: how far a user's loss was raised to make it monotone, as a mean over rows.
         columns: the log's columns that played Primary and Guardian.
         identities: the scorers that made the scores, or "unbound".
@@ -59,6 +70,12 @@ class Certificate:
         version: the version of this package.
         created: time of creation, in UTC.
         guarantee: the guarantee in words.
+        cluster: the column that says which rows belong together; None if rows are exchangeable one by one.
+        clusters: number of clusters.
+        max_cluster_size: the most rows that any cluster may ever have, as declared.
+        looked_at: what is known of earlier looks at these rows, in words; None if there was none.
+        secret_id: the fingerprint of the project secret that signed it, and behind the draws; None if unsigned.
+        signature: of everything else, with the project's secret; None if unsigned, as all of schema 1 are.
         key: the secret behind the draws; never part of the saved certificate.
     """
 
@@ -70,15 +87,19 @@ class Certificate:
     n: int
     loss: str
     loss_bound: float
+    full_sight_loss: float = 0.0
     guardian_sees: GuardianSees
     boundary: Boundary
     key_sha256: str | None
     grid: float | None
     binarized: bool
+    router: bool = False
     missing_guardian: MissingGuardian | None
     missing_guardian_rows: int
     no_opinion_rows: int
     score_digits: Literal[6, 12]
+    fewest_actions: int | None = None
+    most_actions: int | None = None
     empirical_risk: float
     slack: float
     envelope_excess: float
@@ -88,18 +109,27 @@ class Certificate:
     version: str
     created: str
     guarantee: str
+    cluster: str | None = None
+    clusters: int | None = None
+    max_cluster_size: int | None = None
+    looked_at: str | None = None
+    secret_id: str | None = None
+    signature: str | None = None
     key: bytes | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def load(cls, path: str | Path, *, key: bytes | None = None) -> "Certificate":
+    def load(cls, path: str | Path, *, key: bytes | None = None, secret: ProjectSecret | None = None) -> "Certificate":
         """Read a certificate from a file.
 
         Args:
             path: the file.
-            key: the secret saved beside it; needed to use a certificate with boundary="random".
+            key: the key behind its draws; needed to use a certificate with boundary="random" unless the project's
+                secret, which it is derived from, is given.
+            secret: the project's secret; the signature is verified with it.
 
         Raises:
-            CertificateError: the file is missing, damaged or of another schema version, or the key is the wrong one.
+            CertificateError: the file is missing, damaged, contradictory or of another schema version; or the key or
+                the signature is wrong.
         """
         source = Path(path)
         try:
@@ -108,7 +138,11 @@ class Certificate:
             raise CertificateError(f"{source}: cannot be read ({error.strerror})") from error
         except (ValueError, RecursionError) as error:
             raise CertificateError(f"{source}: is not JSON ({error}); calibrate again") from error
-        return cls.from_dict(document, key=key, source=str(source))
+        certificate = cls.from_dict(document, key=key, source=str(source))
+        if secret is None:
+            return certificate
+        certificate.check_signature(secret, source=str(source))
+        return certificate.with_key_of(secret)
 
     @classmethod
     def from_dict(cls, document: Any, *, key: bytes | None = None, source: str = "certificate") -> "Certificate":
@@ -121,9 +155,10 @@ class Certificate:
         """
         content = as_object(document)
         schema = content.get("schema")
-        if schema != SCHEMA:
+        if schema not in _READABLE:
             raise CertificateError(
-                f"{source}: schema version {schema!r} is not {SCHEMA}, the one this release reads; calibrate again"
+                f"{source}: schema version {schema!r} is none of those that this release reads, 1 and {SCHEMA}; calibrate "
+                "again"
             )
         unknown = set(content) - ({f.name for f in fields(cls)} - {"key"})
         if unknown:
@@ -142,22 +177,36 @@ class Certificate:
         return document
 
     def save(self, path: str | Path) -> None:
-        """Write certificate.json and, if there is a key, certificate.key beside it, readable by its owner only."""
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        if self.key is None:
-            write_text(path, text)
-            return
-        writable(path)
-        self._keep_other_key(key_path(path))
-        with replacing(key_path(path)) as draft:  # the key moves into place only after the certificate was written
-            write_bytes(draft, self.key, private=True)
-            write_text(path, text)
+        """Write certificate.json; the key is not part of it."""
+        write_text(path, json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
-    def _keep_other_key(self, path: Path) -> None:
-        if path.exists() and read_key(path) != self.key:
+    @property
+    def signed(self) -> bool:
+        """Whether there is a signature; `load(path, secret=...)` and `check_signature` verify it."""
+        return self.signature is not None
+
+    def sign(self, secret: ProjectSecret) -> "Certificate":
+        """Return the certificate signed with the project's secret."""
+        unsigned = replace(self, schema=SCHEMA, secret_id=secret.id, signature=None)
+        return replace(unsigned, signature=secret.sign(unsigned._canonical()))
+
+    def check_signature(self, secret: ProjectSecret, *, source: str = "certificate") -> None:
+        """Check that this certificate is as it was signed.
+
+        Raises:
+            CertificateError: it is unsigned, was changed, or was signed with another secret.
+        """
+        if self.signature is None:
+            raise CertificateError(f"{source}: is unsigned; calibrate again with the project's secret at hand")
+        if not secret.verifies(replace(self, signature=None)._canonical(), self.signature):
             raise CertificateError(
-                f"{path}: holds the key of another certificate; choose another name or move that key elsewhere"
+                f"{source}: the signature is not that of this project's secret {secret.id}: the certificate was changed, "
+                f"or signed with another secret ({self.secret_id}); calibrate again, or add that secret after a comma"
             )
+
+    def _canonical(self) -> bytes:
+        document = self.to_dict()
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     def candidates(self, primary_scores: object, *, id: str | None = None) -> NDArray[np.intp]:
         """Return the indices of one query's candidates: a single one is chosen, several go to the Guardian.
@@ -170,6 +219,7 @@ class Certificate:
 
     def sight(self, primary_scores: object, *, id: str | None = None) -> tuple[list[int], float]:
         """Return one query's candidates as plain integers, and its margin."""
+        self._refuse_single(not _are_floats(primary_scores) and is_single(primary_scores))
         u = 0.0 if self.boundary_u is None else self._draw(id)
         return row_sight(primary_scores, self.relaxation, digits=self.score_digits, u=u, boundary_u=self.boundary_u)
 
@@ -205,6 +255,7 @@ class Certificate:
 
     def apply(self, log: ScoreLog) -> Decisions:
         """Decide every row of a log."""
+        self._refuse_single(log.score_digits < self.score_digits)
         u = None if self.boundary_u is None else draws(self.secret(), log)
         same_digits = replace(log, score_digits=self.score_digits)
         return decide_rows(
@@ -214,6 +265,14 @@ class Certificate:
             u=u,
             sees_all=self.guardian_sees != "candidates",
         )
+
+    def _refuse_single(self, single: bool) -> None:
+        """Refuse scores of less precision than the certificate's: equal scores would no longer have equal gaps."""
+        if single and self.score_digits > SINGLE_DIGITS:
+            raise OptionError(
+                f"the scores are single precision, and the certificate was made from double precision ({self.score_digits} "
+                "digits); compute them in float64, or calibrate again on a log in single precision"
+            )
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what matters most as name and value pairs, for people."""
@@ -225,12 +284,22 @@ class Certificate:
             ("rule", f"the Guardian sees {self.guardian_sees}; boundary {self.boundary}"),
             ("risk budget", f"alpha {self.alpha:g}, losses in [0, {self.loss_bound:g}], {self.n} rows"),
         ]
+        if self.cluster is not None:
+            facts.append(
+                ("clusters", f"{self.clusters} by '{self.cluster}', at most {self.max_cluster_size} rows each")
+            )
         if self.status == "ok":
             facts.append(("on this log", f"loss {self.empirical_risk:.4f}, unused budget {self.slack:.4f}"))
+        if self.looked_at is not None:
+            facts.append(("looked at before", self.looked_at))
         if self.no_opinion_rows or self.missing_guardian_rows:
             missing = f"Primary in {self.no_opinion_rows} rows (deferred), Guardian in {self.missing_guardian_rows}"
             facts.append(("missing scores", missing))
         return facts
+
+    def with_looks(self, text: str) -> "Certificate":
+        """Return the certificate with what is known of earlier looks at its rows, in words."""
+        return replace(self, looked_at=text)
 
     def __repr__(self) -> str:
         shown = ("status", "relaxation", "alpha", "n", "loss", "guardian_sees", "boundary")
@@ -246,17 +315,85 @@ class Certificate:
             "relaxation": (self.relaxation is None) != (self.status == "always_defer")
             or (self.relaxation is not None and not 0 <= self.relaxation < float("inf")),
             "alpha": not 0 < self.alpha < self.loss_bound < float("inf"),
+            "full_sight_loss": not 0 <= self.full_sight_loss <= self.alpha
+            or (self.full_sight_loss != 0 and self.loss == REGRET),
             "boundary_u": (self.boundary_u is not None) != (self.boundary == "random" and self.status == "ok")
             or not 0 <= (self.boundary_u or 0.0) < 1,
             "n": self.n < 1,
+            "max_cluster_size": len({v is None for v in (self.cluster, self.clusters, self.max_cluster_size)}) > 1
+            or not (1 if self.max_cluster_size is None else self.max_cluster_size) >= 1,
             "columns": set(self.columns) != {"primary", "guardian"},
             "identities": self.identities != "unbound" and not _are_identities(self.identities),
             "key_sha256": (self.key_sha256 is not None) != (self.boundary == "random"),
         }
+        self._refuse(wrong, source)
+        if self.schema > 1:
+            self._refuse(self._contradictions(), source)
+
+    def _refuse(self, wrong: Mapping[str, bool], source: str) -> None:
         for name, bad in wrong.items():
             if bad:
                 value = getattr(self, name)
-                raise CertificateError(f"{source}: {name} {value!r} contradicts the rest; calibrate again")
+                raise CertificateError(f"{source}: {name} {value!r:.80} contradicts the rest; calibrate again")
+
+    def _contradictions(self) -> dict[str, bool]:
+        """Return which fields are not what the others imply, as far as that shows without the log."""
+        total, unseen = self.empirical_risk * self.n, self.max_cluster_size or 1
+        slack = self.alpha - (total + unseen * self.loss_bound) / (self.n + unseen)
+        sure = self.grid is None and self.full_sight_loss == 0  # otherwise deferring may be needed with budget left
+        fewest, most, deferring = self.fewest_actions, self.most_actions, self.status == "always_defer"
+        return {
+            "loss_bound": self.loss_bound < SMALLEST_BOUND,
+            "empirical_risk": not 0 <= self.empirical_risk <= self.loss_bound or (deferring and total != 0),
+            "slack": abs(slack - self.slack) > 1e-12 * max(1.0, self.loss_bound)
+            or (sure and self.slack >= 0 if deferring else self.slack < 0),
+            "grid": self.grid is not None and not self._is_on_grid(),
+            "envelope_excess": self.envelope_excess < 0 or (self.envelope_excess > 0 and self.loss == REGRET),
+            "no_opinion_rows": not 0 <= self.no_opinion_rows <= self.n,
+            "missing_guardian_rows": not 0 <= self.missing_guardian_rows <= (self.n if self.missing_guardian else 0),
+            "fewest_actions": fewest is None or most is None or not 1 <= fewest <= most,
+            "router": self.router and (fewest, most) != (2, 2),
+            "signature": (self.signature is None) != (self.secret_id is None),
+            "guarantee": self.guarantee != guarantee_text(**{name: getattr(self, name) for name in TERMS}),
+        }
+
+    def _is_on_grid(self) -> bool:
+        if self.grid is None or self.relaxation is None:
+            return True
+        step = as_fraction(self.grid, name="grid")
+        return step > 0 and self.relaxation == float(round(self.relaxation / step) * step) <= 1
+
+    @property
+    def sizes(self) -> range:
+        """The sizes of menus that the guarantee covers; all, if the certificate does not record them (schema 1)."""
+        if self.fewest_actions is None or self.most_actions is None:
+            return range(maxsize)
+        return range(self.fewest_actions, self.most_actions + 1)
+
+    def outside(self, size: int) -> str | None:
+        """Return why a menu of this size has no guarantee; None if it has one."""
+        if size in self.sizes:
+            return None
+        covered = f"{self.fewest_actions} to {self.most_actions}"
+        return f"the query has {size} actions; those of the certificate's log have {covered}"
+
+    @property
+    def summary(self) -> str:
+        """The guarantee in two lines; `guarantee` is the whole."""
+        return summary_lines(
+            alpha=self.alpha,
+            n=self.n,
+            router=self.router,
+            relaxation=self.relaxation,
+            guardian_sees=self.guardian_sees,
+        )
+
+    def with_key_of(self, secret: ProjectSecret) -> "Certificate":
+        """Return the certificate with the key behind its draws, if that is derived from the project's secret."""
+        if self.key_sha256 is None or self.key is not None:
+            return self
+        keys = {hashlib.sha256(key).hexdigest(): key for key in secret.boundary_keys}
+        return replace(self, key=keys.get(self.key_sha256))
 
     def _with_key(self, key: bytes) -> "Certificate":
         if not isinstance(key, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -265,7 +402,7 @@ class Certificate:
             raise CertificateError('this certificate has no key (boundary="include"); omit key=')
         if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), self.key_sha256):
             raise CertificateError(
-                "the key is not the one this certificate was made with; use the .key file saved beside it"
+                "the key is not the one this certificate was made with; use the project's secret or the .key file of then"
             )
         return replace(self, key=key)
 
@@ -273,8 +410,8 @@ class Certificate:
         """Return the key; raise a CertificateError that says how to provide it if there is none."""
         if self.key is None:
             raise CertificateError(
-                'boundary="random" needs the key saved beside the certificate: '
-                "Certificate.load(path, key=read_key(KEY_FILE)) or --key-file KEY_FILE"
+                'boundary="random" needs the key behind the draws: '
+                "Certificate.load(path, secret=ProjectSecret.find()), key=read_key(KEY_FILE), or --key-file KEY_FILE"
             )
         return self.key
 
@@ -282,6 +419,11 @@ class Certificate:
         if not isinstance(id, str) or not id:
             raise OptionError(f'boundary="random" needs the query\'s id, a non-empty text; pass id= (got {id!r})')
         return draw(self.secret(), id)
+
+
+def _are_floats(scores: Any) -> bool:
+    """Tell whether scores are Python's own floats, as live ones are."""
+    return type(scores) in (tuple, list) and all(type(score) is float for score in scores)
 
 
 def _are_identities(identities: Mapping[str, Any]) -> bool:
@@ -293,19 +435,19 @@ def _refuse_constant(name: str) -> None:
 
 
 def key_path(certificate: str | Path) -> Path:
-    """Return where the key of a certificate is kept."""
+    """Return where earlier releases saved the key of a certificate."""
     path = Path(certificate)
     return path.with_suffix(".key") if path.suffix == ".json" else path.with_name(path.name + ".key")
 
 
 def read_key(path: str | Path) -> bytes:
-    """Read a key from the file that `Certificate.save` wrote."""
+    """Read a key from a file, such as those that earlier releases saved beside certificates."""
     try:
         key = Path(path).read_bytes()
     except OSError as error:
         raise CertificateError(f"{path}: the key cannot be read ({error.strerror})") from error
     if not 0 < len(key) <= _LARGEST_KEY:
         raise CertificateError(
-            f"{path}: is not a key file ({len(key)} bytes); use the one saved beside the certificate"
+            f"{path}: is not a key file ({len(key)} bytes); use the one that the certificate was made with"
         )
     return key

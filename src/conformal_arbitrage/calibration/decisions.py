@@ -56,6 +56,10 @@ class Decisions:
     def __iter__(self) -> Iterator[Decision]:
         return (self[row] for row in range(len(self)))
 
+    def candidate_counts(self) -> Integers:
+        """Return the number of candidates of every row."""
+        return np.add.reduceat(self.candidate.astype(np.int64), self.log.offsets[:-1])
+
     def to_dicts(self) -> Iterator[dict[str, Any]]:
         """Yield every decision as a JSON document; an infinite margin (a single action) becomes null."""
         for row, decision in enumerate(self):

@@ -1,8 +1,10 @@
 """The guarantee in words: what holds, under which assumptions, and what is not promised.
 
-Every sentence is written here; `verify` rebuilds the text and compares it.
+Every sentence is written here; a certificate whose text is not the one its fields imply is refused, and `verify` rebuilds
+it. A change of wording is therefore a new schema of the certificate. docs/guarantee.md names the test behind each bound.
 """
 
+from inspect import signature
 from math import sqrt
 
 
@@ -10,30 +12,70 @@ def guarantee_text(
     *,
     status: str,
     alpha: float,
+    relaxation: float | None,
     loss_bound: float,
+    full_sight_loss: float,
     n: int,
     loss: str,
     binarized: bool,
+    router: bool,
     guardian_sees: str,
     boundary: str,
     missing_guardian: str | None,
+    score_digits: int,
+    clusters: int | None = None,
+    max_cluster_size: int | None = None,
 ) -> str:
     """Return the guarantee of one certificate as a paragraph."""
     own_loss = loss != "guardian_regret"
-    described = _loss(loss, loss_bound, binarized=binarized)
+    described = _loss(loss, loss_bound, binarized=binarized, router=router)
+    if own_loss:
+        seen = "With both answers in sight" if router else "With every action in sight"
+        described += f" {seen} it is declared to be {_at_most(full_sight_loss)} for every query."
     if status != "ok":
-        return " ".join([_always_defer(alpha, own_loss=own_loss), described])
-    parts = [_promise(alpha, n), described, (_OWN_SIGHT if own_loss else _SIGHT)[guardian_sees]]
-    parts += [_RANDOM] if boundary == "random" else []
+        deferring = _always_defer(alpha, full_sight_loss, own_loss=own_loss, router=router)
+        return " ".join([deferring, described, _counted_without_guardian(missing_guardian)])
+    promise = _promise(alpha, n) if clusters is None else _cluster_promise(alpha, n, clusters, max_cluster_size or 1)
+    sight = _SIGHT if not own_loss else _OWN_SIGHT
+    rule = _router_rule(relaxation, score_digits) if router else sight[guardian_sees]
+    parts = [promise, described, rule]
+    parts += [_RANDOM.format(what="Confidences" if router else "Actions")] if boundary == "random" else []
     if missing_guardian:
-        unless = "" if own_loss else " unless everything was in sight"
-        parts.append(_MISSING.format(bound=f"{loss_bound:g}", unless=unless))
-    spread = sqrt(alpha * (loss_bound - alpha) / n)
+        which = _UNLABELLED if binarized and not own_loss else ""
+        parts.append(_MISSING.format(bound=f"{loss_bound:g}", least=f"{full_sight_loss:g}", which=which))
+    spread = sqrt(alpha * (loss_bound - alpha) * (max_cluster_size or 1) / n)
     parts.append(
         f"The long-run loss of this one certificate may lie above {alpha:g} (in up to about half of all calibrations it "
         f"does, typically by less than {spread:.2g}, one standard deviation)."
     )
-    return " ".join([*parts, _NOT_PROMISED])
+    confidence = "confidence" if router else "margin"
+    return " ".join([*parts, _counted_without_guardian(missing_guardian), _NOT_PROMISED.format(confidence=confidence)])
+
+
+TERMS = tuple(signature(guarantee_text).parameters)
+"""The fields of a certificate that its guarantee depends on."""
+
+
+def summary_lines(*, alpha: float, n: int, router: bool, relaxation: float | None, guardian_sees: str) -> str:
+    """Return the guarantee in two lines, for a screen; the certificate holds the whole."""
+    if relaxation is None:
+        return f"Every query goes to the Guardian: no relaxation keeps a budget of {alpha:g} on these {n} rows."
+    if router:
+        rule = f"The Primary's answer is given where its confidence is above {relaxation!r}, else the Guardian's."
+    else:
+        shown = "the candidates" if guardian_sees == "candidates" else "every action"
+        rule = (
+            f"The Primary's choice stands where it leads by more than {relaxation!r}, else the Guardian sees {shown}."
+        )
+    return (
+        f"{rule}\nThe expected loss of the next decision is at most {alpha:g}, if traffic, models and settings stay as in "
+        f"these {n} rows."
+    )
+
+
+def _counted_without_guardian(missing_guardian: str | None) -> str:
+    counted = "" if missing_guardian else "counts as if the Guardian had chosen, and "
+    return _WITHOUT_GUARDIAN.format(counted=counted)
 
 
 def _promise(alpha: float, n: int) -> str:
@@ -45,26 +87,51 @@ def _promise(alpha: float, n: int) -> str:
     )
 
 
-def _always_defer(alpha: float, *, own_loss: bool) -> str:
-    why = (
-        "it was 0 on every row of this log, and is assumed to be 0 always"
-        if own_loss
-        else "it is 0 by definition, whatever the queries"
+def _cluster_promise(alpha: float, n: int, clusters: int, largest: int) -> str:
+    return (
+        f"If these {clusters} clusters ({n} logged queries) and the next one are exchangeable (same traffic, models, "
+        "prompts and settings; no row dropped because of its outcome), no cluster ever has more than "
+        f"{largest} queries, and alpha, options, loss, bound and scores were fixed before this log was looked at, then the "
+        "expected total loss over the queries of the next cluster, averaged over calibration logs as well as over "
+        f"clusters, is at most {alpha:g} times its expected number of queries: {alpha:g} per query over many new clusters. "
+        "A query of a cluster that is in this log is not covered."
+    )
+
+
+def _at_most(loss: float) -> str:
+    return f"at most {loss:g}" if loss else "0"
+
+
+def _always_defer(alpha: float, full_sight_loss: float, *, own_loss: bool, router: bool) -> str:
+    why = "so it was declared" if own_loss else "it is 0 by definition, whatever the queries"
+    where = (
+        "is answered by the Guardian"
+        if router
+        else "with more than one action goes to the Guardian with every action in sight"
     )
     return (
-        f"No relaxation keeps the budget {alpha:g} on this log, so every query with more than one action goes to the "
-        f"Guardian with every action in sight. The loss is then 0: {why}."
+        f"No relaxation keeps the budget {alpha:g} on this log, so every query {where}. The loss is then "
+        f"{_at_most(full_sight_loss)}: {why}."
     )
 
 
-def _loss(loss: str, bound: float, *, binarized: bool) -> str:
+def _loss(loss: str, bound: float, *, binarized: bool, router: bool) -> str:
     if loss != "guardian_regret":
         what = f"the user's own '{loss}', on its monotone envelope"
+    elif router:
+        what = "how much better the Guardian's answer is graded than the one given, and 0 where it is not better"
     elif binarized:
         what = "1 if the Guardian's top answer is right and not in sight, else 0"
     else:
         what = "the Guardian regret: its best score over all actions minus its best score over those in sight"
     return f"The loss is {what}; it is assumed to lie in [0, {bound:g}]."
+
+
+def _router_rule(relaxation: float | None, score_digits: int) -> str:
+    return (
+        f"There are two answers: the Primary's is given where its confidence is above {relaxation!r}, compared after "
+        f"it is rounded to {score_digits} significant digits; otherwise the Guardian's is given."
+    )
 
 
 _SIGHT = {
@@ -87,14 +154,19 @@ _OWN_SIGHT = {
     "all-restricted-loss": "The loss is counted on the candidates; a deferral shows the Guardian every action.",
 }
 _RANDOM = (
-    "Actions exactly at the threshold gap are kept or not by a keyed hash of the query's id: the key was drawn once, "
-    "without regard to the log, and is secret, and an id is fixed before its scores are known."
+    "{what} exactly at the threshold are kept or not by a keyed hash of the query's id: the key is the same for every "
+    "calibration of this project and is secret, and an id is fixed before its scores are known."
 )
 _MISSING = (
-    "Rows without a Guardian score were counted as a loss of {bound}{unless}; a live query whose "
-    "Guardian fails is counted in the same way."
+    "Rows without a Guardian score{which} were counted as a loss of {bound}, and of {least} with everything in sight; a "
+    "live query whose Guardian would fail counts in the same way."
 )
+_WITHOUT_GUARDIAN = (
+    "A deferred query whose Guardian cannot be had {counted}gets no answer, or a configured one that carries no guarantee, "
+    "never the Primary's. The bound is on the average over all queries, not over those that got an answer."
+)
+_UNLABELLED = ", or in which it is unknown whether its top answer is right,"
 _NOT_PROMISED = (
     "Nothing is promised for a subgroup, for changed or adversarial traffic, or for an alpha chosen after looking; whoever "
-    "writes the context can raise the Primary's margin."
+    "writes the context can raise the Primary's {confidence}."
 )

@@ -5,18 +5,21 @@ Shared by calibrate, verify and evaluate. Knows nothing of budgets, certificates
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, TypedDict, TypeVar, get_args
 
 from conformal_arbitrage.calibration.draws import draws
 from conformal_arbitrage.core.arrays import Floats
-from conformal_arbitrage.core.losses import GuardianSees, Loss, LossStairs, Number, loss_stairs
-from conformal_arbitrage.core.risk import RiskCurve
-from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.core.losses import GuardianSees, Loss, LossStairs, Number, as_fraction, loss_stairs
+from conformal_arbitrage.core.risk import RiskCurve, check_full_sight
+from conformal_arbitrage.errors import InfeasibleError, OptionError, ScoreLogError
+from conformal_arbitrage.scorelog.fitness import cluster_sizes
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
 REGRET = "guardian_regret"
 _Options = TypeVar("_Options")
+_LARGEST_CLUSTER = 1_000_000
 
 
 class CalibrationKeywords(TypedDict, total=False):
@@ -26,9 +29,12 @@ class CalibrationKeywords(TypedDict, total=False):
     boundary: Boundary | None
     loss_bound: Number | None
     loss: Loss | None
+    full_sight_loss: Number | None
     grid: Number | None
     missing_guardian: MissingGuardian | None
     key: bytes | None
+    cluster: str | None
+    max_cluster_size: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,26 +42,35 @@ class CalibrationOptions:
     """How to calibrate: the rule, the loss it is measured in, and how missing scores count.
 
     Attributes:
-        guardian_sees: what a deferral shows the Guardian: "candidates" (the paper), "all" (calibrated on its own
-            loss), or "all-restricted-loss" (the paper's CA*).
+        guardian_sees: what a deferral shows the Guardian: "all" (calibrated on its own loss), "candidates" (the
+            paper), or "all-restricted-loss" (the paper's CA*).
         boundary: "include" keeps every action exactly at the threshold gap (the paper); "random" keeps a share of
             them and so spends the whole budget.
         loss_bound: the largest possible loss B; may be omitted, and is then 1, if all Guardian scores lie in [0, 1].
+            Your own loss always needs it.
         loss: a loss of your own over (row, indices in sight), raised to its monotone envelope; the Guardian regret if
             None.
+        full_sight_loss: the largest value that your own loss can have with every action in sight; 0 if None. There is
+            no certificate for a smaller alpha.
         grid: restrict the relaxation to 0, grid, ..., 1.
         missing_guardian: "worst_case" counts a row without a Guardian score as a loss of B unless every action is in
             sight.
-        key: the secret bytes behind the draws of boundary="random"; generated if None.
+        key: the secret bytes behind the draws of boundary="random", the same for all calibrations of a project.
+        cluster: the column that says which rows belong together, such as a conversation; clusters rather than rows are
+            then assumed exchangeable.
+        max_cluster_size: the most rows that any cluster may ever have, as declared; required with `cluster`.
     """
 
-    guardian_sees: GuardianSees = "candidates"
+    guardian_sees: GuardianSees = "all"
     boundary: Boundary = "include"
     loss_bound: Number | None = None
     loss: Loss | None = None
+    full_sight_loss: Number | None = None
     grid: Number | None = None
     missing_guardian: MissingGuardian | None = None
     key: bytes | None = None
+    cluster: str | None = None
+    max_cluster_size: int | None = None
 
     def __post_init__(self) -> None:
         """Reject unknown values and options that exclude each other."""
@@ -67,6 +82,10 @@ class CalibrationOptions:
             if getattr(self, name) not in known:
                 allowed = ", ".join(repr(value) for value in known)
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
+        if (self.cluster is None) != (self.max_cluster_size is None):
+            raise OptionError("cluster and max_cluster_size belong together; give both or neither")
+        if self.max_cluster_size is not None and not 1 <= self.max_cluster_size <= _LARGEST_CLUSTER:
+            raise OptionError(f"max_cluster_size must lie in 1 to {_LARGEST_CLUSTER}; got {self.max_cluster_size!r}")
         if self.boundary == "include" and self.key is not None:
             raise OptionError('a key is used with boundary="random" only; drop one of the two')
         if self.boundary == "random" and self.grid is not None:
@@ -75,6 +94,12 @@ class CalibrationOptions:
             raise OptionError("the key must be bytes and not empty; use 16 random bytes or more")
         if self.loss is not None and self.loss_name == REGRET:
             raise OptionError(f"your own loss cannot be named {REGRET}; rename the function")
+        if self.loss is not None and self.loss_bound is None:
+            raise OptionError("your own loss needs loss_bound=, the largest value it can have, from what it means")
+        if self.loss is None and self.full_sight_loss is not None:
+            raise OptionError("full_sight_loss= is for a loss of your own; the Guardian regret is 0 in full sight")
+        if as_fraction(self.in_full_sight, name="full_sight_loss") < 0:
+            raise OptionError(f"full_sight_loss must be 0 or more; got {self.full_sight_loss!r}")
 
     def with_key(self, key: bytes) -> "CalibrationOptions":
         """Return the same options with a key, if the boundary is random and none was given."""
@@ -82,7 +107,13 @@ class CalibrationOptions:
 
     def stairs(self, log: ScoreLog) -> LossStairs:
         """Return the loss of every row as its candidate set grows."""
-        return loss_stairs(log, guardian_sees=self.guardian_sees, loss=self.loss, missing_loss=self._missing_loss)
+        return loss_stairs(
+            log,
+            guardian_sees=self.guardian_sees,
+            loss=self.loss,
+            missing_loss=self._missing_loss,
+            full_sight_loss=self.in_full_sight,
+        )
 
     def curve(self, log: ScoreLog) -> RiskCurve:
         """Return the risk of a log at every relaxation that these options allow."""
@@ -91,6 +122,7 @@ class CalibrationOptions:
             guardian_sees=self.guardian_sees,
             loss=self.loss,
             missing_loss=self._missing_loss,
+            full_sight_loss=self.in_full_sight,
             u=self.draws(log),
         )
         return curve if self.grid is None else curve.on_grid(self.grid)
@@ -100,8 +132,59 @@ class CalibrationOptions:
         if self.boundary != "random":
             return None
         if self.key is None:
-            raise OptionError('boundary="random" needs a key here; add one with `with_key`')
+            raise OptionError(
+                'boundary="random" needs a key, the same for all calibrations of a project: '
+                "key=ProjectSecret.find().boundary_key; a new key per run would let you draw until you like the result"
+            )
         return draws(self.key, log)
+
+    def check_full_sight(
+        self, alpha: Fraction, largest: tuple[Fraction, int], *, tick: Fraction, source: str
+    ) -> Fraction:
+        """Return the declared loss with every action in sight, which no row may exceed, nor may it exceed alpha.
+
+        Without this check, a budget that deferring cannot keep would be certified on lucky logs only, and broken by them.
+
+        Args:
+            alpha: the risk budget.
+            largest: the largest such loss of the log, and its row.
+            tick: the unit that losses were rounded to.
+            source: where the log came from, for messages.
+
+        Raises:
+            InfeasibleError: the declared loss is above alpha.
+            ScoreLogError: a row exceeds it.
+        """
+        declared = check_full_sight(self.in_full_sight, largest, tick=tick, source=source)
+        if declared > alpha:
+            raise InfeasibleError(
+                f"the loss '{self.loss_name}' can be {float(declared):g} with every action in sight, so that not even "
+                f"deferring every query keeps alpha {float(alpha):g}; use an alpha of {float(declared):g} or more"
+            )
+        return declared
+
+    @property
+    def in_full_sight(self) -> Number:
+        """The largest loss with every action in sight, as declared."""
+        return 0 if self.full_sight_loss is None else self.full_sight_loss
+
+    def clusters(self, log: ScoreLog) -> int | None:
+        """Return the number of clusters of a log, or None without a cluster column; refuse one that is too large."""
+        if self.cluster is None or self.max_cluster_size is None:
+            return None
+        sizes = cluster_sizes(log, self.cluster)
+        if sizes.max() > self.max_cluster_size:
+            raise ScoreLogError(
+                f"{log.source}: a cluster of column '{self.cluster}' has {sizes.max()} rows, more than the declared "
+                f"{self.max_cluster_size}; declare the largest that can ever occur: max_cluster_size= "
+                "(--max-cluster-size)"
+            )
+        return len(sizes)
+
+    @property
+    def unseen(self) -> int:
+        """The most rows that the next unit may have: one, or those of a cluster."""
+        return self.max_cluster_size or 1
 
     @property
     def loss_name(self) -> str:

@@ -14,7 +14,9 @@ from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.log import ScoreLog
 
-_NOT_RECOMPUTED = frozenset({"schema", "version", "created", "key", "columns"})
+_NOT_RECOMPUTED = frozenset({"schema", "version", "created", "key", "columns", "looked_at", "secret_id", "signature"})
+_NOT_IN_SCHEMA_1 = frozenset({"guarantee", "router", "fewest_actions", "most_actions"})
+"""Worded or absent in schema 1, which this release does not write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +62,16 @@ def verify(certificate: Certificate, log: ScoreLog, *, loss: Loss | None = None)
         boundary=certificate.boundary,
         loss_bound=certificate.loss_bound,
         loss=loss,
+        full_sight_loss=None if loss is None else certificate.full_sight_loss,
         grid=certificate.grid,
         missing_guardian=certificate.missing_guardian,
+        cluster=certificate.cluster,
+        max_cluster_size=certificate.max_cluster_size,
         key=certificate.secret() if certificate.boundary == "random" else None,
     )
     rebinarize = certificate.binarized and log.binary is None
     recomputed = certify(log.binarized() if rebinarize else log, certificate.alpha, options)
-    names = [f.name for f in fields(Certificate) if f.name not in _NOT_RECOMPUTED]
+    skipped = _NOT_RECOMPUTED | _NOT_IN_SCHEMA_1 if certificate.schema == 1 else _NOT_RECOMPUTED
+    names = [f.name for f in fields(Certificate) if f.name not in skipped]
     pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
     return Verification(differences={name: pair for name, pair in pairs.items() if pair[0] != pair[1]})

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conformal_arbitrage.cli import options
-from conformal_arbitrage.errors import ScoreLogError
+from conformal_arbitrage.errors import ConfigError, ScoreLogError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.calibration.certificate import Certificate
+    from conformal_arbitrage.calibration.project_secret import ProjectSecret
     from conformal_arbitrage.calibration.verify import Verification
     from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 @options.rule
 @click.option(
     "--config", metavar="FILE", help="Source of alpha and guardian_sees if not given.  [default: arbitrage.toml]"
+)
+@options.cluster
+@click.option(
+    "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
 )
 @options.columns
 @options.key_file
@@ -37,6 +42,9 @@ def calibrate_command(
     loss_bound: str | None,
     binarize: bool,
     missing_guardian: Any,
+    cluster: str | None,
+    max_cluster_size: int | None,
+    fixed_before: bool,
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
@@ -47,28 +55,49 @@ def calibrate_command(
     """Find the threshold that keeps a risk budget, and certify it.
 
     \b
-    arbitrage calibrate log.parquet --alpha 0.05 --guardian-sees all -o certificate.json
+    arbitrage calibrate log.parquet --alpha 0.05 -o certificate.json
     arbitrage calibrate log.parquet -o certificate.json          alpha from arbitrage.toml
     """
     from conformal_arbitrage.calibration.calibrate import calibrate
-    from conformal_arbitrage.calibration.certificate import read_key
+    from conformal_arbitrage.scorelog.fitness import repeats
 
     options.refuse_same(log, output)
+    secret = options.project_secret(config, Path(), Path(output or log).parent)
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     certificate = calibrate(
-        options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize),
+        scores,
         alpha,
         guardian_sees=guardian_sees,
         boundary=boundary,
         loss_bound=loss_bound,
         missing_guardian=missing_guardian,
-        key=None if key_file is None else read_key(key_file),
+        cluster=cluster,
+        max_cluster_size=max_cluster_size,
+        key=_key(secret, key_file) if boundary == "random" or key_file is not None else None,
     )
+    looks = options.describe_looks(scores, log, config, fixed_before=fixed_before)
+    certificate = certificate if looks is None else certificate.with_looks(looks)
+    for problem in () if cluster else repeats(scores).problems():
+        options.warn(problem)
+    certificate = certificate if secret is None else certificate.sign(secret)
     if output is not None:
         certificate.save(output)
-    elif certificate.key is not None and key_file is None:
-        options.warn("without -o the key behind the draws is lost, and this certificate cannot be used or verified")
-    _show_certificate(certificate, alpha, output, as_json=as_json)
+    _show_certificate(certificate, scores, alpha, output, as_json=as_json)
+
+
+def _key(secret: "ProjectSecret | None", key_file: str | None) -> bytes:
+    """Return the key behind the draws: a file's, or the project's."""
+    from conformal_arbitrage.calibration.certificate import read_key
+
+    if key_file is not None:
+        return read_key(key_file)
+    if secret is None:
+        raise ConfigError(
+            "--boundary random draws with the project's secret, and there is none; run `arbitrage init`, or set "
+            "ARBITRAGE_SECRET to a long random text"
+        )
+    return secret.boundary_key
 
 
 def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) -> tuple[str, Any]:
@@ -86,12 +115,13 @@ def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) ->
     return alpha or repr(configuration.alpha), guardian_sees if explicit else configuration.guardian_sees
 
 
-def _show_certificate(certificate: "Certificate", alpha: str, output: str | None, *, as_json: bool) -> None:
-    from conformal_arbitrage.calibration.certificate import key_path
+def _show_certificate(
+    certificate: "Certificate", scores: "ScoreLog", alpha: str, output: str | None, *, as_json: bool
+) -> None:
     from conformal_arbitrage.calibration.planning import rows_needed
 
     if certificate.status == "always_defer":
-        needed = rows_needed(alpha, certificate.loss_bound)
+        needed = rows_needed(alpha, certificate.loss_bound) * (certificate.max_cluster_size or 1)
         options.warn(
             f"{certificate.n} rows cannot certify alpha {alpha}, so every query is deferred; at least {needed} rows are "
             "needed"
@@ -99,10 +129,28 @@ def _show_certificate(certificate: "Certificate", alpha: str, output: str | None
     if as_json:
         options.print_json(certificate.to_dict())
         return
-    options.print_facts(certificate.facts())
-    click.echo(f"\n{options.wrapped(certificate.guarantee)}\n")
+    options.print_facts([*certificate.facts(), *_use(certificate, scores)])
+    click.echo(f"\n{certificate.summary}\n")
     if output is not None:
-        click.echo(f"Written: {output}" + (f" and {key_path(output)}" if certificate.key else ""))
+        click.echo(f"Written: {output}, with the whole guarantee and its conditions.")
+        if not certificate.signed:
+            click.echo(
+                "It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one."
+            )
+    else:
+        click.echo(options.wrapped(certificate.guarantee))
+
+
+def _use(certificate: "Certificate", scores: "ScoreLog") -> list[tuple[str, str]]:
+    """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost."""
+    from conformal_arbitrage.evaluation.costs import costs_of, routed_cost_per_1000
+
+    decisions, costs = certificate.apply(scores), costs_of(scores)
+    use = f"in {100 * decisions.deferred.mean():.1f} % of the queries on this log"
+    if costs is not None:
+        cost = routed_cost_per_1000(costs, decisions, certificate.guardian_sees)
+        use += f", ${cost:.4g} per 1000 queries (the Guardian alone: ${costs.per_1000['guardian']:.4g})"
+    return [("Guardian is asked", use)]
 
 
 @click.command("verify")
@@ -128,7 +176,7 @@ def verify_command(
     """
     from conformal_arbitrage.calibration.verify import verify
 
-    loaded = _load(certificate, key_file)
+    loaded = load_certificate(certificate, key_file)
     scores = options.read_log(log, *_columns(loaded, primary_column, guardian_column), outcomes)
     try:
         verification = verify(loaded, scores)
@@ -157,10 +205,18 @@ def _columns(certificate: "Certificate", primary: str | None, guardian: str | No
     return primary or certificate.columns["primary"], guardian or certificate.columns["guardian"]
 
 
-def _load(path: str, key_file: str | None) -> "Certificate":
-    from conformal_arbitrage.calibration.certificate import Certificate, read_key
+def load_certificate(path: str, key_file: str | None, *folders: Path) -> "Certificate":
+    """Load a certificate with its key; a signature is verified if the project's secret is at hand."""
+    from conformal_arbitrage.calibration.certificate import Certificate, key_path, read_key
 
-    return Certificate.load(path, key=None if key_file is None else read_key(key_file))
+    certificate = Certificate.load(path, key=None if key_file is None else read_key(key_file))
+    secret = options.project_secret(None, *folders, Path(path).parent, Path())
+    if secret is not None and certificate.signed:
+        certificate.check_signature(secret, source=path)
+    certificate = certificate if secret is None else certificate.with_key_of(secret)
+    if certificate.key_sha256 is not None and certificate.key is None and key_path(path).exists():
+        return Certificate.load(path, key=read_key(key_path(path)))
+    return certificate
 
 
 @click.command("apply")
@@ -190,13 +246,16 @@ def apply_command(
 
     options.refuse_same(log, output)
     options.refuse_same(certificate, output)
-    loaded = _load(certificate, key_file)
+    loaded = load_certificate(certificate, key_file)
     columns = _columns(loaded, primary_column, guardian_column)
     scores = options.read_log(log, *columns, outcomes, guardian_optional=guardian_column is None)
     if _identities_differ(loaded, scores):
         options.warn(
             "the log was not made by the models this certificate was made with, so the guarantee may not hold for it"
         )
+    outside = [reason for size in scores.sizes.tolist() if (reason := loaded.outside(size)) is not None]
+    if outside:
+        options.warn(f"rows without a guarantee: {len(outside)}; in the first, {outside[0]}")
     decisions = loaded.apply(scores)
     if output is not None:
         write_text(output, "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in decisions.to_dicts()))

@@ -1,4 +1,4 @@
-"""The commands inspect and evaluate."""
+"""The commands inspect, evaluate and assess."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +7,7 @@ import click
 from conformal_arbitrage.cli import options
 
 if TYPE_CHECKING:
+    from conformal_arbitrage.evaluation.assessment import Assessment
     from conformal_arbitrage.evaluation.costs import TokenPrice
     from conformal_arbitrage.evaluation.frontier import Frontier
     from conformal_arbitrage.evaluation.inspection import Inspection
@@ -40,14 +41,16 @@ def inspect_command(
     """
     from conformal_arbitrage.evaluation.inspection import inspect
 
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     inspection = inspect(
-        options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize),
+        scores,
         loss_bound=loss_bound,
         primary_cost=primary_cost,
         guardian_cost=guardian_cost,
         primary_price=primary_price,
         guardian_price=guardian_price,
     )
+    options.remember_look(scores, log, "inspect")
     if as_json:
         options.print_json(inspection.to_dict())
     else:
@@ -123,6 +126,7 @@ def evaluate_command(
     frontier = evaluate(scores, alphas, delta_of=delta_of, **sweep)
     if figure is not None:
         save_figure(frontier, figure, x=x, y=delta_of)
+    options.remember_look(scores, log, "evaluate")
     if form == "json":
         options.print_json(frontier.to_dict(per_trial=per_trial))
     else:
@@ -139,10 +143,10 @@ def show_frontier(frontier: "Frontier", form: str | None = None) -> None:
         to_text = {"csv": tables.to_csv, "markdown": tables.to_markdown, "latex": tables.to_latex}[form]
         click.echo(to_text(frontier), nl=False)
         return
-    header, rows = tables.cells(frontier, spread=options.console().width >= 160)
+    header, rows = tables.cells(frontier, spread=options.console().width >= 160, standard_error=True)
     title = f"{frontier.trials} trials: {frontier.calibration_size} rows to calibrate, {frontier.test_size} to test"
     options.print_table(header, rows, title=title)
-    click.echo(f"±: standard deviation over trials. {_standard_error(frontier)}")
+    click.echo(f"±: standard error over trials of this log. {_standard_error(frontier)}")
     if frontier.points[0].values("cost_per_1000") is None:
         click.echo(
             "No costs, so no random routing at the same cost and no delta: give --primary-cost and --guardian-cost."
@@ -156,3 +160,50 @@ def _standard_error(frontier: "Frontier") -> str:
     if not errors:
         return "One trial has no standard error."
     return f"Standard error of the mean loss: {max(errors):.4f} or less."
+
+
+@click.command("assess")
+@click.argument("certificate")
+@click.argument("log")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the interval.")
+@options.key_file
+@options.columns
+@options.costs
+@options.as_json
+def assess_command(
+    certificate: str,
+    log: str,
+    *,
+    confidence: float,
+    key_file: str | None,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    as_json: bool,
+    **costs: Any,
+) -> None:
+    """Measure the realised loss of a certificate on new rows, with an exact confidence interval.
+
+    \b
+    arbitrage assess certificate.json new-rows.parquet
+    """
+    from conformal_arbitrage.calibration.certificate import Certificate, read_key
+    from conformal_arbitrage.evaluation.assessment import assess
+
+    loaded = Certificate.load(certificate, key=None if key_file is None else read_key(key_file))
+    columns = primary_column or loaded.columns["primary"], guardian_column or loaded.columns["guardian"]
+    scores = options.read_log(log, *columns, outcomes)
+    assessment = assess(loaded, scores, confidence=confidence, **costs)
+    options.remember_look(scores, log, "assess")
+    if as_json:
+        options.print_json(assessment.to_dict())
+    else:
+        show_assessment(assessment)
+
+
+def show_assessment(assessment: "Assessment") -> None:
+    """Print an assessment for people; its problems are warnings."""
+    options.print_facts(assessment.facts())
+    click.echo(options.wrapped(assessment.verdict))
+    for problem in assessment.problems:
+        options.warn(problem)

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.certificates import load_certificate
 from conformal_arbitrage.errors import OutputError
 
 if TYPE_CHECKING:
+    from conformal_arbitrage.calibration.certificate import Certificate
     from conformal_arbitrage.collecting.collect import EndpointEstimate, Progress
     from conformal_arbitrage.collecting.questions import Menus, Requests
     from conformal_arbitrage.live.config import Config
     from conformal_arbitrage.live.probe import ProbeResult
     from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.scorers.kinds import Form
     from conformal_arbitrage.types import Decision
 
 
@@ -33,35 +36,44 @@ def init_command(*, form: Any, output: str, force: bool) -> None:
     arbitrage init
     arbitrage init --form text
     """
+    from conformal_arbitrage.calibration.project_secret import FILE, ProjectSecret
     from conformal_arbitrage.live.config import template
     from conformal_arbitrage.scorelog.files import write_text
 
     if Path(output).exists() and not force:
         raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
     write_text(output, template(form))
+    ProjectSecret.create(Path(output).parent)
     click.echo(
-        f"Written: {output}. Edit its models and prices, export the API keys it names, then run `arbitrage check`."
+        f"Written: {output}. Edit its models and prices, export the API keys it names, then run `arbitrage check`.\n"
+        f"{Path(output).with_name(FILE)} holds the project's secret: keep it out of version control, and back it up."
     )
 
 
 @click.command("check")
 @options.config_file
+@click.option("--yes", is_flag=True, help="Replace pinned values without asking, though certificates become stale.")
 @options.as_json
-def check_command(*, config: str, as_json: bool) -> None:
+def check_command(*, config: str, yes: bool, as_json: bool) -> None:
     """Test each model with a tiny request, detect which API features it supports, and pin them in the configuration.
 
     \b
     arbitrage check
+    arbitrage check --yes
     """
     import msgspec
 
     from conformal_arbitrage.live.config import read_config, write_pinned
     from conformal_arbitrage.live.probe import check_models
+    from conformal_arbitrage.scorers.terminal import has_terminal
 
-    results = asyncio.run(check_models(read_config(config)))
+    configuration = read_config(config)
+    results = asyncio.run(check_models(configuration))
     usable = all(one.problem is None for one in results)
     pinned = {one.role: one.pinned for one in results if one.pinned is not None}
     if usable and pinned:
+        if not yes:
+            _confirm_changes(configuration, results, may_ask=not as_json and has_terminal())
         write_pinned(config, pinned)
     if as_json:
         options.print_json({"ok": usable, "models": msgspec.to_builtins(results)})
@@ -72,6 +84,22 @@ def check_command(*, config: str, as_json: bool) -> None:
     if not usable:
         problems = "; ".join(f"[{one.role}] {one.problem}" for one in results if one.problem)
         raise click.ClickException(f"this configuration cannot be used: {problems}")
+
+
+def _confirm_changes(config: "Config", results: "list[ProbeResult]", *, may_ask: bool) -> None:
+    """Ask before pinned values are replaced, naming the certificates that become stale; refuse where no one can answer."""
+    from conformal_arbitrage.live.repinning import pinned_changes, stale_certificates
+
+    changes = pinned_changes(config, results)
+    if not changes:
+        return
+    listed = "; ".join(map(str, changes))
+    stale = ", ".join(path.name for path in stale_certificates(config, changes))
+    consequence = f"stale would be {stale}" if stale else "no certificate beside the configuration depends on it"
+    if not may_ask or not click.confirm(f"{listed}; {consequence}. Replace what is pinned?", err=True):
+        raise click.ClickException(
+            f"nothing was written: {listed}; {consequence}; --yes replaces it, then collect and calibrate again"
+        )
 
 
 def _show_checks(results: "list[ProbeResult]") -> None:
@@ -111,8 +139,11 @@ def _show_checks(results: "list[ProbeResult]") -> None:
 )
 @click.option("--choice-columns", metavar="A,B,...", help="Columns of the options, one each.")
 @click.option("--choices-column", metavar="NAME", help="Column with the list of options.  [default: choices]")
+@click.option("--choices", metavar="A,B,...", help="The options of every row, for a fixed set of labels.")
 @click.option(
-    "--answer-column", metavar="NAME", help="Column of the right option, or in text form of the reference answer."
+    "--answer-column",
+    metavar="NAME",
+    help="Column of the right option, or in text form of the reference answer; '' for none.  [default: answer or label]",
 )
 @click.option(
     "--answer-is", type=click.Choice(["letter", "index", "text"]), help="How the answer column names an option."
@@ -140,6 +171,7 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     \b
     arbitrage collect questions.jsonl -o log.parquet --dry-run
     arbitrage collect questions.csv -o log.parquet --choice-columns A,B,C,D --answer-column answer --max-cost 5.00
+    arbitrage collect tickets.csv -o log.parquet --question-column text --choices billing,bug,other
     arbitrage collect requests.jsonl -o log.parquet --form text --grade json-equal
     """
     from conformal_arbitrage.collecting import collect as collecting
@@ -160,6 +192,8 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
             raise click.ClickException(
                 "interrupted; all replies so far are stored, run the same command again to resume"
             ) from error
+    if settings["answer_column"] is None and rows.answer_column is not None and not as_json:
+        click.echo(f"The answers were taken from the column '{rows.answer_column}'.", err=True)
     _show_collected(log, output, as_json=as_json)
 
 
@@ -177,8 +211,13 @@ def _read_rows(questions: str, settings: dict[str, Any]) -> "Menus | Requests":
 
     names = ("question_column", "choices_column", "answer_column", "answer_is", "id_column", "group_column")
     columns = {name: settings[name] for name in names}
-    choices = tuple(name.strip() for name in (settings["choice_columns"] or "").split(",") if name.strip())
-    return read_questions(questions, settings["form"], choice_columns=choices, **columns)
+    choice_columns, choices = _listed(settings["choice_columns"]), _listed(settings["choices"])
+    return read_questions(questions, settings["form"], choice_columns=choice_columns, choices=choices, **columns)
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    """Return the names in a list with commas."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 class _ProgressBar:
@@ -302,19 +341,17 @@ def ask_command(
     arbitrage ask certificate.json "Which planet is the largest?" --action Jupiter --action Saturn
     arbitrage ask certificate.json "Summarise: ..."          text form
     """
-    from conformal_arbitrage.calibration.certificate import Certificate, key_path, read_key
     from conformal_arbitrage.live.build import Models
-    from conformal_arbitrage.live.config import read_config
+    from conformal_arbitrage.live.config import read_config, with_task
     from conformal_arbitrage.types import ChatRequest, Query
 
-    beside = key_path(certificate)
-    loaded = Certificate.load(certificate, key=read_key(key_file) if key_file else None)
-    if loaded.key_sha256 is not None and loaded.key is None and beside.exists():
-        loaded = Certificate.load(certificate, key=read_key(beside))
+    loaded = load_certificate(certificate, key_file, Path(config).parent)
     configuration = read_config(config)
-    if bool(actions) != (configuration.task.form == "menu"):
+    form = _form_of(loaded) or configuration.task.form
+    if bool(actions) != (form == "menu"):
         remedy = "drop --action" if actions else "give --action for each option"
-        raise click.UsageError(f"{config} is in {configuration.task.form} form: {remedy}")
+        raise click.UsageError(f"{certificate} is in {form} form: {remedy}")
+    configuration = with_task(configuration, config, form=form)
 
     async def decide() -> "Decision":
         async with Models(configuration) as models:
@@ -328,6 +365,14 @@ def ask_command(
         options.print_json(decision_json(decision))
     else:
         _show_decision(decision, loaded.alpha)
+
+
+def _form_of(certificate: "Certificate") -> "Form | None":
+    """Return the form of a certificate by the models that made it; None if it names none."""
+    if certificate.identities == "unbound":
+        return None
+    answers = certificate.identities["primary"].get("kind") == "answer"
+    return "text" if answers or "grader" in certificate.identities else "menu"
 
 
 def decision_json(decision: "Decision") -> dict[str, Any]:

@@ -6,13 +6,17 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from conformal_arbitrage.errors import OutputError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from conformal_arbitrage.calibration.project_secret import ProjectSecret
     from conformal_arbitrage.scorelog.log import ScoreLog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -37,10 +41,10 @@ binarize = click.option("--binarize", is_flag=True, help="Measure the loss on th
 rule = _chain(
     click.option(
         "--guardian-sees",
-        type=click.Choice(["candidates", "all", "all-restricted-loss"]),
-        default="candidates",
+        type=click.Choice(["all", "candidates", "all-restricted-loss"]),
+        default="all",
         show_default=True,
-        help="Actions that a deferral shows the Guardian.",
+        help="Actions that a deferral shows the Guardian: every one, or the candidates as in the paper.",
     ),
     click.option(
         "--boundary",
@@ -68,11 +72,26 @@ costs = _chain(
     ),
     click.option("--guardian-price", type=(float, float), metavar="IN OUT", help="The same for the Guardian."),
 )
+cluster = _chain(
+    click.option(
+        "--cluster",
+        metavar="COLUMN",
+        help="Rows that belong together, such as a conversation: clusters are exchangeable.",
+    ),
+    click.option(
+        "--max-cluster-size",
+        type=int,
+        metavar="M",
+        help="The most rows that any cluster may ever have; with --cluster.",
+    ),
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 config_file = click.option(
     "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration file."
 )
-key_file = click.option("--key-file", metavar="FILE", help='Key saved beside a boundary="random" certificate.')
+key_file = click.option(
+    "--key-file", metavar="FILE", help="Key behind the draws of --boundary random.  [default: the project's]"
+)
 
 
 def read_log(
@@ -94,6 +113,45 @@ def read_log(
             guardian = guardian if guardian in table.types else None
     log = ScoreLog.read(path, primary=primary_column or "primary", guardian=guardian, outcomes=outcomes)
     return log.binarized() if binarized else log
+
+
+def remember_look(scores: "ScoreLog", path: str, command: str) -> None:
+    """Note that a command looked at these rows; a folder that cannot be written gives a warning."""
+    from conformal_arbitrage.evaluation.looks import looks_path, note_look
+    from conformal_arbitrage.live.config import FILE
+
+    try:
+        note_look(looks_path(FILE, path), scores, command)
+    except OutputError as error:
+        warn(f"this look was not noted, so calibrate cannot remind you of it: {error}")
+
+
+def describe_looks(scores: "ScoreLog", path: str, config: str | None, *, fixed_before: bool) -> str | None:
+    """Return what a certificate says of earlier looks at these rows; None if there was none."""
+    from conformal_arbitrage.evaluation.looks import looks_path, seen_rows
+    from conformal_arbitrage.live.config import FILE
+
+    try:
+        seen = seen_rows(looks_path(config or FILE, path), scores)
+    except OutputError as error:
+        warn(str(error))
+        return None
+    if not seen.share:
+        return None
+    what = f"{100 * seen.share:.3g} % of these rows were looked at before ({', '.join(seen.commands)})"
+    if fixed_before:
+        return f"{what}; the user states that alpha and options had been fixed before"
+    warn(
+        f"{what}: alpha and options must have been fixed before; say so with --fixed-before, or calibrate on other rows"
+    )
+    return f"{what}; alpha and options must have been fixed before, or the guarantee does not hold"
+
+
+def project_secret(config: str | None, *folders: Path) -> "ProjectSecret | None":
+    """Return the project's secret from the environment, the configuration's folder, or the first of others that has one."""
+    from conformal_arbitrage.calibration.project_secret import ProjectSecret
+
+    return ProjectSecret.search(*([] if config is None else [Path(config).parent]), *folders)
 
 
 def refuse_same(source: str, output: str | None) -> None:

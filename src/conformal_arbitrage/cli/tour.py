@@ -15,6 +15,7 @@ from msgspec import structs
 
 from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.figures import save_figure
@@ -26,7 +27,7 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorers import ReplayScorer
 
 ALPHA = 0.05
-CALIBRATION, QUESTIONS = 1000, 300
+CALIBRATION, QUESTIONS, TRIALS = 1000, 300, 2000
 ALPHAS = (0.02, 0.05, 0.1, 0.15, 0.2)
 PRIMARY_COST, GUARDIAN_COST = 0.0002, 0.50
 STORY = """\
@@ -90,9 +91,10 @@ def run_demo(out: str | Path) -> Demo:
     with as_file(bundled) as path:
         log = ScoreLog.read(path, primary="qwen15b", guardian="expert")
         poor = ScoreLog.read(path, primary="smollm2", guardian="qwen15b")
+    secret = ProjectSecret.search(folder) or ProjectSecret.create(folder)
     costs = CostOptions(primary_cost=PRIMARY_COST, guardian_cost=GUARDIAN_COST)
-    frontier = evaluate(log, ALPHAS, calibration_size=1000, trials=100, guardian_sees="all", costs=costs)
-    certificate = calibrate(log, ALPHA, guardian_sees="all")
+    frontier = evaluate(log, ALPHAS, calibration_size=1000, trials=TRIALS, costs=costs)
+    certificate = calibrate(log, ALPHA).sign(secret)
     names = ["science.parquet", "certificate.json", *(["frontier.png"] if find_spec("matplotlib") else [])]
     written = tuple(str(folder / name) for name in names)
     write_bytes(written[0], bundled.read_bytes())
@@ -120,7 +122,7 @@ def write_gateway(folder: Path, log: ScoreLog) -> None:
     columns = {role: ReplayScorer.read(folder / "science.parquet", role) for role in log.columns}
     rows = np.random.default_rng(0).permutation(len(log))[:CALIBRATION]
     bound = replace(log.select(np.sort(rows)), identities={name: dict(s.identity) for name, s in columns.items()})
-    calibrate(bound, ALPHA, guardian_sees="all").save(folder / "gateway.json")
+    calibrate(bound, ALPHA).sign(ProjectSecret.find(folder)).save(folder / "gateway.json")
     write_text(folder / "arbitrage.toml", CONFIGURATION)
 
 

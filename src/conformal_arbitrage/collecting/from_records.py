@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from conformal_arbitrage.calibration.calibrate import UNFIT
 from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.scorelog.fitness import UNFIT
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.store.base import Store
@@ -80,7 +80,7 @@ def _menu_log(records: Sequence[DecisionRecord]) -> ScoreLog:
 
 
 def _router_log(records: Sequence[DecisionRecord]) -> ScoreLog:
-    grades = [_last_grades(record) for record in records]
+    grades = [_first_grades(record) for record in records]
     return ScoreLog.from_router(
         confidence=[(_scores(record, "primary") or (_NAN,))[0] for record in records],
         primary_grade=[both.primary for both in grades],
@@ -102,7 +102,7 @@ def _all_guardian_scores(record: DecisionRecord) -> tuple[float, ...] | None:
     return scores if scores is not None and len(scores) == record.decision.size else None
 
 
-def _last_grades(record: DecisionRecord) -> Grades:
-    """Return the last grades of both answers; NaN where they were not graded."""
-    grades = (feedback.grades for feedback in reversed(record.feedback))
+def _first_grades(record: DecisionRecord) -> Grades:
+    """Return the first grades of both answers, since later ones could be chosen by their effect; NaN without any."""
+    grades = (feedback.grades for feedback in record.feedback)
     return next((both for both in grades if both is not None), Grades(primary=_NAN, guardian=_NAN))

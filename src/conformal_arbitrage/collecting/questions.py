@@ -6,7 +6,7 @@ Knows nothing of models or scores.
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from string import ascii_uppercase
@@ -15,11 +15,13 @@ from typing import Any, Literal
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.files import Table
 from conformal_arbitrage.scorers.kinds import Form
-from conformal_arbitrage.types import ChatRequest, Query, as_list, is_object
+from conformal_arbitrage.types import JSON, ChatRequest, Messages, Query, as_list, is_object
 from conformal_arbitrage.upstream.base import fingerprint
 
 AnswerIs = Literal["letter", "index", "text"]
-_BODY = ("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format")
+_MESSAGES = "messages"
+_MENU_ANSWERS, _TEXT_ANSWERS = ("answer", "label"), ("expected", "answer", "label")
+_BODY = (_MESSAGES, "tools", "tool_choice", "parallel_tool_calls", "response_format")
 _TOOL_CHOICES = ("auto", "none", "required")
 
 
@@ -31,17 +33,20 @@ class Menus:
         queries: the questions, with ids, in the file's order.
         labels: the index of each right action, if the file has answers.
         groups: the subject, tenant or language of each row, if the file has them.
+        answer_column: the column of the answers, if the file has one.
     """
 
     queries: list[Query]
     labels: list[int] | None = None
     groups: list[str] | None = None
+    answer_column: str | None = None
 
     def first(self, limit: int | None) -> "Menus":
         """Return the first rows; all of them if the limit is None."""
         cut = slice(limit)
         labels = None if self.labels is None else self.labels[cut]
-        return Menus(queries=self.queries[cut], labels=labels, groups=None if self.groups is None else self.groups[cut])
+        groups = None if self.groups is None else self.groups[cut]
+        return replace(self, queries=self.queries[cut], labels=labels, groups=groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +56,14 @@ class Requests:
     requests: list[ChatRequest]
     expected: list[str] | None = None
     groups: list[str] | None = None
+    answer_column: str | None = None
 
     def first(self, limit: int | None) -> "Requests":
         """Return the first rows; all of them if the limit is None."""
         cut = slice(limit)
         expected = None if self.expected is None else self.expected[cut]
         groups = None if self.groups is None else self.groups[cut]
-        return Requests(requests=self.requests[cut], expected=expected, groups=groups)
+        return replace(self, requests=self.requests[cut], expected=expected, groups=groups)
 
 
 def read_questions(
@@ -67,6 +73,7 @@ def read_questions(
     question_column: str | None = None,
     choice_columns: Sequence[str] = (),
     choices_column: str | None = None,
+    choices: Sequence[str] = (),
     answer_column: str | None = None,
     answer_is: AnswerIs | None = None,
     id_column: str | None = None,
@@ -78,9 +85,10 @@ def read_questions(
         return read_requests(path, question_column=question_column, **shared)
     return read_menus(
         path,
-        question_column=question_column or "question",
+        question_column=question_column,
         choice_columns=choice_columns,
-        choices_column=choices_column or "choices",
+        choices_column=choices_column,
+        choices=choices,
         answer_is=answer_is,
         **shared,
     )
@@ -89,9 +97,10 @@ def read_questions(
 def read_menus(
     path: str | Path,
     *,
-    question_column: str = "question",
+    question_column: str | None = None,
     choice_columns: Sequence[str] = (),
-    choices_column: str = "choices",
+    choices_column: str | None = None,
+    choices: Sequence[str] = (),
     answer_column: str | None = None,
     answer_is: AnswerIs | None = None,
     id_column: str | None = None,
@@ -101,27 +110,31 @@ def read_menus(
 
     Args:
         path: .jsonl, .jsonl.gz, .parquet or .csv.
-        question_column: the question's text.
+        question_column: the question's text, or `messages`, a list of chat messages; defaults to `question` if there is
+            one, else `messages`.
         choice_columns: one column per option; or else
-        choices_column: one column with the list of options.
-        answer_column: the right option, by letter, index from 0 or text; defaults to `answer` if there is one.
+        choices_column: one column with the list of options, `choices` by default; or else
+        choices: the options of every row.
+        answer_column: the right option, by letter, index from 0 or text; defaults to `answer` or `label` if there is one.
+            An empty name means that there are no answers.
         answer_is: which of the three; inferred from the whole column by default.
         id_column: unique ids; defaults to `id` if there is one, else ids are made from the content.
         group_column: subject, tenant, language; defaults to `group` if there is one.
     """
     with Table(path) as table:
-        texts = _column(table, question_column, "--question-column")
-        menus = _menus(table, choice_columns, choices_column)
-        answer = _optional(table, answer_column, "answer", "--answer-column")
-        contents = [[text, menu] for text, menu in zip(texts, menus, strict=True)]
+        contexts = _contexts(table, question_column)
+        menus = _menus(table, choice_columns, choices_column, choices)
+        answer_name = _answer_column(table, answer_column, _MENU_ANSWERS)
+        answer = None if answer_name is None else _column(table, answer_name, "--answer-column")
+        contents = [[Query(context, ()).context, menu] for context, menu in zip(contexts, menus, strict=True)]
         ids = _ids(table, id_column, contents)
         groups = _optional(table, group_column, "group", "--group-column")
     for row, menu in enumerate(menus, start=1):
         if not menu or not all(menu):
             raise ScoreLogError(f"{path}: row {row} has no options or an empty one; correct that row")
-    queries = [Query(text, tuple(menu), id=name) for text, menu, name in zip(texts, menus, ids, strict=True)]
+    queries = [Query(asked, tuple(menu), id=name) for asked, menu, name in zip(contexts, menus, ids, strict=True)]
     labels = None if answer is None else _labels(str(path), answer, menus, answer_is)
-    return Menus(queries=queries, labels=labels, groups=groups)
+    return Menus(queries=queries, labels=labels, groups=groups, answer_column=answer_name)
 
 
 def read_requests(
@@ -137,23 +150,51 @@ def read_requests(
     Args:
         path: .jsonl, .jsonl.gz, .parquet or .csv; values other than text are JSON.
         question_column: a plain question per row instead of `messages`.
-        answer_column: the expected answer for the grader; defaults to `expected` if there is one.
+        answer_column: the expected answer for the grader; defaults to `expected`, `answer` or `label` if there is one.
         id_column: as for menus.
         group_column: as for menus.
     """
     with Table(path) as table:
-        if question_column is not None:
+        if question_column not in (None, _MESSAGES):
             texts = _column(table, question_column, "--question-column")
             bodies: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": text}]} for text in texts]
         else:
-            _column(table, "messages", "--question-column")
-            columns = {name: table.texts(name).tolist() for name in _BODY if name in table.types}
-            bodies = [_body(path, row, {k: v[row] for k, v in columns.items()}) for row in range(table.rows)]
+            bodies = _bodies(table, _BODY)
         ids = _ids(table, id_column, bodies)
-        expected = _optional(table, answer_column, "expected", "--answer-column")
+        answer_name = _answer_column(table, answer_column, _TEXT_ANSWERS)
+        expected = None if answer_name is None else _column(table, answer_name, "--answer-column")
         groups = _optional(table, group_column, "group", "--group-column")
     requests = [ChatRequest(body, id=name) for body, name in zip(bodies, ids, strict=True)]
-    return Requests(requests=requests, expected=expected, groups=groups)
+    return Requests(requests=requests, expected=expected, groups=groups, answer_column=answer_name)
+
+
+def _contexts(table: Table, name: str | None) -> list[str] | list[Messages]:
+    """Return the questions of menus: texts, or conversations from a column called `messages`."""
+    wanted = name or (_MESSAGES if _MESSAGES in table.types and "question" not in table.types else "question")
+    if wanted != _MESSAGES:
+        return _column(table, wanted, "--question-column")
+    return [body[_MESSAGES] for body in _bodies(table, (_MESSAGES,))]
+
+
+def _bodies(table: Table, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one request per row, from these columns where the file has them."""
+    _column(table, _MESSAGES, "--question-column")
+    columns = {name: table.texts(name).tolist() for name in fields if name in table.types}
+    bodies = [_body(table.path, row, {k: v[row] for k, v in columns.items()}) for row in range(table.rows)]
+    nested = [name for name in columns if "STRUCT" in str(table.types[name])]
+    return [body | {k: _without_nulls(body[k]) for k in nested if k in body} for body in bodies] if nested else bodies
+
+
+def _without_nulls(value: JSON) -> JSON:
+    """Return a value from a nested Parquet column without its nulls: fields that only other rows have."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def _answer_column(table: Table, name: str | None, usual: Sequence[str]) -> str | None:
+    """Return the column of the answers: the one named, or the first usual one that the file has; "" means none."""
+    return name or None if name is not None else next((one for one in usual if one in table.types), None)
 
 
 def _body(path: str | Path, row: int, fields: dict[str, str]) -> dict[str, Any]:
@@ -189,7 +230,13 @@ def _optional(table: Table, name: str | None, usual: str, option: str) -> list[s
     return _column(table, name or usual, option)
 
 
-def _menus(table: Table, choice_columns: Sequence[str], choices_column: str) -> list[list[str]]:
+def _menus(
+    table: Table, choice_columns: Sequence[str], choices_column: str | None, choices: Sequence[str]
+) -> list[list[str]]:
+    if choices and (choice_columns or choices_column):
+        raise OptionError("--choices gives every row the same options; drop --choice-columns and --choices-column")
+    if choices:
+        return [list(choices) for _ in range(table.rows)]
     if choice_columns:
         columns = [_column(table, name, "--choice-columns") for name in choice_columns]
         menus = [[text for text in row if text] for row in zip(*columns, strict=True)]
@@ -200,8 +247,9 @@ def _menus(table: Table, choice_columns: Sequence[str], choices_column: str) -> 
                     "indices; correct that row"
                 )
         return menus
-    _column(table, choices_column, "--choices-column or --choice-columns")
-    flat, sizes = table.text_lists(choices_column)
+    name = choices_column or "choices"
+    _column(table, name, "--choices-column or --choice-columns")
+    flat, sizes = table.text_lists(name)
     texts: list[str] = flat.tolist()
     lengths: list[int] = [max(size, 0) for size in sizes.tolist()]
     ends = list(accumulate(lengths))
@@ -245,7 +293,7 @@ def _labels(source: str, answers: list[str], menus: list[list[str]], answer_is: 
         row = max(fails.values())
         raise ScoreLogError(
             f"{source}: row {row + 1}: the answer {answers[row]!r:.60} is not a letter, an index from 0 or the text of one "
-            "of its options; correct it, or name another column with --answer-column"
+            "of its options; correct it, or name another column with --answer-column ('' if there are no answers)"
         )
     if len({tuple(places) for places in fitting.values()}) > 1:
         raise OptionError(f"{source}: the answers can be read as {' and as '.join(fitting)}; choose with --answer-is")

@@ -22,6 +22,7 @@ from conformal_arbitrage.errors import ScoreLogError
 LARGEST_SCORE: Final = 1e300
 """Larger scores are refused: their differences could overflow."""
 
+_LARGEST_SINGLE: Final = float(np.finfo(np.float32).max)
 _LAST_EXACT_POWER: Final = 22  # 10^22 is the largest power of ten that a float64 holds exactly
 _LONGEST_NETWORK: Final = 6
 _LONGEST_PLAIN: Final = 32  # up to here plain floats beat arrays, tenfold at four actions
@@ -32,9 +33,25 @@ _PLAIN_CEILINGS: Final[list[float]] = _CEILINGS.tolist()
 _PLAIN_POWERS: Final[list[float]] = _POWERS.tolist()
 
 
+_SINGLE_TYPES: Final = frozenset({"float32", "float16", "bfloat16"})
+SINGLE_DIGITS: Final = 6
+"""Significant decimals of a score in single precision."""
+
+
+def is_single(scores: Any) -> bool:
+    """Return whether scores are visibly of single precision: an array or tensor of such a type, or a list of its numbers."""
+    if type(scores) in (tuple, list):
+        return any(type(score) is not float and _has_single_type(score) for score in scores)
+    return _has_single_type(scores)
+
+
+def _has_single_type(value: Any) -> bool:
+    return str(getattr(value, "dtype", "")).rpartition(".")[2] in _SINGLE_TYPES
+
+
 def digits_of(dtype: np.dtype[np.generic]) -> int:
     """Return how many significant decimals of a score count: 12, or 6 for single precision."""
-    return 6 if dtype in (np.dtype(np.float32), np.dtype(np.float16)) else 12
+    return SINGLE_DIGITS if dtype in (np.dtype(np.float32), np.dtype(np.float16)) else 12
 
 
 def _decimals(scores: Floats, top: Floats, digits: int) -> Integers:
@@ -60,7 +77,14 @@ def _shift(values: Floats, decimals: Integers) -> None:
 
 
 def _ticks(scores: Floats, digits: int) -> tuple[Floats, Integers]:
-    """Return the gaps of a block as whole multiples of 10^-decimals, and the decimals."""
+    """Return the gaps of a block as whole multiples of 10^-decimals, and the decimals.
+
+    With 6 digits scores are first rounded to single precision, as those of the log were: a score computed in double
+    precision then has the gap that it would have had in the log.
+    """
+    if digits == SINGLE_DIGITS:
+        single = np.clip(scores, -_LARGEST_SINGLE, _LARGEST_SINGLE).astype(np.float32)
+        scores = np.where(np.abs(scores) <= _LARGEST_SINGLE, single.astype(np.float64), scores)
     top = scores.max(axis=0)
     decimals = _decimals(scores, top, digits)
     ticks = top - scores
@@ -154,7 +178,7 @@ def row_gaps(scores: object, *, digits: int) -> list[float]:
         scores: one number per action; checked as by `as_row`.
         digits: as in `gaps`.
     """
-    if not _is_plain(scores):
+    if digits == SINGLE_DIGITS or not _is_plain(scores):
         return gaps(as_row(scores), digits=digits)[:, 0].tolist()
     top = max(scores)
     exponent = bisect_left(_PLAIN_CEILINGS, max(top, -min(scores))) + _LOWEST_EXPONENT

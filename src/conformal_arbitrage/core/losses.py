@@ -88,6 +88,7 @@ def loss_stairs(
     guardian_sees: GuardianSees,
     loss: Loss | None = None,
     missing_loss: Number | None = None,
+    full_sight_loss: Number = 0,
 ) -> LossStairs:
     """Return the loss of every row of a log as its candidate set grows.
 
@@ -96,7 +97,8 @@ def loss_stairs(
         guardian_sees: "candidates" and "all-restricted-loss" measure the loss of the candidates; "all" measures
             that of the top action while it stands alone, and of all actions from then on.
         loss: a user's loss, raised to its monotone envelope; None for the Guardian regret.
-        missing_loss: the loss of a row without a Guardian score, unless everything is in sight.
+        missing_loss: the loss of a row whose loss is unknown (see `ScoreArrays`), unless everything is in sight.
+        full_sight_loss: the loss of such a row with everything in sight; 0 for the Guardian regret.
 
     Raises:
         ScoreLogError: a Guardian score is missing and `missing_loss` is None, or a loss is negative.
@@ -106,18 +108,23 @@ def loss_stairs(
     worst = _missing_loss(log, missing_loss)
     if loss is None:
         return _regret_stairs(log, alone_only=guardian_sees == "all", worst=worst)
-    return _user_stairs(log, loss, alone_only=guardian_sees == "all", worst=worst)
+    least = as_fraction(full_sight_loss, name="full_sight_loss")
+    return _user_stairs(log, loss, alone_only=guardian_sees == "all", worst=worst, least=least)
+
+
+_UNLABELLED = ("`correct` of the Guardian's answer is unknown", "fill it in")
 
 
 def _missing_loss(log: ScoreArrays, missing_loss: Number | None) -> Fraction:
-    missing = np.flatnonzero(log.missing)
-    if missing.size == 0:
+    unknown = np.flatnonzero(log.unknown_loss)
+    if unknown.size == 0:
         return Fraction(0)
     if missing_loss is None:
+        first = unknown[0]
+        what, remedy = ("no Guardian score", "ask the Guardian again") if log.missing[first] else _UNLABELLED
         raise ScoreLogError(
-            f"{log.source}: row {missing[0] + 1}: no Guardian score ({missing.size} of {len(log.missing)} rows); ask the "
-            'Guardian again, or pass missing_guardian="worst_case" (--missing-guardian worst_case): dropping such rows '
-            "breaks the guarantee"
+            f"{log.source}: row {first + 1}: {what} ({unknown.size} of {len(log.missing)} rows); {remedy}, or pass "
+            'missing_guardian="worst_case" (--missing-guardian worst_case): dropping such rows breaks the guarantee'
         )
     return check_size(as_fraction(missing_loss, name="loss_bound"))
 
@@ -167,13 +174,14 @@ def _regret_stairs(log: ScoreArrays, *, alone_only: bool, worst: Fraction) -> Lo
             "divide them, the bound and alpha by one power of ten: the rule stays the same"
         )
     digits = _tick_digits(len(log.offsets) - 1, max(Fraction(high) - Fraction(low), worst))
+    unknown = log.unknown_loss
 
     def walk() -> Iterator[Stairs]:
         for block in blocks(log.offsets):
             gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
             levels = _regret_levels(block.of(log.loss_scores), order, alone_only=alone_only)
             levels = _coarsen(levels, digits)
-            _fill_missing(levels, block.per_row(log.missing), worst, digits, alone_only=alone_only)
+            _fill_missing(levels, block.per_row(unknown), worst, digits, alone_only=alone_only)
             yield Stairs(block, gap, order, levels)
 
     return LossStairs(walk(), digits, 0.0)
@@ -200,11 +208,19 @@ def _regret_levels(scores: Floats, order: Integers, *, alone_only: bool) -> Inte
     return np.subtract(best[-1].copy(), best, out=best)
 
 
-def _fill_missing(levels: Integers, missing: Bools, worst: Fraction, tick_digits: int, *, alone_only: bool) -> None:
+def _fill_missing(
+    levels: Integers,
+    missing: Bools,
+    worst: Fraction,
+    tick_digits: int,
+    *,
+    alone_only: bool,
+    least: Fraction = Fraction(0),
+) -> None:
     """Charge rows without a Guardian score the worst loss, in place, until everything is in sight."""
     if missing.any():
         hidden = min(1, len(levels) - 1) if alone_only else len(levels) - 1
-        levels[:, missing] = 0
+        levels[:, missing] = _rounded_up(least, tick_digits)
         levels[:hidden, missing] = _rounded_up(worst, tick_digits)
 
 
@@ -212,10 +228,10 @@ def _rounded_up(loss: Fraction, tick_digits: int) -> int:
     return -int(-loss * 10**tick_digits // 1)
 
 
-def _user_stairs(log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fraction) -> LossStairs:
+def _user_stairs(log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fraction, least: Fraction) -> LossStairs:
     """Return a user's loss on its monotone envelope: the largest loss at this or any larger relaxation."""
     raw = [(block, *_user_levels(log, block, loss, alone_only=alone_only)) for block in blocks(log.offsets)]
-    n = len(log.offsets) - 1
+    n, unknown = len(log.offsets) - 1, log.unknown_loss
     largest = check_size(Fraction(max(float(levels.max()) for *_, levels in raw)))
     digits = _tick_digits(n, max(largest, worst))
     lifted = 0.0
@@ -224,16 +240,16 @@ def _user_stairs(log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fract
         envelope = np.maximum.accumulate(levels[::-1])[::-1]
         lifted += float((envelope - levels).max(axis=0).sum())
         ticks = _coarsen(guardian_ticks(envelope), digits)
-        ticks[:, block.per_row(log.missing)] = _rounded_up(worst, digits)
+        _fill_missing(ticks, block.per_row(unknown), worst, digits, alone_only=alone_only, least=least)
         stairs.append(Stairs(block, gap, order, ticks))
     return LossStairs(iter(stairs), digits, lifted / n)
 
 
 def _user_levels(log: ScoreArrays, block: Block, loss: Loss, *, alone_only: bool) -> tuple[Floats, Integers, Floats]:
     gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
-    levels = np.zeros(gap.shape)
+    levels, unknown = np.zeros(gap.shape), log.unknown_loss
     for k, index in enumerate(block.all_rows().tolist()):
-        if not log.missing[index]:
+        if not unknown[index]:
             levels[:, k] = _user_row(log, index, gap[:, k], order[:, k], loss, alone_only=alone_only)
     return gap, order, levels
 

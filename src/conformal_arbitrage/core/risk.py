@@ -26,6 +26,8 @@ from conformal_arbitrage.core.losses import (
 from conformal_arbitrage.core.rows import ScoreArrays
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 
+SMALLEST_BOUND = Fraction(1, 10**6)
+"""A smaller loss bound is refused: too little would be left of losses rounded to 10^-12."""
 _LARGEST_INT = 2**63 - 1
 
 
@@ -41,7 +43,7 @@ class RiskCurve:
         totals: the total loss from that breakpoint on, in ticks.
         tick_digits: one tick is 10^-tick_digits.
         largest_loss: the largest loss of any row, and that row's index.
-        in_full_sight: the total loss with every action in sight, in ticks.
+        in_full_sight: the largest loss of any row with every action in sight, and that row's index.
         unit_scores: whether all Guardian scores lie in [0, 1], so that a bound of 1 needs no statement.
         envelope_excess: mean over rows of how far a user's loss was raised to make it monotone.
     """
@@ -53,7 +55,7 @@ class RiskCurve:
     totals: Integers
     tick_digits: int
     largest_loss: tuple[Fraction, int]
-    in_full_sight: int
+    in_full_sight: tuple[Fraction, int]
     unit_scores: bool
     envelope_excess: float = 0.0
 
@@ -62,9 +64,10 @@ class RiskCurve:
         cls,
         log: ScoreArrays,
         *,
-        guardian_sees: GuardianSees = "candidates",
+        guardian_sees: GuardianSees = "all",
         loss: Loss | None = None,
         missing_loss: Number | None = None,
+        full_sight_loss: Number = 0,
         u: Floats | None = None,
     ) -> "RiskCurve":
         """Build the curve of a log.
@@ -73,11 +76,15 @@ class RiskCurve:
             log: anything with the flat arrays of a ScoreLog.
             guardian_sees: what the loss is measured on, see `loss_stairs`.
             loss: a user's loss; None for the Guardian regret.
-            missing_loss: the loss of a row without a Guardian score.
+            missing_loss: the loss of a row whose loss is unknown, such as one without a Guardian score.
+            full_sight_loss: the loss of such a row with every action in sight.
             u: one draw per row for boundary="random".
         """
-        stairs = loss_stairs(log, guardian_sees=guardian_sees, loss=loss, missing_loss=missing_loss)
+        stairs = loss_stairs(
+            log, guardian_sees=guardian_sees, loss=loss, missing_loss=missing_loss, full_sight_loss=full_sight_loss
+        )
         drops = _collect(stairs.blocks, u=u)
+        unit = 10**stairs.tick_digits
         breakpoints, boundary_u, totals = _accumulate(drops)
         return cls(
             source=log.source,
@@ -86,8 +93,8 @@ class RiskCurve:
             boundary_u=boundary_u,
             totals=totals,
             tick_digits=stairs.tick_digits,
-            largest_loss=(Fraction(drops.largest, 10**stairs.tick_digits), drops.largest_row),
-            in_full_sight=int(totals[-1]),
+            largest_loss=(Fraction(drops.largest[0], unit), drops.largest[1]),
+            in_full_sight=(Fraction(drops.in_full_sight[0], unit), drops.in_full_sight[1]),
             unit_scores=within_unit(log.loss_scores),
             envelope_excess=stairs.envelope_excess,
         )
@@ -105,13 +112,16 @@ class RiskCurve:
         tick = Fraction(1, 10**self.tick_digits)
         return check_bound(loss_bound, self.largest_loss, tick=tick, unit_scores=self.unit_scores, source=self.source)
 
-    def search(self, alphas: Sequence[Number], loss_bound: Number | None = None) -> list[int | None]:
+    def search(
+        self, alphas: Sequence[Number], loss_bound: Number | None = None, *, unseen: int = 1
+    ) -> list[int | None]:
         """Return the index of the first breakpoint that keeps each budget; None if none does.
 
-        The rule is total + B <= alpha (n + 1), in exact arithmetic, accepted at equality.
+        The rule is total + m B <= alpha (n + m), in exact arithmetic, accepted at equality; m is `unseen`, the most rows
+        that the next unit may have: 1 where rows are exchangeable, the largest cluster size where clusters are.
         """
         bound = self.bound(loss_bound)
-        limits = [spendable(alpha, bound, self.n, self.tick_digits) for alpha in alphas]
+        limits = [spendable(alpha, bound, self.n, self.tick_digits, unseen=unseen) for alpha in alphas]
         return [None if j >= len(self.totals) else j for j in first_within(self.totals, limits)]
 
     def relaxation(self, alpha: Number | Sequence[Number] | Floats, loss_bound: Number | None = None) -> Floats:
@@ -166,8 +176,11 @@ def check_bound(
             "state it from what the scores mean: loss_bound= (--loss-bound)"
         )
     bound = check_size(as_fraction(1 if loss_bound is None else loss_bound, name="loss_bound"))
-    if bound <= 0:
-        raise OptionError(f"loss_bound must be above 0; got {loss_bound!r}")
+    if bound < SMALLEST_BOUND:
+        raise OptionError(
+            f"loss_bound must be {float(SMALLEST_BOUND):g} or more, since losses are rounded to 1e-12; got {loss_bound!r}; "
+            "multiply scores, bound and alpha by one power of ten: the rule stays the same"
+        )
     largest, row = largest_loss
     if largest >= bound + tick:
         raise ScoreLogError(
@@ -175,6 +188,20 @@ def check_bound(
             "give the bound that the scores' meaning implies: loss_bound= (--loss-bound)"
         )
     return bound
+
+
+def check_full_sight(
+    full_sight_loss: Number, in_full_sight: tuple[Fraction, int], *, tick: Fraction, source: str
+) -> Fraction:
+    """Return the declared loss with every action in sight; refuse a log in which a row exceeds it by a tick or more."""
+    declared = as_fraction(full_sight_loss, name="full_sight_loss")
+    largest, row = in_full_sight
+    if largest >= declared + tick:
+        raise ScoreLogError(
+            f"{source}: row {row + 1}: the loss is {float(largest):.12g} with every action in sight, above the declared "
+            f"{float(declared):.12g}; declare the largest it can be, from what the loss means: full_sight_loss="
+        )
+    return declared
 
 
 def check_alpha(alpha: Number, bound: Fraction) -> Fraction:
@@ -185,9 +212,9 @@ def check_alpha(alpha: Number, bound: Fraction) -> Fraction:
     return value
 
 
-def spendable(alpha: Number, bound: Fraction, n: int, tick_digits: int) -> int:
-    """Return the largest total loss, in ticks, that n rows may show: floor((alpha (n + 1) - B) / tick)."""
-    limit = (check_alpha(alpha, bound) * (n + 1) - bound) * 10**tick_digits // 1
+def spendable(alpha: Number, bound: Fraction, n: int, tick_digits: int, *, unseen: int = 1) -> int:
+    """Return the largest total loss, in ticks, that n rows may show: floor((alpha (n + m) - m B) / tick), m unseen."""
+    limit = (check_alpha(alpha, bound) * (n + unseen) - unseen * bound) * 10**tick_digits // 1
     return int(max(min(limit, _LARGEST_INT), -1))
 
 
@@ -204,21 +231,20 @@ class _Drops:
     gap: Floats
     drop: Integers
     u: Floats | None
-    largest: int
-    largest_row: int
+    largest: tuple[int, int]
+    in_full_sight: tuple[int, int]
 
 
 def _collect(stairs: Iterator[Stairs], *, u: Floats | None) -> _Drops:
-    start, largest, largest_row = 0, -1, 0
+    start, largest, in_full_sight = 0, (-1, 0), (-1, 0)
     gap: list[Floats] = []
     drop: list[Integers] = []
     draw: list[Floats] = []
     for stair in stairs:
-        first, at_zero = stair.levels[0], stair.at_zero()
+        first = stair.levels[0]
         start += int(first.sum())
-        peak = int(at_zero.argmax())
-        if at_zero[peak] > largest:
-            largest, largest_row = int(at_zero[peak]), int(stair.block.all_rows()[peak])
+        largest = _larger(largest, stair.at_zero(), stair)
+        in_full_sight = _larger(in_full_sight, stair.levels[-1], stair)
         fall = stair.levels[:-1] - stair.levels[1:]
         hit = np.flatnonzero(fall)
         gap.append(stair.gaps[1:].ravel()[hit])
@@ -226,7 +252,13 @@ def _collect(stairs: Iterator[Stairs], *, u: Floats | None) -> _Drops:
         if u is not None:
             draw.append(u[stair.block.row_numbers(hit % len(first))])
     draws = None if u is None else np.concatenate(draw)
-    return _Drops(start, np.concatenate(gap), np.concatenate(drop), draws, largest, largest_row)
+    return _Drops(start, np.concatenate(gap), np.concatenate(drop), draws, largest, in_full_sight)
+
+
+def _larger(known: tuple[int, int], losses: Integers, stair: Stairs) -> tuple[int, int]:
+    """Return the larger of a known loss and those of a block, with its row."""
+    peak = int(losses.argmax())
+    return (int(losses[peak]), int(stair.block.all_rows()[peak])) if losses[peak] > known[0] else known
 
 
 def _accumulate(drops: _Drops) -> tuple[Floats, Floats | None, Integers]:

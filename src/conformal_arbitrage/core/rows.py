@@ -46,6 +46,11 @@ class ScoreArrays(Protocol):
         ...
 
     @property
+    def unknown_loss(self) -> Bools:
+        """Rows whose loss is unknown: those without an answer, and binarised ones without a known right answer."""
+        ...
+
+    @property
     def score_digits(self) -> int:
         """Significant decimals of a Primary score: 12 or 6."""
         ...

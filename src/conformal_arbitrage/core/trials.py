@@ -36,7 +36,7 @@ class LegCost:
         """Return the cost of showing everything."""
         return self.base if self.tokens is None else self.base + self.rate * self.tokens
 
-    def of(self, rows: Indices, shown: int, size: int) -> Floats:
+    def of(self, rows: Indices, shown: int | Integers, size: int | Integers) -> Floats:
         """Return the cost of showing `shown` of `size` actions of some rows."""
         if self.tokens is None:
             return self.base[rows]
@@ -100,7 +100,7 @@ class Steps:
 
     `start` (quantities x rows) is before any step, when the top action stands alone; step k adds `change[:, k]` to row
     `row[k]`. `start_loss` and `drop` are the loss alone, in exact ticks; among the quantities it is in ticks too, so that
-    sums come out even. `largest_loss` is the largest at relaxation 0, and its row; `in_full_sight` the largest with every
+    sums come out even. `largest_loss` is the largest at relaxation 0, and its row; `in_full_sight` the same with every
     action in sight.
     """
 
@@ -114,7 +114,7 @@ class Steps:
     drop: Integers
     tick_digits: int
     largest_loss: tuple[Fraction, int]
-    in_full_sight: int
+    in_full_sight: tuple[Fraction, int]
 
     @property
     def always(self) -> int:
@@ -140,7 +140,7 @@ def build_steps(
     start_loss = np.empty(n, dtype=np.int64)
     starts: list[tuple[Indices, Floats]] = []
     parts: list[tuple[Floats, Indices, Floats, Integers]] = []
-    largest, in_full_sight, names = (-1, 0), 0, ()
+    largest, in_full_sight, names = (-1, 0), (-1, 0), ()
     unknown = {name: bool(log.missing.any() or np.isnan(worth).any()) for name, worth in outcomes.items()}
     for stair in stairs.blocks:
         rows, at_zero = stair.block.all_rows(), stair.at_zero()
@@ -149,7 +149,7 @@ def build_steps(
         starts.append((rows, values[:, 0]))
         start_loss[rows] = stair.levels[0]
         largest = max(largest, (int(at_zero.max()), int(rows[at_zero.argmax()])))
-        in_full_sight = max(in_full_sight, int(stair.levels[-1].max()))
+        in_full_sight = max(in_full_sight, (int(stair.levels[-1].max()), int(rows[stair.levels[-1].argmax()])))
         change = np.diff(values, axis=1).reshape(len(names), -1)
         drop = (stair.levels[:-1] - stair.levels[1:]).ravel()
         parts.append((stair.gaps[1:].ravel(), np.tile(rows, len(stair.gaps) - 1), change, drop))
@@ -169,7 +169,7 @@ def build_steps(
         drop=drop[order],
         tick_digits=stairs.tick_digits,
         largest_loss=(Fraction(largest[0], 10**stairs.tick_digits), largest[1]),
-        in_full_sight=in_full_sight,
+        in_full_sight=(Fraction(in_full_sight[0], 10**stairs.tick_digits), in_full_sight[1]),
     )
 
 

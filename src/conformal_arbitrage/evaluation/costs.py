@@ -8,7 +8,9 @@ from typing import TypedDict
 
 import numpy as np
 
+from conformal_arbitrage.calibration.decisions import Decisions
 from conformal_arbitrage.core.arrays import Floats
+from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.core.trials import LegCost
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.columns import Usage
@@ -72,6 +74,15 @@ def costs_of(log: ScoreLog, options: CostOptions | None = None) -> Costs | None:
             raise OptionError("the cost of one model is missing; give both, by constant, price or column")
         return None
     return Costs(primary=primary.full(), guardian=guardian)
+
+
+def routed_cost_per_1000(costs: Costs, decisions: Decisions, guardian_sees: GuardianSees) -> float:
+    """Return dollars per 1000 queries under these decisions: a deferral pays for both models."""
+    sizes = decisions.log.sizes
+    shown = decisions.candidate_counts() if guardian_sees == "candidates" else sizes
+    rows = np.flatnonzero(decisions.deferred)
+    leg = costs.guardian.of(rows, shown[rows], sizes[rows])
+    return 1000 * float(costs.primary.sum() + leg.sum()) / len(decisions)
 
 
 def _leg(log: ScoreLog, usage: Usage, name: str, cost: float | None, price: TokenPrice | None) -> LegCost | None:

@@ -27,8 +27,9 @@ from conformal_arbitrage.core.trials import (
     draw_splits,
     run_trials,
 )
-from conformal_arbitrage.errors import InfeasibleError, OptionError
+from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
+from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import Boundary
 
@@ -211,7 +212,10 @@ def evaluate(
         costs: what the models cost; or pass the fields of `CostOptions` as keywords (`primary_cost=`, ...).
         **keywords: the fields of `options` and `costs`, one by one.
     """
+    refuse_unfit(log)
     chosen, prices = _resolve(options, costs, keywords)
+    if chosen.cluster is not None:
+        raise OptionError("evaluate splits rows, not clusters, so it takes no cluster; leave it out")
     _check_sweep(seed, trials, probabilities, balance_by, sample_size, delta_x)
     _check_outcomes(log, alphas, delta_of)
     rng = np.random.default_rng(seed)
@@ -262,14 +266,12 @@ def _points(
         u=options.draws(log),
     )
     bound = _loss_bound(log, steps, options)
+    tick = Fraction(1, 10**steps.tick_digits)
+    for alpha in alphas:
+        options.check_full_sight(check_alpha(alpha, bound), steps.in_full_sight, tick=tick, source=log.source)
     fixed = {} if costs is None else {"primary": costs.primary, "guardian": costs.guardian.full()}
     grid = None if options.grid is None else grid_points(options.grid)
     results = run_trials(steps, splits, alphas, bound=bound, grid=grid, fixed=fixed)
-    if options.loss is not None and steps.in_full_sight > 0 and np.isnan(results.relaxation).any():
-        raise InfeasibleError(
-            f"no relaxation keeps the smallest alpha in some trial, and the loss '{options.loss_name}' is not 0 with every "
-            "action in sight; use larger alphas or calibration sizes"
-        )
     sweep = _Sweep(results, log.outcome_names, *delta)
     conformal = [sweep.conformal(k, float(check_alpha(alpha, bound)), options) for k, alpha in enumerate(alphas)]
     matched = [sweep.cost_matched(point) for point in conformal]

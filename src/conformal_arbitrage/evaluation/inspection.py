@@ -20,6 +20,7 @@ from conformal_arbitrage.core.losses import Number, loss_stairs
 from conformal_arbitrage.core.risk import RiskCurve
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
+from conformal_arbitrage.scorelog.fitness import refuse_unfit, repeats
 from conformal_arbitrage.scorelog.log import ScoreLog
 
 SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
@@ -69,6 +70,8 @@ class Inspection:
         budgets: what several budgets buy.
         cost_per_1000: dollars of each model alone, if costs are known.
         problems: what to fix, in words.
+        repeated_contexts: rows whose context stood in an earlier row.
+        repeated_rows: rows that equal an earlier one in everything but the id.
     """
 
     source: str
@@ -90,6 +93,8 @@ class Inspection:
     budgets: tuple[BudgetUse, ...]
     cost_per_1000: dict[str, float] | None
     problems: tuple[str, ...]
+    repeated_contexts: int
+    repeated_rows: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection as a JSON document."""
@@ -164,10 +169,12 @@ def inspect(
             either, the log's cost columns are used.
         **keywords: the fields of `costs`, one by one.
     """
+    refuse_unfit(log)
+    repeated = repeats(log)
     prices = costs_of(log, resolve_options(costs, CostOptions, keywords, name="costs"))
-    answered = log.select(~log.missing)
+    answered = log.select(~log.unknown_loss)
     if len(answered) == 0:
-        raise OptionError(f"{log.source}: no row has a Guardian score; nothing to inspect")
+        raise OptionError(f"{log.source}: no row has a Guardian score with a known loss; nothing to inspect")
     top, margin, regret = _primary_alone(answered)
     curve = RiskCurve.from_log(answered, guardian_sees="all")
     bound = curve.bound(loss_bound) if loss_bound is not None or curve.unit_scores else None
@@ -182,7 +189,7 @@ def inspect(
         router_form=log.is_router,
         outcomes=_outcomes(answered, top),
         no_opinion_rows=int(log.no_opinion.sum()),
-        missing_guardian_rows=int(log.missing.sum()),
+        missing_guardian_rows=int(log.unknown_loss.sum()),
         tied_rows=int((margin == 0).sum()),
         distinct_margins=len(np.unique(margin)),
         primary_loss=float(regret.mean()),
@@ -193,7 +200,9 @@ def inspect(
         verdict=verdict,
         budgets=() if bound is None else tuple(_use(curve, margin, share * bound, bound) for share in SHARES),
         cost_per_1000=None if prices is None else prices.per_1000,
-        problems=tuple(_problems(log, bound)),
+        problems=(*_problems(log, bound), *repeated.problems()),
+        repeated_contexts=repeated.contexts,
+        repeated_rows=repeated.rows,
     )
 
 
@@ -308,9 +317,10 @@ def _problems(log: ScoreLog, bound: Fraction | None) -> list[str]:
     problems: list[str] = []
     if log.id is None:
         problems.append('no `id` column: boundary="random", joins and resuming need one')
-    if log.missing.any():
+    if log.unknown_loss.any():
+        what = "have no Guardian score" if log.binary is None else "lack a Guardian score or its `correct`"
         problems.append(
-            f"{log.missing.sum()} rows have no Guardian score and are not part of these figures: collect them again, or "
+            f"{log.unknown_loss.sum()} rows {what} and are not part of these figures: collect them again, or "
             "calibrate with --missing-guardian worst_case, which defers more often"
         )
     if bound is None:

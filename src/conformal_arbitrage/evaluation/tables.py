@@ -23,8 +23,18 @@ def policy_name(point: FrontierPoint) -> str:
     return name if point.alpha is None else f"{name}, alpha {point.alpha:g}"
 
 
-def cells(frontier: Frontier, *, spread: bool = True) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: mean and standard deviation of each figure that is defined for at least one policy."""
+def cells(
+    frontier: Frontier, *, spread: bool = True, standard_error: bool = False
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: the mean of each figure that is defined for at least one policy, and its spread.
+
+    Args:
+        frontier: the sweep.
+        spread: whether to show a spread beside each mean.
+        standard_error: show the standard error of the mean instead of the standard deviation over trials.
+    """
+    shown_error = frontier.trials**0.5 if standard_error else 1.0
+    divisor = shown_error if spread else None
     outcomes = list(frontier.points[0].outcomes)
     wanted = {
         **{name: name for name in outcomes},
@@ -36,22 +46,23 @@ def cells(frontier: Frontier, *, spread: bool = True) -> tuple[list[str], list[l
         "delta": "delta",
     }
     shown = {name: title for name, title in wanted.items() if any(p.mean(name) is not None for p in frontier.points)}
-    rows = [[policy_name(p), *(_cell(p, name, spread=spread) for name in shown)] for p in frontier.points]
+    rows = [[policy_name(p), *(_cell(p, name, divisor=divisor) for name in shown)] for p in frontier.points]
     return ["policy", *shown.values()], rows
 
 
-def _cell(point: FrontierPoint, name: str, *, spread: bool) -> str:
+def _cell(point: FrontierPoint, name: str, *, divisor: float | None) -> str:
     summary = point.summary(name)
     mean, std = summary.get("mean"), summary.get("std")
     if mean is None:
         return "-"
-    places = 1 if name == "deferred" else (2 if name in ("cost_per_1000", "candidates") else 3)
+    finer = 0 if divisor in (None, 1.0) else 1  # a standard error is smaller than a deviation
+    places = finer + (1 if name == "deferred" else (2 if name in ("cost_per_1000", "candidates") else 3))
     factor, unit = (100, " %") if name == "deferred" else (1, "")
     sign = "+" if name == "delta" else ""
     text = f"{factor * mean:{sign}.{places}f}"
-    if not spread or std is None:
+    if divisor is None or std is None:
         return text + unit
-    return f"{text} ± {factor * std:.{places}f}{unit}"
+    return f"{text} ± {factor * std / divisor:.{places}f}{unit}"
 
 
 def to_markdown(frontier: Frontier) -> str:

@@ -131,7 +131,7 @@ def set_size_table(frontier: Frontier) -> ReportTable:
 
 RULES: Mapping[str, Mapping[str, Any]] = {
     "the paper's rule": PAPER_RULE,
-    "exact": {},
+    "exact": {"guardian_sees": "candidates"},
     "own loss": {"guardian_sees": "all"},
     "own loss, random boundary": {"guardian_sees": "all", "boundary": "random"},
 }

@@ -76,7 +76,7 @@ def _calibrated(rng: np.random.Generator, n: int, best: float) -> tuple[float, f
     margin = rng.random(n)
     regret = 2 * REGRET * rng.random(n)
     log = ScoreLog.from_arrays(np.column_stack([margin, np.zeros(n)]), np.column_stack([1 - regret, np.ones(n)]))
-    curve = RiskCurve.from_log(log)
+    curve = RiskCurve.from_log(log, guardian_sees="candidates")
     relaxation = float(curve.relaxation(ALPHA))
     return (1.0 if np.isnan(relaxation) else relaxation), float(curve.mean(best))
 

@@ -55,6 +55,7 @@ class Parts:
     policies: PolicyTable
     secret: bytes
     breakers: Sequence[Breaker]
+    guardian_breakers: Sequence[Breaker] = ()
     log: Callable[[str], None]
 
 
@@ -121,7 +122,7 @@ class _Routes:
         """Return the routes that need no key."""
         return [
             Route("/health/live", _alive),
-            Route("/health/ready", ErrorReplies(_Ready(self._parts.store, self._parts.policies)), methods=["GET"]),
+            Route("/health/ready", ErrorReplies(_Ready(self._parts, self._metrics)), methods=["GET"]),
             Route("/openapi.json", _schema),
         ]
 
@@ -141,20 +142,39 @@ class _Routes:
         resting = {breaker.origin for breaker in breakers if breaker.resting}
         for breaker in breakers:  # several models may share one address
             self._metrics.resting.labels(breaker.origin).set(breaker.origin in resting)
+        for policy in self._parts.policies.all():
+            self._metrics.guardian_resting.labels(policy.name).set(_guardian_rests(self._parts))
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 class _Ready:
-    """GET /health/ready: the store answers and there are policies; no model is called."""
+    """GET /health/ready: the store answers and there are policies; no model is called.
 
-    def __init__(self, store: Store, policies: PolicyTable) -> None:
-        self._store = store
-        self._policies = policies
+    A Guardian that is not called after repeated failures, or a model that is not the pinned one, is named under
+    `problems`; the gateway stays ready, since whatever needs no such model is served.
+    """
+
+    def __init__(self, parts: Parts, metrics: Metrics) -> None:
+        self._parts = parts
+        self._metrics = metrics
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        await self._store.change_count()
-        names = [policy.name for policy in self._policies.all()]
-        await json_response({"status": "ready", "policies": names})(scope, receive, send)
+        await self._parts.store.change_count()
+        names = [policy.name for policy in self._parts.policies.all()]
+        document: dict[str, object] = {"status": "ready", "policies": names}
+        problems = self._problems(names)
+        await json_response({**document, "problems": problems} if problems else document)(scope, receive, send)
+
+    def _problems(self, names: Sequence[str]) -> list[dict[str, str]]:
+        resting = "it is not called for now, after repeated failures"
+        silent: Sequence[str] = names if _guardian_rests(self._parts) else ()
+        return [{"policy": name, "role": "guardian", "problem": resting} for name in silent] + [
+            {"policy": name, "role": role, "problem": text} for (name, role), text in self._metrics.other_models.items()
+        ]
+
+
+def _guardian_rests(parts: Parts) -> bool:
+    return any(breaker.resting for breaker in parts.guardian_breakers)
 
 
 async def _not_served(request: Incoming) -> Response:

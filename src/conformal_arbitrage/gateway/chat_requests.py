@@ -13,7 +13,7 @@ from msgspec import Struct
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.store.record import JSONObject
-from conformal_arbitrage.types import JSON, Messages, Query, as_object, content_text, transcript
+from conformal_arbitrage.types import JSON, Messages, Query, as_object, content_text
 
 FORWARDED = frozenset({
     "messages", "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "max_completion_tokens",
@@ -39,7 +39,7 @@ class _Level(Struct, forbid_unknown_fields=True):
 
 
 class _Question(Struct, forbid_unknown_fields=True, tag_field="type"):
-    instructions: str | list[JSONObject]
+    instructions: str | list[JSONObject] = ""
     name: str | None = None
 
 
@@ -166,12 +166,17 @@ def _word(value: Any) -> str:
 
 
 def query_of(request: DecisionsRequest, question: Question, id: str) -> Query:
-    """Return one question of a request as a query."""
+    """Return one question of a request as a query: its instructions, if any, are a system message before the input."""
     instructions = (
-        question.instructions if isinstance(question.instructions, str) else content_text(question.instructions)
+        question.instructions if isinstance(question.instructions, str) else content_text(list(question.instructions))
     )
-    context = request.input if isinstance(request.input, str) else transcript([_as_message(m) for m in request.input])
-    return Query(f"{instructions}\n\n{context}", actions_of(question), id=id)
+    criterion: Messages = [{"role": "system", "content": instructions}] if instructions else []
+    asked: Messages = (
+        [{"role": "user", "content": request.input}]
+        if isinstance(request.input, str)
+        else [_as_message(item) for item in request.input]
+    )
+    return Query([*criterion, *asked], actions_of(question), id=id)
 
 
 def _as_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -181,7 +186,7 @@ def _as_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"role": "tool", "content": item.get("output")}
     if kind.endswith("_call"):
         return {"role": "assistant", "content": f"{item.get('name')}({item.get('arguments', item.get('input'))})"}
-    return item
+    return {"role": item.get("role", "user"), "content": item.get("content")}
 
 
 def read_completion(data: bytes, limits: GatewayConfig) -> CompletionRequest:

@@ -3,16 +3,18 @@
 Knows nothing of HTTP.
 """
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.draws import draw
+from conformal_arbitrage.calibration.project_secret import subkey
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair, TextPair, identities_of_pair
 from conformal_arbitrage.live.policy import (
@@ -30,12 +32,12 @@ from conformal_arbitrage.store.record import (
     CompletionBody,
     Content,
     DecisionBody,
+    DecisionRecord,
     Event,
     MenuQuestion,
     TextQuestion,
 )
-from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Leg, Query
-from conformal_arbitrage.upstream.base import together
+from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Leg, Query, Spent
 
 _PINNED = {
     "temperature": "temperature", "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens",
@@ -43,29 +45,53 @@ _PINNED = {
 }  # fmt: skip
 _ALWAYS_PINNED = ("top_p", "frequency_penalty", "presence_penalty", "logit_bias", "service_tier")
 _sorted = msgspec.json.Encoder(order="sorted")
+_Reply = TypeVar("_Reply")
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """A decision, the event that records it, and the audit it was drawn for, if any."""
+    """A decision, the event that records it, and the audit it was drawn for, if any.
+
+    Attributes:
+        decision: pending, without an answer, until the Guardian has given its own, or if it failed.
+        event: what is recorded unless an earlier event recorded the decision.
+        audit: what is queued with that event.
+        known_legs: how many of the legs belong to an earlier attempt.
+    """
 
     decision: Decision
     event: Event
     audit: Audit | None
+    known_legs: int = 0
+
+
+class _Asked(Struct, frozen=True):
+    """What is known of a decision before any model is asked; `earlier` is the record of an earlier attempt."""
+
+    policy: LivePolicy
+    caller_id: str
+    question: AuditQuestion
+    overridden: str | None
+    earlier: DecisionRecord | None
 
 
 class Decider:
     """Decides under a policy and says what to record.
 
     Args:
-        secret: keys the digests of content and the audit coin.
+        secret: the project's; the keys of content digests and of the audit coin are derived from it.
     """
 
     def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+        self._audit_key, self._digest_key = subkey(secret, "audit v1"), subkey(secret, "digest v1")
 
     async def menu(
-        self, policy: LivePolicy, query: Query, caller_id: str, settings: Mapping[str, Any] | None = None
-    ) -> Outcome:
+        self,
+        policy: LivePolicy,
+        query: Query,
+        caller_id: str,
+        settings: Mapping[str, Any] | None = None,
+        earlier: DecisionRecord | None = None,
+    ) -> AsyncGenerator[Outcome]:
         """Choose from a menu.
 
         Args:
@@ -73,6 +99,10 @@ class Decider:
             query: the question and its menu.
             caller_id: whose call it is.
             settings: of the chat request the question came in, if it did.
+            earlier: the record of an earlier attempt, which is continued: its Primary is not asked again.
+
+        Yields:
+            The outcome so far, once the Primary has answered; if that is pending, the final outcome.
 
         Raises:
             RequestError: the policy answers in free text, or the request overrides a pinned setting.
@@ -82,63 +112,87 @@ class Decider:
             raise RequestError(
                 f"policy {policy.name} answers in free text, not from menus", status=422, code="wrong_form"
             )
-        overridden = _overridden(policy, settings or {})
+        question = MenuQuestion(context=query.context, actions=query.actions)
+        asked = _Asked(policy, caller_id, question, _overridden(policy, settings or {}), earlier)
+        pending = None
+        if earlier is not None:
+            pending = _continued(earlier, query.actions)
+            yield self._outcome(asked, pending)
+            if pending.answer is not None:
+                return
         if isinstance(policy.rule, ConformalArbitrage) and policy.settings.mode == "enforce":
-            decision = await policy.rule.decide(query)
+            steps = policy.rule.steps(query, pending)
         else:
-            decision = await _shadow_menu(policy, pair, query)
-        question = MenuQuestion(context=query.text, actions=query.actions)
-        return self._outcome(policy, decision, caller_id, question, overridden)
+            steps = _shadow_menu(policy, pair, query, pending)
+        async with aclosing(steps):
+            async for decision in steps:
+                yield self._outcome(asked, decision)
 
-    async def text(self, policy: LivePolicy, request: ChatRequest, caller_id: str) -> Outcome:
+    async def text(
+        self,
+        policy: LivePolicy,
+        request: ChatRequest,
+        caller_id: str,
+        earlier: DecisionRecord | None = None,
+        *,
+        live: bool = False,
+    ) -> AsyncGenerator[Outcome | Chunk]:
         """Answer in free text or with tool calls.
+
+        Args:
+            policy: the policy in force.
+            request: the chat request.
+            caller_id: whose call it is.
+            earlier: the record of an earlier attempt, which is continued: its Primary is not asked again.
+            live: pass on the Guardian's words as they come; in shadow mode they never do.
+
+        Yields:
+            The outcome so far, once the Primary has answered; if that is pending, the Guardian's chunks, if they come
+            live, and the final outcome.
 
         Raises:
             RequestError: the policy chooses from menus, or the request overrides a pinned setting.
         """
         pair, overridden = _text_pair(policy), _overridden(policy, request.body)
+        asked = _Asked(policy, caller_id, TextQuestion(request=request.body), overridden, earlier)
+        pending = None
+        if earlier is not None:
+            pending = _continued(earlier, ())
+            yield self._outcome(asked, pending)
         if isinstance(policy.rule, ConformalRouter) and policy.settings.mode == "enforce":
-            decision = await policy.rule.decide(request)
+            steps = policy.rule.steps(request, pending, live=live)
         else:
-            decision = await _shadow_text(policy, pair, request)
-        return self._outcome(policy, decision, caller_id, TextQuestion(request=request.body), overridden)
-
-    async def stream(self, policy: LivePolicy, request: ChatRequest, caller_id: str) -> AsyncGenerator[Outcome | Chunk]:
-        """Answer in free text, passing on the Guardian's words as they come.
-
-        Yields:
-            The final outcome only, or, if the Guardian streams: the outcome so far, its chunks, the final outcome.
-        """
-        if not isinstance(policy.rule, ConformalRouter) or policy.settings.mode != "enforce":
-            yield await self.text(policy, request, caller_id)
-            return
-        overridden = _overridden(policy, request.body)
-        question = TextQuestion(request=request.body)
-        async with aclosing(policy.rule.stream(request)) as steps:
+            steps = _shadow_text(policy, pair, request, pending)
+        async with aclosing(steps):
             async for step in steps:
-                if isinstance(step, Decision):
-                    yield self._outcome(policy, step, caller_id, question, overridden)
-                else:
-                    yield step
+                yield self._outcome(asked, step) if isinstance(step, Decision) else step
 
     def completion(self, policy: LivePolicy, outcome: Outcome, finish: str) -> Event:
-        """Return the event that says how an answer ended whose decision was recorded when it began."""
+        """Return the event that says how an attempt to answer ended whose decision was recorded earlier."""
         decision = outcome.decision
-        content = self._kept(policy, Content(answer=decision.answer))
-        leg = replace(decision.legs[-1], reply=None)
-        body = CompletionBody(finish=finish, leg=leg, cost=decision.spent.cost, content=content)
+        pending = decision.answer is None
+        replaced = decision.decided_by == "fallback"
+        last = decision.legs[-1] if decision.legs and not _awaits_guardian(decision) else None
+        body = CompletionBody(
+            finish=finish,
+            leg=None if last is None else replace(last, reply=None),
+            action=None if pending else decision.action,
+            decided_by=decision.decided_by if replaced else None,
+            no_guarantee=decision.no_guarantee if replaced else None,
+            cost=None if last is None else decision.spent.cost,
+            content=None if pending else self._kept(policy, Content(answer=decision.answer)),
+        )
         return Event(id=str(decision.id), body=body)
 
-    def _outcome(
-        self, policy: LivePolicy, decision: Decision, caller_id: str, question: AuditQuestion, overridden: str | None
-    ) -> Outcome:
+    def _outcome(self, asked: _Asked, decision: Decision) -> Outcome:
         """Put a decision together with its event, and with an audit if the coin says so."""
+        policy, question, overridden = asked.policy, asked.question, asked.overridden
         if overridden is not None and decision.no_guarantee is None:
             decision = replace(decision, no_guarantee=overridden)
-        id, legs = str(decision.id), decision.legs
+        id, legs, pending = str(decision.id), decision.legs, decision.answer is None
         audited = policy.settings.mode == "enforce" and self._drawn(id, policy.settings.audit_rate)
         body = DecisionBody(
-            action=decision.action,
+            action=None if pending else decision.action,
             candidates=decision.candidates,
             margin=None if decision.margin == float("inf") else decision.margin,
             relaxation=decision.relaxation,
@@ -154,14 +208,16 @@ class Decider:
             size=len(question.actions) if isinstance(question, MenuQuestion) else 2,
             overridden=overridden is not None,  # settings the certificate does not cover: other traffic
             audited=audited,
+            pending=pending,
         )
-        event = Event(id=id, body=body, policy=policy.name, key_id=caller_id, decided_by=decision.decided_by)
+        event = Event(id=id, body=body, policy=policy.name, key_id=asked.caller_id, decided_by=decision.decided_by)
         audit = Audit(id=id, policy=policy.name, question=question) if audited else None
-        return Outcome(decision=decision, event=event, audit=audit)
+        known = 0 if asked.earlier is None else len(_known_legs(asked.earlier))
+        return Outcome(decision=decision, event=event, audit=audit, known_legs=known)
 
     def _drawn(self, id: str, rate: float) -> bool:
         """Toss the audit coin; it depends on the id and the secret only, so not on any score."""
-        return rate > 0 and draw(self._secret, f"audit {id}") < rate
+        return rate > 0 and draw(self._audit_key, id) < rate
 
     def _kept(self, policy: LivePolicy, content: Content) -> Content | None:
         if policy.settings.content == "full":
@@ -171,7 +227,7 @@ class Decider:
         return Content(**{name: self._digest(value) for name, value in _given(content)})
 
     def _digest(self, value: object) -> str:
-        return "blake2b-256:" + blake2b(_sorted.encode(value), key=self._secret, digest_size=32).hexdigest()
+        return "blake2b-256:" + blake2b(_sorted.encode(value), key=self._digest_key, digest_size=32).hexdigest()
 
 
 def _given(content: Content) -> list[tuple[str, object]]:
@@ -222,39 +278,81 @@ def _overridden(policy: LivePolicy, settings: Mapping[str, Any]) -> str | None:
     return f"the request overrides {', '.join(changed)}"
 
 
-async def _shadow_menu(policy: LivePolicy, pair: MenuPair, query: Query) -> Decision:
+def _known_legs(earlier: DecisionRecord) -> tuple[Leg, ...]:
+    """Return the legs that another attempt keeps: all of a decision that was made, the Primary's of a pending one."""
+    legs = earlier.decision.legs
+    return tuple(leg for leg in legs if leg.role == "primary") if earlier.decision.pending else legs
+
+
+def _continued(earlier: DecisionRecord, actions: Sequence[str]) -> Decision:
+    """Return the decision of an earlier attempt that delivered nothing: pending, or made if its menu had an answer."""
+    body, legs = earlier.decision, _known_legs(earlier)
+    action = body.action if not body.pending else 0 if body.form == "text" else None
+    return Decision(
+        id=earlier.id,
+        action=action,
+        answer=None if body.pending or action is None else actions[action],
+        candidates=body.candidates,
+        decided_by="primary" if earlier.decided_by == "primary" else "guardian",
+        margin=float("inf") if body.margin is None else body.margin,
+        relaxation=body.relaxation,
+        legs=legs,
+        spent=sum((leg.spent for leg in legs), start=Spent()),
+        no_guarantee=body.no_guarantee,
+    )
+
+
+def _awaits_guardian(decision: Decision) -> bool:
+    """Return whether the Guardian has neither answered nor failed yet."""
+    return decision.answer is None and decision.legs[-1].role == "primary"
+
+
+async def _shadow_menu(
+    policy: LivePolicy, pair: MenuPair, query: Query, pending: Decision | None
+) -> AsyncGenerator[Decision]:
     """Ask both models; the Guardian's choice is the answer, and the Primary's scores are recorded."""
-    primary, guardian = await together(
-        [scored("primary", pair.primary, query), scored("guardian", pair.guardian, query)]
-    )
-    scores = primary.scores or (None,) * len(query.actions)
-    chosen = None if guardian.scores is None else top_of(guardian.scores)
-    answer = None if chosen is None else query.actions[chosen]
-    return _shadowed(policy, query.id, scores, (primary, guardian), chosen, answer)
+    async with _asking(scored("guardian", pair.guardian, query)) as asking:
+        if pending is None:
+            first = await scored("primary", pair.primary, query)
+            pending = _shadowed(policy, query.id, first.scores or (None,) * len(query.actions), first)
+            yield pending
+        leg = await asking
+        chosen = None if leg.scores is None else top_of(leg.scores)
+        yield _answered(pending, leg, chosen, None if chosen is None else query.actions[chosen])
 
 
-async def _shadow_text(policy: LivePolicy, pair: TextPair, request: ChatRequest) -> Decision:
+async def _shadow_text(
+    policy: LivePolicy, pair: TextPair, request: ChatRequest, pending: Decision | None
+) -> AsyncGenerator[Decision]:
     """Ask both models; the Guardian's answer is given, and the Primary's recorded."""
-    (primary, first), (guardian, second) = await together(
-        [answered("primary", pair.primary, request), answered("guardian", pair.guardian, request)]
-    )
-    confidence = 0.0 if first is None or first.confidence is None else first.confidence
-    chosen, answer = (None, None) if second is None else (0, second.message)
-    return _shadowed(policy, request.id, (0.0, confidence), (primary, guardian), chosen, answer)
+    async with _asking(answered("guardian", pair.guardian, request)) as asking:
+        if pending is None:
+            first, answer = await answered("primary", pair.primary, request)
+            confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
+            pending = _shadowed(policy, request.id, (0.0, confidence), first)
+            yield pending
+        leg, answer = await asking
+        yield _answered(pending, leg, None if answer is None else 0, None if answer is None else answer.message)
 
 
-def _shadowed(
-    policy: LivePolicy,
-    id: str | None,
-    scores: tuple[float | None, ...],
-    legs: tuple[Leg, Leg],
-    chosen: int | None,
-    answer: str | Mapping[str, Any] | None,
-) -> Decision:
-    """Return the Guardian's decision beside what the rule makes of the Primary's scores.
+@asynccontextmanager
+async def _asking(call: Coroutine[Any, Any, _Reply]) -> AsyncGenerator["asyncio.Task[_Reply]"]:
+    """Run a call beside the block; one that is not awaited to its end is cancelled."""
+    task = asyncio.create_task(call)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
-    If the Guardian failed, nothing is chosen; the row is recorded nevertheless, since an export must not lack it.
-    """
+
+def _answered(pending: Decision, leg: Leg, chosen: int | None, answer: str | Mapping[str, Any] | None) -> Decision:
+    """Return a shadow decision with the Guardian's leg; without an answer if that failed."""
+    return replace(pending, action=chosen, answer=answer, legs=(*pending.legs, leg), spent=pending.spent + leg.spent)
+
+
+def _shadowed(policy: LivePolicy, id: str | None, scores: tuple[float | None, ...], leg: Leg) -> Decision:
+    """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores."""
     certificate = policy.certificate
     if certificate is None:
         candidates, margin = list(range(len(scores))), margin_of(scores, 12)
@@ -262,13 +360,12 @@ def _shadowed(
         candidates, margin = certificate.sight(scores, id=id)
     return Decision(
         id=id,
-        action=chosen,
-        answer=answer,
+        action=None,
         candidates=tuple(candidates),
         decided_by="guardian",
         margin=margin,
         relaxation=None if certificate is None else certificate.relaxation,
-        legs=legs,
-        spent=legs[0].spent + legs[1].spent,
+        legs=(leg,),
+        spent=leg.spent,
         no_guarantee="there is no certificate yet; the Guardian decides" if certificate is None else None,
     )

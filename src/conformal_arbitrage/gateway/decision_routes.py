@@ -9,18 +9,20 @@ Knows nothing of keys, limits or how models are asked.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.responses import Response
 
-from conformal_arbitrage.errors import GuardianError, LostClaimError, RequestError
+from conformal_arbitrage.errors import GuardianError, LostClaimError, QuotaError, RequestError, StoreError
 from conformal_arbitrage.gateway.chat_replies import (
     EVENT_STREAM,
     Chunks,
     completion_reply,
     decisions_reply,
+    message_of_decision,
     reply_headers,
     stream_reply,
 )
@@ -31,12 +33,13 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import Incoming
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.streaming import EventStream, event_stream, pieces_of
+from conformal_arbitrage.gateway.undelivered import Undelivered
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.live.policy import guardian_failure
-from conformal_arbitrage.store.base import SavedResponse, Store
+from conformal_arbitrage.store.base import Audit, SavedResponse, Store
 from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.store.record import CompletionBody, DecisionBody, DecisionRecord, Event
 from conformal_arbitrage.types import ChatRequest, Chunk, Query
-from conformal_arbitrage.upstream.base import together
 from conformal_arbitrage.upstream.sse import delta_of
 
 
@@ -52,17 +55,19 @@ class DecisionRoutes:
         self._decider = decider
         self._metrics = metrics
         self._idempotency = Idempotency(store, metrics)
+        self._undelivered = Undelivered()
 
     async def decisions(self, request: Incoming) -> Response:
         """Answer POST /v1/decisions."""
         body = read_decisions(request.content, self._config)
         policy = self._policies.named(body.model)
-        async with self._idempotency.turn(request, policy.name) as turn:
+        async with self._turn(request, policy) as turn:
             if turn.response is None:
                 start = time.perf_counter()
                 queries = [query_of(body, question, new_id()) for question in body.questions]
-                outcomes = await together([self._decider.menu(policy, q, request.caller.id) for q in queries])
-                await self._require_answers(outcomes)
+                calls = [self._choose(turn, place, policy, query, request) for place, query in enumerate(queries)]
+                outcomes = await _all_settled(calls)
+                _require_answers(outcomes)
                 reply = decisions_reply(policy, body.questions, outcomes)
                 await self._commit(turn, policy, outcomes, reply, start)
         return _response(turn)
@@ -77,35 +82,125 @@ class DecisionRoutes:
             async with event_stream(request.send) as events:
                 await self._stream(request, chat, policy, menu, events)
             return events
-        async with self._idempotency.turn(request, policy.name) as turn:
+        async with self._turn(request, policy) as turn:
             if turn.response is None:
                 start = time.perf_counter()
-                outcome = await self._decide(policy, chat, menu, request.caller.id)
-                await self._require_answers([outcome])
+                outcome = await self._decide(turn, policy, chat, menu, request)
+                _require_answers([outcome])
                 reply = completion_reply(policy, outcome, menu)
                 await self._commit(turn, policy, [outcome], reply, start)
         return _response(turn)
 
+    @asynccontextmanager
+    async def _turn(self, request: Incoming, policy: LivePolicy) -> AsyncGenerator[Turn]:
+        """Take a request's turn; however it ends, every decision whose Primary answered is recorded.
+
+        Otherwise rows whose Guardian failed, or was too slow for the caller, would be missing from an export, and those
+        that remain would be selected by their scores.
+        """
+        async with self._idempotency.turn(request, policy.name) as turn:
+            finish = "failed"
+            try:
+                yield turn
+            except QuotaError:
+                finish = "limited"
+                raise
+            except asyncio.CancelledError:
+                finish = "cancelled"
+                raise
+            except StoreError:
+                finish = ""  # nothing can be recorded, or another gateway records it
+                raise
+            finally:
+                if finish and turn.response is None and turn.outcomes:
+                    await self._end_undelivered(turn, policy, finish)
+
+    async def _end_undelivered(self, turn: Turn, policy: LivePolicy, finish: str) -> None:
+        """Record how far each decision came, and keep those of which nothing was sent for another attempt."""
+        if turn.opened is not None:
+            await turn.end_early(finish)
+            return
+        self._metrics.undelivered(policy.name, turn.outcomes.values(), finish)
+        events: list[Event] = []
+        audits: list[Audit] = []
+        for outcome in turn.outcomes.values():
+            if outcome.event.id in turn.recorded:
+                events.append(self._decider.completion(policy, outcome, finish))
+                continue
+            events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
+            audits += [] if outcome.audit is None else [outcome.audit]
+        await turn.end_undelivered(events, audits, {place: one.event.id for place, one in turn.outcomes.items()})
+        if turn.claim is None:
+            for place, outcome in turn.outcomes.items():
+                self._undelivered.keep(turn.asked[place], outcome.event.id)
+
     async def _stream(
         self, request: Incoming, chat: CompletionRequest, policy: LivePolicy, menu: Menu | None, events: EventStream
     ) -> None:
-        async with self._idempotency.turn(request, policy.name) as turn:
+        async with self._turn(request, policy) as turn:
             if turn.response is not None:
                 pass
             elif menu is None:
                 await self._stream_text(turn, events, policy, chat, request.caller.id)
             else:
                 start = time.perf_counter()
-                outcome = await self._decide(policy, chat, menu, request.caller.id)
+                outcome = await self._decide(turn, policy, chat, menu, request)
                 await self._send_whole(turn, events, policy, chat, outcome, menu, start)
         if turn.replayed and turn.response is not None:
             await events.replay(turn.response)
 
-    async def _decide(self, policy: LivePolicy, chat: CompletionRequest, menu: Menu | None, caller_id: str) -> Outcome:
-        id = new_id()
-        if menu is None:
-            return await self._decider.text(policy, ChatRequest(chat.body, id=id), caller_id)
-        return await self._decider.menu(policy, Query(chat.messages, menu.actions, id=id), caller_id, chat.body)
+    async def _decide(
+        self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, menu: Menu | None, request: Incoming
+    ) -> Outcome:
+        if menu is not None:
+            query = Query(chat.messages, menu.actions, id=new_id())
+            return await self._choose(turn, 0, policy, query, request, chat.body)
+        caller = request.caller.id
+        earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body))
+        asked = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
+        return await _last(self._noted(turn, 0, self._decider.text(policy, asked, caller, earlier)))
+
+    async def _choose(
+        self,
+        turn: Turn,
+        place: int,
+        policy: LivePolicy,
+        query: Query,
+        request: Incoming,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Outcome:
+        """Decide about one question of a request, or continue what an earlier attempt decided."""
+        caller = request.caller.id
+        earlier = await self._earlier(turn, place, policy, (caller, policy.name, query.context, query.actions))
+        if earlier is not None:
+            query = replace(query, id=earlier.id)
+        return await _last(self._noted(turn, place, self._decider.menu(policy, query, caller, settings, earlier)))
+
+    async def _earlier(self, turn: Turn, place: int, policy: LivePolicy, asked: object) -> DecisionRecord | None:
+        """Return the decision that an earlier attempt at the same question began under the same version, if any."""
+        turn.asked[place] = asked
+        if turn.claim is not None:
+            id = turn.claim.begun.get(place)
+        else:
+            id = self._undelivered.take(asked) if self._undelivered.kept else None
+        record = None if id is None else await self._store.record(id)
+        if record is None or not _continuable(record, policy):
+            return None
+        turn.recorded.add(record.id)
+        return record
+
+    async def _noted(
+        self, turn: Turn, place: int, steps: AsyncGenerator[Outcome | Chunk]
+    ) -> AsyncGenerator[Outcome | Chunk]:
+        """Pass steps on, noting each outcome; a pending one that must not be lost is recorded first."""
+        async with aclosing(steps):
+            async for step in steps:
+                if isinstance(step, Outcome):
+                    turn.outcomes[place] = step
+                    lasting = turn.claim is not None or step.audit is not None
+                    if lasting and step.decision.answer is None and step.event.id not in turn.recorded:
+                        await turn.begin(place, step)
+                yield step
 
     async def _stream_text(
         self, turn: Turn, events: EventStream, policy: LivePolicy, chat: CompletionRequest, caller_id: str
@@ -114,8 +209,11 @@ class DecisionRoutes:
         start = time.perf_counter()
         live = _LiveAnswer(turn, events, policy, self._metrics, include_usage=chat.include_usage)
         outcome: Outcome | None = None
+        earlier = await self._earlier(turn, 0, policy, (caller_id, policy.name, chat.body))
+        asked = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
         try:
-            async with aclosing(self._decider.stream(policy, ChatRequest(chat.body, id=new_id()), caller_id)) as steps:
+            steps = self._noted(turn, 0, self._decider.text(policy, asked, caller_id, earlier, live=True))
+            async with aclosing(steps):
                 async for step in steps:
                     if isinstance(step, Outcome):
                         outcome = step
@@ -142,7 +240,7 @@ class DecisionRoutes:
         start: float,
     ) -> None:
         """Commit a finished answer and send it in pieces; record it if the caller leaves before the last."""
-        await self._require_answers([outcome])
+        _require_answers([outcome])
         reply = stream_reply(policy, outcome, menu, include_usage=chat.include_usage)
         await self._commit(turn, policy, [outcome], reply, start)
         turn.opened = str(outcome.decision.id)
@@ -154,23 +252,71 @@ class DecisionRoutes:
                 await turn.end_early("cancelled")
                 return
 
-    async def _require_answers(self, outcomes: Sequence[Outcome]) -> None:
-        """Refuse to answer in shadow mode if the Guardian failed; its record, without a choice, is kept.
-
-        Raises:
-            GuardianError: the Guardian failed.
-        """
-        failed = [outcome for outcome in outcomes if outcome.decision.action is None]
-        if failed:
-            await self._store.commit([outcome.event for outcome in outcomes])
-            raise guardian_failure(failed[0].decision.legs[-1])
-
     async def _commit(
         self, turn: Turn, policy: LivePolicy, outcomes: Sequence[Outcome], reply: SavedResponse, start: float
     ) -> None:
-        audits = [outcome.audit for outcome in outcomes if outcome.audit is not None]
-        await turn.commit([outcome.event for outcome in outcomes], audits=audits, response=reply)
+        events: list[Event] = []
+        audits: list[Audit] = []
+        for outcome in outcomes:
+            if outcome.event.id in turn.recorded:
+                events.append(self._decider.completion(policy, outcome, _finish_of(policy, outcome)))
+                continue
+            events.append(outcome.event)
+            if outcome.audit is not None:
+                audits.append(outcome.audit)
+        await turn.commit(events, audits=audits, response=reply)
         self._metrics.decided(policy.name, outcomes, time.perf_counter() - start)
+
+
+async def _last(steps: AsyncGenerator[Outcome | Chunk]) -> Outcome:
+    """Return the last outcome."""
+    outcome: Outcome | None = None
+    async with aclosing(steps):
+        async for step in steps:
+            outcome = step if isinstance(step, Outcome) else outcome
+    if outcome is None:
+        raise AssertionError("a decision ends with its outcome")
+    return outcome
+
+
+async def _all_settled(calls: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Outcome]:
+    """Run calls concurrently, all to their end, then raise the first error: what the others decided is not lost."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    outcomes: list[Outcome] = []
+    errors: list[BaseException] = []
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            errors.append(result)
+        else:
+            outcomes.append(result)
+    if errors:
+        raise errors[0]
+    return outcomes
+
+
+def _require_answers(outcomes: Sequence[Outcome]) -> None:
+    """Refuse to answer if the Guardian failed; the records are kept nevertheless.
+
+    Raises:
+        GuardianError: the Guardian failed.
+    """
+    for outcome in outcomes:
+        if outcome.decision.answer is None:
+            raise guardian_failure(
+                outcome.decision.legs[-1], "set safe_action or safe_answer in [task] to continue without it"
+            )
+
+
+def _continuable(record: DecisionRecord, policy: LivePolicy) -> bool:
+    """Return whether another attempt may continue a decision: same version and mode, and its answer can be rebuilt."""
+    body = record.decision
+    same = body.version == policy.version and body.mode == policy.settings.mode and body.form == policy.pair.form
+    return same and (body.pending or (body.form == "menu" and body.action is not None))
+
+
+def _finish_of(policy: LivePolicy, outcome: Outcome) -> str:
+    return "stop" if policy.pair.form == "menu" else message_of_decision(outcome.decision, None)[1]
 
 
 class _LiveAnswer:
@@ -207,7 +353,10 @@ class _LiveAnswer:
 
     async def _open(self, outcome: Outcome) -> None:
         """Record the decision, then send what was held."""
-        await self._turn.open(outcome.event, [] if outcome.audit is None else [outcome.audit])
+        body = outcome.event.body
+        if isinstance(body, DecisionBody):  # the Guardian has begun to answer
+            body = replace(body, action=outcome.decision.action, pending=False)
+        await self._turn.open(replace(outcome.event, body=body), outcome.audit)
         self._metrics.decided(self._policy.name, [outcome])
         self._events.headers = {**reply_headers(self._policy, outcome), "x-arbitrage-cost": "unknown", **EVENT_STREAM}
         self.chunks = Chunks(self._policy, outcome, include_usage=self._include_usage)

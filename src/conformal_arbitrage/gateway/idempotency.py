@@ -6,12 +6,13 @@ Knows nothing of how a reply is made.
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from starlette.types import Receive
 
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
+from conformal_arbitrage.gateway.decider import Outcome
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import Incoming, caller_left
 from conformal_arbitrage.store.base import Audit, Claim, Claimed, SavedResponse, Store
@@ -32,6 +33,9 @@ class Turn:
             after it if another gateway answered first.
         replayed: whether another turn made the response.
         opened: id of the decision whose answer is being sent already.
+        outcomes: how far each decision of the request has come, by the place of its question.
+        asked: what each question asks, and who, by place.
+        recorded: ids of the decisions that are in the store already.
         left: whether the caller has disconnected.
     """
 
@@ -39,16 +43,24 @@ class Turn:
         self.response: SavedResponse | None = None
         self.replayed = False
         self.opened: str | None = None
+        self.outcomes: dict[int, Outcome] = {}
+        self.recorded: set[str] = set()
+        self.asked: dict[int, object] = {}
         self.left = False
         self.claim: Claim | None = None
         self._store = store
         self._metrics = metrics
         self._task = asyncio.current_task()
-        self._committing = False
+        self._committing = 0
         self._ended = False
 
     async def commit(
-        self, events: Sequence[Event], *, audits: Sequence[Audit] = (), response: SavedResponse | None = None
+        self,
+        events: Sequence[Event],
+        *,
+        audits: Sequence[Audit] = (),
+        response: SavedResponse | None = None,
+        begun: Mapping[int, str] | None = None,
     ) -> None:
         """Make events durable, with audits, and with the response that ends the turn.
 
@@ -56,25 +68,41 @@ class Turn:
             LostClaimError: another gateway took over the idempotency key; nothing was written.
         """
         start = time.perf_counter()
-        self._committing = True
+        self._committing += 1
         try:
-            saved = None if self.claim is None else response
-            await self._store.commit(events, claim=self.claim, response=saved, audits=audits)
+            if self.claim is None:
+                await self._store.commit(events, audits=audits)
+            else:
+                await self._store.commit(events, claim=self.claim, response=response, audits=audits, begun=begun)
             self.response = response
         finally:
-            self._committing = False
-            if self.left and self.response is None:
+            self._committing -= 1
+            if self.left and not self._committing and self.response is None:
                 self._cancel()
         self._metrics.commit.observe(time.perf_counter() - start)
 
-    async def open(self, event: Event, audits: Sequence[Audit]) -> None:
-        """Make a decision durable whose answer is about to be sent."""
+    async def begin(self, place: int, outcome: Outcome) -> None:
+        """Make a pending decision durable before the Guardian is asked, so that neither a crash nor a retry loses it."""
+        id = outcome.event.id
+        await self.commit([outcome.event], audits=_listed(outcome.audit), begun={place: id})
+        self.recorded.add(id)
+
+    async def open(self, event: Event, audit: Audit | None) -> None:
+        """Make a decision durable whose answer is about to be sent; one that is recorded needs only its claim."""
+        known = event.id in self.recorded
         self.opened = event.id  # it stands even if the Guardian times out during the commit
         try:
-            await self.commit([event], audits=audits)
+            if not known or self.claim is not None:
+                await self.commit([] if known else [event], audits=[] if known else _listed(audit))
         except StoreError:
             self.opened = None
             raise
+        self.recorded.add(event.id)
+
+    async def end_undelivered(self, events: Sequence[Event], audits: Sequence[Audit], begun: Mapping[int, str]) -> None:
+        """Record decisions of which nothing was delivered; another attempt under the same key continues those begun."""
+        noted = begun if self.claim is not None else None
+        await self._store.commit(events, claim=self.claim, audits=audits, begun=noted)
 
     async def end_early(self, finish: str) -> None:
         """Record that an answer which was opened has no end; it is not kept under the idempotency key."""
@@ -218,9 +246,15 @@ class Idempotency:
         if turn.opened is not None:
             await turn.end_early("cancelled")
             return
+        if turn.outcomes:
+            return  # each has its own record
         body = DecisionBody(cancelled=True)
         event = Event(id=new_id(), body=body, policy=policy, key_id=caller_id, decided_by="cancelled")
         await self._store.commit([event])
+
+
+def _listed(audit: Audit | None) -> list[Audit]:
+    return [] if audit is None else [audit]
 
 
 def _in_progress() -> RequestError:

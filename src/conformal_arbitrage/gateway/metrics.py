@@ -3,20 +3,27 @@
 Knows nothing of who reads the metrics.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from conformal_arbitrage.gateway.decider import Outcome
-from conformal_arbitrage.types import Leg
+from conformal_arbitrage.types import Leg, Role
 
+_log = logging.getLogger("conformal_arbitrage.gateway")
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Metrics:
-    """Counters and histograms of one gateway."""
+    """Counters and histograms of one gateway.
+
+    Attributes:
+        other_models: by policy and role, what an endpoint said that answers as another model than the pinned one; until
+            the pinned one answers again.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -33,6 +40,10 @@ class Metrics:
         self.commit = self._histogram("commit_seconds", "Time until a decision was durable", _FAST)
         self.overhead = self._histogram("overhead_seconds", "Time of a request not spent in legs", _FAST)
         self.in_flight = Gauge("arbitrage_in_flight", "Requests in flight", registry=self.registry)
+        self.other_models: dict[tuple[str, Role], str] = {}
+        self.guardian_resting = Gauge(
+            "arbitrage_guardian_resting", "1 while the Guardian is not called", ["policy"], registry=self.registry
+        )
         self.resting = Gauge(
             "arbitrage_upstream_resting", "1 while the circuit breaker is open", ["upstream"], registry=self.registry
         )
@@ -69,11 +80,18 @@ class Metrics:
             self._child(self.decisions, policy, decision.decided_by).inc()
             if decision.decided_by != "primary":
                 self._child(self.deferred, policy).inc()
-            for leg in decision.legs:
+            for leg in decision.legs[outcome.known_legs :]:
                 self.leg(policy, leg)
         if seconds is not None:
             longest = max(sum(leg.seconds for leg in outcome.decision.legs) for outcome in outcomes)
             self.overhead.observe(max(0.0, seconds - longest))
+
+    def undelivered(self, policy: str, outcomes: Iterable[Outcome], finish: str) -> None:
+        """Count decisions of which nothing was delivered, under how their attempt ended, and their legs."""
+        for outcome in outcomes:
+            self._child(self.decisions, policy, finish).inc()
+            for leg in outcome.decision.legs[outcome.known_legs :]:
+                self.leg(policy, leg)
 
     def leg(self, policy: str, leg: Leg) -> None:
         """Count one model's time, tokens and cost, and whether it failed."""
@@ -81,8 +99,14 @@ class Metrics:
         self._child(self.cost, policy, leg.role).inc(leg.spent.cost or 0.0)
         self._child(self.tokens, policy, leg.role, "input").inc(leg.spent.input_tokens or 0)
         self._child(self.tokens, policy, leg.role, "output").inc(leg.spent.output_tokens or 0)
-        if leg.error is not None:
-            self._child(self.upstream_errors, policy, leg.role, leg.error.partition(":")[0]).inc()
+        kind, _, text = (leg.error or "").partition(": ")
+        if kind:
+            self._child(self.upstream_errors, policy, leg.role, kind).inc()
+        if kind == "OtherModelError" and self.other_models.get((policy, leg.role)) != text:
+            self.other_models[policy, leg.role] = text
+            _log.error("policy %s, %s: %s", policy, leg.role, text)
+        elif not kind and self.other_models:
+            self.other_models.pop((policy, leg.role), None)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -47,11 +47,11 @@ _SCHEMAS: dict[str, Any] = {
     "Question": {
         "oneOf": [
             _object(
-                ["type", "instructions"], more=False, type={"const": "predicate"},
+                ["type"], more=False, type={"const": "predicate"},
                 instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
             ),
             _object(
-                ["type", "instructions", "choices"], more=False, type={"const": "choice"},
+                ["type", "choices"], more=False, type={"const": "choice"},
                 instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
                 choices=_array(
                     _object(
@@ -61,7 +61,7 @@ _SCHEMAS: dict[str, Any] = {
                 ),
             ),
             _object(
-                ["type", "instructions", "levels"], more=False, type={"const": "score"},
+                ["type", "levels"], more=False, type={"const": "score"},
                 instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
                 levels=_array(
                     _object(["label"], more=False, label={"type": "string", "minLength": 1}, description=_nullable(_TEXT)),
@@ -118,7 +118,7 @@ _SCHEMAS: dict[str, Any] = {
     "Feedback": _object(
         [], more=False, grade=_nullable({"type": "number", "minimum": 0, "maximum": 1}),
         grades=_nullable(_object(["primary", "guardian"], more=False, primary=_NUMBER, guardian=_NUMBER)),
-        label={"anyOf": [{"type": "integer"}, _TEXT, {"type": "null"}]}, comment=_nullable(_TEXT),
+        label={"anyOf": [{"type": "integer"}, _TEXT, {"type": "null"}]}, comment=_nullable(_TEXT), reason=_nullable(_TEXT),
     ),
     "Nothing": {"type": "object"},
     "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run=_BOOLEAN),

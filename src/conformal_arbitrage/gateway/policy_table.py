@@ -6,12 +6,12 @@ Knows nothing of requests.
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from conformal_arbitrage.calibration.certificate import Certificate, key_path, read_key
-from conformal_arbitrage.calibration.guarantee import guarantee_text
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, ConfigError, RequestError
 from conformal_arbitrage.live.build import bind_menu, bind_text
 from conformal_arbitrage.live.config import Config, PolicyConfig
@@ -23,9 +23,8 @@ from conformal_arbitrage.store.record import JSONObject
 from conformal_arbitrage.upstream.base import fingerprint
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
-_PROMISED = (
-    "status", "alpha", "loss_bound", "n", "loss", "binarized", "guardian_sees", "boundary", "missing_guardian",
-)  # fmt: skip
+UNSIGNED = "unsigned"
+"""The name that lets a policy use a certificate without this project's signature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +78,14 @@ class PolicyTable:
         config: names, settings and initial certificates.
         store: where installed versions are kept.
         pairs: the models, by form.
+        secret: the project's; certificates must be signed with it.
     """
 
-    def __init__(self, config: Config, store: Store, pairs: Mapping[Form, ModelPair]) -> None:
+    def __init__(self, config: Config, store: Store, pairs: Mapping[Form, ModelPair], secret: ProjectSecret) -> None:
         self._config = config
         self._store = store
         self._pairs = pairs
+        self._secret = secret
         self._keys = _keys(config)
         self._live: dict[str, LivePolicy] = {}
         self._unusable: dict[str, ArbitrageError] = {}
@@ -154,16 +155,8 @@ class PolicyTable:
         """
         settings = self._config.policies[name]
         bound = Certificate.from_dict(dict(document), source=f"policy {name}")
-        promised = guarantee_text(**{field: getattr(bound, field) for field in _PROMISED})
-        if bound.guarantee != promised:
-            raise CertificateError(f"policy {name}: the certificate's guarantee is not the one its fields imply")
-        if bound.key_sha256 is not None:
-            key = self._keys.get(bound.key_sha256)
-            if key is None:
-                raise CertificateError(
-                    f"policy {name}: this gateway does not hold the key behind the certificate's draws"
-                )
-            bound = Certificate.from_dict(dict(document), key=key)
+        forfeited = self._check_signature(name, bound)
+        bound = self._with_key(name, bound)
         pair = self._pairs[self._config.form_of(name)]
         return LivePolicy(
             name=name,
@@ -171,17 +164,39 @@ class PolicyTable:
             settings=settings,
             pair=pair,
             certificate=bound,
-            rule=self._rule(settings, bound, pair),
+            rule=self._rule(settings, bound, pair, forfeited),
             identities_sha256=fingerprint(identities_of_pair(pair)),
             alpha=bound.alpha,
         )
 
+    def _check_signature(self, name: str, certificate: Certificate) -> str | None:
+        """Return why decisions have no guarantee: an unsigned certificate, allowed by name; None if it is signed."""
+        try:
+            certificate.check_signature(self._secret, source=f"policy {name}")
+        except CertificateError as error:
+            if UNSIGNED in self._config.policies[name].allow:
+                return f"allowed by name: {UNSIGNED} (who made the certificate cannot be checked)"
+            remedy = f'or continue without a guarantee: allow = ["{UNSIGNED}"] in [policies.{name}]'
+            raise CertificateError(f"{error}; {remedy}") from error
+        return None
+
+    def _with_key(self, name: str, certificate: Certificate) -> Certificate:
+        """Return a certificate with the key behind its draws: a subkey of the secret, or a file of earlier releases."""
+        keyed = certificate.with_key_of(self._secret)
+        if keyed.key_sha256 is None or keyed.key is not None:
+            return keyed
+        if keyed.key_sha256 not in self._keys:
+            raise CertificateError(f"policy {name}: this gateway does not hold the key behind the certificate's draws")
+        return Certificate.from_dict(keyed.to_dict(), key=self._keys[keyed.key_sha256])
+
     def _rule(
-        self, settings: PolicyConfig, certificate: Certificate, pair: ModelPair
+        self, settings: PolicyConfig, certificate: Certificate, pair: ModelPair, forfeited: str | None
     ) -> ConformalArbitrage | ConformalRouter:
         if isinstance(pair, MenuPair):
-            return bind_menu(self._config, certificate, pair.primary, pair.guardian, allow=settings.allow)
-        return bind_text(self._config, certificate, pair.primary, pair.guardian, allow=settings.allow)
+            bound = bind_menu(self._config, certificate, pair.primary, pair.guardian, allow=settings.allow)
+        else:
+            bound = bind_text(self._config, certificate, pair.primary, pair.guardian, allow=settings.allow)
+        return bound if forfeited is None else replace(bound, forfeited=forfeited)
 
     def named(self, model: str) -> LivePolicy:
         """Return the policy that a request's model names.
@@ -193,7 +208,8 @@ class PolicyTable:
         live = self._live.get(name)
         if name in self._unusable:
             raise RequestError(
-                f"policy {name} is out of service: its certificate was made for other models than this gateway's",
+                f"policy {name} is out of service: its certificate was made for other models, or is not signed with this "
+                "gateway's secret",
                 status=503, code="policy_unusable", param="model",
             )  # fmt: skip
         if live is None:
@@ -210,6 +226,11 @@ class PolicyTable:
         """Return whether callers may see the relaxation and margins of a policy."""
         settings = self._config.policies.get(name)
         return settings is not None and settings.expose == "full"
+
+    def lets_callers_grade(self, name: str) -> bool:
+        """Return whether callers may grade both answers to their own requests."""
+        settings = self._config.policies.get(name)
+        return settings is not None and settings.callers_grade
 
     def all(self) -> list[LivePolicy]:
         """Return every policy in force."""

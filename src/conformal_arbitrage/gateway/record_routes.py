@@ -47,6 +47,7 @@ class Feedback(Struct, forbid_unknown_fields=True):
     grades: Grades | None = None
     label: int | str | None = None
     comment: str | None = None
+    reason: str | None = None
 
 
 class Install(Struct, forbid_unknown_fields=True):
@@ -85,9 +86,30 @@ class RecordRoutes:
         record = await self._own(request)
         feedback: Feedback = converted(decoded(request.content, self._config), Feedback)
         _check_feedback(feedback)
+        if feedback.grades is not None:
+            self._check_grades(feedback, record, request.caller)
         body = FeedbackBody(**asdict(feedback), by=request.caller.id)
         await self._store.commit([Event(id=record.id, body=body)])
         return json_response({"id": record.id, "status": "recorded"})
+
+    def _check_grades(self, feedback: Feedback, record: DecisionRecord, caller: Caller) -> None:
+        """Check who grades both answers, and that a second grading says why.
+
+        Raises:
+            RequestError: a calling key grades its own decisions and the policy does not allow that, or the decision has
+                grades already and there is no reason.
+        """
+        if caller.scope == "call" and not self._policies.lets_callers_grade(record.policy):
+            raise RequestError(
+                f"grades feed the next calibration, so they need a key of scope review, or callers_grade = true in "
+                f"[policies.{record.policy}]; a grade, a label or a comment does not",
+                status=403, code="insufficient_scope", param="grades",
+            )  # fmt: skip
+        if any(earlier.grades is not None for earlier in record.feedback) and not feedback.reason:
+            raise RequestError(
+                "this decision has grades already, and the first count; give a reason to keep others beside them",
+                status=409, code="already_graded", param="reason",
+            )  # fmt: skip
 
     async def _own(self, request: Incoming) -> DecisionRecord:
         record = await self._store.record(str(request.path_params["id"])[:64])

@@ -5,10 +5,8 @@ Knows nothing of routes.
 
 import asyncio
 import gc
-import hashlib
 import os
 import re
-import secrets
 import signal
 import socket
 import sys
@@ -24,6 +22,7 @@ import uvloop
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.app import Parts, create_app
 from conformal_arbitrage.gateway.auth import check_binding
@@ -38,8 +37,8 @@ from conformal_arbitrage.gateway.policy_table import (
 )
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, Form
-from conformal_arbitrage.scorelog.files import write_bytes
 from conformal_arbitrage.scorers.quota import GuardianQuota, QuotaAnswerer, QuotaScorer
+from conformal_arbitrage.scorers.terminal import has_terminal
 from conformal_arbitrage.store import open_store
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -62,18 +61,19 @@ def database_of(config: Config) -> str:
     return location if "://" in location else str(Path(config.folder) / location)
 
 
-def secret_of(config: Config) -> bytes:
-    """Return the secret behind digests and coins: ARBITRAGE_SECRET, or a file created beside the database."""
-    variable = os.environ.get("ARBITRAGE_SECRET")
-    if variable:
-        return hashlib.sha256(variable.encode()).digest()
+def secret_of(config: Config) -> ProjectSecret:
+    """Return the project's secret: ARBITRAGE_SECRET, or the file arbitrage.secret, created beside the configuration.
+
+    The file that earlier releases created beside the database is read as well.
+    """
+    secret = ProjectSecret.search(config.folder)
+    if secret is not None:
+        return secret
     database = database_of(config)
     if "://" in database:
         raise ConfigError("gateways that share a database share a secret; set ARBITRAGE_SECRET for each")
-    path = Path(database + ".secret")
-    if not path.exists():
-        write_bytes(path, secrets.token_bytes(32), private=True)
-    return path.read_bytes()
+    earlier = Path(database + ".secret")
+    return ProjectSecret((earlier.read_bytes(),)) if earlier.exists() else ProjectSecret.create(config.folder)
 
 
 def pairs_of(models: Models) -> dict[Form, ModelPair]:
@@ -130,26 +130,41 @@ async def application(config: Config, log: Log = _unlogged) -> AsyncGenerator[AS
         log: takes a line of JSON for every request.
     """
     check_policies(config)
+    _check_people(config)
     store = await open_store(database_of(config))
     try:
         async with Models(config, Extras(breaker=True)) as models:
-            policies = PolicyTable(config, store, pairs_of(models))
+            secret = secret_of(config)
+            policies = PolicyTable(config, store, pairs_of(models), secret)
             await policies.load()
             has_keys = bool(await store.keys())
             check_binding(config.gateway.host, has_keys=has_keys)
-            secret = secret_of(config)
             yield create_app(
                 Parts(
                     config=config,
                     store=store,
                     policies=policies,
-                    secret=secret,
+                    secret=secret.keys[0],
                     breakers=models.breakers,
+                    guardian_breakers=models.guardian_breakers,
                     log=log,
                 )
             )
     finally:
         await store.close()
+
+
+def _check_people(config: Config) -> None:
+    """Refuse a person as a model where there is no terminal to ask at.
+
+    Raises:
+        ConfigError: a person is configured, and standard input is not a terminal.
+    """
+    people = [role for role in ("primary", "guardian") if config.section(role).is_person]
+    if people and not has_terminal():
+        raise ConfigError(
+            f"[{people[0]}] is a person, and there is no terminal to ask at: start the gateway at one, or use another kind"
+        )
 
 
 class _Protocol(HttpToolsProtocol):

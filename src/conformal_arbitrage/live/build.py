@@ -64,6 +64,7 @@ class Models:
         self._open = AsyncExitStack()
         self._terminal = Terminal()
         self.breakers: list[Breaker] = []
+        self.guardian_breakers: list[Breaker] = []
         self._gates: dict[Section, RateLimit] = {}
 
     async def __aenter__(self) -> "Models":
@@ -140,6 +141,8 @@ class Models:
         if self._extras.breaker:
             port = Breaker(port)
             self.breakers.append(port)
+            if role == "guardian":
+                self.guardian_breakers.append(port)
         if self._extras.gate is not None:
             port = Limit(port, self._extras.gate)
         own: dict[str, int | None] = {

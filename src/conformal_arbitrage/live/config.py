@@ -48,6 +48,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         content: what the record keeps of questions and answers.
         expose: what callers see of a decision; relaxation and margin only with "full".
         overrides: what to do with a request that overrides a pinned setting: refuse it, or answer without a guarantee.
+        callers_grade: whether keys of scope call may send `grades`, which recalibration uses, for their own decisions.
         aliases: further model names for this policy.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
     """
@@ -59,6 +60,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     content: Literal["full", "hashed", "off"] = "hashed"
     expose: Literal["id", "full"] = "id"
     overrides: Literal["refuse", "none"] = "refuse"
+    callers_grade: bool = False
     aliases: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
 

@@ -15,7 +15,7 @@ from conformal_arbitrage.scorers.answers import rating
 from conformal_arbitrage.scorers.base import Identity
 from conformal_arbitrage.scorers.completions import PATH, Settings, message_of
 from conformal_arbitrage.scorers.terminal import SKIP, Terminal
-from conformal_arbitrage.scorers.user_code import UserCode, describe
+from conformal_arbitrage.scorers.user_code import UserCode, describe, source_identity
 from conformal_arbitrage.types import ChatRequest, Spent, transcript
 from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort, fingerprint, is_number
 
@@ -86,8 +86,8 @@ class FunctionGrader:
 
     @property
     def identity(self) -> Identity:
-        """The function's name."""
-        return {"kind": "python", "name": self.name}
+        """The function's name, and the digest of its source where it can be had."""
+        return {"kind": "python", "name": self.name, **source_identity(self.function)}
 
     async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:
         """Return the function's grade.

@@ -25,6 +25,7 @@ from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer,
 from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Leg, Query, Role, Spent
 
 UNBOUND = "unbound"
+_NO_SAFE_ANSWER = "set safe_answer to continue without it"
 _Question = TypeVar("_Question", contravariant=True)
 
 
@@ -47,6 +48,7 @@ class ConformalArbitrage:
         safe_action: the text of the action to take if the Guardian fails; without one that is an error.
         allow: names of tolerated differences between the certificate's identities and these models, such as
             "primary.temperature", or "unbound"; every decision then reports that it has no guarantee.
+        forfeited: why no decision has a guarantee, whatever the models; None if nothing else stands against one.
 
     Raises:
         StaleCalibrationError: the certificate was made with other models, and that is not allowed.
@@ -57,12 +59,15 @@ class ConformalArbitrage:
     certificate: Certificate
     safe_action: str | None = None
     allow: Collection[str] = ()
+    forfeited: str | None = None
     _no_guarantee: str | None = field(init=False, default=None)
+    _sizes: range = field(init=False, default=range(0))
 
     def __post_init__(self) -> None:
         """Check the certificate against the models."""
         reason = _check_identities(self.certificate, self.primary, self.guardian, self.allow)
-        object.__setattr__(self, "_no_guarantee", reason)
+        object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
+        object.__setattr__(self, "_sizes", self.certificate.sizes)
 
     async def decide(self, query: Query) -> Decision:
         """Decide who chooses, and choose.
@@ -70,10 +75,29 @@ class ConformalArbitrage:
         Raises:
             GuardianError: the Guardian was to decide and could not, and there is no safe action.
         """
-        query = Query(query.context, _checked_menu(query.actions), id=query.id or secrets.token_hex(16))
+        query = _checked_query(query)
         pending = await self._ask_primary(query)
-        if pending.decided_by == "primary":
-            return pending
+        decision = pending if pending.decided_by == "primary" else await self._ask_guardian(query, pending)
+        if decision.answer is None:
+            raise guardian_failure(decision.legs[-1], self._remedy(query))
+        return decision
+
+    async def steps(self, query: Query, pending: Decision | None = None) -> AsyncGenerator[Decision]:
+        """Yield the decision once the Primary has answered and, if the Guardian must complete it, the final one.
+
+        A final decision without an answer is one whose Guardian failed, with no safe action to take.
+
+        Args:
+            query: the question, with its id.
+            pending: what the Primary's answer led to at an earlier attempt; the Primary is not asked again.
+        """
+        if pending is None:
+            pending = await self._ask_primary(query)
+            yield pending
+        if pending.decided_by != "primary":
+            yield await self._ask_guardian(query, pending)
+
+    async def _ask_guardian(self, query: Query, pending: Decision) -> Decision:
         everything = range(len(query.actions))
         shown = pending.candidates if self.certificate.guardian_sees == "candidates" else everything
         menu = query if len(shown) == len(everything) else query.only(shown)
@@ -103,19 +127,24 @@ class ConformalArbitrage:
             answer=None if chosen is None else query.actions[chosen],
             legs=legs,
             spent=spent,
-            no_guarantee=self._no_guarantee,
+            no_guarantee=self._no_guarantee or self._outside(len(query.actions)),
         )
 
+    def _outside(self, size: int) -> str | None:
+        return None if size in self._sizes else self.certificate.outside(size)
+
     def _fall_back(self, query: Query, both: Decision) -> Decision:
-        if self.safe_action is None:
-            raise guardian_failure(both.legs[-1], "set safe_action to continue without it")
-        if self.safe_action not in query.actions:
-            raise guardian_failure(
-                both.legs[-1], f"the safe action {self.safe_action!r} is not one of this query's actions"
-            )
+        """Return the decision with the safe action, or as it is if there is none."""
+        if self.safe_action is None or self.safe_action not in query.actions:
+            return both
         chosen = query.actions.index(self.safe_action)
         reason = both.no_guarantee or "the Guardian failed and the safe action was taken in its place"
         return replace(both, action=chosen, answer=self.safe_action, decided_by="fallback", no_guarantee=reason)
+
+    def _remedy(self, query: Query) -> str:
+        if self.safe_action is None:
+            return "set safe_action to continue without it"
+        return f"the safe action {self.safe_action!r} is not one of the actions of query {query.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +156,7 @@ class ConformalRouter:
         guardian: who answers otherwise.
         certificate: a certificate made from a log in router form.
         safe_answer: the answer to give if the Guardian fails; without one that is an error.
-        allow: as in `ConformalArbitrage`.
+        allow, forfeited: as in `ConformalArbitrage`.
     """
 
     primary: Answerer
@@ -135,12 +164,13 @@ class ConformalRouter:
     certificate: Certificate
     safe_answer: str | None = None
     allow: Collection[str] = ()
+    forfeited: str | None = None
     _no_guarantee: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Check the certificate against the models."""
         reason = _check_identities(self.certificate, self.primary, self.guardian, self.allow)
-        object.__setattr__(self, "_no_guarantee", reason)
+        object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
 
     async def decide(self, request: ChatRequest) -> Decision:
         """Decide whose answer is given.
@@ -149,10 +179,12 @@ class ConformalRouter:
             GuardianError: the Guardian was to answer and could not, and there is no safe answer.
         """
         request = _identified(request)
-        pending = await self._ask_primary(request)
-        if pending.decided_by == "primary":
-            return pending
-        return self._conclude(pending, await answered("guardian", self.guardian, request))
+        decision = pending = await self._ask_primary(request)
+        if pending.decided_by != "primary":
+            decision = self._conclude(pending, await answered("guardian", self.guardian, request))
+        if decision.answer is None:
+            raise guardian_failure(decision.legs[-1], _NO_SAFE_ANSWER)
+        return decision
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[Decision | Chunk]:
         """Decide whose answer is given, and yield the Guardian's as it arrives.
@@ -165,19 +197,42 @@ class ConformalRouter:
         Raises:
             GuardianError: the Guardian failed, perhaps after some chunks, and there is no safe answer.
         """
-        request = _identified(request)
-        pending = await self._ask_primary(request)
-        if pending.decided_by == "primary":
+        held: Decision | None = None
+        async with aclosing(self.steps(_identified(request), live=True)) as steps:
+            async for step in steps:
+                if isinstance(step, Decision) and step.answer is None:
+                    if step.legs[-1].role == "guardian":
+                        raise guardian_failure(step.legs[-1], _NO_SAFE_ANSWER)
+                    held = step  # until the Guardian's first word
+                    continue
+                if held is not None and not (isinstance(step, Decision) and step.decided_by == "fallback"):
+                    yield held
+                held = None
+                yield step
+
+    async def steps(
+        self, request: ChatRequest, pending: Decision | None = None, *, live: bool = False
+    ) -> AsyncGenerator[Decision | Chunk]:
+        """Yield the decision once the Primary has answered and, if the Guardian must complete it, the final one.
+
+        A final decision without an answer is one whose Guardian failed, with no safe answer to give.
+
+        Args:
+            request: the chat request, with its id.
+            pending: what the Primary's answer led to at an earlier attempt; the Primary is not asked again.
+            live: yield the Guardian's chunks as they arrive, before the final decision.
+        """
+        if pending is None:
+            pending = await self._ask_primary(request)
             yield pending
+        if pending.decided_by == "primary":
             return
-        announced = False
+        if not live:
+            yield self._conclude(pending, await answered("guardian", self.guardian, request))
+            return
         async with aclosing(stream_answered("guardian", self.guardian, request)) as items:
             async for item in items:
-                step = self._conclude(pending, item) if isinstance(item, Answered) else item
-                if not announced and not (isinstance(step, Decision) and step.decided_by == "fallback"):
-                    yield pending
-                    announced = True
-                yield step
+                yield self._conclude(pending, item) if isinstance(item, Answered) else item
 
     async def _ask_primary(self, request: ChatRequest) -> Decision:
         """Return the Primary's decision, or the one that the Guardian has to complete."""
@@ -203,7 +258,7 @@ class ConformalRouter:
         if guardian.answer is not None:
             return replace(both, answer=guardian.answer.message)
         if self.safe_answer is None:
-            raise guardian_failure(guardian.leg, "set safe_answer to continue without it")
+            return both
         message = {"role": "assistant", "content": self.safe_answer}
         reason = both.no_guarantee or "the Guardian failed and the safe answer was given in its place"
         return replace(both, answer=message, decided_by="fallback", no_guarantee=reason)
@@ -330,6 +385,7 @@ _FAILURES = {
     "DeadlineError": ("timed out", True),
     "UpstreamError": ("could not be reached, or refused the call", True),
     "ReplyError": ("sent a reply that cannot be used", True),
+    "OtherModelError": ("answered as another model than the pinned one", False),
     "CutOffError": ("ran out of tokens before it answered", False),
     "RefusalError": ("declined to answer", False),
 }
@@ -346,10 +402,13 @@ def _identified(request: ChatRequest) -> ChatRequest:
     return request if request.id else ChatRequest(request.body, id=secrets.token_hex(16))
 
 
-def _checked_menu(actions: Collection[str]) -> tuple[str, ...]:
-    if not actions:
+def _checked_query(query: Query) -> Query:
+    """Return a query with an id and a whole menu."""
+    if not query.actions:
         raise OptionError("a query needs at least one action")
-    return tuple(actions)
+    if query.id and query.places is None:
+        return query
+    return Query(query.context, tuple(query.actions), id=query.id or secrets.token_hex(16))
 
 
 def top_of(scores: tuple[float, ...]) -> int:

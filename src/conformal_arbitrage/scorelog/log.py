@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from conformal_arbitrage.core.arrays import Bools, Floats, Integers, Scalar, flat_positions
 from conformal_arbitrage.core.choices import row_argmax
-from conformal_arbitrage.errors import OptionError, OutputError
+from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
 from conformal_arbitrage.scorelog.columns import CheckedColumns, Usage, array_columns, check_columns, read_columns
 from conformal_arbitrage.scorelog.files import Table, write_table
 from conformal_arbitrage.scorelog.frames import FrameTable, arrow_stream, arrow_table, pandas_frame
@@ -258,6 +258,11 @@ class ScoreLog:
         return self.guardian if self.binary is None else self.binary
 
     @property
+    def unknown_loss(self) -> Bools:
+        """Rows whose loss is unknown: no Guardian score or, once binarised, an unknown `correct` of its top action."""
+        return self.missing if self.binary is None else np.isnan(self.binary[self.offsets[:-1]])
+
+    @property
     def is_router(self) -> bool:
         """Whether every row has the router form: two actions, Primary [0, s], Guardian [1, ...]."""
         return is_router_form(self)
@@ -285,17 +290,32 @@ class ScoreLog:
 
         It is 1 on the Guardian's top action if that is right, else 0 throughout.
         Choices still use the raw scores; only the loss changes. The certificate then bounds the probability that the
-        Guardian is right and its answer is not a candidate.
+        Guardian is right and its answer is not a candidate. A row in which `correct` of that action is unknown counts
+        like one without a Guardian score; see `unknown_loss`.
         """
         if self.is_router:
             raise OptionError(f"{self.source}: router form needs no binarising; its scores already are regret")
         if "correct" not in self.outcome_names:
             raise OptionError(f"{self.source}: binarising needs the right answers; add a `label` or `correct` column")
+        correct = self._zero_or_one()
         top = self.offsets[:-1] + row_argmax(self.guardian, self.offsets)
         binary = np.zeros(len(self.guardian))
-        binary[top] = self.outcome("correct")[top] == 1
-        binary[np.repeat(self.missing, self.sizes)] = np.nan
+        binary[top] = correct[top]
+        binary[np.repeat(self.missing | np.isnan(correct[top]), self.sizes)] = np.nan
         return replace(self, binary=binary)
+
+    def _zero_or_one(self) -> Floats:
+        """Return `correct` for every action; refuse a grade in between, NaN (unknown) may stay."""
+        correct = self.outcome("correct")
+        partial = ~((correct == 0) | (correct == 1) | np.isnan(correct))
+        if partial.any():
+            place = int(partial.argmax())
+            row = int(np.searchsorted(self.offsets, place, side="right"))
+            raise ScoreLogError(
+                f"{self.source}: row {row}, column 'correct': {correct[place]:g} is neither 0 nor 1, so right and wrong "
+                "cannot be told apart; round the grades yourself, or use them as Guardian scores and do not binarise"
+            )
+        return correct
 
     def select(self, rows: ArrayLike) -> "ScoreLog":
         """Return a log of some rows, in the given order."""

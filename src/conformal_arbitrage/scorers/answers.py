@@ -29,6 +29,7 @@ from conformal_arbitrage.scorers.completions import (
 )
 from conformal_arbitrage.scorers.logprob import LOWEST
 from conformal_arbitrage.scorers.prompts import json_object
+from conformal_arbitrage.scorers.rendering import RENDERING, VERBATIM
 from conformal_arbitrage.types import JSON, ChatRequest, Chunk, Spent, as_object, content_text, transcript
 from conformal_arbitrage.upstream.base import Call, Port, Reply, fingerprint, is_number, spent_of
 from conformal_arbitrage.upstream.sse import delta_of
@@ -79,9 +80,14 @@ class ChatAnswerer:
     @property
     def identity(self) -> Identity:
         """Endpoint, settings and the source of the confidence."""
-        rating: dict[str, Any] = {"confidence": self.confidence}
+        rating: dict[str, Any] = {"rendering": VERBATIM, "confidence": self.confidence}
         if self.confidence == "ask":
-            rating |= {"prompt_sha256": fingerprint(_RATE), "mode": self.mode, "parser": "json confidence; 1"}
+            rating |= {
+                "rendering": RENDERING,
+                "prompt_sha256": fingerprint(_RATE),
+                "mode": self.mode,
+                "parser": "json confidence; 1",
+            }
             rating["rating_limit"] = max(_RATING_LIMIT, self.settings.max_tokens or 0)
         return {"kind": "answer", "endpoint": self.port.origin, **self.settings.identity, **rating}
 
@@ -112,7 +118,8 @@ class ChatAnswerer:
     def _call(self, request: ChatRequest) -> Call:
         limits = [name for name in _TOKEN_FIELDS if request.body.get(name) is not None]
         limit = request.body[limits[0]] if limits else self.settings.max_tokens
-        body = {**self._defaults, **request.body, "model": self.settings.model}
+        fields = {name: request.body[name] for name in sorted(request.body)}  # equal requests, equal bytes
+        body = {**self._defaults, **fields, "model": self.settings.model}
         if limits and self.settings.token_field not in request.body:
             body.pop(self.settings.token_field, None)
         if self.confidence == "logprob":

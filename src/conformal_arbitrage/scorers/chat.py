@@ -27,6 +27,7 @@ from conformal_arbitrage.scorers.completions import (
 from conformal_arbitrage.scorers.kinds import BuildContext, ChatEndpointConfig, Form, ModelConfig, Pinned, Section
 from conformal_arbitrage.scorers.logprob import LogprobConfig
 from conformal_arbitrage.scorers.prompts import PROMPTS, Confidences, Message, Prompt
+from conformal_arbitrage.scorers.rendering import RENDERING
 from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, spent_of
 
@@ -109,7 +110,7 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
 
     def for_estimate(self) -> Self:
         """Return the section without a second request after an unreadable reply."""
-        return replace(self, reask=False)
+        return replace(super().for_estimate(), reask=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +133,10 @@ class ChatScorer:
 
     @property
     def identity(self) -> Identity:
-        """Endpoint, settings, prompt, mode and whether it asks again."""
+        """Endpoint, settings, rendering, prompt, mode and whether it asks again."""
         limits = {"max_tokens": self.settings.max_tokens or "50, or 12 an option"}
         asking = {"mode": self.mode, "reask": self.reask, "option_order": "as given"}
-        who = {"kind": "chat", "endpoint": self.port.origin}
+        who = {"kind": "chat", "endpoint": self.port.origin, "rendering": RENDERING}
         return {**who, **self.settings.identity, **limits, **self.prompt.identity, **asking}
 
     async def score(self, query: Query) -> Scores:

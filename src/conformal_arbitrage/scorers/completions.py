@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError
+from conformal_arbitrage.errors import CutOffError, OtherModelError, RefusalError, ReplyError
 from conformal_arbitrage.types import JSON, Spent
 from conformal_arbitrage.upstream.base import Reply
 
@@ -72,9 +72,9 @@ def served_by(reply: Reply) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def other_model(served: str | None, pinned: str, spent: Spent) -> ReplyError:
+def other_model(served: str | None, pinned: str, spent: Spent) -> OtherModelError:
     """Return the error for a reply from a model other than the pinned one."""
-    return ReplyError(
+    return OtherModelError(
         f"the endpoint served {served!r:.80} instead of {pinned!r}, the model pinned by `arbitrage check`; check, collect "
         "and calibrate again",
         spent=spent,

@@ -4,18 +4,17 @@ Knows nothing of prompts: the question and its choices are fields of the request
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from conformal_arbitrage.errors import RefusalError, ReplyError
 from conformal_arbitrage.scorers.base import Identity, Scores, check_values
 from conformal_arbitrage.scorers.completions import other_model, served_by
 from conformal_arbitrage.scorers.kinds import BuildContext, EndpointConfig
+from conformal_arbitrage.scorers.rendering import RENDERING, messages_or_text
 from conformal_arbitrage.types import JSON, Query
 from conformal_arbitrage.upstream.base import Call, Port, fingerprint
 
 _PATH = "/decisions"
 FEWEST, MOST = 2, 255
-_ROLES = ("user", "system", "developer", "assistant")
 INSTRUCTIONS = "Choose the best answer to the question in the input."
 
 
@@ -49,12 +48,13 @@ class DecisionsScorer:
 
     @property
     def identity(self) -> Identity:
-        """Endpoint, model and instructions."""
+        """Endpoint, model, rendering and instructions."""
         return {
             "kind": "decisions",
             "endpoint": self.port.origin,
             "model": self.model,
             "served": self.served,
+            "rendering": RENDERING,
             "prompt_sha256": fingerprint(self.instructions),
             "parser": "choice probabilities; 1",
             "option_order": "as given",
@@ -70,7 +70,8 @@ class DecisionsScorer:
             "instructions": self.instructions,
             "choices": [{"value": action} for action in query.actions],
         }
-        body = {"model": self.model, "input": _input(query), "questions": [question]}
+        context = query.context if isinstance(query.context, str) else messages_or_text(query)
+        body = {"model": self.model, "input": context, "questions": [question]}
         reply = await self.port.call(Call(path=_PATH, body=body, id=query.id, output_limit=count + 16))
         served = served_by(reply)
         if self.served is not None and served != self.served:
@@ -97,11 +98,3 @@ def _probabilities(answers: JSON) -> dict[str, JSON] | None:
         if isinstance(entry, dict) and isinstance(value := entry.get("value"), str):
             probabilities[value] = entry.get("probability")
     return probabilities
-
-
-def _input(query: Query) -> str | list[dict[str, Any]]:
-    """Return the context as the API takes it: text or plain messages; other conversations become one text."""
-    if isinstance(query.context, str):
-        return query.context
-    plain = all(m.get("role") in _ROLES and isinstance(m.get("content"), str) for m in query.context)
-    return [{"role": m["role"], "content": m["content"]} for m in query.context] if plain else query.text

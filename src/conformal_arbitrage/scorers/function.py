@@ -5,16 +5,17 @@ Knows nothing of what the function does; a sync one runs in a thread.
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
-from conformal_arbitrage.core.gaps import LARGEST_SCORE
-from conformal_arbitrage.errors import ConfigError, UpstreamError
-from conformal_arbitrage.scorers.base import Answerer, Identity, Scores, check_values
+from conformal_arbitrage.core.gaps import LARGEST_SCORE, is_single
+from conformal_arbitrage.errors import ConfigError, OptionError, UpstreamError
+from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scores, check_values, stream_answer
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
-from conformal_arbitrage.scorers.user_code import UserCode, describe
-from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.scorers.rendering import RENDERING
+from conformal_arbitrage.scorers.user_code import UserCode, describe, source_identity
+from conformal_arbitrage.types import ChatRequest, Chunk, Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort
 
 ScoreFunction = Callable[[Query], Sequence[float] | Awaitable[Sequence[float]]]
@@ -44,13 +45,34 @@ class FunctionConfig(ModelConfig, frozen=True, kw_only=True, tag="function"):
         return FunctionScorer(context.load(self.function), name=self.name, through=context.wrap)
 
     def build_answerer(self, context: BuildContext) -> Answerer:
-        """Return the object itself, which must be an answerer."""
+        """Return the object, which must be an answerer, pinned by its source."""
         answerer = context.load(self.function)
         if not hasattr(answerer, "answer") or not hasattr(answerer, "identity"):
             raise ConfigError(
                 f"[{context.role}] {self.function}: in text form it must be an object with `answer` and `identity`"
             )
-        return answerer
+        return PinnedAnswerer(answerer, source_identity(answerer))
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedAnswerer:
+    """An answerer that the user wrote, with the digest of its class's source in its identity."""
+
+    answerer: Answerer
+    source: Identity
+
+    @property
+    def identity(self) -> Identity:
+        """The answerer's own, and the digest."""
+        return {**self.answerer.identity, **self.source}
+
+    async def answer(self, request: ChatRequest) -> Answer:
+        """Return its answer."""
+        return await self.answerer.answer(request)
+
+    def stream(self, request: ChatRequest) -> AsyncGenerator[Chunk | Answer]:
+        """Yield its chunks, if it streams, and its answer."""
+        return stream_answer(self.answerer, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +81,23 @@ class FunctionPort(WholePort):
 
     function: ScoreFunction
     name: str
+    source: str | None = None
 
     @property
     def origin(self) -> str:
-        """The function's name."""
-        return f"function:{self.name}"
+        """The function's name and the start of its digest: stored replies of an earlier version are not its own."""
+        return f"function:{self.name}" + (f"#{self.source[:8]}" if self.source else "")
 
     async def call(self, call: Call) -> Reply:
         """Run the function."""
         query = query_from(call)
         with UserCode(self._failure):
             values = await self._values(query)
+        if is_single(values):
+            raise OptionError(
+                f"{self.name} returned scores in single precision, while scores are recorded and compared in double "
+                "precision; compute and return float64"
+            )
         return Reply(document={"values": _as_json(values)}, spent=Spent(calls=1, cost=None))
 
     async def _values(self, query: Query) -> object:
@@ -91,7 +119,8 @@ class FunctionScorer:
 
     Args:
         function: takes a `Query`, returns one number per action; may be async.
-        name: identifies the function; give it a new one when the function changes.
+        name: identifies the function, with its source where that can be had; give it a new one when something changes
+            that the function calls.
         through: wraps the call, such as `lambda port: Retry(port, deadline=2)`.
     """
 
@@ -99,12 +128,13 @@ class FunctionScorer:
         self, function: ScoreFunction, *, name: str, through: Callable[[Port], Port] = lambda port: port
     ) -> None:
         self._name = name
-        self._port = through(FunctionPort(function, name))
+        self._source = source_identity(function)
+        self._port = through(FunctionPort(function, name, self._source.get("source_sha256")))
 
     @property
     def identity(self) -> Identity:
-        """The name."""
-        return {"kind": "function", "name": self._name}
+        """The name, the digest of the source, and the form of the question it gets."""
+        return {"kind": "function", "name": self._name, **self._source, "rendering": RENDERING}
 
     async def score(self, query: Query) -> Scores:
         """Return the function's numbers, checked."""

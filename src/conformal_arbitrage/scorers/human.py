@@ -11,6 +11,7 @@ from conformal_arbitrage.errors import UpstreamError
 from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.scorers.function import call_for, query_from
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
+from conformal_arbitrage.scorers.rendering import RENDERING
 from conformal_arbitrage.scorers.terminal import SKIP, Terminal
 from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort
@@ -71,8 +72,8 @@ class HumanScorer:
 
     @property
     def identity(self) -> Identity:
-        """Who answers."""
-        return {"kind": "human", "name": self._name, "option_order": "as given"}
+        """Who answers, and how the question is shown."""
+        return {"kind": "human", "name": self._name, "rendering": RENDERING, "option_order": "as given"}
 
     async def score(self, query: Query) -> Scores:
         """Return the person's choice."""

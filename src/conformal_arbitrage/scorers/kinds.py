@@ -216,6 +216,10 @@ class EndpointConfig(ModelConfig, frozen=True, kw_only=True):
         """Return the section with these pinned values."""
         return replace(self, pinned=pinned)
 
+    def for_estimate(self) -> Self:
+        """Return the section without the served model, which no placeholder reply names."""
+        return self if self.pinned is None else self.with_pinned(replace(self.pinned, served=None))
+
 
 class ChatEndpointConfig(EndpointConfig, frozen=True, kw_only=True):
     """A model behind a chat endpoint; temperature "default" sends none."""

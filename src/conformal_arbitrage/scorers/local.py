@@ -22,6 +22,7 @@ from conformal_arbitrage.errors import ConfigError, UpstreamError
 from conformal_arbitrage.scorers.base import Identity, Scores, check_values
 from conformal_arbitrage.scorers.function import call_for, query_from
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
+from conformal_arbitrage.scorers.rendering import RENDERING
 from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort, fingerprint
 
@@ -140,10 +141,10 @@ class LocalScorer:
 
     @property
     def identity(self) -> Identity:
-        """Weights and prompt."""
+        """Weights, rendering and prompt."""
         parser = "softmax of mean token log-likelihoods; 1"
         asking = {"prompt": "options", "prompt_sha256": fingerprint(_ASK), "parser": parser, "option_order": "as given"}
-        return {"kind": "local", "weights": self._port.origin, **asking}
+        return {"kind": "local", "weights": self._port.origin, "rendering": RENDERING, **asking}
 
     async def score(self, query: Query) -> Scores:
         """Return likelihoods that sum to 1."""

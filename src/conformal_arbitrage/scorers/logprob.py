@@ -13,6 +13,7 @@ from conformal_arbitrage.errors import ReplyError
 from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.scorers.completions import PATH, Settings, choice_of, served_by
 from conformal_arbitrage.scorers.kinds import BuildContext, ChatEndpointConfig
+from conformal_arbitrage.scorers.rendering import RENDERING
 from conformal_arbitrage.types import Query, Spent, as_list, as_object, is_list
 from conformal_arbitrage.upstream.base import Call, Port, fingerprint, is_number
 
@@ -61,10 +62,10 @@ class LogprobScorer:
 
     @property
     def identity(self) -> Identity:
-        """Endpoint, settings and prompt."""
+        """Endpoint, settings, rendering and prompt."""
         limits = {"max_tokens": self.settings.max_tokens or 1}
         asking = {"prompt": "letters", "prompt_sha256": LETTERS_SHA256, "parser": f"top {TOP} of the first token; 1"}
-        who = {"kind": "logprob", "endpoint": self.port.origin}
+        who = {"kind": "logprob", "endpoint": self.port.origin, "rendering": RENDERING}
         return {**who, **self.settings.identity, **limits, **asking, "option_order": "as given"}
 
     async def score(self, query: Query) -> Scores:

@@ -5,7 +5,7 @@ Knows nothing of confidences: any model that can name an option will do.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from string import ascii_uppercase
 from typing import Literal
 
@@ -14,6 +14,8 @@ from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.scorers.completions import PATH, Settings, choice_of, message_of, served_by
 from conformal_arbitrage.scorers.kinds import BuildContext, ChatEndpointConfig
 from conformal_arbitrage.scorers.logprob import LETTERS_SHA256, lettered
+from conformal_arbitrage.scorers.rendering import RENDERING
+from conformal_arbitrage.scorers.user_code import source_identity
 from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, spent_of, together
 
@@ -58,23 +60,30 @@ class SamplingScorer:
         port: the endpoint.
         settings: model, temperature (1 makes sense here), limits.
         samples: k.
-        normaliser: reads a reply; its qualified name is part of the identity.
+        normaliser: reads a reply; its qualified name is part of the identity, and so is its source where it can be had.
     """
 
     port: Port
     settings: Settings
     samples: int = 5
     normaliser: Normaliser = named_option
+    _source: Identity = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Pin the normaliser's source; the built-in one has a version instead."""
+        own = {} if self.normaliser is named_option else source_identity(self.normaliser)
+        object.__setattr__(self, "_source", own)
 
     @property
     def identity(self) -> Identity:
-        """Endpoint, settings, prompt, k and the normaliser's name."""
+        """Endpoint, settings, prompt, k, the normaliser's name and source."""
         limits = {"max_tokens": self.settings.max_tokens or 8}
         asking = {"prompt": "letters", "prompt_sha256": LETTERS_SHA256, "samples": self.samples}
         named = getattr(self.normaliser, "__qualname__", type(self.normaliser).__qualname__)
         parser = f"{getattr(self.normaliser, '__module__', '')}:{named}; 2"
-        who = {"kind": "sampling", "endpoint": self.port.origin}
-        return {**who, **self.settings.identity, **limits, **asking, "parser": parser, "option_order": "as given"}
+        who = {"kind": "sampling", "endpoint": self.port.origin, "rendering": RENDERING}
+        reading = {"parser": parser, **self._source, "option_order": "as given"}
+        return {**who, **self.settings.identity, **limits, **asking, **reading}
 
     async def score(self, query: Query) -> Scores:
         """Return the share of samples for each option."""

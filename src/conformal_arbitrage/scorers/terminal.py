@@ -12,6 +12,11 @@ from contextlib import contextmanager
 SKIP = "-"
 
 
+def has_terminal() -> bool:
+    """Tell whether a person can be asked: standard input is a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 class Terminal:
     """Prompts for keys, one prompt at a time: a key press at a terminal, the first letter of a line elsewhere."""
 

@@ -1,15 +1,19 @@
-"""Code that the user wrote: find it by MODULE:NAME, run it, and translate whatever it raises.
+"""Code that the user wrote: find it by MODULE:NAME, pin its source, run it, and translate whatever it raises.
 
 Knows nothing of scorers or graders.
 """
 
+import hashlib
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -42,6 +46,26 @@ def describe(error: Exception) -> str:
     """Return an exception's type and message on one line, cut to a readable length."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text:.200}"
+
+
+def source_identity(code: Any) -> dict[str, str]:
+    """Return `source_sha256`, the digest of the source text of a function, or of the class of an object.
+
+    Empty where there is none to be had: C functions, partials, lambdas of a shell. What the function calls is not part of
+    its source, so a change there needs a new name.
+    """
+    whole: Any = inspect.unwrap(code) if callable(code) else code
+    if isinstance(whole, partial):
+        return {}
+    try:
+        source = inspect.getsource(whole if _has_definition(whole) else whole.__class__)
+    except (OSError, TypeError):
+        return {}
+    return {"source_sha256": hashlib.sha256(dedent(source).encode()).hexdigest()}
+
+
+def _has_definition(code: object) -> bool:
+    return inspect.isroutine(code) or inspect.isclass(code)
 
 
 def load_object(name: str, folder: str | Path = "") -> Any:

@@ -22,11 +22,16 @@ class SavedResponse(Struct, frozen=True, kw_only=True):
 
 
 class Claim(Struct, frozen=True):
-    """The right to do the work of one idempotency key; `owner` proves it."""
+    """The right to do the work of one idempotency key; `owner` proves it.
+
+    Attributes:
+        begun: ids of the decisions that earlier attempts began, by the place of their question in the request.
+    """
 
     key_id: str
     name: str
     owner: str
+    begun: Mapping[int, str] = {}
 
 
 Claimed = Claim | SavedResponse | Literal["other body", "under way"]
@@ -76,6 +81,7 @@ class Store(Protocol):
         claim: Claim | None = None,
         response: SavedResponse | None = None,
         audits: Sequence[Audit] = (),
+        begun: Mapping[int, str] | None = None,
     ) -> None:
         """Append events in one transaction, which also settles an idempotency claim and queues audits.
 
@@ -85,6 +91,7 @@ class Store(Protocol):
                 decision is made.
             response: finishes the claim.
             audits: the questions to queue.
+            begun: ids of decisions begun under the claim, by the place of their question, for another attempt.
 
         Raises:
             LostClaimError: someone else took over the claim; nothing was written.
@@ -103,7 +110,7 @@ class Store(Protocol):
         ...
 
     async def release(self, claim: Claim) -> None:
-        """Give up a claim, as after a failure: the next request of that name starts afresh."""
+        """Give up a claim, as after a failure. If decisions were begun under it, only the same request may take it again."""
         ...
 
     async def record(self, id: str) -> DecisionRecord | None:

@@ -34,11 +34,13 @@ from conformal_arbitrage.types import Leg
 _T = TypeVar("_T")
 
 _sorted = msgspec.json.Encoder(order="sorted")
+_as_given = msgspec.json.Encoder()
 _strict = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
+_strict_as_given = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def encode(body: EventBody | AuditQuestion, id: str) -> str:
-    """Return the JSON text of a body.
+    """Return the JSON text of a body, its keys sorted; those of a question stay in order, since it is sent again as it was.
 
     Args:
         body: what to store.
@@ -49,8 +51,10 @@ def encode(body: EventBody | AuditQuestion, id: str) -> str:
     """
     with suppress(UnicodeEncodeError, TypeError, RecursionError):  # json writes lone surrogates and NumPy floats
         if _is_writable(body):
-            return _sorted.encode(body).decode()
-    return _encode_strictly(document(body), f"the {type(body).__name__} of {id}")
+            return (_as_given if isinstance(body, AuditQuestion) else _sorted).encode(body).decode()
+    return _encode_strictly(
+        document(body), f"the {type(body).__name__} of {id}", as_given=isinstance(body, AuditQuestion)
+    )
 
 
 def encode_json(mapping: JSONObject, name: str) -> str:
@@ -65,9 +69,9 @@ def encode_json(mapping: JSONObject, name: str) -> str:
     return _encode_strictly(dict(mapping), name)
 
 
-def _encode_strictly(values: Mapping[str, object], name: str) -> str:
+def _encode_strictly(values: Mapping[str, object], name: str, *, as_given: bool = False) -> str:
     try:
-        return _strict.encode(values)
+        return (_strict_as_given if as_given else _strict).encode(values)
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"{name} is not JSON ({error}); use text, finite numbers, lists and objects") from error
 
@@ -87,7 +91,7 @@ def _is_writable(body: EventBody | AuditQuestion) -> bool:
         case AuditBody():
             return _are_finite((body.cost, *(body.scores or ())))
         case MenuQuestion():
-            return True
+            return _is_plain(body.context)
         case TextQuestion():
             return _is_plain(body.request)
 
@@ -101,7 +105,7 @@ def _are_finite(numbers: Sequence[float | None]) -> bool:
 
 
 def _is_plain_content(content: Content | None) -> bool:
-    return content is None or (_is_plain(content.request) and _is_plain(content.answer))
+    return content is None or all(map(_is_plain, (content.context, content.request, content.answer)))
 
 
 def _is_plain(value: Any) -> bool:

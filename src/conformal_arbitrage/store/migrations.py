@@ -3,6 +3,7 @@
     events       append-only; a tombstone keeps only writer, seq and hash
     checkpoints  per writer, the last event that was pruned without a tombstone
     claims       idempotency keys: pending, decided or finished; the responses of finished ones are in replays
+    begun        ids of the decisions begun under an idempotency key, by the question's place in the request
     audits       questions to ask in the background; `lease` is the time until which an audit is held
     policies     every installed certificate; `origin` is the version that first installed it
     changes      one row; grows with every installation, and with every key created or revoked
@@ -47,7 +48,17 @@ def m001_first_tables(session: Session) -> None:
         session.define(statement)
 
 
-MIGRATIONS: Sequence[Callable[[Session], None]] = (m001_first_tables,)
+def m002_decisions_begun(session: Session) -> None:
+    """Create the table of decisions that another attempt under the same idempotency key continues."""
+    for statement in (
+        "create table begun (key_id {text} not null, name {text} not null, place {integer} not null, "
+        "body_sha256 {text} not null, id {text} not null, expires {real} not null, primary key (key_id, name, place))",
+        "create index begun_by_expiry on begun (expires)",
+    ):
+        session.define(statement)
+
+
+MIGRATIONS: Sequence[Callable[[Session], None]] = (m001_first_tables, m002_decisions_begun)
 """The function at index k takes a database from version k to k + 1."""
 
 

@@ -6,11 +6,11 @@ feedback, an audit. An event's kind follows from the type of its body.
 Knows nothing of databases, HTTP or how decisions are made.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from conformal_arbitrage.types import Leg
 
@@ -27,14 +27,14 @@ class Content(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was asked and answered, as much of it as the policy keeps: in full, or a keyed digest in place of each value.
 
     Attributes:
-        context: the question, where there is a menu.
+        context: the question, text or messages, where there is a menu.
         actions: the menu.
         request: the chat request, in free text.
         primary_answer: the Primary's text where the Guardian's answer was given.
         answer: the chosen action's text, or the whole assistant message.
     """
 
-    context: str | None = None
+    context: str | Sequence[JSONObject] | None = None
     actions: tuple[str, ...] | str | None = None
     request: JSONObject | str | None = None
     primary_answer: str | None = None
@@ -63,6 +63,8 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         size: the number of actions.
         overridden: the request changed a pinned setting.
         audited: the decision was drawn for an audit.
+        pending: recorded when the Primary had answered and the Guardian had not; a completion with an action, if there
+            is one, tells what it chose.
         cancelled: the caller left before there was a decision; all other fields have their defaults.
     """
 
@@ -85,15 +87,20 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     size: int = 0
     overridden: bool = False
     audited: bool = False
+    pending: bool = False
     cancelled: bool = False
 
 
 class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How an answer ended whose decision was recorded when it began.
+    """How an attempt to answer ended whose decision was recorded earlier.
 
     Attributes:
-        finish: the finish reason; "cancelled" if the caller left, "failed" if the model did.
-        leg: the model that answered, without its reply.
+        finish: the finish reason; "cancelled" if the caller left, "failed" if a model did, "limited" if the Guardian's
+            quota was used up. After these three nothing, or not everything, was delivered.
+        leg: the model that answered or failed, without its reply.
+        action: index of the chosen action; None if there is none.
+        decided_by: who chose, if it was not who the decision says.
+        no_guarantee: why the outcome is not covered by a guarantee, if the decision does not say it.
         cost: dollars for the whole decision; None if unknown.
         content: the answer, if the policy keeps it.
         at: when it was recorded; set by the store.
@@ -103,6 +110,9 @@ class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     finish: str
     leg: Leg | None = None
+    action: int | None = None
+    decided_by: str | None = None
+    no_guarantee: str | None = None
     cost: float | None = None
     content: Content | None = None
     at: float | None = None
@@ -120,7 +130,8 @@ class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         grade: of the answer that was given, in [0, 1].
-        grades: of both answers.
+        grades: of both answers; the first that are recorded count, later ones are kept beside them.
+        reason: why grades were sent once more.
         label: the right action.
         comment: anything else.
         by: the key that sent it.
@@ -131,6 +142,7 @@ class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     grade: float | None = None
     grades: Grades | None = None
+    reason: str | None = None
     label: int | str | None = None
     comment: str | None = None
     by: str | None = None
@@ -182,7 +194,11 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 class DecisionRecord(Struct, frozen=True, kw_only=True):
-    """A decision and everything recorded about it later. Only the first completion and the first audit count."""
+    """A decision and everything recorded about it later.
+
+    Only one completion counts, the first that delivered an answer, else the first; and only the first audit. A decision
+    that was recorded as pending includes what that completion says.
+    """
 
     id: str
     created: float
@@ -195,10 +211,39 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     audit: AuditBody | None = None
 
 
-class MenuQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A question with its menu, for an audit to ask again."""
+UNDELIVERED = frozenset({"cancelled", "failed", "limited"})
+"""How an attempt finishes that delivered nothing, or not everything."""
 
-    context: str
+
+def completion_of_record(completions: Sequence[CompletionBody]) -> CompletionBody | None:
+    """Return the completion that counts: the first that delivered an answer, else the first with one, else the first."""
+    by_rank = sorted(completions, key=lambda one: (one.finish in UNDELIVERED, one.action is None))
+    return by_rank[0] if by_rank else None
+
+
+def with_outcome(decision: DecisionBody, completion: CompletionBody | None) -> DecisionBody:
+    """Return a pending decision together with its outcome; any other as it is."""
+    if not decision.pending or completion is None or completion.leg is None:
+        return decision
+    legs = (*[leg for leg in decision.legs if leg.role == "primary"], completion.leg)
+    content = decision.content
+    if content is not None and completion.content is not None:
+        content = replace(content, answer=completion.content.answer)
+    return replace(
+        decision,
+        action=completion.action,
+        legs=legs,
+        cost=completion.cost,
+        content=content,
+        no_guarantee=completion.no_guarantee or decision.no_guarantee,
+        pending=completion.action is None,
+    )
+
+
+class MenuQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A question with its menu, for an audit to ask again: the context is text or messages, as the query had it."""
+
+    context: str | Sequence[JSONObject]
     actions: tuple[str, ...]
 
 

@@ -20,7 +20,16 @@ from conformal_arbitrage.store.base import Audit, Claim, Claimed, KeyInfo, Polic
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_decision, decode_json, decode_later, decode_question, encode_json
 from conformal_arbitrage.store.hash_chain import Checkpoint, Link, faults
-from conformal_arbitrage.store.record import AuditBody, CompletionBody, DecisionRecord, Event, FeedbackBody, LaterBody
+from conformal_arbitrage.store.record import (
+    AuditBody,
+    CompletionBody,
+    DecisionRecord,
+    Event,
+    FeedbackBody,
+    LaterBody,
+    completion_of_record,
+    with_outcome,
+)
 
 _log = logging.getLogger("conformal_arbitrage.store")
 _CHUNK = 500
@@ -44,6 +53,7 @@ class Commit(Struct, frozen=True):
     claim: Claim | None
     response: SavedResponse | None
     audits: Sequence[tuple[Audit, str]]
+    begun: Mapping[int, str] = {}
 
     @property
     def only_appends(self) -> bool:
@@ -54,6 +64,7 @@ class Commit(Struct, frozen=True):
         """Run within the transaction of a session."""
         if self.claim is not None:
             _settle(session, self.claim, self.response, time.time())
+            _note_begun(session, self.claim, self.begun)
         append(session, self.events)
         for event, _ in self.events:
             if isinstance(event.body, AuditBody):
@@ -94,6 +105,27 @@ def _settle(session: Session, claim: Claim, response: SavedResponse | None, now:
         )
 
 
+def _note_begun(session: Session, claim: Claim, begun: Mapping[int, str]) -> None:
+    """Note the decisions that were begun under a claim, for another attempt to continue."""
+    for place, id in begun.items():
+        session.run(
+            "insert into begun (key_id, name, place, body_sha256, id, expires) "
+            "select key_id, name, ?, body_sha256, ?, expires from claims where key_id = ? and name = ? "
+            "on conflict (key_id, name, place) do update set body_sha256 = excluded.body_sha256, id = excluded.id, "
+            "expires = excluded.expires",
+            *(place, id, claim.key_id, claim.name),
+        )
+
+
+def _begun(session: Session, key_id: str, name: str, body_sha256: str, now: float) -> dict[int, str]:
+    """Return the decisions that earlier attempts at the same request began, by the question's place."""
+    rows = session.rows(
+        "select place, id from begun where key_id = ? and name = ? and body_sha256 = ? and expires > ?",
+        *(key_id, name, body_sha256, now),
+    )
+    return {int(place): id for place, id in rows}
+
+
 def claim(session: Session, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
     """Take a claim that is new, expired, or pending past its lease with the same body; else return the reason."""
     now, owner = time.time(), secrets.token_hex(16)
@@ -105,7 +137,9 @@ def claim(session: Session, key_id: str, name: str, body_sha256: str, *, lease: 
         "and claims.body_sha256 = excluded.body_sha256)",
         *(key_id, name, body_sha256, owner, now + lease, now + _DAY, now, now),
     )
-    return Claim(key_id, name, owner) if taken else _refusal(session, key_id, name, body_sha256)
+    if not taken:
+        return _refusal(session, key_id, name, body_sha256)
+    return Claim(key_id, name, owner, _begun(session, key_id, name, body_sha256, now))
 
 
 def _refusal(session: Session, key_id: str, name: str, body_sha256: str) -> Claimed:
@@ -132,11 +166,13 @@ def renew(session: Session, claim: Claim, *, lease: float) -> bool:
 
 
 def release(session: Session, claim: Claim) -> None:
-    """Delete an unfinished claim, if the owner still holds it."""
-    session.run(
-        "delete from claims where key_id = ? and name = ? and owner = ? and state <> 'finished'",
-        *(claim.key_id, claim.name, claim.owner),
-    )
+    """Give up an unfinished claim, if the owner still holds it; its name stays bound to its body if a decision was begun."""
+    held = "key_id = ? and name = ? and owner = ? and state <> 'finished'"
+    values = (claim.key_id, claim.name, claim.owner)
+    begun = "exists (select 1 from begun b where b.key_id = claims.key_id and b.name = claims.name and "
+    begun += "b.body_sha256 = claims.body_sha256)"
+    session.run(f"update claims set lease = 0 where {held} and {begun}", *values)
+    session.run(f"delete from claims where {held} and not {begun}", *values)
 
 
 def sweep(session: Session) -> bool:
@@ -148,7 +184,7 @@ def sweep(session: Session) -> bool:
             f"(select key_id, name from {table} where expires <= ? limit ?{session.dialect.skip_locked})",
             *(now, _CHUNK),
         )
-        for table in ("claims", "replays")
+        for table in ("claims", "replays", "begun")
     ]
     return _CHUNK in counts
 
@@ -175,17 +211,18 @@ def _records(session: Session, conditions: Mapping[str, Any], limit: int) -> lis
 
 
 def _decision(row: Sequence[Any], later: Iterable[Sequence[Any]]) -> DecisionRecord:
-    """Build a record; only the first completion and the first audit count."""
+    """Build a record."""
     id, created, policy, key_id, decided_by, body = row
     bodies: list[LaterBody] = [decode_later(kind, text, id, at) for kind, at, text in later if kind is not None]
+    completion = completion_of_record([body for body in bodies if isinstance(body, CompletionBody)])
     return DecisionRecord(
         id=id,
         created=created,
         policy=policy,
         key_id=key_id,
-        decided_by=decided_by,
-        decision=decode_decision(body, id),
-        completion=next((body for body in bodies if isinstance(body, CompletionBody)), None),
+        decided_by=decided_by if completion is None else completion.decided_by or decided_by,
+        decision=with_outcome(decode_decision(body, id), completion),
+        completion=completion,
         feedback=tuple(body for body in bodies if isinstance(body, FeedbackBody)),
         audit=next((body for body in bodies if isinstance(body, AuditBody)), None),
     )

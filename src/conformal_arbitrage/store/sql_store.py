@@ -6,7 +6,7 @@ Knows nothing of SQLite, PostgreSQL or threads.
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -65,13 +65,14 @@ class SQLStore(ABC):
         claim: Claim | None = None,
         response: SavedResponse | None = None,
         audits: Sequence[Audit] = (),
+        begun: Mapping[int, str] | None = None,
     ) -> None:
         """See `Store.commit`."""
-        if response is not None and claim is None:
-            raise OptionError("response= belongs to a claim; pass claim= too")
+        if (response is not None or begun) and claim is None:
+            raise OptionError("response= and begun= belong to a claim; pass claim= too")
         texts = [(event, encode(event.body, event.id)) for event in events]
         questions = [(audit, encode(audit.question, audit.id)) for audit in audits]
-        await self._write(operations.Commit(texts, claim, response, questions))
+        await self._write(operations.Commit(texts, claim, response, questions, begun or {}))
 
     async def claim(self, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
         """See `Store.claim`. Once a minute expired claims are removed first, so that no error follows a granted claim."""

@@ -1,0 +1,85 @@
+"""Confidence intervals for a mean loss that hold at every number of rows, not only approximately.
+
+Knows nothing of certificates, logs or what the loss measures.
+"""
+
+from collections.abc import Callable
+from math import exp, inf, lgamma, log, log1p
+
+Interval = tuple[float, float]
+_BISECTIONS = 100
+_TINY, _CONVERGED = 1e-300, 1e-14
+
+
+def binomial_interval(successes: int, n: int, confidence: float) -> Interval:
+    """Return the interval of Clopper and Pearson (1934) for the probability behind `successes` of n independent draws.
+
+    Its ends are the probabilities at which a binomial tail as far out as the observed one has (1 - confidence) / 2;
+    these are quantiles of beta distributions. It covers with at least the stated confidence.
+    """
+    tail = (1 - confidence) / 2
+    low, high = 0.0, 1.0
+    if successes > 0:  # P(at least k successes) = I_p(k, n - k + 1) rises with p
+        low = _last(lambda p: beta_cdf(p, successes, n - successes + 1) <= tail, 0.0, 1.0)
+    if successes < n:  # P(at most k successes) = 1 - I_p(k + 1, n - k) falls with p
+        high = 1 - _last(lambda q: beta_cdf(q, n - successes, successes + 1) <= tail, 0.0, 1.0)
+    return low, high
+
+
+def bounded_interval(mean: float, n: int, confidence: float) -> Interval:
+    """Return the Chernoff-Hoeffding interval for the mean of n independent numbers in [0, 1], whatever their law.
+
+    For X in [0, 1] with mean m, e^(tX) <= 1 - X + X e^t by convexity, so E e^(tX) is at most that of a coin with
+    probability m, and P(the sample mean is x or beyond) <= exp(-n KL(x, m)) on either side (Hoeffding 1963, Theorem 1).
+    The interval holds every m with n KL(x, m) <= log(2 / (1 - confidence)).
+    """
+    limit = log(2 / (1 - confidence)) / n
+    low = mean - _last(lambda d: _divergence(mean, mean - d) <= limit, 0.0, mean)
+    high = mean + _last(lambda d: _divergence(mean, mean + d) <= limit, 0.0, 1 - mean)
+    return max(low, 0.0), min(high, 1.0)
+
+
+def _divergence(x: float, m: float) -> float:
+    """Return KL(x, m) between two coins; infinite where m rules x out."""
+    if (x > 0 and m <= 0) or (x < 1 and m >= 1):
+        return inf
+    return (x * log(x / m) if x > 0 else 0.0) + ((1 - x) * log((1 - x) / (1 - m)) if x < 1 else 0.0)
+
+
+def _last(holds: Callable[[float], bool], start: float, stop: float) -> float:
+    """Return where a condition that holds from `start` on ceases to hold, by bisection; `stop` if it never does."""
+    if holds(stop):
+        return stop
+    for _ in range(_BISECTIONS):
+        middle = (start + stop) / 2
+        start, stop = (middle, stop) if holds(middle) else (start, middle)
+    return start
+
+
+def beta_cdf(x: float, a: float, b: float) -> float:
+    """Return the regularised incomplete beta function I_x(a, b) for a, b >= 1, by its continued fraction."""
+    if not 0 < x < 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # the fraction converges on the other side
+        return 1 - beta_cdf(1 - x, b, a)
+    front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)) / a
+    return front * _fraction(x, a, b)
+
+
+def _fraction(x: float, a: float, b: float) -> float:
+    """Evaluate the continued fraction of the incomplete beta function with Lentz's method."""
+    c, d = 1.0, 1 / _nonzero(1 - (a + b) * x / (a + 1))
+    value, factor, m = d, 2.0, 0
+    while abs(factor - 1) > _CONVERGED:  # after about sqrt(a + b) terms on this side of the mean
+        m, factor = m + 1, 1.0
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d, c = 1 / _nonzero(1 + term * d), _nonzero(1 + term / c)
+            factor *= c * d
+        value *= factor
+    return value
+
+
+def _nonzero(value: float) -> float:
+    return value if abs(value) > _TINY else _TINY

@@ -1,0 +1,209 @@
+"""assess: the realised loss of a certificate on new rows, with an interval that holds at every number of rows.
+
+Describes one certificate on one log; changes neither. Knows nothing of terminals.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Unpack
+
+import numpy as np
+
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.decisions import Decisions
+from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
+from conformal_arbitrage.calibration.options import REGRET, CalibrationOptions, resolve_options
+from conformal_arbitrage.core.arrays import Floats
+from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
+from conformal_arbitrage.core.losses import Loss
+from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of, routed_cost_per_1000
+from conformal_arbitrage.scorelog.fitness import refuse_unfit
+from conformal_arbitrage.scorelog.log import ScoreLog
+
+Method = Literal["clopper-pearson", "chernoff-hoeffding"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """What a certificate's rule did on a log.
+
+    Attributes:
+        source: the log.
+        rows: number of queries.
+        alpha: the risk budget of the certificate.
+        loss: mean loss of the decisions.
+        interval: a confidence interval for the long-run loss of this certificate, if the rows are independent draws of
+            the traffic.
+        confidence: of the interval; each end alone holds with probability (1 + confidence) / 2.
+        method: "clopper-pearson" if every loss is 0 or the bound, otherwise "chernoff-hoeffding".
+        deferred: share of the queries that go to the Guardian.
+        cost_per_1000: dollars per 1000 queries, if costs are known.
+        missing_guardian_rows: rows whose loss is unknown; counted as the bound unless everything was in sight.
+        verdict: whether the interval lies within the budget, in words.
+        problems: why these figures may say nothing about the traffic, in words.
+    """
+
+    source: str
+    rows: int
+    alpha: float
+    loss: float
+    interval: Interval
+    confidence: float
+    method: Method
+    deferred: float
+    cost_per_1000: float | None
+    missing_guardian_rows: int
+    verdict: str
+    problems: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the assessment as a JSON document."""
+        return asdict(self)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the findings as name and value pairs, for people."""
+        low, high = self.interval
+        name = {"clopper-pearson": "Clopper-Pearson", "chernoff-hoeffding": "Chernoff-Hoeffding"}[self.method]
+        facts = [
+            ("rows", f"{self.rows}"),
+            ("realised loss", f"{self.loss:.4f}, risk budget {self.alpha:g}"),
+            (f"{100 * self.confidence:g} % interval", f"{low:.4f} to {high:.4f} ({name})"),
+            ("sent to the Guardian", f"{100 * self.deferred:.1f} %"),
+        ]
+        if self.cost_per_1000 is not None:
+            facts.append(("dollars per 1000", f"{self.cost_per_1000:.4g}"))
+        if self.missing_guardian_rows:
+            facts.append(("unknown loss", f"{self.missing_guardian_rows} rows, counted as the worst case"))
+        return facts
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        return f"Assessment(rows={self.rows}, loss={self.loss:.4f}, interval=({low:.4f}, {high:.4f}), alpha={self.alpha:g})"
+
+    def _repr_html_(self) -> str:
+        notes = "".join(html_paragraph(f"Note: {problem}") for problem in self.problems)
+        return html_table(self.facts()) + html_paragraph(self.verdict) + notes
+
+
+def assess(
+    certificate: Certificate,
+    log: ScoreLog,
+    *,
+    confidence: float = 0.95,
+    loss: Loss | None = None,
+    costs: CostOptions | None = None,
+    **keywords: Unpack[CostKeywords],
+) -> Assessment:
+    """Measure the realised loss of a certificate on rows that it was not made from.
+
+    Rows whose loss is unknown (no Guardian score) count as the loss bound unless everything was in sight. The interval
+    is that of Clopper and Pearson where every loss is 0 or the bound, otherwise that of Chernoff and Hoeffding, which
+    holds for any losses in [0, bound]. Were some losses graded after all and none of them in this log, an upper end by
+    the former would still be valid: it bounds the probability of any loss.
+
+    Args:
+        certificate: the rule, with its key if it has one.
+        log: the new rows; binarized here if the certificate says so.
+        confidence: of the interval, above 0 and below 1.
+        loss: your own loss, if the certificate names one; measured on its monotone envelope.
+        costs: what the models cost; or pass the fields of `CostOptions` as keywords. Without either, the log's cost
+            columns are used.
+        **keywords: the fields of `costs`, one by one.
+
+    Raises:
+        ScoreLogError: the log is marked as selected by its scores, or a loss exceeds the certificate's bound.
+    """
+    if not 0 < confidence < 1:
+        raise OptionError(f"confidence must lie above 0 and below 1; got {confidence!r}")
+    if (loss is None) != (certificate.loss == REGRET):
+        raise OptionError(f"the loss of this certificate is '{certificate.loss}'; pass that function as loss=")
+    if certificate.cluster is not None:
+        raise OptionError(
+            f"rows that share a '{certificate.cluster}' are not independent, so no interval of assess would hold for them; "
+            "assess one row of each cluster with a certificate for single rows"
+        )
+    refuse_unfit(log)
+    scores = log.binarized() if certificate.binarized and log.binary is None else log
+    decisions = certificate.apply(scores)
+    losses = _losses(certificate, decisions, loss)
+    prices = costs_of(scores, resolve_options(costs, CostOptions, keywords, name="costs"))
+    interval, method = _interval(losses, certificate.loss_bound, confidence)
+    return Assessment(
+        source=log.source,
+        rows=len(log),
+        alpha=certificate.alpha,
+        loss=float(losses.mean()),
+        interval=interval,
+        confidence=confidence,
+        method=method,
+        deferred=float(decisions.deferred.mean()),
+        cost_per_1000=None if prices is None else routed_cost_per_1000(prices, decisions, certificate.guardian_sees),
+        missing_guardian_rows=int(scores.unknown_loss.sum()),
+        verdict=_verdict(certificate.alpha, interval, confidence),
+        problems=tuple(_problems(certificate, scores)),
+    )
+
+
+def _losses(certificate: Certificate, decisions: Decisions, loss: Loss | None) -> Floats:
+    """Return the loss of every decision, by what a deferral really shows."""
+    options = CalibrationOptions(
+        guardian_sees="candidates" if certificate.guardian_sees == "candidates" else "all",
+        loss_bound=certificate.loss_bound,
+        loss=loss,
+        missing_guardian="worst_case",
+    )
+    log = replace(decisions.log, score_digits=certificate.score_digits)
+    stairs, last = options.stairs(log), decisions.candidate_counts() - 1
+    losses = np.empty(len(log))
+    for stair in stairs.blocks:
+        level = np.take_along_axis(stair.levels, stair.block.per_row(last)[None, :], axis=0)[0]
+        losses[stair.block.rows] = level / 10.0**stairs.tick_digits
+    worst = int(losses.argmax())
+    if losses[worst] > certificate.loss_bound + 10.0**-stairs.tick_digits:
+        raise ScoreLogError(
+            f"{log.source}: row {worst + 1}: a loss of {losses[worst]:g} exceeds the certificate's bound "
+            f"{certificate.loss_bound:g}, so its guarantee is void; calibrate again with a larger bound"
+        )
+    return losses
+
+
+def _interval(losses: Floats, bound: float, confidence: float) -> tuple[Interval, Method]:
+    whole = losses == bound
+    if (whole | (losses == 0)).all():
+        low, high = binomial_interval(int(whole.sum()), len(losses), confidence)
+        return (bound * low, bound * high), "clopper-pearson"
+    low, high = bounded_interval(min(float(losses.mean()) / bound, 1.0), len(losses), confidence)
+    return (bound * low, bound * high), "chernoff-hoeffding"
+
+
+def _verdict(alpha: float, interval: Interval, confidence: float) -> str:
+    low, high = interval
+    sure = f"with {100 * (1 + confidence) / 2:g} % confidence"
+    if high <= alpha:
+        return f"Within the budget: the long-run loss of this certificate is at most {high:.4g}, {sure}."
+    if low > alpha:
+        return f"Above the budget: the long-run loss of this certificate is at least {low:.4g}, {sure}."
+    return f"Not decided by these rows: the interval holds the risk budget {alpha:g}; assess more rows."
+
+
+def _problems(certificate: Certificate, log: ScoreLog) -> list[str]:
+    problems: list[str] = []
+    if log.sha256() == certificate.log_sha256:
+        problems.append(
+            "this is the log that the certificate was made from, so the loss is that which the threshold was fitted to, and "
+            "the interval does not hold; use new rows"
+        )
+    if isinstance(certificate.identities, dict) and _other_models(certificate.identities, log):
+        problems.append("the log was not made by the models this certificate was made with")
+    if log.unknown_loss.any():
+        problems.append(
+            f"{int(log.unknown_loss.sum())} rows have an unknown loss, counted as {certificate.loss_bound:g} unless "
+            "everything was in sight; ask the Guardian again for a sharper figure"
+        )
+    return problems
+
+
+def _other_models(identities: dict[str, Any], log: ScoreLog) -> bool:
+    known = log.identities or {}
+    pairs = zip(("primary", "guardian"), log.columns, strict=True)
+    return any(known.get(column) != identities.get(role) for role, column in pairs)

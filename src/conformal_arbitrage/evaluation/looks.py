@@ -1,0 +1,99 @@
+"""Looks: which rows were looked at before, so that a calibration on them can say so.
+
+A small JSON file holds, per look, 64 bits for each row: enough to recognise subsets, splits and reordered copies, too
+little to read anything back. Knows nothing of commands; a caller that finds the file unwritable is told, not stopped.
+"""
+
+import base64
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformal_arbitrage.errors import OutputError
+from conformal_arbitrage.scorelog.files import write_text
+from conformal_arbitrage.scorelog.fitness import question_digests
+from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.types import as_object
+
+LOOKS_FILE = ".arbitrage-looks.json"
+MOST_LOOKS = 200
+MOST_ROWS = 20_000
+"""Rows kept per look: those with the smallest digests, so that looks at the same rows keep the same ones."""
+
+Digests = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRows:
+    """How much of a log was looked at.
+
+    Attributes:
+        share: of its rows, estimated from those kept where a look was large; 0 if none.
+        commands: what looked at them.
+    """
+
+    share: float
+    commands: tuple[str, ...]
+
+
+def looks_path(config: str | Path, log: str | Path) -> Path:
+    """Return where looks are kept: beside the configuration, or beside the log if there is none."""
+    return (Path(config) if Path(config).exists() else Path(log)).resolve().with_name(LOOKS_FILE)
+
+
+def note_look(path: Path, log: ScoreLog, command: str) -> None:
+    """Note that the rows of a log were looked at.
+
+    Raises:
+        OutputError: the file cannot be written; nothing else is affected.
+    """
+    kept = _kept(question_digests(log))
+    looks = [look for look in _read(path) if not (look["command"] == command and np.array_equal(look["rows"], kept))]
+    looks.append({"command": command, "time": datetime.now(UTC).isoformat(timespec="seconds"), "rows": kept})
+    documents = [look | {"rows": base64.b64encode(look["rows"].tobytes()).decode()} for look in looks[-MOST_LOOKS:]]
+    write_text(path, json.dumps({"looks": documents}, indent=1) + "\n")
+
+
+def seen_rows(path: Path, log: ScoreLog) -> SeenRows:
+    """Return how many rows of a log were looked at, and by which commands.
+
+    A look keeps its smallest digests only, so rows are compared up to the largest that it kept.
+    """
+    digests = np.unique(question_digests(log))
+    share, commands = 0.0, list[str]()
+    for look in _read(path):
+        rows = look["rows"]
+        comparable = digests if len(rows) < MOST_ROWS else digests[digests <= rows[-1]]
+        hit = int(np.isin(comparable, rows).sum())
+        if hit:
+            share = max(share, hit / len(comparable))
+            commands.append(str(look["command"]))
+    return SeenRows(share=share, commands=tuple(dict.fromkeys(commands)))
+
+
+def _kept(digests: Digests) -> Digests:
+    return np.unique(digests)[:MOST_ROWS].astype("<u8")
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Return all looks; a damaged entry counts as none, since looks never stop a command."""
+    try:
+        document = as_object(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path}: the record of looks cannot be read ({error}); remove it") from error
+    entries: list[Any] = document.get("looks") or []
+    return [look | {"rows": _decoded(look)} for look in map(as_object, entries) if "command" in look]
+
+
+def _decoded(look: dict[str, Any]) -> Digests:
+    try:
+        return np.frombuffer(base64.b64decode(str(look.get("rows", ""))), dtype="<u8")
+    except ValueError:
+        return np.zeros(0, dtype="<u8")

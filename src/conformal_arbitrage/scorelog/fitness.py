@@ -1,0 +1,120 @@
+"""Whether the rows of a log can stand for new queries: selected by their scores, repeated, or in clusters.
+
+Knows nothing of who selects rows, nor of what the log is wanted for.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.errors import ScoreLogError
+from conformal_arbitrage.scorelog.log import ScoreLog
+
+UNFIT = "unfit_for_calibration"
+"""A column that marks a log whose rows were selected by their scores."""
+
+
+def refuse_unfit(log: ScoreLog) -> None:
+    """Refuse a log that is marked as selected by its scores."""
+    if UNFIT in log.extra:
+        raise ScoreLogError(
+            f"{log.source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
+            "audited rows only (arbitrage records export --score-log)"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """How often a log repeats itself.
+
+    Attributes:
+        contexts: rows whose context stood in an earlier row.
+        rows: rows that equal an earlier one in everything but the id.
+    """
+
+    contexts: int
+    rows: int
+
+    def problems(self) -> list[str]:
+        """Return what to do about repeats, in words."""
+        what = {
+            "repeat the context of an earlier row": self.contexts,
+            "equal an earlier row in all but the id": self.rows,
+        }
+        return [
+            f"{count} rows {which}: rows entered several times, or many of one conversation, are not exchangeable with new "
+            "ones; keep one of each, or declare them: --cluster COLUMN --max-cluster-size M"
+            for which, count in what.items()
+            if count
+        ]
+
+
+def repeats(log: ScoreLog) -> Repeats:
+    """Count repeated contexts and rows.
+
+    Without contexts, rows of coarse scores coincide by themselves: equal rows then count only where most rows differ.
+    """
+    n = len(log)
+    contexts = 0 if log.context is None else n - len(np.unique(log.context))
+    rows = n - len(np.unique(content_digests(log)))
+    trivial = log.context is None and 2 * rows >= n
+    return Repeats(contexts=contexts, rows=0 if trivial else rows)
+
+
+def content_digests(log: ScoreLog) -> NDArray[np.uint64]:
+    """Return 64 bits per row that stand for its scores, context and label; equal rows have equal ones."""
+    place = np.arange(len(log.primary), dtype=np.uint64) - np.repeat(log.offsets[:-1], log.sizes).astype(np.uint64)
+    actions = _mixed(_bits(log.primary) ^ _mixed(_bits(log.guardian) ^ _mixed(place)))
+    digests = _mixed(np.add.reduceat(actions, log.offsets[:-1]))
+    if log.context is not None:
+        digests = _mixed(digests ^ text_digests(log.context.tolist()))
+    return digests if log.label is None else _mixed(digests ^ _mixed(log.label.astype(np.uint64)))
+
+
+def question_digests(log: ScoreLog) -> NDArray[np.uint64]:
+    """Return 64 bits per row that stand for its question, so that the same one is recognised under another Primary.
+
+    They cover id, context and Guardian scores; without id and context, the scores of both models.
+    """
+    if log.id is None and log.context is None:
+        return content_digests(log)
+    place = np.arange(len(log.guardian), dtype=np.uint64) - np.repeat(log.offsets[:-1], log.sizes).astype(np.uint64)
+    digests = _mixed(np.add.reduceat(_mixed(_bits(log.guardian) ^ _mixed(place)), log.offsets[:-1]))
+    for texts in (log.id, log.context):
+        if texts is not None:
+            digests = _mixed(digests ^ text_digests(texts.tolist()))
+    return digests
+
+
+def text_digests(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """Return 64 bits per text."""
+    return np.frombuffer(b"".join(blake2b(text.encode(), digest_size=8).digest() for text in texts), dtype="<u8")
+
+
+def _bits(values: Floats) -> NDArray[np.uint64]:
+    return np.ascontiguousarray(values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
+
+
+def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread every bit over all others: the finaliser of splitmix64."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9) + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def cluster_sizes(log: ScoreLog, column: str) -> Integers:
+    """Return the number of rows of each cluster, one per distinct value of a column."""
+    named = {"group": log.group, "context": log.context}
+    values = named[column] if named.get(column) is not None else log.extra.get(column)
+    if values is None:
+        raise ScoreLogError(f"{log.source}: there is no column '{column}' to cluster by; name one with --cluster")
+    texts = ["" if value is None or value != value else str(value) for value in values.tolist()]
+    if "" in texts:
+        raise ScoreLogError(
+            f"{log.source}: row {texts.index('') + 1}, column '{column}': no cluster; give every row one"
+        )
+    return np.unique(np.array(texts, dtype=np.object_), return_counts=True)[1]

@@ -1,0 +1,212 @@
+"""Schema 2 of the certificate: signed, and without contradictions; schema 1 loads as unsigned."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage import (
+    Certificate,
+    CertificateError,
+    OptionError,
+    ProjectSecret,
+    ScoreLog,
+    calibrate,
+    read_key,
+    verify,
+)
+from conformal_arbitrage.calibration.certificate import key_path
+
+SECRET = ProjectSecret((b"the secret of this project",))
+OTHER = ProjectSecret((b"the secret of another one",))
+NEW_IN_2 = ("full_sight_loss", "router", "fewest_actions", "most_actions", "secret_id", "signature")
+
+
+@pytest.fixture(scope="module")
+def certificate(science):
+    return calibrate(science, 0.05, guardian_sees="all")
+
+
+def test_a_signed_certificate_loads_with_the_secret_that_signed_it(tmp_path, certificate):
+    signed = certificate.sign(SECRET)
+    assert (certificate.signed, signed.signed, signed.secret_id) == (False, True, SECRET.id)
+    signed.save(tmp_path / "c.json")
+    assert Certificate.load(tmp_path / "c.json", secret=SECRET) == signed
+    assert Certificate.load(tmp_path / "c.json") == signed
+    rotated = ProjectSecret((*OTHER.keys, *SECRET.keys))
+    assert Certificate.load(tmp_path / "c.json", secret=rotated) == signed
+    with pytest.raises(CertificateError, match="signed with another secret"):
+        Certificate.load(tmp_path / "c.json", secret=OTHER)
+    certificate.save(tmp_path / "c.json")
+    with pytest.raises(CertificateError, match="is unsigned"):
+        Certificate.load(tmp_path / "c.json", secret=SECRET)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"relaxation": 0.1}, {"log_sha256": "0" * 64}, {"created": "2020-01-01T00:00:00+00:00"}, {"secret_id": OTHER.id}],
+    ids=str,
+)
+def test_a_signature_covers_every_field(certificate, change):
+    changed = replace(certificate.sign(SECRET), **change)
+    with pytest.raises(CertificateError, match="was changed"):
+        changed.check_signature(SECRET)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"slack": 0.01}, "slack"),
+        ({"empirical_risk": 0.01}, "slack"),
+        ({"empirical_risk": -0.01}, "empirical_risk"),
+        ({"empirical_risk": 0.08, "slack": 0.05 - (0.08 * 2369 + 1) / 2370}, "slack"),
+        ({"n": 100}, "slack"),
+        ({"status": "always_defer", "relaxation": None}, "empirical_risk"),
+        ({"status": "always_defer", "relaxation": None, "empirical_risk": 0.0, "slack": 0.05 - 1 / 2370}, "slack"),
+        ({"loss_bound": 1e-7, "alpha": 1e-8}, "loss_bound"),
+        ({"relaxation": 0.1}, "guarantee|slack|grid"),
+        ({"grid": 0.1}, "grid"),
+        ({"envelope_excess": 0.1}, "envelope_excess"),
+        ({"no_opinion_rows": 2370}, "no_opinion_rows"),
+        ({"missing_guardian_rows": 1}, "missing_guardian_rows"),
+        ({"most_actions": None}, "fewest_actions"),
+        ({"fewest_actions": 9}, "fewest_actions"),
+        ({"router": True}, "router"),
+        ({"signature": "00"}, "signature"),
+        ({"guarantee": "Trust us."}, "guarantee"),
+        ({"full_sight_loss": 0.01}, "full_sight_loss"),
+    ],
+    ids=str,
+)
+def test_fields_that_contradict_each_other_are_refused(science, change, named):
+    document = calibrate(science, 0.05).to_dict() | change
+    if change == {"relaxation": 0.1}:
+        Certificate.from_dict(document)  # nothing else implies it without the log; the signature and `verify` tell
+        return
+    with pytest.raises(CertificateError, match=f"({named}) .*contradicts the rest"):
+        Certificate.from_dict(document)
+
+
+def test_every_kind_of_certificate_that_calibrate_makes_loads(science):
+    def harm(row, sight):
+        return 0.0 if len(sight) == len(row.primary) else 0.3
+
+    rows = science.select(range(200))
+    for options in (
+        {"grid": 0.01},
+        {"grid": "0.25", "guardian_sees": "all"},
+        {"loss": harm, "loss_bound": 1},
+        {"loss": harm, "loss_bound": 1, "full_sight_loss": 0.01},
+        {"missing_guardian": "worst_case", "guardian_sees": "all-restricted-loss"},
+        {"boundary": "random", "key": b"key"},
+    ):
+        for alpha in (0.001, 0.01, 0.1, 0.3):
+            if alpha >= float(options.get("full_sight_loss", 0)):
+                made = calibrate(rows, alpha, **options)
+                assert Certificate.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    far = ScoreLog.from_arrays([[5.0, 0.0]] * 50, [[0, 1]] * 50)
+    short = calibrate(far, 0.1, grid=0.5)
+    assert (short.status, short.slack > 0) == ("always_defer", True)
+    assert Certificate.from_dict(short.to_dict()) == short
+
+
+def schema_1(certificate, **changes):
+    document = {name: value for name, value in certificate.to_dict().items() if name not in NEW_IN_2}
+    return document | {"schema": 1, "guarantee": "As it was worded then."} | changes
+
+
+def test_a_certificate_of_schema_1_loads_as_unsigned_and_verifies(certificate, science):
+    old = Certificate.from_dict(schema_1(certificate))
+    assert (old.schema, old.signed, old.fewest_actions, old.outside(500)) == (1, False, None, None)
+    assert old.decide([0.9, 0.05, 0.05]).action == certificate.decide([0.9, 0.05, 0.05]).action
+    assert verify(old, science)
+    assert "relaxation" in verify(replace(old, relaxation=0.1), science).differences
+    with pytest.raises(CertificateError, match="is unsigned"):
+        old.check_signature(SECRET)
+
+
+def test_a_menu_outside_the_range_of_the_log_has_no_guarantee(certificate, science):
+    assert (certificate.fewest_actions, certificate.most_actions) == (science.sizes.min(), science.sizes.max())
+    assert certificate.outside(int(science.sizes.min())) is None
+    assert "the query has 200 actions; those of the certificate's log have" in certificate.outside(200)
+
+
+def test_router_form_speaks_of_two_answers_and_a_confidence():
+    log = ScoreLog.from_router(confidence=[0.9, 0.5] * 50, primary_grade=[1.0, 0.0] * 50, guardian_grade=[1.0] * 100)
+    for options in ({}, {"guardian_sees": "all"}):
+        made = calibrate(log, 0.05, **options)
+        assert "the Primary's is given where its confidence is above 0.5" in made.guarantee
+        for word in ("candidate", "menu", "best score", "action"):
+            assert word not in made.guarantee, word
+    assert "answered by the Guardian" in calibrate(log, 0.001).guarantee
+    own = calibrate(log, 0.05, loss=lambda row, sight: float(len(sight) < 2), loss_bound=1)
+    assert "With both answers in sight" in own.guarantee
+
+
+def test_the_summary_has_two_lines_at_most(certificate, science):
+    assert "stands where it leads by more than 0.457141, else the Guardian sees every action" in certificate.summary
+    assert len(certificate.summary.splitlines()) == 2
+    assert "sees the candidates" in calibrate(science, 0.05, guardian_sees="candidates").summary
+    assert "Every query goes to the Guardian" in calibrate(science, 0.0001).summary
+    log = ScoreLog.from_router(confidence=[0.9, 0.5] * 50, primary_grade=[1.0, 0.0] * 50, guardian_grade=[1.0] * 100)
+    assert "its confidence is above 0.5" in calibrate(log, 0.05).summary
+
+
+def test_the_guarantee_says_what_happens_without_the_guardian(certificate):
+    assert "A deferred query whose Guardian cannot be had counts as if the Guardian had chosen" in certificate.guarantee
+    assert "not over those that got an answer" in certificate.guarantee
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        np.array([0.9, 0.1], dtype=np.float32),
+        np.array([0.9, 0.1], dtype=np.float16),
+        [np.float32(0.9), 0.1],
+        (0.9, np.float32(0.1)),
+    ],
+    ids=repr,
+)
+def test_single_precision_scores_are_refused_under_a_double_precision_certificate(certificate, scores):
+    for use in (certificate.candidates, certificate.decide):
+        with pytest.raises(OptionError, match=r"single precision.*compute them in float64"):
+            use(scores)
+
+
+def test_a_log_in_single_precision_is_refused_under_a_double_precision_certificate(certificate):
+    single = ScoreLog.from_arrays(np.array([[0.9, 0.1, 0.0]], dtype=np.float32), [[1, 0, 0]])
+    with pytest.raises(OptionError, match="single precision"):
+        certificate.apply(single)
+
+
+def test_double_precision_scores_are_rounded_like_the_log_of_a_single_precision_certificate():
+    """Every decision equals that on the scores as the log would have recorded them."""
+    rng = np.random.default_rng(0)
+    scores = np.round(rng.random((400, 3)), 2) / 10
+    made = calibrate(ScoreLog.from_arrays(scores.astype(np.float32), rng.random((400, 3))), 0.2)
+    assert made.score_digits == 6
+    for row in scores:
+        expected = made.decide(row.astype(np.float32))
+        assert made.decide(row) == made.decide(row.tolist()) == made.decide(tuple(row.tolist())) == expected
+    double, single = (made.apply(ScoreLog.from_arrays(s)) for s in (scores, scores.astype(np.float32)))
+    assert np.array_equal(double.candidate, single.candidate)
+
+
+def test_a_key_file_of_an_earlier_release_is_found_read_and_checked(tmp_path, science):
+    made = calibrate(science, 0.05, boundary="random", key=b"a key of then")
+    made.save(tmp_path / "rule.json")
+    assert key_path(tmp_path / "rule.json") == tmp_path / "rule.key"
+    assert key_path("rule.v2") == Path("rule.v2.key")
+    (tmp_path / "rule.key").write_bytes(b"a key of then")
+    loaded = Certificate.load(tmp_path / "rule.json", key=read_key(tmp_path / "rule.key"))
+    assert loaded.key == b"a key of then"
+    assert loaded.with_key_of(SECRET) is loaded
+
+
+def test_numbers_that_are_none_are_refused(tmp_path, certificate):
+    text = json.dumps(certificate.to_dict() | {"slack": float("nan")})
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(CertificateError, match="NaN is not a number"):
+        Certificate.load(tmp_path / "c.json")

@@ -1,0 +1,45 @@
+from math import comb
+
+import pytest
+
+from conformal_arbitrage.core.bounds import beta_cdf, binomial_interval, bounded_interval
+
+
+def at_least(k, n, p):
+    return sum(comb(n, j) * p**j * (1 - p) ** (n - j) for j in range(k, n + 1))
+
+
+@pytest.mark.parametrize("n", [1, 7, 60])
+def test_the_incomplete_beta_function_is_a_binomial_tail(n):
+    for k in range(1, n + 1):
+        for p in (0.01, 0.3, 0.5, 0.97):
+            assert beta_cdf(p, k, n - k + 1) == pytest.approx(at_least(k, n, p), rel=1e-9)
+    assert (beta_cdf(0, 2, 3), beta_cdf(1, 2, 3)) == (0, 1)
+
+
+def test_the_binomial_interval_has_published_values():
+    assert binomial_interval(3, 10, 0.95) == pytest.approx((0.0667, 0.6525), abs=1e-4)
+    assert binomial_interval(5, 100, 0.95) == pytest.approx((0.0164, 0.1128), abs=1e-4)
+    assert binomial_interval(0, 10, 0.95) == pytest.approx((0, 1 - 0.025**0.1))
+    assert binomial_interval(10, 10, 0.95) == pytest.approx((0.025**0.1, 1))
+    low, high = binomial_interval(500_000, 10_000_000, 0.95)
+    assert (low, high) == pytest.approx((0.049865, 0.050135), abs=1e-6)
+
+
+@pytest.mark.parametrize("interval", [binomial_interval, lambda k, n, c: bounded_interval(k / n, n, c)])
+def test_both_intervals_cover_every_coin(interval):
+    for n in (5, 40):
+        ends = [interval(k, n, 0.9) for k in range(n + 1)]
+        for p in (0.001, 0.02, 0.1, 0.5, 0.93, 0.999):
+            covered = sum(comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1) if ends[k][0] <= p <= ends[k][1])
+            assert covered >= 0.9 - 1e-12
+
+
+def test_the_bounded_interval_holds_its_mean_and_shrinks():
+    for mean in (0.0, 0.01, 0.5, 1.0):
+        widths = []
+        for n in (1, 10, 1000):
+            low, high = bounded_interval(mean, n, 0.95)
+            assert 0 <= low <= mean <= high <= 1
+            widths.append(high - low)
+        assert widths == sorted(widths, reverse=True)

@@ -1,0 +1,51 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage import ScoreLog, ScoreLogError, inspect
+from conformal_arbitrage.scorelog.fitness import cluster_sizes, content_digests, repeats
+
+RNG = np.random.default_rng(0)
+FINE = ScoreLog.from_arrays(RNG.random((20, 3)), RNG.random((20, 3)), label=np.zeros(20))
+
+
+def test_rows_entered_twice_are_counted_whatever_their_ids():
+    twice = FINE.select([*range(20), 3, 3, 7])
+    assert (repeats(twice).rows, repeats(twice).contexts) == (3, 0)
+    assert repeats(FINE).rows == 0
+    assert "3 rows equal an earlier row" in inspect(twice).problems[-1]
+    assert inspect(twice).repeated_rows == 3
+
+
+def test_repeated_contexts_are_counted():
+    log = replace(FINE, context=np.array(["same", *(f"q{k}" for k in range(18)), "same"], dtype=object))
+    assert (repeats(log).rows, repeats(log).contexts) == (0, 1)
+    assert "1 rows repeat the context" in repeats(log).problems()[0]
+
+
+def test_coarse_scores_without_contexts_coincide_without_being_repeats():
+    log = ScoreLog.from_arrays([[0.9, 0.1], [0.8, 0.2]] * 10, [[1, 0], [0, 1]] * 10)
+    assert repeats(log).problems() == []
+
+
+def test_digests_tell_order_models_and_labels_apart():
+    logs = [
+        ScoreLog.from_arrays([[0.1, 0.2]], [[0.3, 0.4]], label=[0]),
+        ScoreLog.from_arrays([[0.1, 0.2]], [[0.3, 0.4]], label=[1]),
+        ScoreLog.from_arrays([[0.2, 0.1]], [[0.4, 0.3]], label=[0]),
+        ScoreLog.from_arrays([[0.3, 0.4]], [[0.1, 0.2]], label=[0]),
+    ]
+    assert len({int(content_digests(log)[0]) for log in logs}) == 4
+    assert content_digests(ScoreLog.from_arrays([[-0.0, 1]], [[0, 1]])) == content_digests(
+        ScoreLog.from_arrays([[0.0, 1]], [[0, 1]])
+    )
+
+
+def test_clusters_come_from_any_column_and_every_row_needs_one():
+    log = replace(FINE, extra={"talk": np.array(["a"] * 5 + ["b"] * 15, dtype=object)})
+    assert cluster_sizes(log, "talk").tolist() == [5, 15]
+    with pytest.raises(ScoreLogError, match="there is no column 'group' to cluster by"):
+        cluster_sizes(log, "group")
+    with pytest.raises(ScoreLogError, match="row 2, column 'talk': no cluster"):
+        cluster_sizes(replace(log, extra={"talk": np.array(["a", None] * 10, dtype=object)}), "talk")
