@@ -56,7 +56,7 @@ def test_one_gateway_serves_menus_and_free_text(both):
 
 
 @pytest.mark.parametrize("asked", [MENU, FREE])
-def test_an_endpoint_that_is_left_alone_in_one_form_shows_in_the_metrics(both, asked):
+def test_an_open_breaker_in_one_form_shows_in_the_metrics(both, asked):
     both.primary.reply = failing(500)
     for _ in range(10):
         both.chat(asked)

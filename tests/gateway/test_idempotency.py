@@ -62,7 +62,7 @@ def test_the_same_key_of_another_caller_is_another_key(house):
     assert made.decide(headers={**KEY, **one}).content == first.content
 
 
-def test_streams_are_given_again_byte_by_byte(house):
+def test_streams_are_replayed_byte_for_byte(house):
     made = house(form="text")
     asked = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
     first, again = made.chat(asked, headers=KEY), made.chat(asked, headers=KEY)
@@ -72,7 +72,7 @@ def test_streams_are_given_again_byte_by_byte(house):
     assert len(made.primary.bodies) == 1
 
 
-def test_replies_are_given_again_after_a_restart(house):
+def test_replies_are_replayed_after_a_restart(house):
     made = house()
     first = made.decide(headers=KEY)
     made.restart()

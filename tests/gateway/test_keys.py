@@ -61,7 +61,7 @@ def test_each_route_wants_its_scope(house):
         ("Content-Type: text/plain", "Content-Type: application/json", b"415"),
     ],
 )
-def test_of_two_headers_of_one_name_the_first_counts(house, first, second, status):
+def test_the_first_duplicate_header_wins(house, first, second, status):
     body = json.dumps(DECISION)
     others = [line for line in ("Host: localhost", "Content-Type: application/json") if line[:4] != first[:4]]
     lines = ["POST /v1/decisions HTTP/1.1", *others, f"Content-Length: {len(body)}", first, second, "", body]
@@ -85,7 +85,7 @@ def test_a_revoked_key_stops_at_once(house):
     error_of(made.decide(headers=headers), 401, "invalid_api_key")
 
 
-def test_the_first_key_closes_the_door_without_a_restart(house):
+def test_the_first_key_makes_keys_required_without_a_restart(house):
     made = house()
     assert made.decide().status_code == 200
     headers = made.keyed("call")
@@ -93,7 +93,7 @@ def test_the_first_key_closes_the_door_without_a_restart(house):
     assert made.decide(headers=headers).status_code == 200
 
 
-def test_the_door_stays_closed_when_every_key_is_revoked(house):
+def test_keys_stay_required_when_every_key_is_revoked(house):
     made = house()
     _, name = made.key("call")
     made.with_store(lambda store: store.revoke_key(name))
@@ -141,7 +141,7 @@ def test_other_content_types_are_refused_on_every_route_that_changes_something(h
     assert made.decide(headers={"Content-Type": "application/json; charset=utf-8"}).status_code == 200
 
 
-def test_another_key_s_record_is_not_there(house):
+def test_another_keys_record_is_not_found(house):
     made = keyed(house)
     id = made.decide(headers=made.scopes["call"]).headers["x-arbitrage-decision-id"]
     stranger = made.keyed("call")

@@ -205,7 +205,7 @@ def test_a_claim_is_not_taken_where_what_has_expired_cannot_be_removed(store, mo
     assert isinstance(asyncio.run(store.claim("k", "n", "b", lease=6)), Claim)
 
 
-def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_worked_for_again(store, monkeypatch):
+def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_served_again(store, monkeypatch):
     slow, begun = slowed(store.commit)
     works = []
 

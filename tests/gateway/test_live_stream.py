@@ -468,7 +468,7 @@ def test_a_guardian_that_halts_in_the_middle_fails_at_its_timeout(house):
     assert completions(made) == [CompletionBody(finish="failed")]
 
 
-def test_what_fails_before_the_first_chunk_is_tried_again(house):
+def test_a_failure_before_the_first_chunk_is_retried(house):
     replies = [failing(500), lambda *_: Stream(once(ERROR)), tells("theirs")]
     made = live(house, guardian=lambda *asked: replies[asked[2]](*asked), models={"guardian": {"attempts": 3}})
     assert content(chunks(made.chat(STREAM))) == "theirs"
@@ -556,7 +556,7 @@ def test_a_live_stream_counts_as_under_way_until_it_ends(house):
     until(lambda: made.chat(STREAM).status_code == 200)
 
 
-def test_a_stream_under_a_key_is_given_again_byte_by_byte(house):
+def test_a_stream_under_a_key_is_replayed_byte_for_byte(house):
     made = live(house, "one ", {"reasoning_content": "since"}, ODD)
     first, again = made.chat(WITH_USAGE, headers=KEY), made.chat(WITH_USAGE, headers=KEY)
     made.restart()
@@ -571,7 +571,7 @@ def test_a_stream_under_a_key_is_given_again_byte_by_byte(house):
     assert len(completions(made)) == 1
 
 
-def test_a_late_stream_is_given_again_without_its_comments(house, impatient):
+def test_a_late_stream_is_replayed_without_its_comments(house, impatient):
     gate = threading.Event()
     made = live(house, gate, "theirs")
     with streaming(made, **KEY) as (_, coming):

@@ -179,7 +179,7 @@ def test_an_audit_asks_the_guardian_about_everything_in_the_background(house):
     assert log.guardian.tolist() == [0.0, 1.0, 0.0]
 
 
-def test_the_audit_coin_lands_as_often_as_told_and_whatever_the_scores(house):
+def test_the_audit_coin_keeps_its_rate_whatever_the_scores(house):
     made = house(primary=by_letter, guardian=truth, policy={"audit_rate": 0.3})
     questions = DECISION["questions"] * 30
     for _ in range(10):
@@ -251,7 +251,7 @@ def test_a_guardian_that_hangs_in_an_audit_holds_up_nobody(house):
     assert time.monotonic() - start < 10
 
 
-def test_a_caller_who_leaves_while_sending_is_no_failure(house, caplog):
+def test_a_caller_who_leaves_while_sending_is_not_a_failure(house, caplog):
     made = house()
     with socket.create_connection(("127.0.0.1", made.port)) as peer:
         head = "POST /v1/decisions HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 99"

@@ -242,7 +242,7 @@ def test_the_responses_api_is_refused_in_words(menu):
         menu.openai.responses.create(model="support", input="x")
 
 
-def test_a_client_that_tries_again_under_its_idempotency_key_pays_once(menu):
+def test_a_client_that_retries_under_its_idempotency_key_pays_once(menu):
     key = {"Idempotency-Key": "once"}
     made = [decided(menu, CHOICE, extra_headers=key) for _ in range(3)]
     assert len({one.answers[0].arbitrage["id"] for one in made}) == 1

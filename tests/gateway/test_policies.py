@@ -107,7 +107,7 @@ def test_a_rollback_to_a_certificate_of_other_models_is_refused_and_changes_noth
     assert len(made.get(URL).json()["history"]) == 3
 
 
-def test_what_another_gateway_installs_is_taken_up(house):
+def test_a_certificate_installed_by_another_gateway_takes_effect(house):
     made = house()
     fresh = document(made, 0.1)
     made.with_store(lambda store: store.install("support", fresh, by="elsewhere"))
@@ -127,7 +127,7 @@ def test_what_another_gateway_installs_for_other_models_stops_this_policy_and_no
     assert alpha_of(made) == "0.1"
 
 
-def test_policies_that_are_not_configured_are_not_there(house):
+def test_policies_that_are_not_configured_are_not_found(house):
     made = house()
     other = "/v1/arbitrage/policies/other"
     error_of(made.get(other), 404)

@@ -216,7 +216,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part[:10])
-def test_traps_in_the_path_are_not_there(trap, part):
+def test_traps_in_the_path_are_not_found(trap, part):
     for method, path in (
         ("GET", f"/v1/arbitrage/records/{part}"), ("POST", f"/v1/arbitrage/records/{part}/feedback"),
         ("GET", f"/v1/arbitrage/policies/{part}"), ("PUT", f"/v1/arbitrage/policies/{part}"),
@@ -247,7 +247,7 @@ def test_headers_cannot_be_smuggled_in_through_an_idempotency_key(trap, value):
 
 
 @pytest.mark.parametrize("sent", [b"\x16\x03\x01", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n"])
-def test_what_is_no_http_gets_an_error_in_the_shape_of_all_others(trap, sent):
+def test_malformed_http_gets_a_400_in_the_usual_shape(trap, sent):
     with socket.create_connection(("127.0.0.1", trap.port), timeout=10) as peer:
         peer.sendall(sent + b"\n" * 20)
         answer = b""
@@ -308,7 +308,7 @@ def test_any_value_in_a_decisions_request_is_served_or_refused(trap):
             assert trap.decide({**DECISION, "questions": [{**QUESTION, name: value}]}).status_code < 500, (name, value)
 
 
-def test_another_key_s_record_is_as_good_as_none(tmp_path):
+def test_another_keys_record_looks_like_a_missing_one(tmp_path):
     with House(tmp_path) as made:
         owner, stranger = made.keyed(), made.keyed()
         id = made.decide(headers=owner).headers["x-arbitrage-decision-id"]
