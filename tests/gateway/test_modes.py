@@ -189,7 +189,7 @@ def test_the_audit_coin_keeps_its_rate_whatever_the_scores(house):
     assert len(records) == 600
     for by in ("primary", "guardian"):
         share = np.mean([r.decision.audited for r in records if r.decided_by == by])
-        assert 0.2 < share < 0.4
+        assert 0.15 < share < 0.45  # six standard deviations: ids and secret are fresh in every run
 
 
 def test_audits_are_done_after_a_restart(house, monkeypatch):
