@@ -37,7 +37,7 @@ from conformal_arbitrage.store.record import (
     MenuQuestion,
     TextQuestion,
 )
-from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Leg, Query, Spent
+from conformal_arbitrage.types import ChatRequest, Chunk, DecidedBy, Decision, Leg, Query, Spent
 
 _PINNED = {
     "temperature": "temperature", "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens",
@@ -45,6 +45,7 @@ _PINNED = {
 }  # fmt: skip
 _ALWAYS_PINNED = ("top_p", "frequency_penalty", "presence_penalty", "logit_bias", "service_tier")
 _sorted = msgspec.json.Encoder(order="sorted")
+_DECIDERS: Mapping[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
 _Reply = TypeVar("_Reply")
 
 
@@ -293,7 +294,7 @@ def _continued(earlier: DecisionRecord, actions: Sequence[str]) -> Decision:
         action=action,
         answer=None if body.pending or action is None else actions[action],
         candidates=body.candidates,
-        decided_by="primary" if earlier.decided_by == "primary" else "guardian",
+        decided_by=_DECIDERS.get(earlier.decided_by, "guardian"),
         margin=float("inf") if body.margin is None else body.margin,
         relaxation=body.relaxation,
         legs=legs,
