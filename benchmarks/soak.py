@@ -22,6 +22,7 @@ from benchmarks.endpoint import Messages, completion, response, served
 from tests.gateway.durability import (
     ACTIONS,
     LOST,
+    OURS,
     Gateway,
     chat_request,
     decision_request,
@@ -254,7 +255,7 @@ async def soak(config: Path, database: str, requests: int, concurrency: int, rul
 def write_config(folder: Path, url: str, database: str, rule: Certificate | None) -> Path:
     """Shadow without a certificate, else enforce it."""
     if rule is not None:
-        rule.save(folder / "certificate.json")
+        rule.sign(OURS).save(folder / "certificate.json")
     named = "" if rule is None else 'certificate = "certificate.json"'
     mode, rate = ("shadow", 0.0) if rule is None else ("enforce", 0.05)
     path = folder / "arbitrage.toml"

@@ -39,7 +39,7 @@ def test_graded_losses_and_another_bound_get_the_interval_for_any_loss():
 def test_a_random_boundary_and_a_binarized_certificate_are_assessed_as_deployed():
     rows = {"id": [f"q{k}" for k in range(200)], "label": np.zeros(200)}
     log = ScoreLog.from_arrays(PRIMARY[:200], RNG.random((200, 3)), **rows)
-    certificate = calibrate(log.binarized(), 0.1, boundary="random")
+    certificate = calibrate(log.binarized(), 0.1, boundary="random", key=b"key")
     assessment = assess(certificate, log)
     assert assessment.loss == pytest.approx(certificate.empirical_risk)
     assert "made from" in assessment.problems[0]

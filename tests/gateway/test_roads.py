@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import StaleCalibrationError
+from conformal_arbitrage.gateway.server import secret_of
 from conformal_arbitrage.scorers import rendering
 from conformal_arbitrage.store.encoding import decode_question, encode
 from conformal_arbitrage.store.record import MenuQuestion
@@ -151,7 +152,8 @@ def test_a_certificate_made_by_collect_serves_with_its_guarantee(tmp_path, kind)
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         log = tmp_path / "log.parquet"
         invoke("collect", tmp_path / "rows.jsonl", "-o", log, "--config", house.path)
-        calibrate(ScoreLog.read(log), 0.05, guardian_sees="all").save(tmp_path / "rule.json")
+        certificate = calibrate(ScoreLog.read(log), 0.05, guardian_sees="all")
+        certificate.sign(secret_of(house.config)).save(tmp_path / "rule.json")
         house.restart()
         reply = house.decide(decision(TEXT, "")).json()
         assert reply["answers"][0]["arbitrage"]["guarantee"] == "crc"

@@ -75,7 +75,7 @@ def test_a_function_that_raises_stop_iteration_fails_and_does_not_hang():
 
 def test_a_list_of_numpy_numbers_scores_with_and_without_a_cache(tmp_path):
     def function(query):
-        return [np.float32(0.5), np.int64(0), np.float64(0.25)]
+        return [np.float64(0.5), np.int64(0), 0.25]
 
     async def ask(through):
         return (await FunctionScorer(function, name="rule", through=through).score(QUERY)).values

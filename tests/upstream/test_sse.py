@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformal_arbitrage.errors import DeadlineError, ReplyError, ScorerError, StoreError, UpstreamError
+from conformal_arbitrage.errors import (
+    DeadlineError,
+    OtherModelError,
+    ReplyError,
+    ScorerError,
+    StoreError,
+    UpstreamError,
+)
 from conformal_arbitrage.scorers import Answer, ChatAnswerer, Settings
 from conformal_arbitrage.types import ChatRequest, Spent
 from conformal_arbitrage.upstream import Cache
@@ -519,7 +526,7 @@ def test_a_chunk_of_another_model_than_the_pinned_one_is_not_yielded():
     other = chunk({"content": "two"}, model="m-2")
     for first, expected in ((other, []), (ONE, [ONE])):
         result, passed = answered(streams(sse(first, other), ending()), served="m")
-        assert type(result) is ReplyError
+        assert type(result) is OtherModelError
         assert "'m-2'" in str(result)
         assert passed == expected
         assert result.spent == UNKNOWN
@@ -529,7 +536,7 @@ def test_a_chunk_of_another_model_than_the_pinned_one_is_not_yielded():
 def test_a_chunk_with_text_but_no_model_is_not_from_the_pinned_one(named):
     nameless = {name: value for name, value in ONE.items() if name != "model"} | named
     result, passed = answered(streams(sse(nameless), ending()), served="m")
-    assert type(result) is ReplyError
+    assert type(result) is OtherModelError
     assert passed == []
 
 
