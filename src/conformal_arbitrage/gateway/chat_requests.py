@@ -171,12 +171,12 @@ def query_of(request: DecisionsRequest, question: Question, id: str) -> Query:
         question.instructions if isinstance(question.instructions, str) else content_text(list(question.instructions))
     )
     criterion: Messages = [{"role": "system", "content": instructions}] if instructions else []
-    asked: Messages = (
+    conversation: Messages = (
         [{"role": "user", "content": request.input}]
         if isinstance(request.input, str)
         else [_as_message(item) for item in request.input]
     )
-    return Query([*criterion, *asked], actions_of(question), id=id)
+    return Query([*criterion, *conversation], actions_of(question), id=id)
 
 
 def _as_message(item: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -65,7 +65,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     known_legs: int = 0
 
 
-class _Asked(Struct, frozen=True):
+class _Case(Struct, frozen=True):
     """What is known of a decision before any model is asked; `earlier` is the record of an earlier attempt."""
 
     policy: LivePolicy
@@ -114,11 +114,11 @@ class Decider:
                 f"policy {policy.name} answers in free text, not from menus", status=422, code="wrong_form"
             )
         question = MenuQuestion(context=query.context, actions=query.actions)
-        asked = _Asked(policy, caller_id, question, _overridden(policy, settings or {}), earlier)
+        case = _Case(policy, caller_id, question, _overridden(policy, settings or {}), earlier)
         pending = None
         if earlier is not None:
             pending = _continued(earlier, query.actions)
-            yield self._outcome(asked, pending)
+            yield self._outcome(case, pending)
             if pending.answer is not None:
                 return
         if isinstance(policy.rule, ConformalArbitrage) and policy.settings.mode == "enforce":
@@ -127,7 +127,7 @@ class Decider:
             steps = _shadow_menu(policy, pair, query, pending)
         async with aclosing(steps):
             async for decision in steps:
-                yield self._outcome(asked, decision)
+                yield self._outcome(case, decision)
 
     async def text(
         self,
@@ -155,18 +155,18 @@ class Decider:
             RequestError: the policy chooses from menus, or the request overrides a pinned setting.
         """
         pair, overridden = _text_pair(policy), _overridden(policy, request.body)
-        asked = _Asked(policy, caller_id, TextQuestion(request=request.body), overridden, earlier)
+        case = _Case(policy, caller_id, TextQuestion(request=request.body), overridden, earlier)
         pending = None
         if earlier is not None:
             pending = _continued(earlier, ())
-            yield self._outcome(asked, pending)
+            yield self._outcome(case, pending)
         if isinstance(policy.rule, ConformalRouter) and policy.settings.mode == "enforce":
             steps = policy.rule.steps(request, pending, live=live)
         else:
             steps = _shadow_text(policy, pair, request, pending)
         async with aclosing(steps):
             async for step in steps:
-                yield self._outcome(asked, step) if isinstance(step, Decision) else step
+                yield self._outcome(case, step) if isinstance(step, Decision) else step
 
     def completion(self, policy: LivePolicy, outcome: Outcome, finish: str) -> Event:
         """Return the event that says how an attempt to answer ended whose decision was recorded earlier."""
@@ -185,9 +185,9 @@ class Decider:
         )
         return Event(id=str(decision.id), body=body)
 
-    def _outcome(self, asked: _Asked, decision: Decision) -> Outcome:
+    def _outcome(self, case: _Case, decision: Decision) -> Outcome:
         """Put a decision together with its event, and with an audit if the coin says so."""
-        policy, question, overridden = asked.policy, asked.question, asked.overridden
+        policy, question, overridden = case.policy, case.question, case.overridden
         if overridden is not None and decision.no_guarantee is None:
             decision = replace(decision, no_guarantee=overridden)
         id, legs, pending = str(decision.id), decision.legs, decision.answer is None
@@ -211,9 +211,9 @@ class Decider:
             audited=audited,
             pending=pending,
         )
-        event = Event(id=id, body=body, policy=policy.name, key_id=asked.caller_id, decided_by=decision.decided_by)
+        event = Event(id=id, body=body, policy=policy.name, key_id=case.caller_id, decided_by=decision.decided_by)
         audit = Audit(id=id, policy=policy.name, question=question) if audited else None
-        known = 0 if asked.earlier is None else len(_known_legs(asked.earlier))
+        known = 0 if case.earlier is None else len(_known_legs(case.earlier))
         return Outcome(decision=decision, event=event, audit=audit, known_legs=known)
 
     def _drawn(self, id: str, rate: float) -> bool:

@@ -132,7 +132,7 @@ class DecisionRoutes:
         await turn.end_undelivered(events, audits, {place: one.event.id for place, one in turn.outcomes.items()})
         if turn.claim is None:
             for place, outcome in turn.outcomes.items():
-                self._undelivered.keep(turn.asked[place], outcome.event.id)
+                self._undelivered.keep(turn.questions[place], outcome.event.id)
 
     async def _stream(
         self, request: Incoming, chat: CompletionRequest, policy: LivePolicy, menu: Menu | None, events: EventStream
@@ -157,8 +157,8 @@ class DecisionRoutes:
             return await self._choose(turn, 0, policy, query, request, chat.body)
         caller = request.caller.id
         earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body))
-        asked = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
-        return await _last(self._noted(turn, 0, self._decider.text(policy, asked, caller, earlier)))
+        chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
+        return await _last(self._noted(turn, 0, self._decider.text(policy, chat_request, caller, earlier)))
 
     async def _choose(
         self,
@@ -176,13 +176,13 @@ class DecisionRoutes:
             query = replace(query, id=earlier.id)
         return await _last(self._noted(turn, place, self._decider.menu(policy, query, caller, settings, earlier)))
 
-    async def _earlier(self, turn: Turn, place: int, policy: LivePolicy, asked: object) -> DecisionRecord | None:
+    async def _earlier(self, turn: Turn, place: int, policy: LivePolicy, question: object) -> DecisionRecord | None:
         """Return the decision that an earlier attempt at the same question began under the same version, if any."""
-        turn.asked[place] = asked
+        turn.questions[place] = question
         if turn.claim is not None:
             id = turn.claim.begun.get(place)
         else:
-            id = self._undelivered.take(asked) if self._undelivered.kept else None
+            id = self._undelivered.take(question) if self._undelivered.kept else None
         record = None if id is None else await self._store.record(id)
         if record is None or not _continuable(record, policy):
             return None
@@ -210,9 +210,9 @@ class DecisionRoutes:
         live = _LiveAnswer(turn, events, policy, self._metrics, include_usage=chat.include_usage)
         outcome: Outcome | None = None
         earlier = await self._earlier(turn, 0, policy, (caller_id, policy.name, chat.body))
-        asked = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
+        chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
         try:
-            steps = self._noted(turn, 0, self._decider.text(policy, asked, caller_id, earlier, live=True))
+            steps = self._noted(turn, 0, self._decider.text(policy, chat_request, caller_id, earlier, live=True))
             async with aclosing(steps):
                 async for step in steps:
                     if isinstance(step, Outcome):

@@ -34,7 +34,7 @@ class Turn:
         replayed: whether another turn made the response.
         opened: id of the decision whose answer is being sent already.
         outcomes: how far each decision of the request has come, by the place of its question.
-        asked: what each question asks, and who, by place.
+        questions: each question with its caller, by place.
         recorded: ids of the decisions that are in the store already.
         left: whether the caller has disconnected.
     """
@@ -45,7 +45,7 @@ class Turn:
         self.opened: str | None = None
         self.outcomes: dict[int, Outcome] = {}
         self.recorded: set[str] = set()
-        self.asked: dict[int, object] = {}
+        self.questions: dict[int, object] = {}
         self.left = False
         self.claim: Claim | None = None
         self._store = store

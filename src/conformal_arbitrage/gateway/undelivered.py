@@ -18,13 +18,13 @@ _sorted = msgspec.json.Encoder(order="sorted", enc_hook=str)
 
 
 class Undelivered:
-    """Ids of decisions by what was asked, each handed out once, within ten minutes of its first attempt.
+    """Ids of decisions by question, each handed out once, within ten minutes of its first attempt.
 
     Args:
         clock: seconds, from any origin.
 
     Attributes:
-        kept: id and end, by the digest of what was asked; usually empty, which is all that most requests look at.
+        kept: id and end, by the digest of the question; usually empty, which is all that most requests look at.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,18 +32,18 @@ class Undelivered:
         self.kept: dict[bytes, tuple[str, float]] = {}
         self._ends: dict[str, float] = {}
 
-    def keep(self, asked: object, id: str) -> None:
+    def keep(self, question: object, id: str) -> None:
         """Keep a decision; one that was handed out and failed again keeps its first time."""
         now = self._clock()
         ends = self._ends.pop(id, now + KEEP_SECONDS)
         if ends > now:
-            self.kept[_digest(asked)] = id, ends
+            self.kept[_digest(question)] = id, ends
         while len(self.kept) > _MOST:
             del self.kept[next(iter(self.kept))]
 
-    def take(self, asked: object) -> str | None:
+    def take(self, question: object) -> str | None:
         """Hand out the decision that an earlier request about the same began, if there is one."""
-        id, ends = self.kept.pop(_digest(asked), ("", 0.0))
+        id, ends = self.kept.pop(_digest(question), ("", 0.0))
         if ends <= self._clock():
             return None
         self._ends[id] = ends
@@ -52,5 +52,5 @@ class Undelivered:
         return id
 
 
-def _digest(asked: object) -> bytes:
-    return blake2b(_sorted.encode(asked), digest_size=32).digest()
+def _digest(question: object) -> bytes:
+    return blake2b(_sorted.encode(question), digest_size=32).digest()
