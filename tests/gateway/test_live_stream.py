@@ -11,6 +11,7 @@ import openai
 import pytest
 import requests
 
+from conformal_arbitrage.gateway.idempotency import Turn
 from conformal_arbitrage.gateway.server import database_of
 from conformal_arbitrage.store import CompletionBody, Content
 from tests.gateway.durability import run_sql
@@ -804,3 +805,18 @@ def test_a_key_of_scope_call_sees_its_live_record(house):
     assert seen["completion"]["finish"] == "stop"
     assert seen["completion"]["leg"]["spent"]["input_tokens"] == 10
     assert made.get(f"/v1/arbitrage/records/{id}", headers=made.keyed()).status_code == 404
+
+
+@pytest.mark.parametrize(("headers", "kept"), [({}, False), (KEY, True)], ids=["without a key", "under a key"])
+def test_a_stream_keeps_what_it_sent_only_if_it_may_be_sent_again(house, monkeypatch, headers, kept):
+    responses = []
+    commit = Turn.commit
+
+    async def watched(self, events, *, response=None, **rest):
+        responses.append(response)
+        await commit(self, events, response=response, **rest)
+
+    monkeypatch.setattr(Turn, "commit", watched)
+    made = live(house, "one ", "two")
+    assert content(chunks(made.chat(STREAM, headers=headers))) == "one two"
+    assert (b"one " in responses[-1].body) is kept

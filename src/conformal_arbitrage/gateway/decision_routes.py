@@ -363,7 +363,8 @@ class _LiveAnswer:
         await self._put(self.chunks.first(outcome, self._held))
 
     async def _put(self, piece: bytes) -> None:
-        self._sent.append(piece)
+        if self._turn.claim is not None:  # only a key's response is ever sent again
+            self._sent.append(piece)
         await self._events.put(piece)
 
     async def finish(self, outcome: Outcome, decider: Decider) -> None:
