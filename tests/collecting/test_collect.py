@@ -375,6 +375,14 @@ def test_a_dry_run_counts_samples_ratings_and_judgements(run):
         assert upstream.bodies == []
 
 
+def test_a_dry_run_needs_no_api_key(run):
+    with serving(priced) as upstream:
+        configure(upstream.url, primary={"key_env": "SOME_PROVIDERS_KEY"})
+        write_menus(2)
+        assert json.loads(run(*MENU, "--dry-run", "--json").stdout)["models"]
+        assert "SOME_PROVIDERS_KEY is not set" in run(*MENU, code=2).stderr
+
+
 def test_a_dry_run_excludes_stored_replies(run):
     write_menus(5)
     with serving(both) as upstream:

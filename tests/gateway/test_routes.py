@@ -249,7 +249,7 @@ def test_the_responses_api_says_that_it_is_not_served(house):
 def test_every_route_and_method_that_is_not_there_answers_in_the_same_shape(house):
     made = house()
     error_of(made.get("/v1/nothing"), 404)
-    error_of(made.get("/"), 404)
+    error_of(made.get("/v1"), 404)
     reply = made.get("/v1/decisions")
     error_of(reply, 405)
     assert reply.headers["allow"] == "POST"

@@ -347,7 +347,7 @@ def ask_command(
 
     loaded = load_certificate(certificate, key_file, Path(config).parent)
     configuration = read_config(config)
-    form = _form_of(loaded) or configuration.task.form
+    form = _form_of(loaded)
     if bool(actions) != (form == "menu"):
         remedy = "drop --action" if actions else "give --action for each option"
         raise click.UsageError(f"{certificate} is in {form} form: {remedy}")
@@ -367,10 +367,10 @@ def ask_command(
         _show_decision(decision, loaded.alpha)
 
 
-def _form_of(certificate: "Certificate") -> "Form | None":
-    """Return the form of a certificate by the models that made it; None if it names none."""
+def _form_of(certificate: "Certificate") -> "Form":
+    """Return the form of a certificate: by the models that made it or, if it names none, by the form of its log."""
     if certificate.identities == "unbound":
-        return None
+        return "text" if certificate.router else "menu"
     answers = certificate.identities["primary"].get("kind") == "answer"
     return "text" if answers or "grader" in certificate.identities else "menu"
 

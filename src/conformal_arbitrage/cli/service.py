@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,24 +37,39 @@ def serve_command(*, config: str, host: str | None, port: int | None) -> None:
 
     from conformal_arbitrage.live.config import read_config
 
-    try:
+    with _gateway_installed():
         from conformal_arbitrage import gateway
-    except ImportError as error:
-        raise click.ClickException("the gateway needs its extra: pip install 'conformal-arbitrage[gateway]'") from error
+        from conformal_arbitrage.gateway.advice import KEY_VARIABLE, example_call, start_notes
     configuration = read_config(config)
     configured = configuration.gateway
     listening = structs.replace(
         configured, host=host or configured.host, port=configured.port if port is None else port
     )
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    policy = next(iter(configuration.policies), "POLICY")
-    gateway.run(structs.replace(configuration, gateway=listening), started=lambda url: _announce(url, policy))
+    for note in start_notes(configuration):
+        options.warn(note)
+    keyed = bool(_with_store(config, lambda store: store.keys()))
+
+    def announce(url: str) -> None:
+        attempt = f"With an API key in ${KEY_VARIABLE}, try" if keyed else "Try"
+        click.echo(f"Listening on {url}. {attempt}:\n\n{example_call(configuration, url, keyed=keyed)}\n")
+
+    gateway.run(structs.replace(configuration, gateway=listening), started=announce)
 
 
-def _announce(url: str, policy: str) -> None:
-    question = '{"type": "choice", "instructions": "Which?", "choices": [{"value": "a"}, {"value": "b"}]}'
-    body = f'{{"model": "{policy}", "input": "...", "questions": [{question}]}}'
-    click.echo(f"Listening on {url}. Try:\n\ncurl {url}/v1/decisions -H 'Content-Type: application/json' -d '{body}'\n")
+@contextmanager
+def _gateway_installed() -> Generator[None]:
+    """Translate the import error of a missing extra.
+
+    Raises:
+        ClickException: a package of the extra is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"the gateway needs its extra, which has {error.name}: pip install 'conformal-arbitrage[gateway]'"
+        ) from error
 
 
 @click.group("keys")
@@ -81,16 +97,27 @@ def keys_create_command(*, scope: Any, label: str, config: str, as_json: bool) -
     \b
     arbitrage keys create --scope call --label "web shop"
     """
-    from conformal_arbitrage.gateway.auth import new_key
+    with _gateway_installed():
+        from conformal_arbitrage.gateway.auth import new_key
     from conformal_arbitrage.store import new_id
 
     key, sha256 = new_key()
     id = new_id()
-    _with_store(config, lambda store: store.create_key(id=id, sha256=sha256, scope=scope, label=label))
+
+    async def create(store: "Store") -> bool:
+        first = not await store.keys()
+        await store.create_key(id=id, sha256=sha256, scope=scope, label=label)
+        return first
+
+    first = _with_store(config, create)
     if as_json:
-        options.print_json({"id": id, "key": key, "scope": scope})
-    else:
-        click.echo(f"{key}\nid {id}, scope {scope}; the key is not shown again")
+        options.print_json({"id": id, "key": key, "scope": scope, "first": first})
+        return
+    click.echo(f"{key}\nid {id}, scope {scope}; the key is not shown again")
+    if first:
+        options.warn(
+            "this is the gateway's first key: from now on every call needs one, in the header Authorization: Bearer KEY"
+        )
 
 
 @keys_command.command("list")
@@ -143,8 +170,10 @@ def records_export_command(
     arbitrage records export --policy support --score-log -o log.parquet
     """
     from conformal_arbitrage.collecting.from_records import score_log_of
-    from conformal_arbitrage.gateway.server import identities_of
     from conformal_arbitrage.live.config import read_config
+
+    with _gateway_installed():
+        from conformal_arbitrage.gateway.server import identities_of
 
     if score_log == everything:
         raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
@@ -194,9 +223,11 @@ def records_verify_command(*, config: str, as_json: bool) -> None:
 
 def _with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]") -> _Result:
     """Open the configured store, use it, and close it."""
-    from conformal_arbitrage.gateway.server import database_of
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.store import open_store
+
+    with _gateway_installed():
+        from conformal_arbitrage.gateway.server import database_of
 
     async def run() -> _Result:
         store = await open_store(database_of(read_config(config)))

@@ -426,7 +426,7 @@ class Collection:
             self.config, primary=self.config.primary.for_estimate(), guardian=self.config.guardian.for_estimate()
         )
         with ExitStack() as files:
-            async with Models(models_config, Extras(instead=instead)) as models:
+            async with Models(models_config, Extras(instead=instead, keyless=True)) as models:
                 await self._collect(models, None, dry_run=True)
         return [EndpointEstimate(origin=one.origin, spent=one.spent) for one in estimates if one.spent.calls]
 

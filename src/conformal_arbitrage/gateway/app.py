@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from starlette.applications import Starlette
 from starlette.middleware.errors import ServerErrorMiddleware
@@ -121,6 +122,7 @@ class _Routes:
     def open(self) -> list[Route]:
         """Return the routes that need no key."""
         return [
+            Route("/", ErrorReplies(_Home(self._parts)), methods=["GET"]),
             Route("/health/live", _alive),
             Route("/health/ready", ErrorReplies(_Ready(self._parts, self._metrics)), methods=["GET"]),
             Route("/openapi.json", _schema),
@@ -145,6 +147,24 @@ class _Routes:
         for policy in self._parts.policies.all():
             self._metrics.guardian_resting.labels(policy.name).set(_guardian_rests(self._parts))
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+class _Home:
+    """GET /: what this is, and where to go from here; the policies are named as long as no API key exists."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        about: dict[str, object] = {
+            "name": "conformal-arbitrage",
+            "version": version("conformal-arbitrage"),
+            "description": "An OpenAI-compatible gateway: a cheap model answers where that keeps a risk budget.",
+            "links": {"schema": "/openapi.json", "models": "/v1/models", "ready": "/health/ready"},
+        }
+        if not await self._parts.store.keys():
+            about["policies"] = [policy.name for policy in self._parts.policies.all()]
+        await json_response(about)(scope, receive, send)
 
 
 class _Ready:

@@ -186,6 +186,7 @@ def schema() -> dict[str, Any]:
         },
         "/v1/responses": {"post": _operation("responses", "Not served; says so", body="Nothing")},
         "/metrics": {"get": _operation("metrics", "Figures for Prometheus", media=("text/plain",))},
+        "/": {"get": _operation("home", "What this is, and where to go from here")},
         "/health/live": {"get": _operation("live", "The process runs")},
         "/health/ready": {"get": _operation("ready", "It can serve")},
     }  # fmt: skip

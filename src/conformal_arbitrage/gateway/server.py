@@ -96,7 +96,7 @@ def pairs_of(models: Models) -> dict[Form, ModelPair]:
 
 def identities_of(config: Config, policy: str) -> dict[str, Any]:
     """Return the identities of a policy's models under this configuration."""
-    return identities_of_pair(pairs_of(Models(config))[config.form_of(policy)])
+    return identities_of_pair(pairs_of(Models(config, Extras(keyless=True)))[config.form_of(policy)])
 
 
 class Lines:

@@ -41,6 +41,7 @@ class Extras:
         replies: a file that keeps each query's replies.
         breaker: whether an endpoint that is down is left alone for a while.
         instead: makes a port that takes the place of all wrappers, from the bare port, its price and its role.
+        keyless: no call will be sent, so the environment need not hold any API key.
     """
 
     gate: RateLimit | None = None
@@ -48,6 +49,7 @@ class Extras:
     replies: Path | None = None
     breaker: bool = False
     instead: Callable[[Port, Pricing | None, str], Port] | None = None
+    keyless: bool = False
 
 
 class Models:
@@ -122,6 +124,7 @@ class Models:
             terminal=self._terminal,
             wrap=lambda port: self._around(port, model, role),
             on_close=self._open.push_async_callback,
+            keyless=self._extras.keyless,
         )
 
     def _around(self, port: Port, model: ModelConfig, role: Section) -> Port:

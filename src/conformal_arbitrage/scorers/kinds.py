@@ -6,7 +6,7 @@ them. A kind states how it differs through the class attributes and methods belo
 Knows nothing of the other sections of the file, or of what wraps a port.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -45,6 +45,7 @@ class BuildContext:
         terminal: where a person's keys come from.
         wrap: adds price, retries, limits and caches to a port; call it once on every port that is built.
         on_close: registers a coroutine function to call when the models are closed.
+        keyless: no call will be sent, so no API key is needed: only identities or estimates are asked for.
     """
 
     role: Section
@@ -52,6 +53,7 @@ class BuildContext:
     terminal: Terminal
     wrap: Callable[[Port], Port]
     on_close: Callable[[Callable[[], Awaitable[None]]], object]
+    keyless: bool = False
 
     def load(self, name: str) -> Any:
         """Return the Python object that MODULE:NAME refers to."""
@@ -155,6 +157,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """Return the section with another prompt, where the kind has prompts."""
         return self
 
+    def recorded_menus(self, folder: Path) -> Mapping[str, int] | None:
+        """Return the questions it can answer, by id, with the size of their menus; None if it can answer any."""
+        return None
+
     def for_estimate(self) -> Self:
         """Return the section as a dry run uses it, where no reply can be read as scores."""
         return self
@@ -183,7 +189,8 @@ class EndpointConfig(ModelConfig, frozen=True, kw_only=True):
 
     def connect(self, context: BuildContext) -> Port:
         """Return the endpoint, wrapped, to be closed with the models."""
-        endpoint = Endpoint(self.url, key=key_from(self.key_env), key_header=self.key_header, timeout=self.timeout)
+        key = None if context.keyless else key_from(self.key_env)
+        endpoint = Endpoint(self.url, key=key, key_header=self.key_header, timeout=self.timeout)
         context.on_close(endpoint.close)
         return context.wrap(endpoint)
 

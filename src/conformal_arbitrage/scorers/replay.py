@@ -4,6 +4,7 @@ Knows nothing of who made the scores.
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +31,10 @@ class ReplayConfig(ModelConfig, frozen=True, kw_only=True, tag="replay"):
     def build(self, context: BuildContext) -> "ReplayScorer":
         """Build the scorer."""
         return ReplayScorer.read(context.folder / self.log, self.column, cost=self.price_per_call)
+
+    def recorded_menus(self, folder: Path) -> Mapping[str, int] | None:
+        """Return the recorded questions."""
+        return ReplayScorer.read(folder / self.log, self.column).menus
 
 
 class ReplayScorer:
@@ -105,6 +110,14 @@ class ReplayScorer:
     def identity(self) -> Identity:
         """The content's digest and the column."""
         return self._identity
+
+    @property
+    def menus(self) -> dict[str, int]:
+        """The ids of the rows with all scores, and the number of actions each needs at least."""
+        recorded = {name: self._recorded(row, 2) for name, row in self._rows.items()}
+        return {
+            name: len(scores) for name, scores in recorded.items() if len(scores) > 1 and not np.isnan(scores).any()
+        }
 
     async def score(self, query: Query) -> Scores:
         """Return the scores recorded for this id."""

@@ -1,0 +1,70 @@
+"""What a gateway tells whoever starts it: a call to try, and what its configuration can never do.
+
+Knows nothing of terminals, or of how requests are answered.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.live.config import Config
+
+KEY_VARIABLE = "ARBITRAGE_KEY"
+"""The shell variable that the printed call takes an API key from."""
+
+
+def example_call(config: Config, url: str, *, keyed: bool) -> str:
+    """Return a shell command that asks the first policy a question it can answer.
+
+    Args:
+        config: the whole configuration.
+        url: where the gateway listens.
+        keyed: whether calls need an API key.
+    """
+    path, body = _example_request(config, next(iter(config.policies)))
+    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
+    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    return f"curl {url}{path} -H 'Content-Type: application/json'{key} -d {data}"
+
+
+def _example_request(config: Config, policy: str) -> tuple[str, Mapping[str, Any]]:
+    if config.form_of(policy) == "text":
+        return "/v1/chat/completions", {"model": policy, "messages": [{"role": "user", "content": "Name a colour."}]}
+    question, size = _recorded_question(config) or ("Which of these is a colour?", _menu_size(config, policy))
+    names = ["red", "seven", *(f"option {place}" for place in range(3, size + 1))][:size]
+    choices = [{"value": name} for name in names]
+    asked = {"type": "choice", "instructions": "Which?", "choices": choices}
+    return "/v1/decisions", {"model": policy, "input": question, "questions": [asked]}
+
+
+def _recorded_question(config: Config) -> tuple[str, int] | None:
+    """Return the id of a question that every model which replays a record has, and its size; None if none replays."""
+    folder = Path(config.folder)
+    records = [menus for one in (config.primary, config.guardian) if (menus := one.recorded_menus(folder)) is not None]
+    if not records:
+        return None
+    shared = (name for name in records[0] if all(name in menus for menus in records))
+    name = next(shared, None)
+    return None if name is None else (name, max(menus[name] for menus in records))
+
+
+def _menu_size(config: Config, policy: str) -> int:
+    """Return the size of a menu that the policy's certificate covers."""
+    name = config.policies[policy].certificate
+    fewest = None if name is None else Certificate.load(Path(config.folder) / name).fewest_actions
+    return max(2, fewest or 2)
+
+
+def start_notes(config: Config) -> list[str]:
+    """Return what the configuration can never do, in words."""
+    return [
+        f'policy {name}: free text with content = "{policy.content}" keeps no answers, so its rows can never be graded or '
+        f'calibrated on; set content = "full" in [policies.{name}]'
+        for name, policy in config.policies.items()
+        if config.form_of(name) == "text"
+        and policy.content != "full"
+        and (policy.mode == "shadow" or policy.audit_rate > 0)
+    ]

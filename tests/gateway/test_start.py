@@ -1,0 +1,194 @@
+"""What `serve` says at start, and what it refuses to start with; the printed call is pasted into a shell."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conformal_arbitrage import ScoreLog
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.cli.tour import write_gateway
+from tests.gateway.house import says
+
+ARBITRAGE = [sys.executable, "-m", "conformal_arbitrage"]
+BUNDLED = Path(__file__).parents[2] / "src" / "conformal_arbitrage" / "data" / "science.parquet"
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """The folder that `make demo-serve` serves."""
+    (tmp_path / "science.parquet").write_bytes(BUNDLED.read_bytes())
+    ProjectSecret.create(tmp_path)
+    write_gateway(tmp_path, ScoreLog.read(BUNDLED, primary="qwen15b", guardian="expert"))
+    return tmp_path
+
+
+@contextmanager
+def serving(folder, **variables):
+    """`arbitrage serve` as a process; yields the lines it printed before it waits for calls."""
+    command = [*ARBITRAGE, "serve", "--config", "arbitrage.toml", "--port", "0"]
+    environment = os.environ | variables | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    ) as process:  # fmt: skip
+        try:
+            lines = []
+            while not any(line.startswith("curl") for line in lines):
+                line = process.stdout.readline()
+                assert line, process.stderr.read()
+                lines.append(line.rstrip("\n"))
+            yield lines
+        finally:
+            process.terminate()
+
+
+def paste(lines, **variables):
+    """Run the printed command as a user would, and return what it shows."""
+    command = next(line for line in lines if line.startswith("curl"))
+    done = subprocess.run(
+        ["sh", "-c", command.replace("curl", "curl --silent --show-error --fail-with-body --max-time 30", 1)],
+        capture_output=True, text=True, check=False, env=os.environ | variables,
+    )  # fmt: skip
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return json.loads(done.stdout)
+
+
+def run(folder, *arguments, **variables):
+    return subprocess.run(
+        [*ARBITRAGE, *arguments], cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+        env=os.environ | variables,
+    )  # fmt: skip
+
+
+def test_the_printed_call_of_the_demo_works_with_and_without_keys(demo):
+    with serving(demo) as lines:
+        [answer] = paste(lines)["answers"]
+    assert answer["arbitrage"]["guarantee"] == "crc"
+    created = json.loads(run(demo, "keys", "create", "--json").stdout)
+    assert created["first"]
+    with serving(demo) as lines:
+        assert any("ARBITRAGE_KEY" in line for line in lines)
+        [again] = paste(lines, ARBITRAGE_KEY=created["key"])["answers"]
+    assert again["choice"] == answer["choice"]
+
+
+@pytest.mark.parametrize("form", ["menu", "text"])
+def test_the_printed_call_of_models_behind_endpoints_works(house, form):
+    made = house(form=form)
+    with serving(made.folder) as lines:
+        reply = paste(lines)
+    answer = reply["answers"][0] if form == "menu" else reply
+    assert answer["arbitrage"]["guarantee"] == "crc"
+
+
+def test_the_first_key_says_that_every_call_now_needs_one_and_later_ones_do_not(house):
+    made = house()
+    first = run(made.folder, "keys", "create")
+    second = run(made.folder, "keys", "create")
+    assert "every call needs one" in first.stderr
+    assert not second.stderr
+    assert made.decide().status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("policy", "warned"),
+    [
+        ({"mode": "shadow"}, True),
+        ({"mode": "shadow", "content": "off"}, True),
+        ({"audit_rate": 0.5}, True),
+        ({"mode": "shadow", "content": "full"}, False),
+        ({}, False),
+    ],
+)
+def test_serve_says_that_rows_without_answers_can_never_be_graded(house, policy, warned):
+    from conformal_arbitrage.gateway.advice import start_notes
+
+    notes = start_notes(house(form="text", guardian=says("theirs"), policy=policy).config)
+    assert [("can never be graded" in note, 'content = "full"' in note) for note in notes] == [(True, True)] * warned
+
+
+def test_menus_need_no_answers_to_be_graded(house):
+    from conformal_arbitrage.gateway.advice import start_notes
+
+    assert start_notes(house(policy={"mode": "shadow"}).config) == []
+
+
+def test_a_person_without_a_terminal_is_refused_at_start(house):
+    made = house()
+    text = made.path.read_text()
+    person = re.sub(r"\[guardian\].*?(?=\[gateway\])", '[guardian]\nkind = "human"\nname = "ada"\n', text, flags=re.S)
+    made.path.write_text(person)
+    done = run(made.folder, "serve", "--port", "0")
+    assert done.returncode == 2
+    assert "[guardian] is a person, and there is no terminal" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_home_page_says_what_this_is_and_names_policies_only_to_an_open_gateway(house):
+    made = house()
+    about = made.get("/").json()
+    assert (about["name"], about["policies"]) == ("conformal-arbitrage", ["support"])
+    assert [made.get(path).status_code for path in about["links"].values()] == [200, 200, 200]
+    made.key()
+    assert "policies" not in made.get("/").json()
+
+
+WITHOUT_EXTRA = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("starlette", "uvicorn", "uvloop", "httptools", "prometheus_client"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from conformal_arbitrage.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve"],
+        ["keys", "create"],
+        ["keys", "list"],
+        ["records", "verify"],
+        ["records", "prune", "--older-than", "1"],
+        ["records", "export", "--policy", "support", "--all", "-o", "log.parquet"],
+    ],
+    ids=" ".join,
+)
+def test_without_the_extra_the_command_says_what_to_install(house, command):
+    made = house()
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRA, *command], cwd=made.folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "pip install 'conformal-arbitrage[gateway]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_records_and_keys_need_no_key_of_a_provider(house, monkeypatch):
+    monkeypatch.setenv("SOME_PROVIDERS_KEY", "sk-1")
+    made = house(certificate=False, policy={"mode": "shadow"}, models={"guardian": {"key_env": "SOME_PROVIDERS_KEY"}})
+    made.decide()
+    monkeypatch.delenv("SOME_PROVIDERS_KEY")
+    done = run(made.folder, "records", "export", "--policy", "support", "--score-log", "-o", "log.parquet")
+    assert done.returncode == 0, done.stderr
+    assert set(ScoreLog.read(made.folder / "log.parquet").identities) == {"primary", "guardian"}
+    for command in (
+        ["records", "verify"],
+        ["records", "prune", "--older-than", "1"],
+        ["keys", "list"],
+        ["keys", "create"],
+    ):
+        assert run(made.folder, *command).returncode == 0, command
+    refused = run(made.folder, "serve", "--port", "0")
+    assert "SOME_PROVIDERS_KEY is not set" in refused.stderr
