@@ -51,7 +51,7 @@ class Assembly:
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
-        self._message: dict[str, Any] = {"role": "assistant", "content": None}
+        self._message = _Parts({"role": "assistant", "content": None})
         self._calls: dict[int, dict[str, Any]] = {}
         self.finish: str | None = None
 
@@ -64,10 +64,10 @@ class Assembly:
         for name, value in delta_of(chunk).items():
             if name == "tool_calls":
                 self._add_calls(value)
-            elif name in _TEXTS and isinstance(value, str):
-                self._message[name] = _joined(self._message.get(name), value)
-            elif value is not None:
-                self._message[name] = value
+            elif name in _TEXTS:
+                self._message.append(name, value)
+            else:
+                self._message.put(name, value)
 
     def _add_calls(self, parts: JSON) -> None:
         for part in parts if isinstance(parts, list) else []:
@@ -86,9 +86,9 @@ class Assembly:
 
     def document(self) -> dict[str, Any]:
         """Return the whole completion, as if it had not been streamed."""
-        message = dict(self._message)
+        message = self._message.joined()
         if self._calls:
-            message["tool_calls"] = [self._calls[place] for place in sorted(self._calls)]
+            message["tool_calls"] = [_joined(self._calls[place]) for place in sorted(self._calls)]
         choice = {"index": 0, "message": message, "finish_reason": self.finish, "logprobs": None}
         return {**self._fields, "object": "chat.completion", "choices": [choice]}
 
@@ -106,15 +106,39 @@ def _choice_of(chunk: Chunk) -> dict[str, Any]:
     return choice if isinstance(choice, dict) else {}
 
 
-def _merged(before: JSON, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with the texts of another appended to its own; null adds nothing, as some servers send it."""
-    merged = before if isinstance(before, dict) else {}
-    for name, text in more.items():
-        if text is not None:
-            merged[name] = _joined(merged.get(name), text)
+class _Parts:
+    """An object whose texts arrive in parts, which are joined once, at the end: joining at every part is quadratic."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self._texts: dict[str, list[str]] = {}
+
+    def append(self, name: str, value: JSON) -> None:
+        """Append a part to a text; any other value replaces the field, and null adds nothing, as some servers send it."""
+        if isinstance(value, str):
+            self._texts.setdefault(name, []).append(value)
+        else:
+            self.put(name, value)
+
+    def put(self, name: str, value: JSON) -> None:
+        """Set a field, unless to null."""
+        if value is not None:
+            self._values[name] = value
+            self._texts.pop(name, None)
+
+    def joined(self) -> dict[str, Any]:
+        """Return the whole object."""
+        return {**self._values, **{name: "".join(parts) for name, parts in self._texts.items()}}
+
+
+def _merged(before: object, more: Mapping[str, Any]) -> _Parts:
+    """Return an object with the texts of another appended to its own."""
+    merged = before if isinstance(before, _Parts) else _Parts({})
+    for name, value in more.items():
+        merged.append(name, value)
     return merged
 
 
-def _joined(before: object, more: object) -> object:
-    """Return a text and its continuation as one text; any other value is replaced."""
-    return before + more if isinstance(before, str) and isinstance(more, str) else more
+def _joined(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call with the texts of its objects joined."""
+    return {name: value.joined() if isinstance(value, _Parts) else value for name, value in call.items()}
