@@ -104,12 +104,13 @@ expose = "full"
 class Gateway:
     """`arbitrage serve` in a process of its own, on a free port; it may be killed and started again."""
 
-    def __init__(self, config, **environment):
+    def __init__(self, config, *, errors_to=None, **environment):
         self._command = [sys.executable, "-c", "from conformal_arbitrage.cli import main; main()"]
         self._command += ["serve", "--config", str(config), "--port", "0"]
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._environment = {**os.environ, "ARBITRAGE_SECRET": SECRET, "PYTHONPATH": paths, **environment}
         self._errors = Path(config).with_suffix(".log")
+        self._errors_to = errors_to  # a descriptor instead of that file
         self.up = asyncio.Event()
 
     async def __aenter__(self):
@@ -124,8 +125,9 @@ class Gateway:
     async def start(self):
         with self._errors.open("ab") as errors:
             self.process = await asyncio.create_subprocess_exec(
-                *self._command, cwd=ROOT, env=self._environment, stdout=asyncio.subprocess.PIPE, stderr=errors
-            )
+                *self._command, cwd=ROOT, env=self._environment, stdout=asyncio.subprocess.PIPE,
+                stderr=errors if self._errors_to is None else self._errors_to,
+            )  # fmt: skip
         line = (await self.process.stdout.readline()).decode()
         found = re.match(r"Listening on (http://\S+)\. ", line)
         assert found is not None, f"{line}\n{self._errors.read_text()[-2000:]}"

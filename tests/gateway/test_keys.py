@@ -184,4 +184,5 @@ def test_the_record_and_the_log_do_not_hold_the_key(house, caplog):
     assert record.key_id == name
     assert secret not in str(record) + caplog.text + str(made.lines)
     line = json.loads(made.lines[-1])
-    assert line == {"route": "POST /v1/decisions", "status": 200, "seconds": line["seconds"], "id": record.id}
+    named = {"level": "info", "route": "POST /v1/decisions", "status": 200, "policy": "support", "id": record.id}
+    assert line == {**named, "time": line["time"], "seconds": line["seconds"]}

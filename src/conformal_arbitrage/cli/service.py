@@ -31,23 +31,18 @@ def serve_command(*, config: str, host: str | None, port: int | None) -> None:
     \b
     arbitrage serve
     """
-    import logging
-
     from msgspec import structs
 
     from conformal_arbitrage.live.config import read_config
 
     with _gateway_installed():
         from conformal_arbitrage import gateway
-        from conformal_arbitrage.gateway.advice import KEY_VARIABLE, example_call, start_notes
+        from conformal_arbitrage.gateway.advice import KEY_VARIABLE, example_call
     configuration = read_config(config)
     configured = configuration.gateway
     listening = structs.replace(
         configured, host=host or configured.host, port=configured.port if port is None else port
     )
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for note in start_notes(configuration):
-        options.warn(note)
     keyed = bool(_with_store(config, lambda store: store.keys()))
 
     def announce(url: str) -> None:

@@ -57,7 +57,8 @@ class Parts:
     secret: bytes
     breakers: Sequence[Breaker]
     guardian_breakers: Sequence[Breaker] = ()
-    log: Callable[[str], None]
+    log: Callable[[bytes], None]
+    metrics: Metrics
 
 
 def create_app(parts: Parts) -> ASGIApp:
@@ -88,7 +89,7 @@ class _Routes:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._metrics = Metrics()
+        self._metrics = parts.metrics
         self._limits = RequestLimits(parts.config.gateway)
         self._authenticator = Authenticator(parts.store)
         self._refresher = Refresher(parts.store, self._authenticator.refresh, parts.policies.refresh)

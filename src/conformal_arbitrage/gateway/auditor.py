@@ -49,11 +49,12 @@ class Auditor:
             outcomes = await asyncio.gather(*(self._audit(audit) for audit in audits), return_exceptions=True)
         finally:
             renewing.cancel()
-        for outcome in outcomes:
+        for audit, outcome in zip(audits, outcomes, strict=True):
             if isinstance(outcome, StoreError):
                 raise outcome
             if outcome is not None:
-                _log.error("an audit failed and will be retried", exc_info=outcome)
+                named = {"policy": audit.policy, "id": audit.id}
+                _log.error("an audit failed and will be retried", exc_info=outcome, extra=named)
         return len(audits)
 
     async def _renew(self, ids: Sequence[str]) -> None:

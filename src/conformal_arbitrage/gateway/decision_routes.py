@@ -30,7 +30,7 @@ from conformal_arbitrage.gateway.chat_requests import CompletionRequest, Menu, q
 from conformal_arbitrage.gateway.decider import Decider, Outcome
 from conformal_arbitrage.gateway.idempotency import Idempotency, Turn
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.middleware import Incoming
+from conformal_arbitrage.gateway.middleware import POLICY, Incoming
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.streaming import EventStream, event_stream, pieces_of
 from conformal_arbitrage.gateway.undelivered import Undelivered
@@ -61,6 +61,7 @@ class DecisionRoutes:
         """Answer POST /v1/decisions."""
         body = read_decisions(request.content, self._config)
         policy = self._policies.named(body.model)
+        request.scope[POLICY] = policy.name
         async with self._turn(request, policy) as turn:
             if turn.response is None:
                 start = time.perf_counter()
@@ -76,10 +77,11 @@ class DecisionRoutes:
         """Answer POST /v1/chat/completions."""
         chat = read_completion(request.content, self._config)
         policy = self._policies.named(chat.model)
+        request.scope[POLICY] = policy.name
         text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
         menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
         if chat.stream:
-            async with event_stream(request.send) as events:
+            async with event_stream(request.send, policy.name) as events:
                 await self._stream(request, chat, policy, menu, events)
             return events
         async with self._turn(request, policy) as turn:

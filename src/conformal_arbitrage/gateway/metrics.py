@@ -39,6 +39,9 @@ class Metrics:
         self.upstream = self._histogram("upstream_seconds", "Time of a leg", _SLOW, "role")
         self.commit = self._histogram("commit_seconds", "Time until a decision was durable", _FAST)
         self.overhead = self._histogram("overhead_seconds", "Time of a request not spent in legs", _FAST)
+        self.lines_dropped = self._counter(
+            "log_lines_dropped", "Lines of the log that were lost because nobody reads it"
+        )
         self.in_flight = Gauge("arbitrage_in_flight", "Requests in flight", registry=self.registry)
         self.other_models: dict[tuple[str, Role], str] = {}
         self.guardian_resting = Gauge(
@@ -104,7 +107,7 @@ class Metrics:
             self._child(self.upstream_errors, policy, leg.role, kind).inc()
         if kind == "OtherModelError" and self.other_models.get((policy, leg.role)) != text:
             self.other_models[policy, leg.role] = text
-            _log.error("policy %s, %s: %s", policy, leg.role, text)
+            _log.error("%s: %s", leg.role, text, extra={"policy": policy})
         elif not kind and self.other_models:
             self.other_models.pop((policy, leg.role), None)
 

@@ -8,6 +8,7 @@ Knows nothing of policies or decisions.
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
@@ -29,6 +30,7 @@ DECISION_ID = "x-arbitrage-decision-id"
 _SENT = "arbitrage.sent"
 _CALLER = "arbitrage.caller"
 _HEADERS = "arbitrage.headers"
+POLICY = "arbitrage.policy"
 
 
 class Incoming(Request):
@@ -83,8 +85,8 @@ def error_document(message: str, *, code: str, status: int, param: str | None = 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def failure_of(error: ArbitrageError) -> Failure:
-    """Return what a caller is told of an error.
+def failure_of(error: ArbitrageError, policy: str = "") -> Failure:
+    """Return what a caller of a policy is told of an error.
 
     Only a `RequestError` is about the request. Other messages may quote an endpoint or a path, so they go to the log.
     """
@@ -93,7 +95,7 @@ def failure_of(error: ArbitrageError) -> Failure:
     if isinstance(error, RequestError):
         document = error_document(str(error), code=error.code, status=error.status, param=error.param)
         return Failure(status=error.status, document=document, headers=error.headers)
-    _log.error("%s: %s", type(error).__name__, error)
+    _log.error("%s: %s", type(error).__name__, error, extra={"policy": policy})
     status, code, message = 500, "internal_error", "the request could not be served"
     if isinstance(error, StoreError):
         status, code = 503, "record_unavailable"
@@ -123,6 +125,18 @@ class Shortcut:
         await (self._rest if route is None else route)(scope, receive, send)
 
 
+class RequestLine(Struct, frozen=True, kw_only=True):
+    """The line of the log about one request."""
+
+    time: datetime
+    level: str
+    route: str
+    status: int
+    seconds: float
+    policy: str
+    id: str
+
+
 class AccessLog:
     """Counts and logs each request of one route once it has been answered.
 
@@ -133,7 +147,7 @@ class AccessLog:
         log: takes one line of JSON per request.
     """
 
-    def __init__(self, app: ASGIApp, path: str, metrics: Metrics, log: Callable[[str], None]) -> None:
+    def __init__(self, app: ASGIApp, path: str, metrics: Metrics, log: Callable[[bytes], None]) -> None:
         self._app = app
         self._path = path
         self._metrics = metrics
@@ -145,13 +159,16 @@ class AccessLog:
         await self._app(scope, receive, send)
         reply: Sent = scope.get(_SENT, _NOTHING_SENT)
         self._metrics.request(self._path, reply.status_code)
-        line = {
-            "route": f"{scope['method']} {self._path}",
-            "status": reply.status_code,
-            "seconds": round(time.perf_counter() - start, 4),
-            "id": reply.headers.get(DECISION_ID, ""),
-        }
-        self._log(msgspec.json.encode(line).decode())
+        line = RequestLine(
+            time=datetime.now(UTC),
+            level="info" if reply.status_code < 500 else "error",
+            route=f"{scope['method']} {self._path}",
+            status=reply.status_code,
+            seconds=round(time.perf_counter() - start, 4),
+            policy=scope.get(POLICY, ""),
+            id=reply.headers.get(DECISION_ID, ""),
+        )
+        self._log(msgspec.json.encode(line))
 
 
 class ErrorReplies:
@@ -165,7 +182,7 @@ class ErrorReplies:
         try:
             await self._app(scope, receive, send)
         except ArbitrageError as error:
-            failure = failure_of(error)
+            failure = failure_of(error, scope.get(POLICY, ""))
             response = json_response(failure.document, status=failure.status, headers=failure.headers)
             scope[_SENT] = response
             await response(scope, receive, send)

@@ -145,7 +145,7 @@ class PolicyTable:
             self._live[version.name] = self.bind(version.name, version.certificate, version.version)
         except ArbitrageError as error:
             self._unusable[version.name] = error
-            _log.error("policy %s is out of service: %s", version.name, error)
+            _log.error("out of service: %s", error, extra={"policy": version.name})
 
     def bind(self, name: str, document: JSONObject, version: int = 0) -> LivePolicy:
         """Bind a certificate to the models of a policy; its guarantee, its key and its identities are checked.

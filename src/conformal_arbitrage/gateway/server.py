@@ -5,6 +5,7 @@ Knows nothing of routes.
 
 import asyncio
 import gc
+import logging
 import os
 import re
 import signal
@@ -12,9 +13,9 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -24,8 +25,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.gateway.advice import start_notes
 from conformal_arbitrage.gateway.app import Parts, create_app
 from conformal_arbitrage.gateway.auth import check_binding
+from conformal_arbitrage.gateway.logs import LogLines, logging_to
+from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import error_document
 from conformal_arbitrage.gateway.policy_table import (
     MenuPair,
@@ -42,11 +46,12 @@ from conformal_arbitrage.scorers.terminal import has_terminal
 from conformal_arbitrage.store import open_store
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
+_log = logging.getLogger("conformal_arbitrage.gateway")
 Started = Callable[[str], None]
-Log = Callable[[str], None]
+Log = Callable[[bytes], None]
 
 
-def _unlogged(_: str) -> None: ...
+def _unlogged(_: bytes) -> None: ...
 
 
 def database_of(config: Config) -> str:
@@ -99,35 +104,14 @@ def identities_of(config: Config, policy: str) -> dict[str, Any]:
     return identities_of_pair(pairs_of(Models(config, Extras(keyless=True)))[config.form_of(policy)])
 
 
-class Lines:
-    """Log lines, written in batches within a twentieth of a second: one write per request would cost as much as deciding."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._waiting: list[str] = []
-
-    def add(self, line: str) -> None:
-        """Queue a line."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_later(0.05, self.flush)
-        self._waiting.append(line)
-
-    def flush(self) -> None:
-        """Write the queued lines; those that the stream refuses are lost, and requests go on."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            with suppress(OSError, ValueError):
-                self._stream.write("\n".join([*waiting, ""]))
-                self._stream.flush()
-
-
 @asynccontextmanager
-async def application(config: Config, log: Log = _unlogged) -> AsyncGenerator[ASGIApp]:
+async def application(config: Config, log: Log = _unlogged, metrics: Metrics | None = None) -> AsyncGenerator[ASGIApp]:
     """Open a configuration's models and store, and yield the application over them.
 
     Args:
         config: the whole configuration.
         log: takes a line of JSON for every request.
+        metrics: where things are counted; without it, only requests and decisions are.
     """
     check_policies(config)
     _check_people(config)
@@ -148,6 +132,7 @@ async def application(config: Config, log: Log = _unlogged) -> AsyncGenerator[AS
                     breakers=models.breakers,
                     guardian_breakers=models.guardian_breakers,
                     log=log,
+                    metrics=metrics or Metrics(),
                 )
             )
     finally:
@@ -181,16 +166,18 @@ class _Protocol(HttpToolsProtocol):
 def server_settings(app: ASGIApp) -> uvicorn.Config:
     """Return how the server runs an application."""
     return uvicorn.Config(
-        app, access_log=False, log_level="warning", http=_Protocol, lifespan="on",
+        app, access_log=False, log_config=None, log_level="warning", http=_Protocol, lifespan="on",
         timeout_graceful_shutdown=30, server_header=False, date_header=False,
         proxy_headers=False,  # nothing depends on the caller's address
     )  # fmt: skip
 
 
 @asynccontextmanager
-async def running(config: Config, log: Log = _unlogged) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
+async def running(
+    config: Config, log: Log = _unlogged, metrics: Metrics | None = None
+) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
     """Run a gateway; yield its address, and the task that ends when it is told to stop."""
-    async with application(config, log) as app:
+    async with application(config, log, metrics) as app:
         listening = _listen(config.gateway.host, config.gateway.port)
         server = _Server(server_settings(app))
         task = asyncio.create_task(server.serve(sockets=[listening]))
@@ -241,10 +228,12 @@ def run(config: Config, *, started: Started) -> None:
 
 async def serve(config: Config, *, started: Started) -> None:
     """Serve until told to stop, logging to stderr; on SIGTERM requests in flight finish first."""
-    lines = Lines(sys.stderr)
-    try:
-        async with running(config, lines.add) as (url, task):
+    metrics = Metrics()
+    descriptor = os.open(os.devnull, os.O_WRONLY) if sys.__stderr__ is None else 2
+    lines = LogLines(descriptor, dropped=metrics.lines_dropped.inc)
+    with logging_to(lines):
+        async with running(config, lines.add, metrics) as (url, task):
             started(url)
+            for note in start_notes(config):
+                _log.warning(note)
             await task
-    finally:
-        lines.flush()

@@ -19,12 +19,16 @@ _WAITING = b": waiting for the decision\n\n"
 
 
 @asynccontextmanager
-async def event_stream(send: Send) -> AsyncGenerator["EventStream"]:
+async def event_stream(send: Send, policy: str) -> AsyncGenerator["EventStream"]:
     """Send a response as a stream of events.
 
     The headers wait for the first piece for `PATIENCE` seconds; then, and in every later silence of that length, a comment
     is sent. An error that ends the block after the response has started becomes an error event without [DONE]; before
     that it is raised.
+
+    Args:
+        send: where to.
+        policy: which policy answers, for the log.
     """
     events = EventStream(send)
     comments = asyncio.create_task(events.comment())
@@ -33,7 +37,7 @@ async def event_stream(send: Send) -> AsyncGenerator["EventStream"]:
     except ArbitrageError as error:
         if not events.started:
             raise
-        await events.put(event_bytes(failure_of(error).document))
+        await events.put(event_bytes(failure_of(error, policy).document))
     finally:
         comments.cancel()
     await send({"type": "http.response.body", "body": b"", "more_body": False})

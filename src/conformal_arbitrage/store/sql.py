@@ -244,7 +244,7 @@ def _audit(id: str, policy: str, text: str) -> Audit | None:
     try:
         return Audit(id=id, policy=policy, question=decode_question(text, id))
     except StoreError as error:
-        _log.error("an audit is skipped: %s", error)
+        _log.error("an audit is skipped: %s", error, extra={"policy": policy, "id": id})
         return None
 
 
