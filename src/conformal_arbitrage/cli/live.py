@@ -184,7 +184,7 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     if dry_run:
         show_estimate(asyncio.run(collecting.estimate(models, rows, output=output, **limits)), as_json=as_json)
         return
-    with nullcontext(None) if as_json or collecting.has_person(models, settings["grade"]) else _ProgressBar() as bar:
+    with nullcontext(None) if as_json or collecting.has_person(models, settings["grade"]) else ProgressBar() as bar:
         progress = None if bar is None else bar.show
         try:
             log = asyncio.run(collecting.collect(models, rows, output=output, progress=progress, **limits))
@@ -220,7 +220,7 @@ def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-class _ProgressBar:
+class ProgressBar:
     """A progress bar on stderr: rows, rate, time left, cost so far, failures."""
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class _ProgressBar:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None, rate="", money="", failures="")
 
-    def __enter__(self) -> "_ProgressBar":
+    def __enter__(self) -> "ProgressBar":
         self._bar.start()
         return self
 
@@ -256,8 +256,8 @@ class _ProgressBar:
         )
 
 
-def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool) -> None:
-    """Print the estimated calls, tokens and cost, per endpoint and in total."""
+def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool, **counts: int) -> None:
+    """Print the estimated calls, tokens and cost, per endpoint and in total; counts are part of the JSON document only."""
     import msgspec
 
     from conformal_arbitrage.upstream.pricing import dollars
@@ -265,7 +265,7 @@ def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool) -> None
     costs = [one.spent.cost for one in estimates]
     total = None if None in costs else sum(cost for cost in costs if cost is not None)
     if as_json:
-        options.print_json({"models": msgspec.to_builtins(estimates), "cost": total})
+        options.print_json({"models": msgspec.to_builtins(estimates), "cost": total, **counts})
         return
     header = ["endpoint", "calls", "input tokens", "output tokens", "cost"]
     rows = [

@@ -43,7 +43,7 @@ def serve_command(*, config: str, host: str | None, port: int | None) -> None:
     listening = structs.replace(
         configured, host=host or configured.host, port=configured.port if port is None else port
     )
-    keyed = bool(_with_store(config, lambda store: store.keys()))
+    keyed = bool(with_store(config, lambda store: store.keys()))
 
     def announce(url: str) -> None:
         attempt = f"With an API key in ${KEY_VARIABLE}, try" if keyed else "Try"
@@ -104,7 +104,7 @@ def keys_create_command(*, scope: Any, label: str, config: str, as_json: bool) -
         await store.create_key(id=id, sha256=sha256, scope=scope, label=label)
         return first
 
-    first = _with_store(config, create)
+    first = with_store(config, create)
     if as_json:
         options.print_json({"id": id, "key": key, "scope": scope, "first": first})
         return
@@ -120,7 +120,7 @@ def keys_create_command(*, scope: Any, label: str, config: str, as_json: bool) -
 @options.as_json
 def keys_list_command(*, config: str, as_json: bool) -> None:
     """List all keys, without their secrets."""
-    keys = _with_store(config, lambda store: store.keys())
+    keys = with_store(config, lambda store: store.keys())
     if as_json:
         options.print_json([asdict(key) for key in keys])
         return
@@ -133,7 +133,7 @@ def keys_list_command(*, config: str, as_json: bool) -> None:
 @options.config_file
 def keys_revoke_command(id: str, *, config: str) -> None:
     """Revoke a key immediately."""
-    if not _with_store(config, lambda store: store.revoke_key(id)):
+    if not with_store(config, lambda store: store.revoke_key(id)):
         raise StoreError(f"there is no key {id!r}; list all with `arbitrage keys list`")
     click.echo(f"Revoked: {id}")
 
@@ -174,7 +174,7 @@ def records_export_command(
         raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
     configuration = read_config(config)
     identities = identities_of(configuration, policy) if policy in configuration.policies else None
-    log = _with_store(config, lambda store: score_log_of(store, policy, identities=identities, everything=everything))
+    log = with_store(config, lambda store: score_log_of(store, policy, identities=identities, everything=everything))
     log.write(output)
     summary = {"rows": len(log), "missing_guardian_rows": int(log.missing.sum()), "output": output}
     if as_json:
@@ -195,7 +195,7 @@ def records_export_command(
 @options.as_json
 def records_prune_command(*, older_than: float, config: str, as_json: bool) -> None:
     """Remove old decisions; a checkpoint keeps the hash chains verifiable."""
-    removed = _with_store(config, lambda store: store.prune(before=time.time() - older_than * 86400))
+    removed = with_store(config, lambda store: store.prune(before=time.time() - older_than * 86400))
     if as_json:
         options.print_json({"removed": removed})
     else:
@@ -207,7 +207,7 @@ def records_prune_command(*, older_than: float, config: str, as_json: bool) -> N
 @options.as_json
 def records_verify_command(*, config: str, as_json: bool) -> None:
     """Verify the hash chains; exit 1 if they are broken."""
-    problems = _with_store(config, lambda store: store.verify())
+    problems = with_store(config, lambda store: store.verify())
     if as_json:
         options.print_json({"ok": not problems, "problems": problems})
     else:
@@ -216,7 +216,7 @@ def records_verify_command(*, config: str, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]") -> _Result:
+def with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]") -> _Result:
     """Open the configured store, use it, and close it."""
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.store import open_store

@@ -15,12 +15,14 @@ from conformal_arbitrage.scorelog.fitness import UNFIT
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.store.base import Store
-from conformal_arbitrage.store.record import DecisionRecord, Grades
+from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody, Grades
 from conformal_arbitrage.types import Role
 from conformal_arbitrage.upstream.base import fingerprint
 
 _PAGE = 1000
 _NAN = float("nan")
+SEVERAL = "several"
+"""The kind of a log's grader if more than one graded its rows."""
 
 
 async def score_log_of(
@@ -37,12 +39,9 @@ async def score_log_of(
     Raises:
         StoreError: there are no such rows, or the policy was served in both forms.
     """
-    decisions = [r for r in await _all_records(store, policy) if not r.decision.cancelled]
-    records = [record for record in decisions if everything or fit(record)]
+    records = await (_decisions(store, policy) if everything else fit_records(store, policy))
     if not records:
-        raise StoreError(
-            f"policy {policy!r} has no rows fit for calibration; serve it in shadow mode, or set audit_rate"
-        )
+        raise StoreError(f"policy {policy!r} has no decisions on record")
     forms = {record.decision.form for record in records}
     if len(forms) > 1:
         raise StoreError(f"policy {policy!r} was served in menu form and in text form; prune one of the two first")
@@ -52,7 +51,39 @@ async def score_log_of(
     marks = {"mode": strings([str(record.decision.mode) for record in records])}
     if everything:
         marks[UNFIT] = strings(["no" if fit(record) else "chosen by its scores" for record in records])
+    if identities is not None and forms == {"text"}:
+        identities = {**identities, **_grader_of(records)}
     return replace(log, identities=identities if same_models else None, extra={**log.extra, **marks})
+
+
+async def fit_records(store: Store, policy: str) -> list[DecisionRecord]:
+    """Return the decisions of a policy that are fit for calibration, oldest first.
+
+    Raises:
+        StoreError: there are none.
+    """
+    records = [record for record in await _decisions(store, policy) if fit(record)]
+    if not records:
+        raise StoreError(
+            f"policy {policy!r} has no rows fit for calibration; serve it in shadow mode, or set audit_rate"
+        )
+    return records
+
+
+async def _decisions(store: Store, policy: str) -> list[DecisionRecord]:
+    return [record for record in await _all_records(store, policy) if not record.decision.cancelled]
+
+
+def _grader_of(records: Sequence[DecisionRecord]) -> dict[str, Any]:
+    """Return who made the grades that count, as `grader` of the log's identities; grades sent over HTTP name no one."""
+    graders: dict[str, Any] = {}
+    for feedback in filter(None, map(_first_graded, records)):
+        grader = feedback.grader or {"kind": "feedback"}
+        graders[fingerprint(grader)] = dict(grader)
+    if not graders:
+        return {}
+    first, *others = (graders[name] for name in sorted(graders))
+    return {"grader": {"kind": SEVERAL, "graders": [first, *others]} if others else first}
 
 
 def fit(record: DecisionRecord) -> bool:
@@ -104,5 +135,9 @@ def _all_guardian_scores(record: DecisionRecord) -> tuple[float, ...] | None:
 
 def _first_grades(record: DecisionRecord) -> Grades:
     """Return the first grades of both answers, since later ones could be chosen by their effect; NaN without any."""
-    grades = (feedback.grades for feedback in record.feedback)
-    return next((both for both in grades if both is not None), Grades(primary=_NAN, guardian=_NAN))
+    first = _first_graded(record)
+    return Grades(primary=_NAN, guardian=_NAN) if first is None or first.grades is None else first.grades
+
+
+def _first_graded(record: DecisionRecord) -> FeedbackBody | None:
+    return next((feedback for feedback in record.feedback if feedback.grades is not None), None)

@@ -87,7 +87,7 @@ def _is_writable(body: EventBody | AuditQuestion) -> bool:
             return leg and _are_finite((body.cost,)) and _is_plain_content(body.content)
         case FeedbackBody():
             grades = () if body.grades is None else (body.grades.primary, body.grades.guardian)
-            return _are_finite((body.grade, *grades))
+            return _are_finite((body.grade, *grades)) and _is_plain(body.grader)
         case AuditBody():
             return _are_finite((body.cost, *(body.scores or ())))
         case MenuQuestion():

@@ -135,6 +135,7 @@ class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         label: the right action.
         comment: anything else.
         by: the key that sent it.
+        grader: the identity of what made the grades, if a grader of this package did.
         at: when it was recorded; set by the store.
     """
 
@@ -146,6 +147,7 @@ class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     label: int | str | None = None
     comment: str | None = None
     by: str | None = None
+    grader: JSONObject | None = None
     at: float | None = None
 
 
