@@ -48,6 +48,20 @@ def test_calibrate_verify_and_apply_work_together(run):
     }  # fmt: skip
 
 
+def test_the_net_loss_takes_the_random_boundary_that_it_needs(run, monkeypatch):
+    monkeypatch.setenv("ARBITRAGE_SECRET", "a-secret-of-some-length")
+    net = ["--loss", "net", "--primary-column", "smollm2", "--guardian-column", "qwen15b"]
+    shown = run("calibrate", "log.parquet", "--alpha", "0.05", *net, "-o", "certificate.json").stdout
+    assert "boundary random" in shown
+    assert "losses in [-1, 1]" in shown
+    assert "nothing differs" in run("verify", "certificate.json", "log.parquet").stdout
+    refused = run("calibrate", "log.parquet", "--alpha", "0.05", *net, "--boundary", "include", code=2)
+    assert 'needs boundary="random"' in refused.stderr
+    sweep = ["--calibration-size", "500", "--trials", "2", "--json"]
+    document = json.loads(run("evaluate", "log.parquet", "--alpha", "0.05", *net, *sweep).stdout)
+    assert [point["boundary"] for point in document["points"]][-1] == "random"
+
+
 def test_without_an_output_nothing_is_written(run):
     run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR)
     assert files() == ["log.parquet"]

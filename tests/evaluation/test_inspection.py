@@ -111,3 +111,18 @@ def test_free_models_and_unknown_outcomes_are_supported():
     assert not inspect(log, primary_cost=0, guardian_cost=0).worth_routing
     unknown = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [[1, 0]] * 30, outcomes={"correct": [[None, None]] * 30})
     assert inspect(unknown).outcomes == {"correct": {"primary": None, "guardian": None}}
+
+
+def test_the_net_loss_is_described_where_outcomes_tell_it():
+    rng = np.random.default_rng(3)
+    log = ScoreLog.from_router(
+        confidence=rng.random(800), primary_grade=rng.integers(0, 2, 800), guardian_grade=rng.integers(0, 2, 800)
+    )
+    inspection = inspect(log)
+    assert inspection.budgets[2].deferred_net < inspection.budgets[2].deferred
+    header, rows = inspection.budget_table()
+    assert header[-1] == "with loss net"
+    assert len(rows[0]) == len(header)
+    ungraded = ScoreLog.from_arrays([[0.9, 0.1], [0.4, 0.6]] * 30, [[1.0, 0.0], [1.0, 0.0]] * 30)
+    assert inspect(ungraded).budgets[2].deferred_net is None
+    assert inspect(pair(1).binarized()).budget_table()[0][-1] == "unused budget"

@@ -7,18 +7,25 @@ import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
+
+import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.decisions import decide_rows
 from conformal_arbitrage.calibration.guarantee import guarantee_text
-from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
-from conformal_arbitrage.core.losses import GuardianSees, Loss, Number, as_fraction
+from conformal_arbitrage.calibration.options import (
+    CalibrationKeywords,
+    CalibrationOptions,
+    check_keywords,
+    resolve_options,
+)
+from conformal_arbitrage.core.losses import Number, as_fraction, net_losses
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import FrameColumns, ScoreLog, as_score_log
 from conformal_arbitrage.scorelog.wide import ScoreColumns
-from conformal_arbitrage.types import Boundary, MissingGuardian
 
 
 def calibrate(
@@ -28,57 +35,27 @@ def calibrate(
     primary: ScoreColumns | None = None,
     guardian: ScoreColumns | None = None,
     options: CalibrationOptions | None = None,
-    guardian_sees: GuardianSees | None = None,
-    boundary: Boundary | None = None,
-    loss_bound: Number | None = None,
-    loss: Loss | None = None,
-    full_sight_loss: Number | None = None,
-    key: bytes | None = None,
-    grid: Number | None = None,
-    missing_guardian: MissingGuardian | None = None,
-    cluster: str | None = None,
-    max_cluster_size: int | None = None,
+    **keywords: Unpack[CalibrationKeywords],
 ) -> Certificate:
     """Find the smallest relaxation that keeps the risk budget: total loss + B <= alpha (n + 1), exactly.
 
-    With clusters of at most M rows it is total loss + M B <= alpha (n + M). Pass options as keywords or as one object.
+    With clusters of at most M rows it is total loss + M B <= alpha (n + M); with loss="net" it holds for every larger
+    relaxation too (first passage). Pass options as keywords or as one object.
 
     Args:
         log: the recorded scores, or a frame that holds them (pandas, polars, Arrow).
         alpha: the risk budget, above 0 and below the loss bound. A float means the decimal that its repr shows.
         primary: the frame's column of Primary scores, or one column per action; by default "primary".
         guardian: the same for the Guardian.
-        options: all options below as one object.
-        guardian_sees: "all" (calibrated on its own loss, the default), "candidates" (the paper), or
-            "all-restricted-loss" (the paper's CA*).
-        boundary: "include" (the paper, the default) keeps every action exactly at the threshold gap; "random" keeps a
-            share of them and so spends the whole budget.
-        loss_bound: the largest possible loss; may be omitted, and is then 1, if all Guardian scores lie in [0, 1].
-            Your own loss always needs it.
-        loss: a loss of your own over (row, indices in sight), raised to its monotone envelope.
-        full_sight_loss: the largest value of your own loss with every action in sight, at most alpha; by default 0.
-        key: the secret bytes behind the draws of boundary="random", such as `ProjectSecret.find().boundary_key`.
-        grid: restrict the relaxation to 0, grid, ..., 1.
-        missing_guardian: "worst_case" counts rows without a Guardian score as a loss of B until all is in sight.
-        cluster: the column that says which rows belong together; clusters rather than rows are then exchangeable.
-        max_cluster_size: the most rows that any cluster may ever have; required with `cluster`.
+        options: how to calibrate; or pass the fields of `CalibrationOptions`, which explains them, as keywords:
+            `guardian_sees=`, `boundary=`, `key=`, `loss=`, `loss_bound=`, `missing_guardian=`, `cluster=`, ...
+        **keywords: the fields of `options`, one by one.
 
     Raises:
         InfeasibleError: your own loss can exceed alpha with every action in sight.
         ScoreLogError: the log is marked as selected by its scores, or a loss exceeds what was declared.
     """
-    keywords = {
-        "guardian_sees": guardian_sees,
-        "boundary": boundary,
-        "loss_bound": loss_bound,
-        "loss": loss,
-        "full_sight_loss": full_sight_loss,
-        "key": key,
-        "grid": grid,
-        "missing_guardian": missing_guardian,
-        "cluster": cluster,
-        "max_cluster_size": max_cluster_size,
-    }
+    check_keywords("calibrate", keywords, CalibrationKeywords)
     chosen = resolve_options(options, CalibrationOptions, keywords, name="options")
     return certify(_fit_log(log, primary, guardian), alpha, chosen)
 
@@ -122,6 +99,7 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
         "missing_guardian": options.missing_guardian,
         "clusters": clusters,
         "max_cluster_size": options.max_cluster_size,
+        **_net_terms(log, options, *threshold),
     }
     return Certificate(
         **terms,
@@ -132,6 +110,7 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
         slack=float(budget - (total + unseen * bound) / (curve.n + unseen)),
         cluster=options.cluster,
         envelope_excess=curve.envelope_excess,
+        missing_guardian_rows=int(options.unknown_loss(log).sum()),
         **_provenance(log),
         guarantee=guarantee_text(**terms),
         key=options.key,
@@ -145,11 +124,26 @@ def _threshold(curve: RiskCurve, index: int | None) -> tuple[float | None, float
     return float(curve.breakpoints[index]), None if curve.boundary_u is None else float(curve.boundary_u[index])
 
 
+def _net_terms(
+    log: ScoreLog, options: CalibrationOptions, relaxation: float | None, boundary_u: float | None
+) -> dict[str, float]:
+    """Return what a certificate that counts gains says besides: the regret, and how far one certificate scatters."""
+    grades = options.grades(log)
+    if grades is None:
+        return {}
+    decisions = decide_rows(log, relaxation=relaxation, boundary_u=boundary_u, u=options.draws(log), sees_all=True)
+    worst = float(as_fraction(1 if options.loss_bound is None else options.loss_bound, name="loss_bound"))
+    kept = np.where(decisions.deferred, 0.0, np.nan_to_num(net_losses(log, grades), nan=worst))
+    return {
+        "regret": float(np.maximum(kept, 0.0).sum() / len(log)),
+        "spread": float(np.sqrt((kept**2).sum()) / len(log)),
+    }
+
+
 def _provenance(log: ScoreLog) -> dict[str, Any]:
     from importlib.metadata import version  # takes 20 ms to import
 
     return {
-        "missing_guardian_rows": int(log.unknown_loss.sum()),
         "no_opinion_rows": int(log.no_opinion.sum()),
         "fewest_actions": int(log.sizes.min()),
         "most_actions": int(log.sizes.max()),

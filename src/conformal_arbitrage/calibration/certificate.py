@@ -20,7 +20,7 @@ from conformal_arbitrage.calibration.decisions import Decisions, decide_rows, gu
 from conformal_arbitrage.calibration.draws import draw, draws
 from conformal_arbitrage.calibration.guarantee import TERMS, guarantee_text, summary_lines
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
-from conformal_arbitrage.calibration.options import REGRET
+from conformal_arbitrage.calibration.options import NET, REGRET
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.core.gaps import SINGLE_DIGITS, is_single, row_gaps, row_sight
 from conformal_arbitrage.core.losses import GuardianSees, as_fraction
@@ -33,6 +33,8 @@ from conformal_arbitrage.types import Boundary, Decision, MissingGuardian, as_ob
 SCHEMA = 2
 _READABLE = (1, SCHEMA)
 _LARGEST_KEY = 1024
+_ADDED = ("regret", "spread")
+"""Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class Certificate:
         boundary_u: for boundary="random", the largest draw that keeps an action exactly at the threshold gap.
         alpha: the risk budget.
         n: rows of the log.
-        loss: "guardian_regret" or the name of the user's loss.
+        loss: "guardian_regret", "net" (gains counted) or the name of the user's loss.
         loss_bound: the largest possible loss.
         full_sight_loss: the largest loss with every action in sight, as declared; 0 for the Guardian regret.
         guardian_sees: what a deferral shows the Guardian, and so what the loss was measured on.
@@ -73,6 +75,8 @@ class Certificate:
         cluster: the column that says which rows belong together; None if rows are exchangeable one by one.
         clusters: number of clusters.
         max_cluster_size: the most rows that any cluster may ever have, as declared.
+        regret: for loss="net", the mean loss on the log with gains not counted; else None.
+        spread: for loss="net", the standard deviation of the long-run loss of one certificate; else None.
         looked_at: what is known of earlier looks at these rows, in words; None if there was none.
         secret_id: the fingerprint of the project secret that signed it, and behind the draws; None if unsigned.
         signature: of everything else, with the project's secret; None if unsigned, as all of schema 1 are.
@@ -112,6 +116,8 @@ class Certificate:
     cluster: str | None = None
     clusters: int | None = None
     max_cluster_size: int | None = None
+    regret: float | None = None
+    spread: float | None = None
     looked_at: str | None = None
     secret_id: str | None = None
     signature: str | None = None
@@ -206,6 +212,9 @@ class Certificate:
 
     def _canonical(self) -> bytes:
         document = self.to_dict()
+        for name in _ADDED:
+            if document[name] is None:
+                del document[name]
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     def candidates(self, primary_scores: object, *, id: str | None = None) -> NDArray[np.intp]:
@@ -282,20 +291,28 @@ class Certificate:
         facts = [
             ("relaxation", relaxation),
             ("rule", f"the Guardian sees {self.guardian_sees}; boundary {self.boundary}"),
-            ("risk budget", f"alpha {self.alpha:g}, losses in [0, {self.loss_bound:g}], {self.n} rows"),
+            (
+                "risk budget",
+                f"alpha {self.alpha:g}, losses in [{self._least_loss:g}, {self.loss_bound:g}], {self.n} rows",
+            ),
         ]
         if self.cluster is not None:
             facts.append(
                 ("clusters", f"{self.clusters} by '{self.cluster}', at most {self.max_cluster_size} rows each")
             )
         if self.status == "ok":
-            facts.append(("on this log", f"loss {self.empirical_risk:.4f}, unused budget {self.slack:.4f}"))
+            gross = "" if self.regret is None else f" (with gains not counted {self.regret:.4f})"
+            facts.append(("on this log", f"loss {self.empirical_risk:.4f}{gross}, unused budget {self.slack:.4f}"))
         if self.looked_at is not None:
             facts.append(("looked at before", self.looked_at))
         if self.no_opinion_rows or self.missing_guardian_rows:
             missing = f"Primary in {self.no_opinion_rows} rows (deferred), Guardian in {self.missing_guardian_rows}"
             facts.append(("missing scores", missing))
         return facts
+
+    @property
+    def _least_loss(self) -> float:
+        return -self.loss_bound if self.loss == NET else 0.0
 
     def with_looks(self, text: str) -> "Certificate":
         """Return the certificate with what is known of earlier looks at its rows, in words."""
@@ -316,7 +333,7 @@ class Certificate:
             or (self.relaxation is not None and not 0 <= self.relaxation < float("inf")),
             "alpha": not 0 < self.alpha < self.loss_bound < float("inf"),
             "full_sight_loss": not 0 <= self.full_sight_loss <= self.alpha
-            or (self.full_sight_loss != 0 and self.loss == REGRET),
+            or (self.full_sight_loss != 0 and self.loss in (REGRET, NET)),
             "boundary_u": (self.boundary_u is not None) != (self.boundary == "random" and self.status == "ok")
             or not 0 <= (self.boundary_u or 0.0) < 1,
             "n": self.n < 1,
@@ -344,11 +361,15 @@ class Certificate:
         fewest, most, deferring = self.fewest_actions, self.most_actions, self.status == "always_defer"
         return {
             "loss_bound": self.loss_bound < SMALLEST_BOUND,
-            "empirical_risk": not 0 <= self.empirical_risk <= self.loss_bound or (deferring and total != 0),
+            "empirical_risk": not self._least_loss <= self.empirical_risk <= self.loss_bound
+            or (deferring and total != 0),
             "slack": abs(slack - self.slack) > 1e-12 * max(1.0, self.loss_bound)
             or (sure and self.slack >= 0 if deferring else self.slack < 0),
             "grid": self.grid is not None and not self._is_on_grid(),
-            "envelope_excess": self.envelope_excess < 0 or (self.envelope_excess > 0 and self.loss == REGRET),
+            "envelope_excess": self.envelope_excess < 0 or (self.envelope_excess > 0 and self.loss in (REGRET, NET)),
+            "regret": (self.regret is None) != (self.loss != NET)
+            or (self.regret is not None and self.regret < self.empirical_risk - 1e-12),
+            "spread": (self.spread is None) != (self.loss != NET) or not 0 <= (self.spread or 0.0) <= self.loss_bound,
             "no_opinion_rows": not 0 <= self.no_opinion_rows <= self.n,
             "missing_guardian_rows": not 0 <= self.missing_guardian_rows <= (self.n if self.missing_guardian else 0),
             "fewest_actions": fewest is None or most is None or not 1 <= fewest <= most,

@@ -25,9 +25,11 @@ def guarantee_text(
     score_digits: int,
     clusters: int | None = None,
     max_cluster_size: int | None = None,
+    regret: float | None = None,
+    spread: float | None = None,
 ) -> str:
     """Return the guarantee of one certificate as a paragraph."""
-    own_loss = loss != "guardian_regret"
+    own_loss = loss not in ("guardian_regret", "net")
     described = _loss(loss, loss_bound, binarized=binarized, router=router)
     if own_loss:
         seen = "With both answers in sight" if router else "With every action in sight"
@@ -35,7 +37,9 @@ def guarantee_text(
     if status != "ok":
         deferring = _always_defer(alpha, full_sight_loss, own_loss=own_loss, router=router)
         return " ".join([deferring, described, _counted_without_guardian(missing_guardian)])
-    promise = _promise(alpha, n) if clusters is None else _cluster_promise(alpha, n, clusters, max_cluster_size or 1)
+    promise = (
+        _promise(alpha, n, loss) if clusters is None else _cluster_promise(alpha, n, clusters, max_cluster_size or 1)
+    )
     sight = _SIGHT if not own_loss else _OWN_SIGHT
     rule = _router_rule(relaxation, score_digits) if router else sight[guardian_sees]
     parts = [promise, described, rule]
@@ -43,11 +47,13 @@ def guarantee_text(
     if missing_guardian:
         which = _UNLABELLED if binarized and not own_loss else ""
         parts.append(_MISSING.format(bound=f"{loss_bound:g}", least=f"{full_sight_loss:g}", which=which))
-    spread = sqrt(alpha * (loss_bound - alpha) * (max_cluster_size or 1) / n)
+    usual = sqrt(alpha * (loss_bound - alpha) * (max_cluster_size or 1) / n)
     parts.append(
         f"The long-run loss of this one certificate may lie above {alpha:g} (in up to about half of all calibrations it "
-        f"does, typically by less than {spread:.2g}, one standard deviation)."
+        f"does, typically by less than {usual if spread is None else spread:.2g}, one standard deviation)."
     )
+    if regret is not None:
+        parts.append(f"With gains not counted, the mean loss on this log is {regret:.4g}.")
     confidence = "confidence" if router else "margin"
     return " ".join([*parts, _counted_without_guardian(missing_guardian), _NOT_PROMISED.format(confidence=confidence)])
 
@@ -78,12 +84,18 @@ def _counted_without_guardian(missing_guardian: str | None) -> str:
     return _WITHOUT_GUARDIAN.format(counted=counted)
 
 
-def _promise(alpha: float, n: int) -> str:
+def _promise(alpha: float, n: int, loss: str) -> str:
+    bounded = (
+        "expected grade of the next decision, averaged over calibration logs of this size as well as over queries, is at "
+        f"most {alpha:g} below that of the Guardian's choice, gains counted."
+        if loss == "net"
+        else "expected loss of the next decision, averaged over calibration logs of this size as well as over queries, is "
+        f"at most {alpha:g}."
+    )
     return (
         f"If these {n} logged queries and the next one are exchangeable (same traffic, models, prompts and settings; no "
         "row dropped because of its outcome), and alpha, options, loss, bound and scores were fixed before this log was "
-        "looked at, then the expected loss of the next decision, averaged over calibration logs of this size as well as "
-        f"over queries, is at most {alpha:g}."
+        f"looked at, then the {bounded}"
     )
 
 
@@ -116,6 +128,12 @@ def _always_defer(alpha: float, full_sight_loss: float, *, own_loss: bool, route
 
 
 def _loss(loss: str, bound: float, *, binarized: bool, router: bool) -> str:
+    if loss == "net":
+        given = "answer given" if router else "action taken"
+        what = (
+            f"the grade of the Guardian's choice minus that of the {given}, negative where the latter is the better one"
+        )
+        return f"The loss is {what}; it is assumed to be at most {bound:g}."
     if loss != "guardian_regret":
         what = f"the user's own '{loss}', on its monotone envelope"
     elif router:

@@ -6,11 +6,22 @@ Shared by calibrate, verify and evaluate. Knows nothing of budgets, certificates
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, TypedDict, TypeVar, get_args
+from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
+
+import numpy as np
 
 from conformal_arbitrage.calibration.draws import draws
-from conformal_arbitrage.core.arrays import Floats
-from conformal_arbitrage.core.losses import GuardianSees, Loss, LossStairs, Number, as_fraction, loss_stairs
+from conformal_arbitrage.core.arrays import Bools, Floats
+from conformal_arbitrage.core.losses import (
+    GuardianSees,
+    Loss,
+    LossStairs,
+    Number,
+    as_fraction,
+    loss_stairs,
+    net_losses,
+    within_unit,
+)
 from conformal_arbitrage.core.risk import RiskCurve, check_full_sight
 from conformal_arbitrage.errors import InfeasibleError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import cluster_sizes
@@ -18,6 +29,8 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
 REGRET = "guardian_regret"
+NET: Final = "net"
+"""The loss that counts gains: the grade of the Guardian's choice minus that of the decision."""
 _Options = TypeVar("_Options")
 _LARGEST_CLUSTER = 1_000_000
 
@@ -28,7 +41,7 @@ class CalibrationKeywords(TypedDict, total=False):
     guardian_sees: GuardianSees | None
     boundary: Boundary | None
     loss_bound: Number | None
-    loss: Loss | None
+    loss: Loss | Literal["net"] | None
     full_sight_loss: Number | None
     grid: Number | None
     missing_guardian: MissingGuardian | None
@@ -49,7 +62,7 @@ class CalibrationOptions:
         loss_bound: the largest possible loss B; may be omitted, and is then 1, if all Guardian scores lie in [0, 1].
             Your own loss always needs it.
         loss: a loss of your own over (row, indices in sight), raised to its monotone envelope; the Guardian regret if
-            None.
+            None; "net" for the `correct` of the Guardian's choice minus that of the decision, gains counted.
         full_sight_loss: the largest value that your own loss can have with every action in sight; 0 if None. There is
             no certificate for a smaller alpha.
         grid: restrict the relaxation to 0, grid, ..., 1.
@@ -64,7 +77,7 @@ class CalibrationOptions:
     guardian_sees: GuardianSees = "all"
     boundary: Boundary = "include"
     loss_bound: Number | None = None
-    loss: Loss | None = None
+    loss: Loss | Literal["net"] | None = None
     full_sight_loss: Number | None = None
     grid: Number | None = None
     missing_guardian: MissingGuardian | None = None
@@ -78,6 +91,7 @@ class CalibrationOptions:
             ("guardian_sees", get_args(GuardianSees)),
             ("boundary", get_args(Boundary)),
             ("missing_guardian", (None, *get_args(MissingGuardian))),
+            ("loss", (self.own_loss, NET)),
         ):
             if getattr(self, name) not in known:
                 allowed = ", ".join(repr(value) for value in known)
@@ -92,14 +106,62 @@ class CalibrationOptions:
             raise OptionError('a grid is used with boundary="include" only; drop one of the two')
         if self.key is not None and not (isinstance(self.key, bytes) and self.key):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError("the key must be bytes and not empty; use 16 random bytes or more")
-        if self.loss is not None and self.loss_name == REGRET:
-            raise OptionError(f"your own loss cannot be named {REGRET}; rename the function")
-        if self.loss is not None and self.loss_bound is None:
+        if self.net:
+            self._check_net()
+        if self.own_loss is not None and self.loss_name in (REGRET, NET):
+            raise OptionError(f"your own loss cannot be named {self.loss_name}; rename the function")
+        if self.own_loss is not None and self.loss_bound is None:
             raise OptionError("your own loss needs loss_bound=, the largest value it can have, from what it means")
-        if self.loss is None and self.full_sight_loss is not None:
-            raise OptionError("full_sight_loss= is for a loss of your own; the Guardian regret is 0 in full sight")
+        if self.own_loss is None and self.full_sight_loss is not None:
+            raise OptionError("full_sight_loss= is for a loss of your own; the Guardian's own is 0 in full sight")
         if as_fraction(self.in_full_sight, name="full_sight_loss") < 0:
             raise OptionError(f"full_sight_loss must be 0 or more; got {self.full_sight_loss!r}")
+
+    def _check_net(self) -> None:
+        """Refuse what has no proof with a loss that can be negative."""
+        if self.guardian_sees != "all":
+            raise OptionError(
+                f'loss="net" needs guardian_sees="all", since it compares with the Guardian\'s choice over every action; '
+                f"got {self.guardian_sees!r}"
+            )
+        if self.boundary != "random":
+            raise OptionError(
+                'loss="net" needs boundary="random" (--boundary random): its proof walks tied rows one by one'
+            )
+        if self.cluster is not None:
+            raise OptionError('loss="net" has no proof for clusters; leave cluster= out, or use the Guardian regret')
+
+    @property
+    def net(self) -> bool:
+        """Whether gains are counted."""
+        return isinstance(self.loss, str)
+
+    @property
+    def own_loss(self) -> Loss | None:
+        """The user's own loss, if there is one."""
+        return None if isinstance(self.loss, str) else self.loss
+
+    def grades(self, log: ScoreLog) -> Floats | None:
+        """Return the outcome that the net loss compares, for every action; None for other losses."""
+        if not self.net:
+            return None
+        if log.binary is not None:
+            raise OptionError('loss="net" compares outcomes, not Guardian scores: leave binarized() (--binarize) out')
+        if "correct" not in log.outcome_names:
+            raise OptionError(
+                f'{log.source}: loss="net" needs to know which answers were right; add a `label` or `correct` column'
+            )
+        return log.outcome("correct")
+
+    def unknown_loss(self, log: ScoreLog) -> Bools:
+        """Return which rows of a log have an unknown loss."""
+        grades = self.grades(log)
+        return log.unknown_loss if grades is None else np.isnan(net_losses(log, grades))
+
+    def unit_scores(self, log: ScoreLog) -> bool:
+        """Return whether what the loss compares lies in [0, 1], so that a bound of 1 needs no statement."""
+        grades = self.grades(log)
+        return within_unit(log.loss_scores if grades is None else grades)
 
     def with_key(self, key: bytes) -> "CalibrationOptions":
         """Return the same options with a key, if the boundary is random and none was given."""
@@ -110,7 +172,8 @@ class CalibrationOptions:
         return loss_stairs(
             log,
             guardian_sees=self.guardian_sees,
-            loss=self.loss,
+            loss=self.own_loss,
+            grades=self.grades(log),
             missing_loss=self._missing_loss,
             full_sight_loss=self.in_full_sight,
         )
@@ -120,7 +183,8 @@ class CalibrationOptions:
         curve = RiskCurve.from_log(
             log,
             guardian_sees=self.guardian_sees,
-            loss=self.loss,
+            loss=self.own_loss,
+            grades=self.grades(log),
             missing_loss=self._missing_loss,
             full_sight_loss=self.in_full_sight,
             u=self.draws(log),
@@ -189,13 +253,22 @@ class CalibrationOptions:
     @property
     def loss_name(self) -> str:
         """The name of the loss in certificates."""
-        return REGRET if self.loss is None else str(getattr(self.loss, "__name__", type(self.loss).__name__))
+        if self.loss is None or isinstance(self.loss, str):
+            return self.loss or REGRET
+        return str(getattr(self.loss, "__name__", type(self.loss).__name__))
 
     @property
     def _missing_loss(self) -> Number | None:
         if self.missing_guardian is None:
             return None
         return 1 if self.loss_bound is None else self.loss_bound
+
+
+def check_keywords(function: str, keywords: Mapping[str, Any], known: type[Any]) -> None:
+    """Refuse a keyword that a function does not take, in Python's own words; `known` is a TypedDict."""
+    unknown = set(keywords) - set(known.__annotations__)
+    if unknown:
+        raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
 
 
 def resolve_options(

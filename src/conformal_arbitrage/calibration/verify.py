@@ -9,7 +9,7 @@ from typing import Any
 
 from conformal_arbitrage.calibration.calibrate import certify
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.options import REGRET, CalibrationOptions
+from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.log import ScoreLog
@@ -52,7 +52,7 @@ def verify(certificate: Certificate, log: ScoreLog, *, loss: Loss | None = None)
     Returns:
         An object with `ok` and `differences`, which is true if the certificate holds.
     """
-    if (loss is None) != (certificate.loss == REGRET):
+    if (loss is None) != (certificate.loss in (REGRET, NET)):
         raise OptionError(
             f"the loss of this certificate is '{certificate.loss}'; "
             "from Python: verify(certificate, log, loss=THAT_FUNCTION)"
@@ -61,7 +61,7 @@ def verify(certificate: Certificate, log: ScoreLog, *, loss: Loss | None = None)
         guardian_sees=certificate.guardian_sees,
         boundary=certificate.boundary,
         loss_bound=certificate.loss_bound,
-        loss=loss,
+        loss=NET if certificate.loss == NET else loss,
         full_sight_loss=None if loss is None else certificate.full_sight_loss,
         grid=certificate.grid,
         missing_guardian=certificate.missing_guardian,

@@ -39,6 +39,7 @@ def calibrate_command(
     config: str | None,
     guardian_sees: Any,
     boundary: Any,
+    loss: Any,
     loss_bound: str | None,
     binarize: bool,
     missing_guardian: Any,
@@ -64,12 +65,14 @@ def calibrate_command(
     options.refuse_same(log, output)
     secret = options.project_secret(config, Path(), Path(output or log).parent)
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
+    loss, boundary = options.loss_and_boundary(loss, boundary)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     certificate = calibrate(
         scores,
         alpha,
         guardian_sees=guardian_sees,
         boundary=boundary,
+        loss=loss,
         loss_bound=loss_bound,
         missing_guardian=missing_guardian,
         cluster=cluster,

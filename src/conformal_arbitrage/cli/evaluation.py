@@ -111,6 +111,8 @@ def evaluate_command(
     form: str | None,
     per_trial: bool,
     delta_of: str,
+    loss: str,
+    boundary: str,
     **sweep: Any,
 ) -> None:
     """Run held-out trials: what each budget buys, compared with the single models and random routing.
@@ -123,7 +125,8 @@ def evaluate_command(
     from conformal_arbitrage.evaluation.frontier import evaluate
 
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
-    frontier = evaluate(scores, alphas, delta_of=delta_of, **sweep)
+    kind, at_boundary = options.loss_and_boundary(loss, boundary)
+    frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **sweep)
     if figure is not None:
         save_figure(frontier, figure, x=x, y=delta_of)
     options.remember_look(scores, log, "evaluate")

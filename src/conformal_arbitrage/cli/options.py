@@ -53,6 +53,13 @@ rule = _chain(
         show_default=True,
         help="Keep every action exactly at the threshold gap, or a random share of them, which spends the whole budget.",
     ),
+    click.option(
+        "--loss",
+        type=click.Choice(["regret", "net"]),
+        default="regret",
+        show_default=True,
+        help="What the Guardian does better, or net: what it does better minus what it does worse; net needs labels.",
+    ),
     click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."),
     binarize,
     click.option(
@@ -92,6 +99,14 @@ config_file = click.option(
 key_file = click.option(
     "--key-file", metavar="FILE", help="Key behind the draws of --boundary random.  [default: the project's]"
 )
+
+
+def loss_and_boundary(loss: str, boundary: str) -> tuple[Any, Any]:
+    """Return both as the library names them; the net loss takes the random boundary that it needs unless told otherwise."""
+    source = click.get_current_context().get_parameter_source("boundary")
+    if loss == "net" and source is click.core.ParameterSource.DEFAULT:
+        boundary = "random"
+    return None if loss == "regret" else loss, boundary
 
 
 def read_log(

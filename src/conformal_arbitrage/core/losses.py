@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.core.arrays import Bools, Floats, Integers, in_order
+from conformal_arbitrage.core.choices import row_argmax
 from conformal_arbitrage.core.gaps import sorted_gaps
 from conformal_arbitrage.core.rows import Block, ScoreArrays, blocks
 from conformal_arbitrage.errors import OptionError, ScoreLogError
@@ -87,6 +88,7 @@ def loss_stairs(
     *,
     guardian_sees: GuardianSees,
     loss: Loss | None = None,
+    grades: Floats | None = None,
     missing_loss: Number | None = None,
     full_sight_loss: Number = 0,
 ) -> LossStairs:
@@ -97,6 +99,9 @@ def loss_stairs(
         guardian_sees: "candidates" and "all-restricted-loss" measure the loss of the candidates; "all" measures
             that of the top action while it stands alone, and of all actions from then on.
         loss: a user's loss, raised to its monotone envelope; None for the Guardian regret.
+        grades: what each action is worth, flat, NaN if unknown: the loss is then the net loss, the grade of the
+            Guardian's choice minus that of the top action, negative where the Primary's choice is the better one;
+            with guardian_sees="all" only.
         missing_loss: the loss of a row whose loss is unknown (see `ScoreArrays`), unless everything is in sight.
         full_sight_loss: the loss of such a row with everything in sight; 0 for the Guardian regret.
 
@@ -105,6 +110,8 @@ def loss_stairs(
     """
     if guardian_sees not in get_args(GuardianSees):
         raise OptionError(f"guardian_sees must be one of {', '.join(get_args(GuardianSees))}; got {guardian_sees!r}")
+    if grades is not None:
+        return _net_stairs(log, grades, missing_loss)
     worst = _missing_loss(log, missing_loss)
     if loss is None:
         return _regret_stairs(log, alone_only=guardian_sees == "all", worst=worst)
@@ -116,12 +123,19 @@ _UNLABELLED = ("`correct` of the Guardian's answer is unknown", "fill it in")
 
 
 def _missing_loss(log: ScoreArrays, missing_loss: Number | None) -> Fraction:
-    unknown = np.flatnonzero(log.unknown_loss)
+    return _price_of_unknown(log, log.unknown_loss, missing_loss, _UNLABELLED)
+
+
+def _price_of_unknown(
+    log: ScoreArrays, is_unknown: Bools, missing_loss: Number | None, ungraded: tuple[str, str]
+) -> Fraction:
+    """Return the loss of a row whose loss is unknown; refuse such rows unless the caller states one."""
+    unknown = np.flatnonzero(is_unknown)
     if unknown.size == 0:
         return Fraction(0)
     if missing_loss is None:
         first = unknown[0]
-        what, remedy = ("no Guardian score", "ask the Guardian again") if log.missing[first] else _UNLABELLED
+        what, remedy = ("no Guardian score", "ask the Guardian again") if log.missing[first] else ungraded
         raise ScoreLogError(
             f"{log.source}: row {first + 1}: {what} ({unknown.size} of {len(log.missing)} rows); {remedy}, or pass "
             'missing_guardian="worst_case" (--missing-guardian worst_case): dropping such rows breaks the guarantee'
@@ -182,6 +196,48 @@ def _regret_stairs(log: ScoreArrays, *, alone_only: bool, worst: Fraction) -> Lo
             levels = _regret_levels(block.of(log.loss_scores), order, alone_only=alone_only)
             levels = _coarsen(levels, digits)
             _fill_missing(levels, block.per_row(unknown), worst, digits, alone_only=alone_only)
+            yield Stairs(block, gap, order, levels)
+
+    return LossStairs(walk(), digits, 0.0)
+
+
+def net_losses(log: ScoreArrays, grades: Floats) -> Floats:
+    """Return the net loss of keeping each row's top action; NaN where a grade or the Guardian is missing.
+
+    It is the grade of the Guardian's choice over all actions minus that of the Primary's.
+    """
+    top = np.empty(len(log.offsets) - 1, dtype=np.int64)
+    for block in blocks(log.offsets):
+        top[block.rows] = sorted_gaps(block.of(log.primary), digits=log.score_digits)[1][0]
+    starts = log.offsets[:-1]
+    net = grades[starts + row_argmax(log.guardian, log.offsets)] - grades[starts + top]
+    return np.where(log.missing, np.nan, net)
+
+
+_UNGRADED = ("the outcome of the Primary's or the Guardian's choice is unknown", "fill it in")
+
+
+def _net_stairs(log: ScoreArrays, grades: Floats, missing_loss: Number | None) -> LossStairs:
+    """Return the net loss while the top action stands alone, and 0 from the next action on."""
+    net = net_losses(log, grades)
+    unknown = np.isnan(net)
+    worst = _price_of_unknown(log, unknown, missing_loss, _UNGRADED)
+    largest = Fraction(float(np.abs(net[~unknown]).max(initial=0.0)))
+    if largest > LARGEST_LOSS:
+        raise ScoreLogError(
+            f"{log.source}: outcomes differ by {float(largest):g}, too much for exact sums (limit {LARGEST_LOSS:g}); "
+            "divide them, the bound and alpha by one power of ten: the rule stays the same"
+        )
+    digits = _tick_digits(len(net), max(largest, worst))
+    ticks = _coarsen(guardian_ticks(net), digits)
+    ticks[unknown] = _rounded_up(worst, digits)
+
+    def walk() -> Iterator[Stairs]:
+        for block in blocks(log.offsets):
+            gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
+            levels = np.zeros(gap.shape, dtype=np.int64)
+            if len(gap) > 1:
+                levels[0] = block.per_row(ticks)
             yield Stairs(block, gap, order, levels)
 
     return LossStairs(walk(), digits, 0.0)

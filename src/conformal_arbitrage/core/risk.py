@@ -1,7 +1,8 @@
 """RiskCurve: the empirical risk of a score log at every relaxation at once, exactly.
 
-The total loss is a step function of the relaxation that only falls, and only at gaps that occur in the log. All drops,
-merged by gap, give it everywhere; finding the smallest relaxation that keeps a budget is one search.
+The total loss is a step function of the relaxation that changes only at gaps that occur in the log. All changes, merged
+by gap, give it everywhere; finding the relaxation that keeps a budget is one search. Of a loss that is never negative
+the total only falls. A net loss makes it rise and fall: then the first passage counts, see `peaks`.
 
 Knows nothing of files, certificates or models.
 """
@@ -41,6 +42,9 @@ class RiskCurve:
         breakpoints: relaxations at which the total changes, ascending; the first is 0.
         boundary_u: for boundary="random", the draw that goes with each breakpoint; else None.
         totals: the total loss from that breakpoint on, in ticks.
+        peaks: the largest total at this or any larger breakpoint. Walking from "every query is deferred" towards 0, rows
+            are kept one after the other; the walk stops before the first row that breaks the budget, even if later rows
+            would repair it. Equal to `totals` unless losses are negative.
         tick_digits: one tick is 10^-tick_digits.
         largest_loss: the largest loss of any row, and that row's index.
         in_full_sight: the largest loss of any row with every action in sight, and that row's index.
@@ -53,6 +57,7 @@ class RiskCurve:
     breakpoints: Floats
     boundary_u: Floats | None
     totals: Integers
+    peaks: Integers
     tick_digits: int
     largest_loss: tuple[Fraction, int]
     in_full_sight: tuple[Fraction, int]
@@ -66,6 +71,7 @@ class RiskCurve:
         *,
         guardian_sees: GuardianSees = "all",
         loss: Loss | None = None,
+        grades: Floats | None = None,
         missing_loss: Number | None = None,
         full_sight_loss: Number = 0,
         u: Floats | None = None,
@@ -76,26 +82,33 @@ class RiskCurve:
             log: anything with the flat arrays of a ScoreLog.
             guardian_sees: what the loss is measured on, see `loss_stairs`.
             loss: a user's loss; None for the Guardian regret.
+            grades: what each action is worth, for the net loss; see `loss_stairs`. It needs draws.
             missing_loss: the loss of a row whose loss is unknown, such as one without a Guardian score.
             full_sight_loss: the loss of such a row with every action in sight.
             u: one draw per row for boundary="random".
         """
         stairs = loss_stairs(
-            log, guardian_sees=guardian_sees, loss=loss, missing_loss=missing_loss, full_sight_loss=full_sight_loss
+            log,
+            guardian_sees=guardian_sees,
+            loss=loss,
+            grades=grades,
+            missing_loss=missing_loss,
+            full_sight_loss=full_sight_loss,
         )
         drops = _collect(stairs.blocks, u=u)
         unit = 10**stairs.tick_digits
-        breakpoints, boundary_u, totals = _accumulate(drops)
+        breakpoints, boundary_u, totals, peaks = _accumulate(drops, signed=grades is not None)
         return cls(
             source=log.source,
             n=len(log.offsets) - 1,
             breakpoints=breakpoints,
             boundary_u=boundary_u,
             totals=totals,
+            peaks=peaks,
             tick_digits=stairs.tick_digits,
             largest_loss=(Fraction(drops.largest[0], unit), drops.largest[1]),
             in_full_sight=(Fraction(drops.in_full_sight[0], unit), drops.in_full_sight[1]),
-            unit_scores=within_unit(log.loss_scores),
+            unit_scores=within_unit(log.loss_scores if grades is None else grades),
             envelope_excess=stairs.envelope_excess,
         )
 
@@ -105,7 +118,7 @@ class RiskCurve:
             raise OptionError('grid goes with boundary="include" only; drop one of the two')
         points = grid_points(step)
         totals = self.totals[np.searchsorted(self.breakpoints, points, side="right") - 1]
-        return replace(self, breakpoints=points, totals=totals)
+        return replace(self, breakpoints=points, totals=totals, peaks=totals)
 
     def bound(self, loss_bound: Number | None) -> Fraction:
         """Return the loss bound as the user wrote it, checked against the losses of this log."""
@@ -122,7 +135,7 @@ class RiskCurve:
         """
         bound = self.bound(loss_bound)
         limits = [spendable(alpha, bound, self.n, self.tick_digits, unseen=unseen) for alpha in alphas]
-        return [None if j >= len(self.totals) else j for j in first_within(self.totals, limits)]
+        return [None if j >= len(self.peaks) else j for j in first_within(self.peaks, limits)]
 
     def relaxation(self, alpha: Number | Sequence[Number] | Floats, loss_bound: Number | None = None) -> Floats:
         """Return the smallest relaxation that keeps the budget; NaN if none does.
@@ -219,7 +232,7 @@ def spendable(alpha: Number, bound: Fraction, n: int, tick_digits: int, *, unsee
 
 
 def first_within(totals: Integers, limits: Sequence[int]) -> Indices:
-    """Return the first index at which falling totals are within each limit; their number if none is."""
+    """Return the first index at which falling totals (or their peaks) are within each limit; their number if none is."""
     return len(totals) - np.searchsorted(totals[::-1], np.array(limits, dtype=np.int64), side="right")
 
 
@@ -261,9 +274,14 @@ def _larger(known: tuple[int, int], losses: Integers, stair: Stairs) -> tuple[in
     return (int(losses[peak]), int(stair.block.all_rows()[peak])) if losses[peak] > known[0] else known
 
 
-def _accumulate(drops: _Drops) -> tuple[Floats, Floats | None, Integers]:
-    """Return the breakpoints, their draws, and the total loss from each one on; the first is relaxation 0."""
+def _accumulate(drops: _Drops, *, signed: bool) -> tuple[Floats, Floats | None, Integers, Integers]:
+    """Return the breakpoints, their draws, the total loss from each one on, and its peaks; the first is relaxation 0.
+
+    Rows that share gap and draw are walked with their losses before their gains, the order that breaks a budget first.
+    """
     order, draw = gap_order(drops.gap, drops.u)
+    if signed and drops.u is not None:
+        order = np.lexsort((drops.drop, np.where(drops.gap > 0, drops.u, 0.0), drops.gap))
     gap, totals = np.zeros(len(order) + 1), np.empty(len(order) + 1, dtype=np.int64)
     drops.gap.take(order, out=gap[1:], mode="clip")  # unlike the default mode, "clip" writes without a buffer
     drops.drop.take(order, out=totals[1:], mode="clip")
@@ -275,9 +293,10 @@ def _accumulate(drops: _Drops) -> tuple[Floats, Floats | None, Integers]:
     np.not_equal(gap[1:], gap[:-1], out=last[:-1])
     if draws is not None:
         last[:-1] |= draws[1:] != draws[:-1]
+    peaks = np.maximum.accumulate(totals[::-1])[::-1] if signed else totals
     if last.all():
-        return gap, draws, totals
-    return gap[last], None if draws is None else draws[last], totals[last]
+        return gap, draws, totals, peaks
+    return gap[last], None if draws is None else draws[last], totals[last], peaks[last]
 
 
 def gap_order(gap: Floats, u: Floats | None) -> tuple[Indices, Floats | None]:

@@ -268,7 +268,8 @@ class _Stations:
     """Where a relaxation may stop, and the drops of the loss on the way there.
 
     `stop` counts the steps taken at each station, `drops_taken` those of them that lower the loss; `drop` and `row`
-    are these drops, in order.
+    are these drops, in order. With `signed` losses a budget is kept up to the first station that breaks it, walking from
+    the last one.
     """
 
     relaxation: Floats
@@ -276,6 +277,7 @@ class _Stations:
     drops_taken: Indices
     drop: Integers
     row: Indices
+    signed: bool
 
 
 def _stations(steps: Steps, grid: Floats | None) -> _Stations:
@@ -289,7 +291,8 @@ def _stations(steps: Steps, grid: Floats | None) -> _Stations:
     else:
         relaxation, stop = grid, np.searchsorted(steps.gap, grid, side="right")
     dropping = np.flatnonzero(steps.drop)
-    return _Stations(relaxation, stop, drops[stop], steps.drop[dropping], steps.row[dropping])
+    signed = bool((steps.drop < 0).any())
+    return _Stations(relaxation, stop, drops[stop], steps.drop[dropping], steps.row[dropping], signed)
 
 
 def _ends(steps: Steps) -> Indices:
@@ -305,7 +308,8 @@ def _calibrate(steps: Steps, stations: _Stations, rows: Indices, limits: Sequenc
     """Return the first station at which the loss of these rows is within each limit; the number of stations if none is."""
     member = _membership(steps, rows)
     fallen = np.concatenate([[0], np.cumsum(stations.drop * member.take(stations.row))])
-    return first_within(steps.start_loss[rows].sum() - fallen[stations.drops_taken], limits)
+    totals = steps.start_loss[rows].sum() - fallen[stations.drops_taken]
+    return first_within(np.maximum.accumulate(totals[::-1])[::-1] if stations.signed else totals, limits)
 
 
 def _sums(steps: Steps, member: Floats, weight: Floats, stops: Indices) -> Floats:

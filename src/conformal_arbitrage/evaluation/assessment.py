@@ -11,8 +11,8 @@ import numpy as np
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.decisions import Decisions
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
-from conformal_arbitrage.calibration.options import REGRET, CalibrationOptions, resolve_options
-from conformal_arbitrage.core.arrays import Floats
+from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions, resolve_options
+from conformal_arbitrage.core.arrays import Bools, Floats
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError, ScoreLogError
@@ -98,8 +98,8 @@ def assess(
 
     Rows whose loss is unknown (no Guardian score) count as the loss bound unless everything was in sight. The interval
     is that of Clopper and Pearson where every loss is 0 or the bound, otherwise that of Chernoff and Hoeffding, which
-    holds for any losses in [0, bound]. Were some losses graded after all and none of them in this log, an upper end by
-    the former would still be valid: it bounds the probability of any loss.
+    holds for any losses in [0, bound] and, where gains count, in [-bound, bound]. Were some losses graded after all and
+    none of them in this log, an upper end by the former would still be valid: it bounds the probability of any loss.
 
     Args:
         certificate: the rule, with its key if it has one.
@@ -115,7 +115,7 @@ def assess(
     """
     if not 0 < confidence < 1:
         raise OptionError(f"confidence must lie above 0 and below 1; got {confidence!r}")
-    if (loss is None) != (certificate.loss == REGRET):
+    if (loss is None) != (certificate.loss in (REGRET, NET)):
         raise OptionError(f"the loss of this certificate is '{certificate.loss}'; pass that function as loss=")
     if certificate.cluster is not None:
         raise OptionError(
@@ -125,9 +125,10 @@ def assess(
     refuse_unfit(log)
     scores = log.binarized() if certificate.binarized and log.binary is None else log
     decisions = certificate.apply(scores)
-    losses = _losses(certificate, decisions, loss)
+    options = _measure(certificate, loss)
+    losses, unknown = _losses(certificate, decisions, options), options.unknown_loss(scores)
     prices = costs_of(scores, resolve_options(costs, CostOptions, keywords, name="costs"))
-    interval, method = _interval(losses, certificate.loss_bound, confidence)
+    interval, method = _interval(losses, certificate.loss_bound, confidence, signed=certificate.loss == NET)
     return Assessment(
         source=log.source,
         rows=len(log),
@@ -138,20 +139,25 @@ def assess(
         method=method,
         deferred=float(decisions.deferred.mean()),
         cost_per_1000=None if prices is None else routed_cost_per_1000(prices, decisions, certificate.guardian_sees),
-        missing_guardian_rows=int(scores.unknown_loss.sum()),
+        missing_guardian_rows=int(unknown.sum()),
         verdict=_verdict(certificate.alpha, interval, confidence),
-        problems=tuple(_problems(certificate, scores)),
+        problems=tuple(_problems(certificate, scores, unknown)),
     )
 
 
-def _losses(certificate: Certificate, decisions: Decisions, loss: Loss | None) -> Floats:
-    """Return the loss of every decision, by what a deferral really shows."""
-    options = CalibrationOptions(
+def _measure(certificate: Certificate, loss: Loss | None) -> CalibrationOptions:
+    """Return how losses are measured: by what a deferral really shows."""
+    return CalibrationOptions(
         guardian_sees="candidates" if certificate.guardian_sees == "candidates" else "all",
+        boundary="random" if certificate.loss == NET else "include",
         loss_bound=certificate.loss_bound,
-        loss=loss,
+        loss=NET if certificate.loss == NET else loss,
         missing_guardian="worst_case",
     )
+
+
+def _losses(certificate: Certificate, decisions: Decisions, options: CalibrationOptions) -> Floats:
+    """Return the loss of every decision."""
     log = replace(decisions.log, score_digits=certificate.score_digits)
     stairs, last = options.stairs(log), decisions.candidate_counts() - 1
     losses = np.empty(len(log))
@@ -167,7 +173,10 @@ def _losses(certificate: Certificate, decisions: Decisions, loss: Loss | None) -
     return losses
 
 
-def _interval(losses: Floats, bound: float, confidence: float) -> tuple[Interval, Method]:
+def _interval(losses: Floats, bound: float, confidence: float, *, signed: bool) -> tuple[Interval, Method]:
+    if signed:
+        low, high = bounded_interval((float(losses.mean()) / bound + 1) / 2, len(losses), confidence)
+        return (bound * (2 * low - 1), bound * (2 * high - 1)), "chernoff-hoeffding"
     whole = losses == bound
     if (whole | (losses == 0)).all():
         low, high = binomial_interval(int(whole.sum()), len(losses), confidence)
@@ -186,7 +195,7 @@ def _verdict(alpha: float, interval: Interval, confidence: float) -> str:
     return f"Not decided by these rows: the interval holds the risk budget {alpha:g}; assess more rows."
 
 
-def _problems(certificate: Certificate, log: ScoreLog) -> list[str]:
+def _problems(certificate: Certificate, log: ScoreLog, unknown: Bools) -> list[str]:
     problems: list[str] = []
     if log.sha256() == certificate.log_sha256:
         problems.append(
@@ -195,9 +204,9 @@ def _problems(certificate: Certificate, log: ScoreLog) -> list[str]:
         )
     if isinstance(certificate.identities, dict) and _other_models(certificate.identities, log):
         problems.append("the log was not made by the models this certificate was made with")
-    if log.unknown_loss.any():
+    if unknown.any():
         problems.append(
-            f"{int(log.unknown_loss.sum())} rows have an unknown loss, counted as {certificate.loss_bound:g} unless "
+            f"{int(unknown.sum())} rows have an unknown loss, counted as {certificate.loss_bound:g} unless "
             "everything was in sight; ask the Guardian again for a sharper figure"
         )
     return problems

@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 
 from conformal_arbitrage.calibration.notebook import html_table
-from conformal_arbitrage.calibration.options import CalibrationKeywords, CalibrationOptions, resolve_options
+from conformal_arbitrage.calibration.options import (
+    CalibrationKeywords,
+    CalibrationOptions,
+    check_keywords,
+    resolve_options,
+)
 from conformal_arbitrage.core.arrays import Floats, Integers
-from conformal_arbitrage.core.losses import GuardianSees, Number, within_unit
+from conformal_arbitrage.core.losses import GuardianSees, Number
 from conformal_arbitrage.core.risk import check_alpha, check_bound, grid_points
 from conformal_arbitrage.core.trials import (
     Name,
@@ -236,9 +241,7 @@ def _resolve(
     options: CalibrationOptions | None, costs: CostOptions | None, keywords: Mapping[str, Any]
 ) -> tuple[CalibrationOptions, CostOptions]:
     """Return both option objects, built from single keywords where those were given."""
-    unknown = set(keywords) - set(EvaluationKeywords.__annotations__)
-    if unknown:
-        raise TypeError(f"evaluate() got an unexpected keyword argument {min(unknown)!r}")
+    check_keywords("evaluate", keywords, EvaluationKeywords)
     rule = {name: value for name, value in keywords.items() if name in CalibrationKeywords.__annotations__}
     prices = {name: value for name, value in keywords.items() if name in CostKeywords.__annotations__}
     return (
@@ -318,7 +321,7 @@ def _loss_bound(log: ScoreLog, steps: Steps, options: CalibrationOptions) -> Fra
         options.loss_bound,
         steps.largest_loss,
         tick=Fraction(1, 10**steps.tick_digits),
-        unit_scores=within_unit(log.loss_scores),
+        unit_scores=options.unit_scores(log),
         source=log.source,
     )
 

@@ -4,7 +4,7 @@ Describes the log as it is, under the rule in which a deferral shows the Guardia
 new queries. Knows nothing of terminals.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, Unpack
 
@@ -15,8 +15,8 @@ from conformal_arbitrage.calibration.options import resolve_options
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.core.arrays import Floats, Integers
 from conformal_arbitrage.core.choices import row_argmax
-from conformal_arbitrage.core.gaps import margins
-from conformal_arbitrage.core.losses import Number, loss_stairs
+from conformal_arbitrage.core.gaps import is_candidate, margins
+from conformal_arbitrage.core.losses import Number, loss_stairs, net_losses, within_unit
 from conformal_arbitrage.core.risk import RiskCurve
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
@@ -38,12 +38,14 @@ class BudgetUse:
         deferred: share of queries sent to the Guardian with boundary="include"; None if all are.
         deferred_random: the same with boundary="random".
         wasted: share of the budget that boundary="include" leaves unused.
+        deferred_net: share sent to the Guardian with loss="net"; None if all are, or if outcomes are unknown.
     """
 
     alpha: float
     deferred: float | None
     deferred_random: float | None
     wasted: float | None
+    deferred_net: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,10 @@ class Inspection:
             [f"{b.alpha:g}", _share(b.deferred), _share(b.deferred_random), _share(b.wasted, all_deferred="-")]
             for b in self.budgets
         ]
+        if any(b.deferred_net is not None for b in self.budgets):
+            return [*header, "with loss net"], [
+                [*row, _share(b.deferred_net)] for row, b in zip(rows, self.budgets, strict=True)
+            ]
         return header, rows
 
     def __repr__(self) -> str:
@@ -198,7 +204,7 @@ def inspect(
         calls_saved=saved,
         worth_routing=worth,
         verdict=verdict,
-        budgets=() if bound is None else tuple(_use(curve, margin, share * bound, bound) for share in SHARES),
+        budgets=() if bound is None else _budgets(answered, curve, margin, bound),
         cost_per_1000=None if prices is None else prices.per_1000,
         problems=(*_problems(log, bound), *repeated.problems()),
         repeated_contexts=repeated.contexts,
@@ -233,6 +239,29 @@ def _calls_saved(margin: Floats, regret: Floats) -> float | None:
     if random[-1] == random[0]:
         return float(random[-1] - deferred[0])
     return float(np.trapezoid(random - deferred, random) / (random[-1] - random[0]))
+
+
+def _budgets(log: ScoreLog, curve: RiskCurve, margin: Floats, bound: Fraction) -> tuple[BudgetUse, ...]:
+    """Return what each budget buys, the net loss included where outcomes tell it."""
+    uses = [_use(curve, margin, share * bound, bound) for share in SHARES]
+    if "correct" not in log.outcome_names or log.binary is not None:
+        return tuple(uses)
+    grades = log.outcome("correct")
+    if np.isnan(net_losses(log, grades)).any() or not within_unit(grades) or bound != 1:
+        return tuple(uses)
+    u = np.random.default_rng(0).random(len(log))  # any draws do for a description
+    net = RiskCurve.from_log(log, grades=grades, u=u)
+    breakpoints = net.search([use.alpha for use in uses], bound)
+    return tuple(
+        replace(use, deferred_net=None if k is None else _deferred(net, k, margin, u))
+        for use, k in zip(uses, breakpoints, strict=True)
+    )
+
+
+def _deferred(curve: RiskCurve, index: int, margin: Floats, u: Floats) -> float:
+    """Return the share of rows within the threshold at a breakpoint."""
+    boundary_u = None if curve.boundary_u is None else float(curve.boundary_u[index])
+    return float(is_candidate(margin, float(curve.breakpoints[index]), u=u, boundary_u=boundary_u).mean())
 
 
 def _use(curve: RiskCurve, margin: Floats, alpha: Fraction, bound: Fraction) -> BudgetUse:
