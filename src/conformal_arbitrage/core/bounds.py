@@ -1,14 +1,16 @@
-"""Confidence intervals for a mean loss that hold at every number of rows, not only approximately.
+"""Confidence intervals and tests for a mean loss that hold at every number of rows, not only approximately.
 
 Knows nothing of certificates, logs or what the loss measures.
 """
 
 from collections.abc import Callable
-from math import exp, inf, lgamma, log, log1p
+from math import ceil, e, exp, inf, lgamma, log, log1p
 
 Interval = tuple[float, float]
 _BISECTIONS = 100
 _TINY, _CONVERGED = 1e-300, 1e-14
+_SURE = 1 - 1e-12
+"""A tail counts as small enough only by more than its rounding error."""
 
 
 def binomial_interval(successes: int, n: int, confidence: float) -> Interval:
@@ -37,6 +39,41 @@ def bounded_interval(mean: float, n: int, confidence: float) -> Interval:
     low = mean - _last(lambda d: _divergence(mean, mean - d) <= limit, 0.0, mean)
     high = mean + _last(lambda d: _divergence(mean, mean + d) <= limit, 0.0, 1 - mean)
     return max(low, 0.0), min(high, 1.0)
+
+
+def binomial_cdf(successes: int, n: int, p: float) -> float:
+    """Return the probability of at most `successes` in n independent draws: 1 - I_p(k + 1, n - k)."""
+    if successes < 0:
+        return 0.0
+    return 1.0 if successes >= n else beta_cdf(1 - p, n - successes, successes + 1)
+
+
+def binomial_limit(n: int, p: float, delta: float) -> int:
+    """Return the largest k with P(Bin(n, p) <= k) <= delta; -1 if there is none.
+
+    At most k losses in n rows reject, at level delta, that a loss has probability p or more.
+    """
+    low, high = -1, n
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if binomial_cdf(middle, n, p) <= delta * _SURE else (low, middle)
+    return low
+
+
+def hoeffding_bentkus(total: float, n: int, p: float) -> float:
+    """Return a bound on P(the sum of n independent losses in [0, 1] with mean p or more is at most `total`).
+
+    The smaller of Hoeffding's exp(-n KL(total / n, p)) and Bentkus' e P(Bin(n, p) <= ceil(total)).
+    """
+    mean = total / n
+    if mean >= p:
+        return 1.0
+    return min(exp(-n * _divergence(mean, p)), e * binomial_cdf(ceil(total), n, p), 1.0)
+
+
+def largest_plausible(tail: Callable[[float], float], start: float, delta: float) -> float:
+    """Return the p at which a tail that falls in p from `start` to 1 reaches delta; 1 if it never does."""
+    return _last(lambda p: tail(p) > delta, start, 1.0)
 
 
 def _divergence(x: float, m: float) -> float:

@@ -1,0 +1,64 @@
+"""What goes together: features that have no proof for a kind of certificate are refused by name.
+
+Most of what happens after calibration uses that the loss falls as the relaxation grows. Net losses, paths of more than two
+models and learned scores lack that; clusters and losses of one's own have limits of their own.
+
+Knows nothing of policies or configuration files.
+"""
+
+from typing import Literal, get_args
+
+from conformal_arbitrage.errors import OptionError
+
+Feature = Literal["guard", "tighten", "several groups", "confidence", "dial", "groups", "range", "red line", "monitor"]
+Kind = Literal["net", "path", "learned", "cluster", "own loss"]
+
+_RISES = "the loss of {kind} may rise with the relaxation, and this rests on its falling"
+_CLUSTERED = "its rows are not independent of each other, and this counts them as if they were"
+REFUSED: dict[tuple[Feature, Kind], str] = {
+    ("guard", "net"): _RISES,
+    ("guard", "path"): _RISES,
+    ("guard", "learned"): _RISES,
+    ("tighten", "net"): _RISES,
+    ("tighten", "path"): _RISES,
+    ("tighten", "learned"): _RISES,
+    ("several groups", "net"): _RISES,
+    ("several groups", "path"): _RISES,
+    ("several groups", "learned"): _RISES,
+    ("confidence", "learned"): "the score was learned on the rows that it would be certified on",
+    ("dial", "learned"): "the score was learned on the rows that it would be certified on",
+    ("range", "net"): "its law is known for losses of 0 or the bound only",
+    ("range", "path"): "its law is known for one threshold only",
+    ("range", "learned"): "its law is known for a score that was fixed before",
+    (
+        "red line",
+        "learned",
+    ): "nothing is proved about the luck of such a calibration; learn on a split, or watch amber only",
+    ("confidence", "cluster"): _CLUSTERED,
+    ("dial", "cluster"): _CLUSTERED,
+    ("groups", "cluster"): "a cluster may reach over several groups",
+    ("range", "cluster"): _CLUSTERED,
+    ("red line", "cluster"): _CLUSTERED + "; watch amber only",
+    ("monitor", "own loss"): "the gateway can only compute losses that are registered with it by name",
+}
+"""(feature, kind of certificate) -> why there is no proof for the two together."""
+
+
+def refusal(feature: Feature, kind: Kind) -> str | None:
+    """Return why a feature has no proof for a kind of certificate; None if it has one."""
+    if feature not in get_args(Feature) or kind not in get_args(Kind):
+        raise OptionError(f"unknown feature {feature!r} or kind {kind!r}; see `Feature` and `Kind`")
+    reason = REFUSED.get((feature, kind))
+    return None if reason is None else reason.format(kind=kind)
+
+
+def refuse_combination(feature: Feature, *kinds: Kind) -> None:
+    """Refuse a feature for a certificate of these kinds.
+
+    Raises:
+        OptionError: one of them has no proof for it.
+    """
+    for kind in kinds:
+        reason = refusal(feature, kind)
+        if reason is not None:
+            raise OptionError(f"{feature} and {kind} do not go together: {reason}")

@@ -1,0 +1,23 @@
+from typing import get_args
+
+import pytest
+
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.monitoring.combinations import REFUSED, Feature, Kind, refusal, refuse_combination
+
+
+@pytest.mark.parametrize(("feature", "kind"), REFUSED)
+def test_a_combination_without_proof_is_refused_by_name(feature, kind):
+    assert feature in get_args(Feature)
+    assert kind in get_args(Kind)
+    with pytest.raises(OptionError, match=f"^{feature} and {kind} do not go together: .*"):
+        refuse_combination(feature, kind)
+    assert "{" not in refusal(feature, kind)
+
+
+def test_everything_else_passes():
+    assert refusal("confidence", "net") is None
+    refuse_combination("guard")
+    refuse_combination("guard", "own loss")
+    with pytest.raises(OptionError, match="unknown feature"):
+        refusal("gard", "net")

@@ -1,0 +1,62 @@
+import pytest
+
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.monitoring.lines import block_size, luck_line, watch_lines
+
+
+def test_blocks_have_the_sizes_of_the_specification():
+    sizes = {0.005: 50, 0.02: 25, 0.05: 10, 0.1: 5, 0.3: 2, 0.6: 1}
+    assert {a: block_size(a) for a in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("n", "a", "binary", "line"),
+    [
+        (100, 0.05, True, 0.099257),
+        (500, 0.05, True, 0.070581),
+        (2000, 0.05, True, 0.059937),
+        (500, 0.02, True, 0.033894),
+        (500, 0.05, False, 0.077885),
+        (2000, 0.05, False, 0.062684),
+    ],
+)
+def test_the_red_line_has_the_values_of_the_specification(n, a, binary, line):
+    assert luck_line(n, a, binary=binary) == pytest.approx(line, abs=5e-7)
+
+
+def test_a_certificate_of_the_average_has_red_above_alpha():
+    lines = watch_lines("0.15", loss_bound=3, n=500, binary=True)
+    assert lines.alpha == 0.05
+    assert lines.red == pytest.approx(0.070581, abs=5e-7)
+    assert lines.false_red == pytest.approx(0.05)
+    assert lines.block == 10
+    assert lines.note is None
+
+
+def test_a_high_probability_certificate_has_red_at_alpha():
+    lines = watch_lines(0.05, n=500, confidence=0.95)
+    assert lines.red == lines.alpha == 0.05
+    assert lines.false_red == pytest.approx(0.075)
+
+
+def test_red_at_alpha_by_request_bounds_no_false_reds():
+    lines = watch_lines(0.05, n=500, alarm_line="alpha")
+    assert lines.red == 0.05
+    assert lines.false_red is None
+    assert "no bound on false reds" in lines.note
+
+
+def test_too_few_rows_have_no_red_line():
+    lines = watch_lines(0.6, n=1)
+    assert lines.red is None
+    assert "too little" in lines.note
+    with pytest.raises(OptionError, match="every query is deferred"):
+        watch_lines(0.05, n=18)
+
+
+def test_several_policies_share_one_level():
+    lines = watch_lines(0.05, n=500, confidence=0.95, policies=10)
+    assert lines.false_red == pytest.approx(0.05 + 0.0025)
+    assert lines.log_red > watch_lines(0.05, n=500, confidence=0.95).log_red
+    with pytest.raises(OptionError, match="1 or more"):
+        watch_lines(0.05, n=500, policies=0)
