@@ -133,6 +133,16 @@ def answers(first, second="fine", confidence=0.8, judge=None):
     return reply
 
 
+@pytest.mark.parametrize(("settings", "warned"), [({}, True), ({"temperature": 0}, False)])
+def test_rows_without_settings_are_pointed_out_where_requests_keep_their_own(run, settings, warned):
+    write_requests(2, **settings)
+    with serving(answers("fine")) as upstream:
+        configure(upstream.url, primary=ASK, task={"settings": "as requested"})
+        shown = run(*TEXT, "--grade", "exact")
+    assert ("no row has settings" in shown.stderr) is warned
+    assert ("settings" in ScoreLog.read("log.parquet").extra) is not warned
+
+
 # menu form
 
 

@@ -296,10 +296,33 @@ def test_the_first_requests_keep_their_expected_answers(save):
     assert (len(requests.requests), requests.expected, requests.groups) == (2, ["x", "y"], ["x", "y"])
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_settings_are_read_with_the_request_in_one_form(save, ending):
+    settings = [
+        {"temperature": 0, "stop": "END", "logit_bias": {"5": 1}, "max_tokens": 5},
+        {"temperature": 0.5, "stop": "5", "logit_bias": {"7": -2.5}, "max_tokens": None},
+    ]
+    first, second = [r.body for r in read_requests(save(ending, [{"messages": HELLO, **s} for s in settings])).requests]
+    assert json.dumps({name: first[name] for name in settings[0]}) == (
+        '{"temperature": 0.0, "stop": "END", "logit_bias": {"5": 1}, "max_tokens": 5}'
+    )
+    assert second == {"messages": HELLO, "temperature": 0.5, "stop": "5", "logit_bias": {"7": -2.5}}
+
+
+def test_a_list_of_stops_is_a_list_and_a_column_that_is_no_setting_is_named(save):
+    [request] = read_requests(save("jsonl", [{"messages": HELLO, "stop": ["a", "b"]}])).requests
+    assert request.body["stop"] == ["a", "b"]
+    rows = [{"messages": HELLO, "temperature": 21.5}]
+    with pytest.raises(
+        ScoreLogError, match=r"row 1: temperature must be a number from 0 to 2; got 21\.5; correct it, or rename"
+    ):
+        read_requests(save("jsonl", rows))
+
+
 @pytest.mark.parametrize("messages", ["Hello", '[{"role": "user"'])
 def test_messages_that_are_not_json_are_refused_with_their_row(save, messages):
     rows = [{"messages": json.dumps(HELLO)}, {"messages": messages}]
-    with pytest.raises(ScoreLogError, match=r"rows\.csv: row 2: messages and tools must be JSON"):
+    with pytest.raises(ScoreLogError, match=r"rows\.csv: row 2: messages must be JSON"):
         read_requests(save("csv", rows))
 
 

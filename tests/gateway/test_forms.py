@@ -101,6 +101,16 @@ def test_a_text_policy_needs_a_primary_with_a_confidence(both):
         read_config(both.path)
 
 
+@pytest.mark.parametrize("setting", ["temperature", "mood=good", "temperature=hot", "temperature=5"])
+def test_ask_refuses_a_setting_that_is_none(both, setting):
+    arguments = ["ask", both.folder / "free.json", "Say it.", "--setting", setting, "--config", both.path]
+    refused = CliRunner().invoke(cli, [str(one) for one in arguments])
+    assert (refused.exit_code, "--setting" in refused.stderr) == (2, True)
+    menu = ["ask", both.folder / "rule.json", "Say it.", "--action", "a", "--setting", "seed=1", "--config", both.path]
+    refused = CliRunner().invoke(cli, [str(one) for one in menu])
+    assert (refused.exit_code, "drop --setting" in refused.stderr) == (2, True)
+
+
 def test_ask_takes_its_form_from_the_certificate(both):
     def ask(*arguments):
         return CliRunner().invoke(cli, ["ask", *map(str, arguments), "--config", str(both.path)])

@@ -1,5 +1,6 @@
 """One question down every road: what reaches a model is the same, byte for byte, as what a log was collected with."""
 
+import csv
 import json
 
 import pytest
@@ -143,6 +144,69 @@ def test_one_request_reaches_a_text_model_in_the_same_bytes_down_every_road(tmp_
         assert len({body for [body] in bodies.values()}) == 1, bodies
         guardian = until(lambda: house.guardian.sent if len(house.guardian.sent) >= 5 else None)
         assert len(set(guardian)) == 2
+
+
+SETTINGS = {
+    "temperature": 0, "top_p": 1, "max_tokens": 40, "seed": 3, "stop": ["END", "\n\n"], "presence_penalty": 0.5,
+    "logit_bias": {"50256": -100}, "verbosity": "low", "reasoning_effort": "low",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_settings_reach_a_text_model_in_the_same_bytes_down_every_road(tmp_path, suffix):
+    policy = {"audit_rate": 1.0, "content": "full"}
+    task = {"settings": "as requested"}
+    shadow = {"mode": "shadow", "certificate": None}
+    with House(tmp_path, form="text", models=PINNED, policy=policy, task=task, **{"policies.shadow": shadow}) as house:
+        rows = tmp_path / f"rows.{suffix}"
+        row = {"question": TEXT, "expected": "mine", "id": "p", **SETTINGS}
+        if suffix == "jsonl":
+            rows.write_text(json.dumps(row))
+        else:
+            with rows.open("w", newline="") as stream:
+                table = csv.DictWriter(stream, row)
+                table.writeheader()
+                table.writerow({name: v if isinstance(v, str) else json.dumps(v) for name, v in row.items()})
+        config, log = ["--config", house.path], tmp_path / "log.parquet"
+        given = [part for name, v in SETTINGS.items() for part in ("--setting", f"{name}={json.dumps(v)}")]
+        request = {"messages": [{"role": "user", "content": TEXT}], "model": "support", **SETTINGS}
+        columns = ["--question-column", "question", "--grade", "exact"]
+        roads = {
+            "collect": lambda: invoke("collect", rows, "-o", log, *columns, *config),
+            "ask": lambda: invoke("ask", tmp_path / "rule.json", TEXT, *given, *config),
+            "chat": lambda: house.chat(request),
+            "floats": lambda: house.chat({**request, "temperature": 0.0, "top_p": 1.0}),
+            "another order": lambda: house.chat(dict(reversed(request.items()))),
+            "the other name of the limit": lambda: house.chat(
+                {("max_completion_tokens" if name == "max_tokens" else name): value for name, value in request.items()}
+            ),
+            "shadow": lambda: house.chat({**request, "model": "shadow"}),
+        }
+        bodies = {name: sent(house.primary, act) for name, act in roads.items()}
+        assert len({body for [body] in bodies.values()}) == 1, bodies
+        body = json.loads(bodies["collect"][0])
+        assert {name: body[name] for name in SETTINGS} == SETTINGS
+        guardian = until(lambda: house.guardian.sent if len(house.guardian.sent) >= 6 else None)
+        assert len(set(guardian)) == 1
+        assert {name: json.loads(guardian[0])[name] for name in SETTINGS} == SETTINGS
+        [kept] = ScoreLog.read(log).extra["settings"]
+        assert json.loads(kept) == SETTINGS
+
+
+def test_pinned_settings_are_refused_alike_on_every_road(tmp_path):
+    with House(tmp_path, form="text", models=PINNED) as house:
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(json.dumps({"question": TEXT, "expected": "mine", "id": "p", "stop": "END"}))
+        columns = ["--question-column", "question", "--grade", "exact", "--config", house.path]
+        collect = ["collect", rows, "-o", tmp_path / "log.parquet", *columns]
+        refused = CliRunner().invoke(main, [str(one) for one in collect])
+        assert refused.exit_code == 2
+        assert "row p: stop is 'END', and the pinned value is not set" in refused.output
+        said = house.chat({"messages": TALK, "model": "support", "stop": "END"}).json()["error"]["message"]
+        assert said in " ".join(refused.output.split())
+        assert not house.primary.sent
+        ask = ["ask", tmp_path / "rule.json", TEXT, "--setting", "stop=END", "--config", house.path]
+        assert "none: the request overrides stop" in " ".join(invoke(*ask).output.split())
 
 
 @pytest.mark.parametrize("kind", KINDS)

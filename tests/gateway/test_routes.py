@@ -165,7 +165,7 @@ RICH = {
 
 
 def test_request_bodies_reach_both_upstreams_unchanged(house):
-    made = house(form="text", primary=says("mine", 0.4))
+    made = house(form="text", primary=says("mine", 0.4), task={"settings": "as requested"})
     assert made.chat({"model": "support", **RICH}).json()["arbitrage"]["decided_by"] == "guardian"
     for upstream, added in ((made.primary, {"logprobs": True}), (made.guardian, {})):
         [body] = upstream.bodies
@@ -219,13 +219,6 @@ def test_or_marks_the_reply_as_under_no_guarantee(house, name, value):
 def test_what_overrides_the_guardian_alone_is_an_override_too(house):
     made = house(form="text", models={"guardian": {"temperature": 0.5}})
     error_of(made.chat({**CHAT, "temperature": 0.1}), 422, "pinned_setting")
-
-
-def test_a_menu_does_not_take_pinned_settings_either(house):
-    made = house()
-    error_of(made.chat({**MENU, "temperature": 0.7}), 422, "pinned_setting")
-    made = house(policy={"overrides": "none"})
-    assert made.chat({**MENU, "temperature": 0.7}).json()["arbitrage"]["guarantee"] == "none"
 
 
 def test_model_names_a_policy_or_an_alias_and_nothing_else(house):

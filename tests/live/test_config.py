@@ -36,6 +36,7 @@ def write(folder, text):
 def test_what_init_writes_is_a_valid_configuration(form, tmp_path):
     read = read_config(write(tmp_path, template(form)))
     assert (read.task.form, read.guardian_sees, read.alpha) == (form, "all", 0.05)
+    assert read.task.settings == ("pinned" if form == "menu" else "as requested")
 
 
 def test_init_does_not_overwrite_a_file_without_force(tmp_path, monkeypatch):

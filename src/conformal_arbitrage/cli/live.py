@@ -194,6 +194,11 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
             ) from error
     if settings["answer_column"] is None and rows.answer_column is not None and not as_json:
         click.echo(f"The answers were taken from the column '{rows.answer_column}'.", err=True)
+    if models.task.settings == "as requested" and settings["form"] == "text" and "settings" not in log.extra:
+        options.warn(
+            "no row has settings such as temperature or max_tokens; requests that come with some will be other traffic "
+            "than this log. Add them as columns, or collect from live traffic in shadow mode"
+        )
     _show_collected(log, output, as_json=as_json)
 
 
@@ -317,6 +322,13 @@ def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
     metavar="TEXT",
     help="An option of the menu; repeat it for each. Omit in text form.",
 )
+@click.option(
+    "--setting",
+    "given",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="In text form, a setting of the request, such as temperature=0; may be repeated.",
+)
 @click.option("--id", "name", metavar="ID", help="The query's id.  [default: generated]")
 @options.config_file
 @options.key_file
@@ -329,6 +341,7 @@ def ask_command(
     question: str,
     *,
     actions: tuple[str, ...],
+    given: tuple[str, ...],
     name: str | None,
     config: str,
     key_file: str | None,
@@ -351,13 +364,16 @@ def ask_command(
     if bool(actions) != (form == "menu"):
         remedy = "drop --action" if actions else "give --action for each option"
         raise click.UsageError(f"{certificate} is in {form} form: {remedy}")
+    if actions and given:
+        raise click.UsageError(f"{certificate} is in menu form, where a request has no settings: drop --setting")
+    settings = _read_settings(given)
     configuration = with_task(configuration, config, form=form)
 
     async def decide() -> "Decision":
         async with Models(configuration) as models:
             if actions:
                 return await models.policy(loaded, allow).decide(Query(question, actions, id=name))
-            body = {"messages": [{"role": "user", "content": question}]}
+            body = {"messages": [{"role": "user", "content": question}], **settings}
             return await models.router(loaded, allow).decide(ChatRequest(body, id=name))
 
     decision = asyncio.run(decide())
@@ -365,6 +381,27 @@ def ask_command(
         options.print_json(decision_json(decision))
     else:
         _show_decision(decision, loaded.alpha)
+
+
+def _read_settings(given: tuple[str, ...]) -> dict[str, Any]:
+    """Return settings from NAME=VALUE, where a value is JSON or a bare text."""
+    import json
+
+    from conformal_arbitrage.scorers.request_fields import SETTINGS, checked_settings
+
+    values: dict[str, Any] = {}
+    for one in given:
+        name, equals, text = one.partition("=")
+        if not equals or name not in SETTINGS:
+            raise click.UsageError(f"--setting {one!r:.60} is not NAME=VALUE with a name of {', '.join(SETTINGS)}")
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    try:
+        return checked_settings(values)
+    except ValueError as error:
+        raise click.UsageError(f"--setting {error}") from error
 
 
 def _form_of(certificate: "Certificate") -> "Form":

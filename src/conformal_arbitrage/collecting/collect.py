@@ -6,6 +6,7 @@ recorded without an opinion, a Guardian that failed as missing. No row is droppe
 Knows nothing of thresholds.
 """
 
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,7 +28,8 @@ from conformal_arbitrage.scorelog.files import file_format, writable
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.scorers.answers import answer_text
-from conformal_arbitrage.scorers.base import Answer, Answerer, Scorer, checked_scores
+from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, checked_scores
+from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
 from conformal_arbitrage.types import ChatRequest, Leg, Query, Role, Spent
 from conformal_arbitrage.upstream.base import Port, spent_of, together
 from conformal_arbitrage.upstream.budget import SpendingLimit
@@ -196,7 +198,12 @@ async def collect_requests(
         concurrency: rows in flight at once.
         progress: called after every row.
         keep_going: continue even if a model fails on all of the first rows.
+
+    Raises:
+        OptionError: settings are pinned, and a request has others.
     """
+    identities = {"primary": dict(primary.identity), "guardian": dict(guardian.identity)}
+    _refuse_overrides(requests.requests, identities)
     expected = requests.expected or [None] * len(requests.requests)
     questions = list(zip(requests.requests, expected, strict=True))
 
@@ -217,11 +224,23 @@ async def collect_requests(
         context=[_text(request) for request in requests.requests],
         primary_usage=_usage(first),
         guardian_usage=_usage(second),
-        identities={
-            "primary": dict(primary.identity), "guardian": dict(guardian.identity), "grader": dict(grader.identity),
-        },
-    )  # fmt: skip
-    return replace(log, extra=_extra_columns(legs, "answer"))
+        identities={**identities, "grader": dict(grader.identity)},
+    )
+    return replace(log, extra={**_extra_columns(legs, "answer"), **_settings_column(requests.requests)})
+
+
+def _refuse_overrides(requests: Sequence[ChatRequest], identities: Mapping[str, Identity]) -> None:
+    """Refuse requests with other settings than the pinned ones, as the gateway does."""
+    for request in requests:
+        differing = overridden(request.body, identities)
+        if differing:
+            raise OptionError(f"row {request.id}: {next(iter(differing.values()))}")
+
+
+def _settings_column(requests: Sequence[ChatRequest]) -> dict[str, Any]:
+    """Return the settings of each request as JSON, if any request has some."""
+    settings = [{name: r.body[name] for name in sorted(r.body.keys() & SETTINGS.keys())} for r in requests]
+    return {"settings": strings([json.dumps(one) if one else None for one in settings])} if any(settings) else {}
 
 
 async def _all_legs(

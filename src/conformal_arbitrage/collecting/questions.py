@@ -15,13 +15,15 @@ from typing import Any, Literal
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.files import Table
 from conformal_arbitrage.scorers.kinds import Form
+from conformal_arbitrage.scorers.request_fields import QUESTION, SETTINGS, checked_settings
 from conformal_arbitrage.types import JSON, ChatRequest, Messages, Query, as_list, is_object
 from conformal_arbitrage.upstream.base import fingerprint
 
 AnswerIs = Literal["letter", "index", "text"]
 _MESSAGES = "messages"
 _MENU_ANSWERS, _TEXT_ANSWERS = ("answer", "label"), ("expected", "answer", "label")
-_BODY = (_MESSAGES, "tools", "tool_choice", "parallel_tool_calls", "response_format")
+_BODY = (*QUESTION, *SETTINGS)
+_WORDS = ("reasoning_effort", "service_tier", "stop", "verbosity")
 _TOOL_CHOICES = ("auto", "none", "required")
 
 
@@ -145,7 +147,7 @@ def read_requests(
     id_column: str | None = None,
     group_column: str | None = None,
 ) -> Requests:
-    """Read chat requests: rows of `messages`, with `tools`, `tool_choice` and `response_format` where present.
+    """Read chat requests: rows of `messages`, with `tools`, `response_format` and settings such as `temperature`.
 
     Args:
         path: .jsonl, .jsonl.gz, .parquet or .csv; values other than text are JSON.
@@ -157,9 +159,12 @@ def read_requests(
     with Table(path) as table:
         if question_column not in (None, _MESSAGES):
             texts = _column(table, question_column, "--question-column")
-            bodies: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": text}]} for text in texts]
+            asked = [{_MESSAGES: [{"role": "user", "content": text}]} for text in texts]
+            settings = _rows_of(table, tuple(SETTINGS))
+            bodies = [own | more for own, more in zip(asked, settings, strict=True)]
         else:
             bodies = _bodies(table, _BODY)
+        bodies = [_with_settings(table.path, row, body) for row, body in enumerate(bodies, start=1)]
         ids = _ids(table, id_column, bodies)
         answer_name = _answer_column(table, answer_column, _TEXT_ANSWERS)
         expected = None if answer_name is None else _column(table, answer_name, "--answer-column")
@@ -179,10 +184,32 @@ def _contexts(table: Table, name: str | None) -> list[str] | list[Messages]:
 def _bodies(table: Table, fields: Sequence[str]) -> list[dict[str, Any]]:
     """Return one request per row, from these columns where the file has them."""
     _column(table, _MESSAGES, "--question-column")
+    bodies = _rows_of(table, fields)
+    for row, body in enumerate(bodies, start=1):
+        messages = as_list(body.get(_MESSAGES))
+        if not messages or not all(is_object(message) and "role" in message for message in messages):
+            raise ScoreLogError(
+                f'{table.path}: row {row}: messages must be a list such as [{{"role": "user", "content": "Hello"}}]'
+            )
+    return bodies
+
+
+def _rows_of(table: Table, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the values of these columns, where the file has them, row by row."""
     columns = {name: table.texts(name).tolist() for name in fields if name in table.types}
-    bodies = [_body(table.path, row, {k: v[row] for k, v in columns.items()}) for row in range(table.rows)]
+    rows = [_values(table.path, row, {k: v[row] for k, v in columns.items()}) for row in range(table.rows)]
     nested = [name for name in columns if "STRUCT" in str(table.types[name])]
-    return [body | {k: _without_nulls(body[k]) for k in nested if k in body} for body in bodies] if nested else bodies
+    return [one | {k: _without_nulls(one[k]) for k in nested if k in one} for one in rows] if nested else rows
+
+
+def _with_settings(path: str | Path, row: int, body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request with its settings in their one form."""
+    try:
+        return body | checked_settings(body)
+    except ValueError as error:
+        raise ScoreLogError(
+            f"{path}: row {row}: {error}; correct it, or rename the column if it is not a setting of the request"
+        ) from error
 
 
 def _without_nulls(value: JSON) -> JSON:
@@ -197,23 +224,22 @@ def _answer_column(table: Table, name: str | None, usual: Sequence[str]) -> str 
     return name or None if name is not None else next((one for one in usual if one in table.types), None)
 
 
-def _body(path: str | Path, row: int, fields: dict[str, str]) -> dict[str, Any]:
-    """Return one request from its columns, without the empty ones."""
-    try:
-        body = {name: _field(name, text) for name, text in fields.items() if text and text != "null"}
-    except ValueError as error:
-        raise ScoreLogError(f"{path}: row {row + 1}: messages and tools must be JSON ({error})") from error
-    messages = as_list(body.get("messages"))
-    if not messages or not all(is_object(message) and "role" in message for message in messages):
-        raise ScoreLogError(
-            f'{path}: row {row + 1}: messages must be a list such as [{{"role": "user", "content": "Hello"}}]'
-        )
-    return body
+def _values(path: str | Path, row: int, fields: dict[str, str]) -> dict[str, Any]:
+    """Return the values of one row, without the empty ones."""
+    values: dict[str, Any] = {}
+    for name, text in fields.items():
+        if text and text != "null":
+            try:
+                values[name] = _field(name, text)
+            except ValueError as error:
+                raise ScoreLogError(f"{path}: row {row + 1}: {name} must be JSON ({error})") from error
+    return values
 
 
 def _field(name: str, text: str) -> Any:
-    """Return the JSON value of a column; a tool choice may be a bare word."""
-    return text if name == "tool_choice" and text in _TOOL_CHOICES else json.loads(text)
+    """Return the JSON value of a column; a tool choice and settings that are texts may be bare words."""
+    bare = name in _WORDS and not text.startswith(('"', "["))
+    return text if bare or (name == "tool_choice" and text in _TOOL_CHOICES) else json.loads(text)
 
 
 def _column(table: Table, name: str, option: str) -> list[str]:

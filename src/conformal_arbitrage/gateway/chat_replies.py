@@ -40,9 +40,9 @@ def completion_reply(policy: LivePolicy, outcome: Outcome, menu: Menu | None) ->
 
 def stream_reply(policy: LivePolicy, outcome: Outcome, menu: Menu | None, *, include_usage: bool) -> SavedResponse:
     """Return the whole reply to a chat request that streams, for a decision that is made already."""
-    chunks = Chunks(policy, outcome, include_usage=include_usage)
+    chunks = Chunks(policy, outcome, include_usage=include_usage, menu=menu)
     message, _ = message_of_decision(outcome.decision, menu)
-    body = b"".join(_in_pieces(message, chunks, outcome, menu))
+    body = b"".join(_in_pieces(message, chunks, outcome))
     return SavedResponse(status=200, headers={**reply_headers(policy, outcome), **EVENT_STREAM}, body=body)
 
 
@@ -51,7 +51,7 @@ def _json(document: Mapping[str, Any], headers: Mapping[str, str]) -> SavedRespo
     return SavedResponse(status=200, headers={**headers, "content-type": "application/json"}, body=body)
 
 
-def arbitrage_object(policy: LivePolicy, outcome: Outcome) -> dict[str, Any]:
+def arbitrage_object(policy: LivePolicy, outcome: Outcome, menu: Menu | None = None) -> dict[str, Any]:
     """Return what callers see of a decision; under expose = "full" also what an attacker could use."""
     decision, full = outcome.decision, policy.settings.expose == "full"
     shown: dict[str, Any] = {
@@ -64,6 +64,8 @@ def arbitrage_object(policy: LivePolicy, outcome: Outcome) -> dict[str, Any]:
     }
     if decision.no_guarantee is not None:
         shown["reason"] = decision.no_guarantee
+    if menu is not None and menu.ignored:
+        shown["ignored"] = menu.ignored
     if full:
         margin = None if decision.margin == float("inf") else decision.margin
         shown |= {"margin": margin, "relaxation": decision.relaxation}
@@ -164,7 +166,7 @@ def completion(policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> dict[
         "model": policy.name,
         "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
         "usage": _usage(outcome.decision.spent),
-        "arbitrage": arbitrage_object(policy, outcome),
+        "arbitrage": arbitrage_object(policy, outcome, menu),
     }
 
 
@@ -189,10 +191,12 @@ class Chunks:
         policy: the policy that decided.
         outcome: the decision.
         include_usage: whether a chunk with the token counts comes before the end.
+        menu: what was chosen from, if anything.
     """
 
-    def __init__(self, policy: LivePolicy, outcome: Outcome, *, include_usage: bool) -> None:
+    def __init__(self, policy: LivePolicy, outcome: Outcome, *, include_usage: bool, menu: Menu | None = None) -> None:
         self._policy = policy
+        self._menu = menu
         self._include_usage = include_usage
         self._base = {
             "id": f"chatcmpl-{outcome.decision.id}",
@@ -208,7 +212,7 @@ class Chunks:
 
     def first(self, outcome: Outcome, deltas: Sequence[Mapping[str, Any]]) -> bytes:
         """Return the chunk that opens the answer, and those for what has been said already."""
-        arbitrage = arbitrage_object(self._policy, outcome)
+        arbitrage = arbitrage_object(self._policy, outcome, self._menu)
         opening = self._chunk({"role": "assistant", "content": ""}, arbitrage=arbitrage)
         return b"".join([opening, *[self._chunk(delta) for delta in deltas if delta]])
 
@@ -216,10 +220,10 @@ class Chunks:
         """Return a chunk that continues the answer."""
         return self._chunk(delta)
 
-    def last(self, outcome: Outcome, menu: Menu | None = None) -> tuple[str, bytes]:
+    def last(self, outcome: Outcome) -> tuple[str, bytes]:
         """Return the finish reason, and the chunks that end the answer."""
-        finish = message_of_decision(outcome.decision, menu)[1]
-        arbitrage = arbitrage_object(self._policy, outcome)
+        finish = message_of_decision(outcome.decision, self._menu)[1]
+        arbitrage = arbitrage_object(self._policy, outcome, self._menu)
         pieces = [self._chunk({}, finish, arbitrage=arbitrage)]
         if self._include_usage:
             usage = _usage(outcome.decision.spent)
@@ -227,7 +231,7 @@ class Chunks:
         return finish, b"".join([*pieces, b"data: [DONE]\n\n"])
 
 
-def _in_pieces(message: Mapping[str, Any], chunks: Chunks, outcome: Outcome, menu: Menu | None) -> Iterator[bytes]:
+def _in_pieces(message: Mapping[str, Any], chunks: Chunks, outcome: Outcome) -> Iterator[bytes]:
     """Yield a finished message as chunks."""
     yield chunks.first(outcome, ())
     rest = {name: value for name, value in message.items() if name not in _STREAMED_APART and value is not None}
@@ -239,7 +243,7 @@ def _in_pieces(message: Mapping[str, Any], chunks: Chunks, outcome: Outcome, men
     calls: Sequence[Chunk] = message.get("tool_calls") or ()
     for place, call in enumerate(calls):
         yield chunks.delta({"tool_calls": [{"index": place, **call}]})
-    yield chunks.last(outcome, menu)[1]
+    yield chunks.last(outcome)[1]
 
 
 def event_bytes(document: Mapping[str, Any]) -> bytes:

@@ -4,26 +4,32 @@ Knows nothing of policies or models.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.live.config import GatewayConfig
+from conformal_arbitrage.scorers.request_fields import PASSED_ON, SETTINGS, checked_settings
 from conformal_arbitrage.store.record import JSONObject
 from conformal_arbitrage.types import JSON, Messages, Query, as_object, content_text
 
-FORWARDED = frozenset({
-    "messages", "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "max_completion_tokens",
-    "max_tokens", "metadata", "modalities", "parallel_tool_calls", "prediction", "presence_penalty",
-    "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "response_format", "safety_identifier", "seed",
-    "service_tier", "stop", "store", "temperature", "tool_choice", "tools", "top_p", "user", "verbosity",
-    "web_search_options",
-})  # fmt: skip
 _OWN = frozenset({"model", "n", "stream", "stream_options", "arbitrage", "logprobs", "top_logprobs"})
-_KNOWN = FORWARDED | _OWN
+_KNOWN = PASSED_ON | _OWN
+_REFUSED = {
+    "audio": "answers are text or tool calls",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "modalities": 'answers are text; leave it out, or send ["text"]',
+    "moderation": "it can withhold an answer, so no certificate covers it",
+    "prediction": "no certificate covers it",
+    "web_search_options": "what a search finds changes from day to day, so no certificate covers it",
+}
+_DEFAULTS = {"modalities": ["text"]}
+_OF_MENUS = frozenset({"messages", "response_format"})
 FEWEST_CHOICES = 2
 _Shape = TypeVar("_Shape")
 
@@ -80,11 +86,13 @@ class Menu(Struct, frozen=True, kw_only=True):
         actions: the texts a model chooses from.
         field: the property that holds the choice in a JSON answer; None for plain text.
         values: the property's possible values, in the order of the actions.
+        ignored: the request's fields that have no effect, such as temperature.
     """
 
     actions: tuple[str, ...]
     field: str | None = None
     values: tuple[JSON, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
@@ -196,19 +204,48 @@ def read_completion(data: bytes, limits: GatewayConfig) -> CompletionRequest:
         raise RequestError("the body must be a JSON object")
     unknown = body.keys() - _KNOWN
     if unknown:
-        name = min(unknown)
-        raise RequestError(f"{name!r:.80} is not a field of a chat request", param=name[:80], code="unknown_field")
+        body = _without_defaults(body, unknown)
     messages = _checked_messages(body)
+    passed_on = {name: value for name, value in body.items() if name in PASSED_ON and value is not None}
+    if not SETTINGS.keys().isdisjoint(passed_on):
+        passed_on |= _settings(passed_on)
     menu = _menu(body, limits)
     options: JSON = body.get("stream_options")
     return CompletionRequest(
         model=body["model"],
-        body={name: value for name, value in body.items() if name in FORWARDED and value is not None},
+        body=passed_on,
         messages=messages,
-        menu=menu,
+        menu=menu if menu is None or passed_on.keys() <= _OF_MENUS else replace(menu, ignored=_ignored(passed_on)),
         stream=bool(body.get("stream")),
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
     )
+
+
+def _without_defaults(body: dict[str, Any], unknown: Set[str]) -> dict[str, Any]:
+    """Return a request without fields that are not passed on and only state the default; refuse any other."""
+    stated = {name for name in unknown & _REFUSED.keys() if body[name] is None or body[name] == _DEFAULTS.get(name)}
+    refused = sorted(unknown - stated)
+    if not refused:
+        return {name: value for name, value in body.items() if name not in stated}
+    name = refused[0]
+    if name in _REFUSED:
+        raise RequestError(
+            f"{name} is not passed on: {_REFUSED[name]}", status=422, param=name, code="unsupported_field"
+        )
+    raise RequestError(f"{name!r:.80} is not a field of a chat request", param=name[:80], code="unknown_field")
+
+
+def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a request, checked."""
+    try:
+        return checked_settings(body)
+    except ValueError as error:
+        raise RequestError(str(error), param=str(error).partition(" ")[0], code="invalid_setting") from error
+
+
+def _ignored(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields that have no effect on a choice from a menu, where a model is asked about options."""
+    return tuple(sorted(body.keys() - _OF_MENUS))
 
 
 def _has_role(message: JSON) -> bool:
@@ -234,13 +271,13 @@ def _checked_messages(body: Mapping[str, Any]) -> Messages:
 
 
 def _menu(body: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
-    tools = next((name for name in ("tools", "functions") if body.get(name)), None)
+    tools = bool(body.get("tools"))
     if body.get("arbitrage") is not None:
-        if tools is not None:
-            raise RequestError(f"{tools} and arbitrage.actions do not go together", status=422, param=tools)
+        if tools:
+            raise RequestError("tools and arbitrage.actions do not go together", status=422, param="tools")
         actions = _texts(body["arbitrage"].get("actions"), "arbitrage.actions")
         return Menu(actions=check_actions(actions, limits))
-    if tools is not None or body.get("response_format") is None:
+    if tools or body.get("response_format") is None:
         return None
     return _schema_menu(as_object(as_object(body["response_format"].get("json_schema")).get("schema")), limits)
 

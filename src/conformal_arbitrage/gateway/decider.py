@@ -26,6 +26,7 @@ from conformal_arbitrage.live.policy import (
     top_of,
 )
 from conformal_arbitrage.scorers.answers import answer_text
+from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
 from conformal_arbitrage.store.base import Audit
 from conformal_arbitrage.store.record import (
     AuditQuestion,
@@ -39,11 +40,6 @@ from conformal_arbitrage.store.record import (
 )
 from conformal_arbitrage.types import ChatRequest, Chunk, DecidedBy, Decision, Leg, Query, Spent
 
-_PINNED = {
-    "temperature": "temperature", "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens",
-    "reasoning_effort": "reasoning_effort", "seed": "seed",
-}  # fmt: skip
-_ALWAYS_PINNED = ("top_p", "frequency_penalty", "presence_penalty", "logit_bias", "service_tier")
 _sorted = msgspec.json.Encoder(order="sorted")
 _DECIDERS: Mapping[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
 _Reply = TypeVar("_Reply")
@@ -90,7 +86,6 @@ class Decider:
         policy: LivePolicy,
         query: Query,
         caller_id: str,
-        settings: Mapping[str, Any] | None = None,
         earlier: DecisionRecord | None = None,
     ) -> AsyncGenerator[Outcome]:
         """Choose from a menu.
@@ -99,14 +94,13 @@ class Decider:
             policy: the policy in force.
             query: the question and its menu.
             caller_id: whose call it is.
-            settings: of the chat request the question came in, if it did.
             earlier: the record of an earlier attempt, which is continued: its Primary is not asked again.
 
         Yields:
             The outcome so far, once the Primary has answered; if that is pending, the final outcome.
 
         Raises:
-            RequestError: the policy answers in free text, or the request overrides a pinned setting.
+            RequestError: the policy answers in free text.
         """
         pair = policy.pair
         if not isinstance(pair, MenuPair):
@@ -114,7 +108,7 @@ class Decider:
                 f"policy {policy.name} answers in free text, not from menus", status=422, code="wrong_form"
             )
         question = MenuQuestion(context=query.context, actions=query.actions)
-        case = _Case(policy, caller_id, question, _overridden(policy, settings or {}), earlier)
+        case = _Case(policy, caller_id, question, None, earlier)
         pending = None
         if earlier is not None:
             pending = _continued(earlier, query.actions)
@@ -259,24 +253,21 @@ def _text_pair(policy: LivePolicy) -> TextPair:
     return policy.pair
 
 
-def _overridden(policy: LivePolicy, settings: Mapping[str, Any]) -> str | None:
-    """Return why a request that overrides a pinned setting of either model has no guarantee.
+def _overridden(policy: LivePolicy, body: Mapping[str, Any]) -> str | None:
+    """Return why a request has no guarantee that overrides a pinned setting of either model.
 
     Raises:
         RequestError: the policy refuses such requests.
     """
-    values = {name: settings[name] for name in (*_PINNED, *_ALWAYS_PINNED) if settings.get(name) is not None}
-    models = identities_of_pair(policy.pair).values() if values else ()
-    changed = [n for n, own in _PINNED.items() if n in values and any(m.get(own) != values[n] for m in models)]
-    changed += [name for name in _ALWAYS_PINNED if name in values]
-    if not changed:
+    if SETTINGS.keys().isdisjoint(body):
+        return None
+    differing = overridden(body, identities_of_pair(policy.pair))
+    if not differing:
         return None
     if policy.settings.overrides == "refuse":
-        raise RequestError(
-            f"{changed[0]} is pinned by the policy {policy.name}; leave it out", status=422, code="pinned_setting",
-            param=changed[0],
-        )  # fmt: skip
-    return f"the request overrides {', '.join(changed)}"
+        name, remedies = next(iter(differing.items()))
+        raise RequestError(remedies, status=422, code="pinned_setting", param=name)
+    return f"the request overrides {', '.join(differing)}"
 
 
 def _known_legs(earlier: DecisionRecord) -> tuple[Leg, ...]:

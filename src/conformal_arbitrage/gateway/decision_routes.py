@@ -156,27 +156,19 @@ class DecisionRoutes:
     ) -> Outcome:
         if menu is not None:
             query = Query(chat.messages, menu.actions, id=new_id())
-            return await self._choose(turn, 0, policy, query, request, chat.body)
+            return await self._choose(turn, 0, policy, query, request)
         caller = request.caller.id
         earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body))
         chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
         return await _last(self._noted(turn, 0, self._decider.text(policy, chat_request, caller, earlier)))
 
-    async def _choose(
-        self,
-        turn: Turn,
-        place: int,
-        policy: LivePolicy,
-        query: Query,
-        request: Incoming,
-        settings: Mapping[str, Any] | None = None,
-    ) -> Outcome:
+    async def _choose(self, turn: Turn, place: int, policy: LivePolicy, query: Query, request: Incoming) -> Outcome:
         """Decide about one question of a request, or continue what an earlier attempt decided."""
         caller = request.caller.id
         earlier = await self._earlier(turn, place, policy, (caller, policy.name, query.context, query.actions))
         if earlier is not None:
             query = replace(query, id=earlier.id)
-        return await _last(self._noted(turn, place, self._decider.menu(policy, query, caller, settings, earlier)))
+        return await _last(self._noted(turn, place, self._decider.menu(policy, query, caller, earlier)))
 
     async def _earlier(self, turn: Turn, place: int, policy: LivePolicy, question: object) -> DecisionRecord | None:
         """Return the decision that an earlier attempt at the same question began under the same version, if any."""

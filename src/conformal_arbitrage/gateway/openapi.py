@@ -5,7 +5,7 @@ Knows nothing of how routes are implemented; a test holds the two together.
 
 from typing import Any
 
-from conformal_arbitrage.gateway.chat_requests import FORWARDED
+from conformal_arbitrage.scorers.request_fields import PASSED_ON
 
 _JSON = "application/json"
 _ERROR = {"$ref": "#/components/schemas/Error"}
@@ -73,7 +73,7 @@ _SCHEMAS: dict[str, Any] = {
     "Arbitrage": _object(
         ["id", "decided_by", "alpha", "guarantee", "candidates", "legs"], id=_TEXT,
         decided_by={"enum": ["primary", "guardian", "fallback"]}, alpha=_nullable(_NUMBER),
-        guarantee={"enum": ["crc", "none"]}, reason=_TEXT, candidates=_array({"type": "integer"}),
+        guarantee={"enum": ["crc", "none"]}, reason=_TEXT, candidates=_array({"type": "integer"}), ignored=_array(_TEXT),
         legs=_array(_object(
             ["role", "model", "usage", "cost", "latency", "failed"], role={"enum": ["primary", "guardian"]},
             model=_nullable(_TEXT), usage=_MAP, cost=_nullable(_NUMBER), latency=_NUMBER, failed=_BOOLEAN,
@@ -87,7 +87,7 @@ _SCHEMAS: dict[str, Any] = {
         ["model", "answers", "usage"], model=_TEXT, answers=_array({"$ref": "#/components/schemas/Answer"}), usage=_MAP
     ),
     "ChatRequest": _object(
-        ["model", "messages"], more=False, **{name: {} for name in sorted(FORWARDED - {"messages", "response_format"})},
+        ["model", "messages"], more=False, **{name: {} for name in sorted(PASSED_ON - {"messages", "response_format"})},
         model=_TEXT, messages=_array(_MESSAGE, minItems=1), response_format=_nullable(_MAP), stream=_nullable(_BOOLEAN),
         stream_options=_nullable(_object([], include_usage=_BOOLEAN)), n=_nullable({"const": 1}),
         logprobs=_nullable({"const": False}), top_logprobs=_nullable({"const": 0}),

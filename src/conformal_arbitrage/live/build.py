@@ -125,6 +125,7 @@ class Models:
             wrap=lambda port: self._around(port, model, role),
             on_close=self._open.push_async_callback,
             keyless=self._extras.keyless,
+            request_settings=self.config.task.settings,
         )
 
     def _around(self, port: Port, model: ModelConfig, role: Section) -> Port:

@@ -22,6 +22,7 @@ from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorers.chat import ChatConfig
 from conformal_arbitrage.scorers.kinds import Form, ModelConfig, Pinned, Section
 from conformal_arbitrage.scorers.registry import BUILT_IN, kind_named, kind_names
+from conformal_arbitrage.scorers.request_fields import RequestSettings
 from conformal_arbitrage.types import as_object
 
 FILE = "arbitrage.toml"
@@ -29,9 +30,19 @@ SECTIONS: tuple[Section, ...] = ("primary", "guardian", "judge", "stronger")
 
 
 class Task(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the models are asked for, and what to do if the Guardian fails."""
+    """What the models are asked for, and what to do if the Guardian fails.
+
+    Attributes:
+        form: choices from menus, or free text.
+        settings: in text form, whether requests keep their own temperature, limits, seed, stop and the like ("as
+            requested"), or must leave them as configured ("pinned"). Part of the identity.
+        shuffle_options: whether each question's options are shown in an order of its own.
+        safe_action: the action to take if the Guardian fails.
+        safe_answer: the answer to give if the Guardian fails, in text form.
+    """
 
     form: Form = "menu"
+    settings: RequestSettings = "pinned"
     shuffle_options: bool = False
     safe_action: str | None = None
     safe_answer: str | None = None
@@ -47,7 +58,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         audit_rate: in enforce mode, the share of the Primary's decisions that the Guardian reviews in the background.
         content: what the record keeps of questions and answers.
         expose: what callers see of a decision; relaxation and margin only with "full".
-        overrides: what to do with a request that overrides a pinned setting: refuse it, or answer without a guarantee.
+        overrides: in text form with pinned settings, what to do with a request that differs: refuse it, or answer without
+            a guarantee.
         callers_grade: whether keys of scope call may send `grades`, which recalibration uses, for their own decisions.
         aliases: further model names for this policy.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
@@ -330,7 +342,7 @@ guardian_sees = "all"    # a deferral shows the Guardian every option; calibrate
 
 [task]
 form = "{form}"            # "menu": choose from options; "text": free text and tool calls
-# {safe} = "..."    # fallback if the Guardian fails; without it that is an error
+{settings}# {safe} = "..."    # fallback if the Guardian fails; without it that is an error
 
 [primary]                # cheap or helpful: does most of the work
 kind = "chat"            # or decisions, logprob, sampling, function, replay, human, local
@@ -348,6 +360,9 @@ key_env = "OPENAI_API_KEY"
 """
 
 
+_SETTINGS = """\
+settings = "as requested"  # requests keep their temperature, limits, stop; "pinned": those below, others are refused
+"""
 _CONFIDENCE = """\
 confidence = "ask"                   # a second short call rates the answer; or "logprob", from the same call
 """
@@ -357,5 +372,8 @@ def template(form: Form) -> str:
     """Return a short commented configuration to start from."""
     menu = form == "menu"
     return _TEMPLATE.format(
-        form=form, safe="safe_action" if menu else "safe_answer", confidence="" if menu else _CONFIDENCE
+        form=form,
+        settings="" if menu else _SETTINGS,
+        safe="safe_action" if menu else "safe_answer",
+        confidence="" if menu else _CONFIDENCE,
     )

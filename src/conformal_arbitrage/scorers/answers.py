@@ -30,6 +30,7 @@ from conformal_arbitrage.scorers.completions import (
 from conformal_arbitrage.scorers.logprob import LOWEST
 from conformal_arbitrage.scorers.prompts import json_object
 from conformal_arbitrage.scorers.rendering import RENDERING, VERBATIM
+from conformal_arbitrage.scorers.request_fields import RequestSettings, requested_identity
 from conformal_arbitrage.types import JSON, ChatRequest, Chunk, Spent, as_object, content_text, transcript
 from conformal_arbitrage.upstream.base import Call, Port, Reply, fingerprint, is_number, spent_of
 from conformal_arbitrage.upstream.sse import delta_of
@@ -65,12 +66,15 @@ class ChatAnswerer:
         confidence: "logprob" (the mean token probability of the answer, from the same call), "ask" (a second, short
             call that rates the finished answer), or None for a Guardian, which needs none.
         mode: the output mode of the second call.
+        request_settings: whether requests keep their own temperature, limits and the like, which is then part of the
+            identity; if they are pinned, whoever sends a request refuses one that differs.
     """
 
     port: Port
     settings: Settings
     confidence: Confidence | None = None
     mode: Mode = "plain"
+    request_settings: RequestSettings = "pinned"
     _defaults: Mapping[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +93,8 @@ class ChatAnswerer:
                 "parser": "json confidence; 1",
             }
             rating["rating_limit"] = max(_RATING_LIMIT, self.settings.max_tokens or 0)
-        return {"kind": "answer", "endpoint": self.port.origin, **self.settings.identity, **rating}
+        own = requested_identity(self.request_settings)
+        return {"kind": "answer", "endpoint": self.port.origin, **self.settings.identity, **rating, **own}
 
     async def answer(self, request: ChatRequest) -> Answer:
         """Return the model's answer and its confidence.
@@ -116,12 +121,15 @@ class ChatAnswerer:
         yield await self._finished(request, item)  # by now its slot is free for the call that rates the answer
 
     def _call(self, request: ChatRequest) -> Call:
-        limits = [name for name in _TOKEN_FIELDS if request.body.get(name) is not None]
-        limit = request.body[limits[0]] if limits else self.settings.max_tokens
-        fields = {name: request.body[name] for name in sorted(request.body)}  # equal requests, equal bytes
+        given = request.body
+        limits = [given[name] for name in _TOKEN_FIELDS if given.get(name) is not None]
+        limit = limits[0] if limits else self.settings.max_tokens
+        fields = {
+            name: given[name] for name in sorted(given) if name not in _TOKEN_FIELDS
+        }  # equal requests, equal bytes
         body = {**self._defaults, **fields, "model": self.settings.model}
-        if limits and self.settings.token_field not in request.body:
-            body.pop(self.settings.token_field, None)
+        if limits:
+            body[self.settings.token_field] = limit  # under the name that the endpoint takes
         if self.confidence == "logprob":
             body["logprobs"] = True
         return Call(path=PATH, body=body, id=request.id, output_limit=limit if isinstance(limit, int) else None)

@@ -59,7 +59,13 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
         """Build the answerer; only a Primary needs a confidence."""
         mode, settings = self.require_pinned(context.role).mode, self.settings(context.role)
         confidence = self.confidence if context.role == "primary" else None
-        return ChatAnswerer(port=self.connect(context), settings=settings, confidence=confidence, mode=mode)
+        return ChatAnswerer(
+            port=self.connect(context),
+            settings=settings,
+            confidence=confidence,
+            mode=mode,
+            request_settings=context.request_settings,
+        )
 
     def _prompt(self, context: BuildContext) -> Prompt:
         if self.prompt in PROMPTS:

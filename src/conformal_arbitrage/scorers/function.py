@@ -14,6 +14,7 @@ from conformal_arbitrage.errors import ConfigError, OptionError, UpstreamError
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scores, check_values, stream_answer
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
 from conformal_arbitrage.scorers.rendering import RENDERING
+from conformal_arbitrage.scorers.request_fields import requested_identity
 from conformal_arbitrage.scorers.user_code import UserCode, describe, source_identity
 from conformal_arbitrage.types import ChatRequest, Chunk, Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort
@@ -51,20 +52,21 @@ class FunctionConfig(ModelConfig, frozen=True, kw_only=True, tag="function"):
             raise ConfigError(
                 f"[{context.role}] {self.function}: in text form it must be an object with `answer` and `identity`"
             )
-        return PinnedAnswerer(answerer, source_identity(answerer))
+        pinned = {**source_identity(answerer), **requested_identity(context.request_settings)}
+        return PinnedAnswerer(answerer, pinned)
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedAnswerer:
-    """An answerer that the user wrote, with the digest of its class's source in its identity."""
+    """An answerer that the user wrote, with the digest of its class's source and more in its identity."""
 
     answerer: Answerer
-    source: Identity
+    pinned: Identity
 
     @property
     def identity(self) -> Identity:
-        """The answerer's own, and the digest."""
-        return {**self.answerer.identity, **self.source}
+        """The answerer's own, and what is pinned."""
+        return {**self.answerer.identity, **self.pinned}
 
     async def answer(self, request: ChatRequest) -> Answer:
         """Return its answer."""

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from conformal_arbitrage.errors import ConfigError, ScorerError, UpstreamError
 from conformal_arbitrage.scorers.base import Answerer, Scorer
 from conformal_arbitrage.scorers.completions import Mode, Settings, TokenField
+from conformal_arbitrage.scorers.request_fields import RequestSettings
 from conformal_arbitrage.scorers.terminal import Terminal
 from conformal_arbitrage.scorers.user_code import load_object
 from conformal_arbitrage.upstream.base import Port
@@ -46,6 +47,7 @@ class BuildContext:
         wrap: adds price, retries, limits and caches to a port; call it once on every port that is built.
         on_close: registers a coroutine function to call when the models are closed.
         keyless: no call will be sent, so no API key is needed: only identities or estimates are asked for.
+        request_settings: whether chat requests keep their own settings; part of an answerer's identity.
     """
 
     role: Section
@@ -54,6 +56,7 @@ class BuildContext:
     wrap: Callable[[Port], Port]
     on_close: Callable[[Callable[[], Awaitable[None]]], object]
     keyless: bool = False
+    request_settings: RequestSettings = "pinned"
 
     def load(self, name: str) -> Any:
         """Return the Python object that MODULE:NAME refers to."""
