@@ -14,6 +14,7 @@ from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.scorers.kinds import ModelConfig
 from conformal_arbitrage.scorers.registry import BUILT_IN, ENTRY_POINT_GROUP, kind_named, kind_names
+from conformal_arbitrage.scorers.rendering import RENDERING
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "scorer_kind"
 CONFIG = """\
@@ -86,7 +87,8 @@ def test_check_collect_calibrate_and_ask_work_with_a_kind_of_another_package(exa
     log = ScoreLog.read("log.parquet")
     assert log.primary.tolist() == [0.7, 0.2] * 20
     assert log.guardian.tolist() == [1.0, 0.0] * 20
-    assert log.identities["primary"] == {"kind": "keywords", "words": "[('refund', 0.7), ('sorry', 0.2)]"}
+    words = {"kind": "keywords", "words": "[('refund', 0.7), ('sorry', 0.2)]"}
+    assert log.identities["primary"] == {**words, "rendering": RENDERING}
     run("calibrate", "log.parquet", "-o", "certificate.json", "--json")
     options = ["--action", "Sorry.", "--action", "A refund."]
     assert json.loads(run("ask", "certificate.json", "Now?", *options, "--json").stdout)["answer"] == "A refund."

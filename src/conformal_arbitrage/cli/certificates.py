@@ -1,6 +1,7 @@
 """The commands about certificates: calibrate, verify, apply, plan."""
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,7 @@ def calibrate_command(
     certificate = certificate if looks is None else certificate.with_looks(looks)
     for problem in () if cluster else repeats(scores).problems():
         options.warn(problem)
+    _warn_of_grader(scores, config)
     certificate = certificate if secret is None else certificate.sign(secret)
     if output is not None:
         certificate.save(output)
@@ -101,6 +103,19 @@ def _key(secret: "ProjectSecret | None", key_file: str | None) -> bytes:
             "ARBITRAGE_SECRET to a long random text"
         )
     return secret.boundary_key
+
+
+def _warn_of_grader(scores: "ScoreLog", config: str | None) -> None:
+    """Say if the grades of a log were made by a grader that has changed since, or by several."""
+    from conformal_arbitrage.live.config import FILE, read_config
+    from conformal_arbitrage.live.staleness import grader_change
+
+    if "grader" not in (scores.identities or {}):
+        return
+    with suppress(ConfigError):  # without a configuration there is nothing to compare with
+        changed = grader_change(read_config(config or FILE), scores.identities)
+        if changed is not None:
+            options.warn(f"{changed}: the guarantee is about the grades in this log")
 
 
 def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) -> tuple[str, Any]:

@@ -9,7 +9,7 @@ import click
 
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.certificates import load_certificate
-from conformal_arbitrage.errors import OutputError
+from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.calibration.certificate import Certificate
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from conformal_arbitrage.live.probe import ProbeResult
     from conformal_arbitrage.scorelog.log import ScoreLog
     from conformal_arbitrage.scorers.kinds import Form
+    from conformal_arbitrage.store import PolicyVersion
     from conformal_arbitrage.types import Decision
 
 
@@ -65,18 +66,23 @@ def check_command(*, config: str, yes: bool, as_json: bool) -> None:
 
     from conformal_arbitrage.live.config import read_config, write_pinned
     from conformal_arbitrage.live.probe import check_models
+    from conformal_arbitrage.live.staleness import certificates_at_hand, stale_graders
     from conformal_arbitrage.scorers.terminal import has_terminal
 
     configuration = read_config(config)
     results = asyncio.run(check_models(configuration))
     usable = all(one.problem is None for one in results)
     pinned = {one.role: one.pinned for one in results if one.pinned is not None}
+    certificates = certificates_at_hand(configuration, _installed(configuration))
     if usable and pinned:
         if not yes:
-            _confirm_changes(configuration, results, may_ask=not as_json and has_terminal())
+            _confirm_changes(configuration, results, certificates, may_ask=not as_json and has_terminal())
         write_pinned(config, pinned)
+    graders = stale_graders(certificates, configuration)
+    for name, reason in graders.items():
+        options.warn(f"{name}: {reason}; grade or collect again, and calibrate again")
     if as_json:
-        options.print_json({"ok": usable, "models": msgspec.to_builtins(results)})
+        options.print_json({"ok": usable, "models": msgspec.to_builtins(results), "stale_graders": graders})
     else:
         _show_checks(results)
         if usable and pinned:
@@ -86,16 +92,38 @@ def check_command(*, config: str, yes: bool, as_json: bool) -> None:
         raise click.ClickException(f"this configuration cannot be used: {problems}")
 
 
-def _confirm_changes(config: "Config", results: "list[ProbeResult]", *, may_ask: bool) -> None:
+def _installed(config: "Config") -> "list[PolicyVersion]":
+    """Return the certificates in force in the gateway's database, if there is one; a warning if it cannot be read."""
+    from conformal_arbitrage.live.database import database_exists, database_of
+    from conformal_arbitrage.store import open_store
+
+    async def read() -> "list[PolicyVersion]":
+        store = await open_store(database_of(config))
+        try:
+            return await store.policies()
+        finally:
+            await store.close()
+
+    try:
+        return asyncio.run(read()) if config.policies and database_exists(config) else []
+    except (StoreError, ConfigError) as error:
+        options.warn(f"certificates in the gateway's database are not looked at: {error}")
+        return []
+
+
+def _confirm_changes(
+    config: "Config", results: "list[ProbeResult]", certificates: "dict[str, Certificate]", *, may_ask: bool
+) -> None:
     """Ask before pinned values are replaced, naming the certificates that become stale; refuse where no one can answer."""
-    from conformal_arbitrage.live.repinning import pinned_changes, stale_certificates
+    from conformal_arbitrage.live.repinning import pinned_changes
+    from conformal_arbitrage.live.staleness import stale_certificates
 
     changes = pinned_changes(config, results)
     if not changes:
         return
     listed = "; ".join(map(str, changes))
-    stale = ", ".join(path.name for path in stale_certificates(config, changes))
-    consequence = f"stale would be {stale}" if stale else "no certificate beside the configuration depends on it"
+    stale = ", ".join(stale_certificates(certificates, config, changes))
+    consequence = f"stale would be {stale}" if stale else "no certificate at hand depends on it"
     if not may_ask or not click.confirm(f"{listed}; {consequence}. Replace what is pinned?", err=True):
         raise click.ClickException(
             f"nothing was written: {listed}; {consequence}; --yes replaces it, then collect and calibrate again"

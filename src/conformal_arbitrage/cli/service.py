@@ -169,6 +169,7 @@ def records_export_command(
 
     with _gateway_installed():
         from conformal_arbitrage.gateway.server import identities_of
+    from conformal_arbitrage.live.staleness import grader_change
 
     if score_log == everything:
         raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
@@ -176,6 +177,9 @@ def records_export_command(
     identities = identities_of(configuration, policy) if policy in configuration.policies else None
     log = with_store(config, lambda store: score_log_of(store, policy, identities=identities, everything=everything))
     log.write(output)
+    changed = grader_change(configuration, log.identities)
+    if changed is not None:
+        options.warn(changed)
     summary = {"rows": len(log), "missing_guardian_rows": int(log.missing.sum()), "output": output}
     if as_json:
         options.print_json(summary)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.live.grading import SEVERAL
 from conformal_arbitrage.scorelog.fitness import UNFIT
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import strings
@@ -21,8 +22,6 @@ from conformal_arbitrage.upstream.base import fingerprint
 
 _PAGE = 1000
 _NAN = float("nan")
-SEVERAL = "several"
-"""The kind of a log's grader if more than one graded its rows."""
 
 
 async def score_log_of(

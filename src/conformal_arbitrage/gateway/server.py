@@ -7,7 +7,6 @@ import asyncio
 import gc
 import logging
 import os
-import re
 import signal
 import socket
 import sys
@@ -41,6 +40,7 @@ from conformal_arbitrage.gateway.policy_table import (
 )
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, Form
+from conformal_arbitrage.live.database import database_of
 from conformal_arbitrage.scorers.quota import GuardianQuota, QuotaAnswerer, QuotaScorer
 from conformal_arbitrage.scorers.terminal import has_terminal
 from conformal_arbitrage.store import open_store
@@ -52,18 +52,6 @@ Log = Callable[[bytes], None]
 
 
 def _unlogged(_: bytes) -> None: ...
-
-
-def database_of(config: Config) -> str:
-    """Return the database: a URL, or a file beside the configuration; {NAME} comes from the environment."""
-
-    def value(name: re.Match[str]) -> str:
-        if name[1] not in os.environ:
-            raise ConfigError(f"[gateway] database: the environment variable {name[1]} is not set")
-        return os.environ[name[1]]
-
-    location = re.sub(r"\{(\w+)\}", value, config.gateway.database)
-    return location if "://" in location else str(Path(config.folder) / location)
 
 
 def secret_of(config: Config) -> ProjectSecret:

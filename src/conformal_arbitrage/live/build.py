@@ -17,6 +17,7 @@ from conformal_arbitrage.scorers.base import Answerer, Scorer
 from conformal_arbitrage.scorers.human import HumanConfig
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig, Section
 from conformal_arbitrage.scorers.order import Shuffled
+from conformal_arbitrage.scorers.rendered import RenderedAnswerer, RenderedScorer
 from conformal_arbitrage.scorers.terminal import Terminal
 from conformal_arbitrage.scorers.user_code import load_object
 from conformal_arbitrage.upstream.base import Port
@@ -79,12 +80,15 @@ class Models:
         """Return the model that plays a role over menus."""
         model = self.config.section(role)
         scorer = model.build(self._context(model, role))
+        if model.shows_questions and "rendering" not in scorer.identity:
+            scorer = RenderedScorer(scorer)
         return Shuffled(scorer) if self.config.task.shuffle_options and model.shufflable else scorer
 
     def answerer(self, role: Section) -> Answerer:
         """Return the model that plays a role in free text."""
         model = self.config.section(role)
-        return model.build_answerer(self._context(model, role))
+        answerer = model.build_answerer(self._context(model, role))
+        return answerer if "rendering" in answerer.identity else RenderedAnswerer(answerer)
 
     def policy(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalArbitrage:
         """Return the calibrated policy over menus."""

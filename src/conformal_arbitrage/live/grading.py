@@ -19,6 +19,9 @@ from conformal_arbitrage.scorers.user_code import UserCode, describe, source_ide
 from conformal_arbitrage.types import ChatRequest, Spent, transcript
 from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort, fingerprint, is_number
 
+SEVERAL = "several"
+"""The kind of a log's grader if more than one graded its rows."""
+
 GRADES = {"y": 1.0, "h": 0.5, "n": 0.0}
 
 

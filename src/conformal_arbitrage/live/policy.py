@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.core.gaps import LARGEST_SCORE, row_gaps, row_margin
-from conformal_arbitrage.errors import GuardianError, OptionError, ScorerError, StaleCalibrationError
+from conformal_arbitrage.errors import CertificateError, GuardianError, OptionError, ScorerError, StaleCalibrationError
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, Scores, check_scores, stream_answer
 from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
 from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Leg, Query, Role, Spent
@@ -158,6 +158,10 @@ class ConformalRouter:
         certificate: a certificate made from a log in router form.
         safe_answer: the answer to give if the Guardian fails; without one that is an error.
         allow, forfeited: as in `ConformalArbitrage`.
+
+    Raises:
+        CertificateError: the certificate was made from menus, whose relaxation is not a threshold on a confidence.
+        StaleCalibrationError: as in `ConformalArbitrage`.
     """
 
     primary: Answerer
@@ -169,7 +173,8 @@ class ConformalRouter:
     _no_guarantee: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Check the certificate against the models."""
+        """Check the certificate's form, and the certificate against the models."""
+        _check_router_form(self.certificate)
         reason = _check_identities(self.certificate, self.primary, self.guardian, self.allow)
         object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
 
@@ -428,6 +433,19 @@ def top_of(scores: tuple[float, ...]) -> int:
 def margin_of(scores: Collection[float | None], digits: int) -> float:
     """Return how far the top action leads: the second smallest gap."""
     return row_margin(row_gaps(tuple(scores), digits=digits))
+
+
+def _check_router_form(certificate: Certificate) -> None:
+    """Refuse a certificate of menus; those of schema 1 do not record their form, and are compared by identities only.
+
+    Raises:
+        CertificateError: it was made from a log that is not in router form.
+    """
+    if certificate.schema > 1 and not certificate.router:
+        raise CertificateError(
+            "the certificate was made from menus, and free text needs one from two graded answers and a confidence; "
+            "calibrate on a log in router form, or use ConformalArbitrage"
+        )
 
 
 def _check_identities(

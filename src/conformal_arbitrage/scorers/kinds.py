@@ -77,6 +77,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         is_person: whether a person answers, whose calls are neither retried nor counted against a cost limit.
         shufflable: whether options may be shown in another order than the query's.
         lists_logprobs: whether a successful test proves that token probabilities are available; None if it does not.
+        shows_questions: whether scores depend on how a question is rendered, which is then part of the identity.
         untested: why `arbitrage check` only builds the model and sends it nothing; None if it asks a question.
     """
 
@@ -94,6 +95,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     is_person: ClassVar[bool] = False
     shufflable: ClassVar[bool] = True
     lists_logprobs: ClassVar[bool | None] = None
+    shows_questions: ClassVar[bool] = True
     untested: ClassVar[str | None] = None
 
     @property

@@ -26,6 +26,7 @@ class ReplayConfig(ModelConfig, frozen=True, kw_only=True, tag="replay"):
     column: str
 
     shufflable: ClassVar[bool] = False  # the recorded scores were made in the recorded order
+    shows_questions: ClassVar[bool] = False  # rows are found by their ids
     untested: ClassVar[str | None] = "Recorded scores: loaded, nothing to test."
 
     def build(self, context: BuildContext) -> "ReplayScorer":
