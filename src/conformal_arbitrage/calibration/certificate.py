@@ -6,7 +6,6 @@ Knows nothing of how the threshold was found, nor of live models, evaluation or 
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from sys import maxsize
@@ -16,15 +15,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from conformal_arbitrage.calibration.consistency import least_loss, refuse_contradictions
 from conformal_arbitrage.calibration.decisions import Decisions, decide_rows, guardian_choice
 from conformal_arbitrage.calibration.draws import draw, draws
-from conformal_arbitrage.calibration.guarantee import TERMS, guarantee_text, summary_lines
+from conformal_arbitrage.calibration.guarantee import summary_lines
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
-from conformal_arbitrage.calibration.options import NET, REGRET
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.core.gaps import SINGLE_DIGITS, is_single, row_gaps, row_sight
-from conformal_arbitrage.core.losses import GuardianSees, as_fraction
-from conformal_arbitrage.core.risk import SMALLEST_BOUND
+from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
@@ -173,7 +171,7 @@ class Certificate:
             certificate = msgspec.convert(content, cls)
         except msgspec.ValidationError as error:
             raise CertificateError(f"{source}: {error}; calibrate again") from error
-        certificate._check(source)
+        refuse_contradictions(certificate, source)
         return certificate if key is None else certificate._with_key(key)
 
     def to_dict(self) -> dict[str, Any]:
@@ -293,7 +291,7 @@ class Certificate:
             ("rule", f"the Guardian sees {self.guardian_sees}; boundary {self.boundary}"),
             (
                 "risk budget",
-                f"alpha {self.alpha:g}, losses in [{self._least_loss:g}, {self.loss_bound:g}], {self.n} rows",
+                f"alpha {self.alpha:g}, losses in [{least_loss(self):g}, {self.loss_bound:g}], {self.n} rows",
             ),
         ]
         if self.cluster is not None:
@@ -310,10 +308,6 @@ class Certificate:
             facts.append(("missing scores", missing))
         return facts
 
-    @property
-    def _least_loss(self) -> float:
-        return -self.loss_bound if self.loss == NET else 0.0
-
     def with_looks(self, text: str) -> "Certificate":
         """Return the certificate with what is known of earlier looks at its rows, in words."""
         return replace(self, looked_at=text)
@@ -325,64 +319,6 @@ class Certificate:
     def _repr_html_(self) -> str:
         loss = ("loss", self.loss)
         return html_table([("status", self.status), *self.facts(), loss]) + html_paragraph(self.guarantee)
-
-    def _check(self, source: str) -> None:
-        """Reject a document whose fields contradict each other."""
-        wrong = {
-            "relaxation": (self.relaxation is None) != (self.status == "always_defer")
-            or (self.relaxation is not None and not 0 <= self.relaxation < float("inf")),
-            "alpha": not 0 < self.alpha < self.loss_bound < float("inf"),
-            "full_sight_loss": not 0 <= self.full_sight_loss <= self.alpha
-            or (self.full_sight_loss != 0 and self.loss in (REGRET, NET)),
-            "boundary_u": (self.boundary_u is not None) != (self.boundary == "random" and self.status == "ok")
-            or not 0 <= (self.boundary_u or 0.0) < 1,
-            "n": self.n < 1,
-            "max_cluster_size": len({v is None for v in (self.cluster, self.clusters, self.max_cluster_size)}) > 1
-            or not (1 if self.max_cluster_size is None else self.max_cluster_size) >= 1,
-            "columns": set(self.columns) != {"primary", "guardian"},
-            "identities": self.identities != "unbound" and not _are_identities(self.identities),
-            "key_sha256": (self.key_sha256 is not None) != (self.boundary == "random"),
-        }
-        self._refuse(wrong, source)
-        if self.schema > 1:
-            self._refuse(self._contradictions(), source)
-
-    def _refuse(self, wrong: Mapping[str, bool], source: str) -> None:
-        for name, bad in wrong.items():
-            if bad:
-                value = getattr(self, name)
-                raise CertificateError(f"{source}: {name} {value!r:.80} contradicts the rest; calibrate again")
-
-    def _contradictions(self) -> dict[str, bool]:
-        """Return which fields are not what the others imply, as far as that shows without the log."""
-        total, unseen = self.empirical_risk * self.n, self.max_cluster_size or 1
-        slack = self.alpha - (total + unseen * self.loss_bound) / (self.n + unseen)
-        sure = self.grid is None and self.full_sight_loss == 0  # otherwise deferring may be needed with budget left
-        fewest, most, deferring = self.fewest_actions, self.most_actions, self.status == "always_defer"
-        return {
-            "loss_bound": self.loss_bound < SMALLEST_BOUND,
-            "empirical_risk": not self._least_loss <= self.empirical_risk <= self.loss_bound
-            or (deferring and total != 0),
-            "slack": abs(slack - self.slack) > 1e-12 * max(1.0, self.loss_bound)
-            or (sure and self.slack >= 0 if deferring else self.slack < 0),
-            "grid": self.grid is not None and not self._is_on_grid(),
-            "envelope_excess": self.envelope_excess < 0 or (self.envelope_excess > 0 and self.loss in (REGRET, NET)),
-            "regret": (self.regret is None) != (self.loss != NET)
-            or (self.regret is not None and self.regret < self.empirical_risk - 1e-12),
-            "spread": (self.spread is None) != (self.loss != NET) or not 0 <= (self.spread or 0.0) <= self.loss_bound,
-            "no_opinion_rows": not 0 <= self.no_opinion_rows <= self.n,
-            "missing_guardian_rows": not 0 <= self.missing_guardian_rows <= (self.n if self.missing_guardian else 0),
-            "fewest_actions": fewest is None or most is None or not 1 <= fewest <= most,
-            "router": self.router and (fewest, most) != (2, 2),
-            "signature": (self.signature is None) != (self.secret_id is None),
-            "guarantee": self.guarantee != guarantee_text(**{name: getattr(self, name) for name in TERMS}),
-        }
-
-    def _is_on_grid(self) -> bool:
-        if self.grid is None or self.relaxation is None:
-            return True
-        step = as_fraction(self.grid, name="grid")
-        return step > 0 and self.relaxation == float(round(self.relaxation / step) * step) <= 1
 
     @property
     def sizes(self) -> range:
@@ -445,10 +381,6 @@ class Certificate:
 def _are_floats(scores: Any) -> bool:
     """Tell whether scores are Python's own floats, as live ones are."""
     return type(scores) in (tuple, list) and all(type(score) is float for score in scores)
-
-
-def _are_identities(identities: Mapping[str, Any]) -> bool:
-    return {"primary", "guardian"} <= set(identities) and all(isinstance(one, dict) for one in identities.values())
 
 
 def _refuse_constant(name: str) -> None:
