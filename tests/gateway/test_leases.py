@@ -10,8 +10,8 @@ from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.idempotency import Idempotency
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import Incoming
+from conformal_arbitrage.gateway.pairs import pairs_of
 from conformal_arbitrage.gateway.policy_table import PolicyTable
-from conformal_arbitrage.gateway.server import pairs_of
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import Claim, SavedResponse, SQLiteStore, sql

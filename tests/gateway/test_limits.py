@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from conformal_arbitrage.gateway.limits import Window
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, UNSURE, error_of, hanging, says, until, votes
 
 
@@ -85,7 +86,7 @@ def test_guardian_calls_have_a_limit_over_all_callers(house):
     assert made.decide(headers=other).status_code == 200
     reply = made.decide(headers=one)
     error_of(reply, 429, "rate_limit_exceeded")
-    assert 1 <= int(reply.headers["retry-after"]) <= 60
+    assert 1 <= int(reply.headers["retry-after"]) <= 61  # the second in which the first call was made has to pass
     assert len(made.guardian.bodies) == 2
     made.primary.reply = votes(0.9, 0.1)
     error_of(made.decide(headers=one), 429)  # the Primary is not asked again until it is sure
@@ -96,10 +97,25 @@ def test_guardian_calls_have_a_limit_over_all_callers(house):
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_the_guardian_s_spend_has_a_limit(house, form):
     unsure = votes(*UNSURE) if form == "menu" else says("mine", 0.1)
-    made = house(form=form, primary=unsure, gateway={"guardian_cost_per_hour": 20e-6})
+    guardian = votes(0, 1, usage=(400, 100)) if form == "menu" else says("theirs", usage=(400, 100))  # 500e-6 a call
+    short = {"guardian": {"max_tokens": 100}} if form == "text" else {}
+    limit = {"guardian_cost_per_hour": 1010e-6}
+    made = house(form=form, primary=unsure, guardian=guardian, gateway=limit, models=short)
     body = MENU if form == "menu" else CHAT
     assert [made.chat(body).status_code for _ in range(3)] == [200, 200, 429]
     assert int(made.chat(body).headers["retry-after"]) > 60
+
+
+def test_a_window_slides():
+    window = Window(2, 10.0)
+    assert window.wait(0.0) == 0
+    window.take(0.0, 1)
+    assert window.wait(1.0) == 0
+    window.take(4.0, 1)
+    assert window.wait(5.0) == 5.0
+    assert window.wait(10.0) == 0
+    window.take(10.0, 1)
+    assert window.wait(11.0) == 3.0
 
 
 def test_a_database_that_is_gone_is_503_before_any_model_is_asked(house):

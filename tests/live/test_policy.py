@@ -23,7 +23,7 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.cli.live import decision_json
 from conformal_arbitrage.scorers import Answer, ChatScorer, FunctionScorer, ReplayScorer, Scores, Settings
-from conformal_arbitrage.scorers.quota import GuardianQuota, QuotaAnswerer
+from conformal_arbitrage.scorers.quota import QuotaAnswerer
 from conformal_arbitrage.upstream import Endpoint, Retry
 from tests.scripted import Upstream, chunk, completion, scores
 
@@ -455,11 +455,16 @@ def test_a_guardian_that_fails_after_some_chunks_is_an_error_or_a_fallback_that_
         streamed(router(Answerer("p", "mine", 0.2), guardian))
 
 
+class Allowing:
+    async def start(self):
+        pass
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_stream_closed_early_closes_the_guardian_s(steps):
     async def run():
         guardian = Streamer("g", "one", "two", "three")
-        items = router(Answerer("p", "mine", 0.2), QuotaAnswerer(guardian, GuardianQuota())).stream(REQUEST)
+        items = router(Answerer("p", "mine", 0.2), QuotaAnswerer(guardian, Allowing())).stream(REQUEST)
         for _ in range(steps):
             await anext(items)
         await items.aclose()

@@ -15,6 +15,7 @@ import pytest
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import Content, DecisionBody, PostgresStore, SQLiteStore, new_id, open_store, sqlite
+from conformal_arbitrage.store.migrations import MIGRATIONS
 from tests.store.facts import decide, decision
 
 
@@ -41,9 +42,12 @@ def test_a_killed_process_loses_no_commit_that_returned(where, opened, round):
 
 
 def test_a_newer_schema_is_refused(store, where, sql, opened):
-    assert sql("select version from schema_version") == [(2,)]
-    sql("update schema_version set version = 9")
-    with pytest.raises(StoreError, match="schema version 9, this release knows 2; upgrade conformal-arbitrage"):
+    newest = len(MIGRATIONS)
+    assert sql("select version from schema_version") == [(newest,)]
+    sql("update schema_version set version = 99")
+    with pytest.raises(
+        StoreError, match=f"schema version 99, this release knows {newest}; upgrade conformal-arbitrage"
+    ):
         opened(where)
 
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from conformal_arbitrage.errors import RequestError
+from conformal_arbitrage.errors import RequestError, StoreError
 from conformal_arbitrage.gateway.auditor import Auditor
 from conformal_arbitrage.gateway.auth import Authenticator
 from conformal_arbitrage.gateway.decider import Decider
@@ -66,7 +66,7 @@ def create_app(parts: Parts) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        auditing = asyncio.create_task(Auditor(parts.store, parts.policies).run())
+        auditing = asyncio.create_task(routes.auditor().run())
         yield
         auditing.cancel()
         with suppress(asyncio.CancelledError):
@@ -93,6 +93,11 @@ class _Routes:
         self._limits = RequestLimits(parts.config.gateway)
         self._authenticator = Authenticator(parts.store)
         self._refresher = Refresher(parts.store, self._authenticator.refresh, parts.policies.refresh)
+
+    def auditor(self) -> Auditor:
+        """Return what runs audits, counted in the same metrics."""
+        parts = self._parts
+        return Auditor(parts.store, parts.policies, self._metrics, parts.config.gateway.audit_deadline)
 
     def served(self) -> list[tuple[str, str, ASGIApp]]:
         """Return the routes that need a key: method, path, application."""
@@ -147,6 +152,9 @@ class _Routes:
             self._metrics.resting.labels(breaker.origin).set(breaker.origin in resting)
         for policy in self._parts.policies.all():
             self._metrics.guardian_resting.labels(policy.name).set(_guardian_rests(self._parts))
+        with suppress(StoreError):  # the other figures matter all the more
+            names = [policy.name for policy in self._parts.policies.all()]
+            self._metrics.backlog(names, await self._parts.store.audit_backlog())
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
 

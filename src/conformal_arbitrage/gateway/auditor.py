@@ -1,33 +1,66 @@
 """Audits: ask the Guardian, in the background, about decisions that the audit coin drew; they survive a crash.
 
+An audit whose Guardian cannot be asked is retried, less and less often, until a deadline; then it is recorded as missing. A
+reply that arrived and cannot be used is final. Either way the decision keeps its row in an export, without a score.
+
 Knows nothing of how decisions are drawn.
 """
 
 import asyncio
 import logging
+import random
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Literal
 
-from conformal_arbitrage.errors import QuotaError, RequestError, StoreError
-from conformal_arbitrage.gateway.policy_table import MenuPair, PolicyTable
-from conformal_arbitrage.live.policy import answered, scored
+from conformal_arbitrage.errors import (
+    ArbitrageError,
+    OtherModelError,
+    QuotaError,
+    RequestError,
+    ScorerError,
+    StoreError,
+    UpstreamError,
+)
+from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair, PolicyTable
+from conformal_arbitrage.live.policy import leg_of
 from conformal_arbitrage.scorers.answers import answer_text
+from conformal_arbitrage.scorers.base import Answer, Scores, checked_scores
 from conformal_arbitrage.store.base import Audit, Store
 from conformal_arbitrage.store.record import AuditBody, Event, MenuQuestion
-from conformal_arbitrage.types import ChatRequest, Leg, Query
+from conformal_arbitrage.types import ChatRequest, Query
+from conformal_arbitrage.upstream.base import IN_BACKGROUND
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 LEASE = 10.0
 PAUSE = 0.5
 AT_ONCE = 8
+FIRST_DELAY, LONGEST_DELAY = 2.0, 600.0
+"""Seconds until an audit is retried after its first failure, doubled with each, and the most."""
+LONGEST_REST = 60.0
+"""The most seconds without any audit of a policy whose Guardian fails."""
+_REFUSED = frozenset({400, 413, 422})
+_Ending = Literal["answered", "failed", "missing", "postponed"]
 
 
 class Auditor:
-    """Runs audits queued in the store."""
+    """Runs audits queued in the store.
 
-    def __init__(self, store: Store, policies: PolicyTable) -> None:
+    Args:
+        store: where audits wait.
+        policies: whose Guardians are asked.
+        metrics: counts attempts and what they cost.
+        deadline: seconds after which an audit that keeps failing is recorded as missing.
+    """
+
+    def __init__(self, store: Store, policies: PolicyTable, metrics: Metrics, deadline: float) -> None:
         self._store = store
         self._policies = policies
+        self._metrics = metrics
+        self._deadline = deadline
+        self._rests: dict[str, tuple[int, float]] = {}  # by policy: failed batches in a row, and until when it rests
 
     async def run(self) -> None:
         """Run queued audits until cancelled."""
@@ -41,21 +74,38 @@ class Auditor:
 
     async def run_once(self) -> int:
         """Run a batch of queued audits; return how many there were."""
-        audits = await self._store.take_audits(limit=AT_ONCE, lease=LEASE)
+        audits = await self._store.take_audits(
+            limit=AT_ONCE, lease=LEASE, policies=self._ready(), overdue=self._deadline
+        )
         if not audits:
             return 0
         renewing = asyncio.create_task(self._renew([audit.id for audit in audits]))
         try:
-            outcomes = await asyncio.gather(*(self._audit(audit) for audit in audits), return_exceptions=True)
+            endings = await asyncio.gather(*(self._audit(audit) for audit in audits), return_exceptions=True)
         finally:
             renewing.cancel()
-        for audit, outcome in zip(audits, outcomes, strict=True):
-            if isinstance(outcome, StoreError):
-                raise outcome
-            if outcome is not None:
+        for audit, ending in zip(audits, endings, strict=True):
+            if isinstance(ending, StoreError):
+                raise ending
+            if isinstance(ending, BaseException):
                 named = {"policy": audit.policy, "id": audit.id}
-                _log.error("an audit failed and will be retried", exc_info=outcome, extra=named)
+                _log.error("an audit failed and will be retried", exc_info=ending, extra=named)
+        for policy in {audit.policy for audit in audits}:
+            own = [ending for audit, ending in zip(audits, endings, strict=True) if audit.policy == policy]
+            self._rest(policy, failing=all(ending in ("postponed", "missing") for ending in own))
         return len(audits)
+
+    def _ready(self) -> list[str]:
+        """Return the policies in service whose Guardian has not just failed."""
+        now = time.monotonic()
+        return [live.name for live in self._policies.all() if self._rests.get(live.name, (0, 0.0))[1] <= now]
+
+    def _rest(self, policy: str, *, failing: bool) -> None:
+        if not failing:
+            self._rests.pop(policy, None)
+            return
+        failed = self._rests.get(policy, (0, 0.0))[0] + 1
+        self._rests[policy] = (failed, time.monotonic() + min(LONGEST_REST, PAUSE * 2 ** min(failed, 16)))
 
     async def _renew(self, ids: Sequence[str]) -> None:
         """Renew the leases while the Guardian is busy; if this process dies, another soon takes over."""
@@ -64,26 +114,66 @@ class Auditor:
             with suppress(StoreError):  # unreachable for now
                 await self._store.renew_audits(ids, lease=LEASE)
 
-    async def _audit(self, audit: Audit) -> None:
+    async def _audit(self, audit: Audit) -> _Ending:
+        IN_BACKGROUND.set(True)  # in the context of this task alone
         try:
             body = await self._ask(audit)
-        except (QuotaError, RequestError):  # the quota is used up, or the policy is gone: retry after the lease
-            return
+        except (QuotaError, RequestError, UpstreamError, OtherModelError) as error:
+            return await self._try_later(audit, error)
         await self._store.commit([Event(id=audit.id, body=body)])
+        return self._ended(audit, "answered" if body.error is None else "failed")
+
+    async def _try_later(self, audit: Audit, error: ArbitrageError) -> _Ending:
+        """Postpone an audit, or record it as missing once its deadline has passed."""
+        left = self._deadline - audit.age
+        if left > 0:
+            delay = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(audit.attempts, 16)) * random.uniform(0.5, 1.0)
+            wait = error.retry_after if isinstance(error, QuotaError | UpstreamError) else None
+            await self._store.postpone_audit(audit.id, seconds=min(left, max(delay, wait or 0.0)))
+            return self._ended(audit, "postponed")
+        reason = f"missing: no answer in {audit.age:.0f} s, at the end {type(error).__name__}"
+        await self._store.commit([Event(id=audit.id, body=AuditBody(error=reason))])
+        return self._ended(audit, "missing")
+
+    def _ended(self, audit: Audit, ending: _Ending) -> _Ending:
+        self._metrics.audited(audit.policy, ending)
+        return ending
 
     async def _ask(self, audit: Audit) -> AuditBody:
-        policy, question = self._policies.named(audit.policy), audit.question
-        pair = policy.pair
-        if isinstance(pair, MenuPair) and isinstance(question, MenuQuestion):
-            query = Query(question.context, question.actions, id=audit.id)
-            return _body(await scored("guardian", pair.guardian, query))
-        if isinstance(pair, MenuPair) or isinstance(question, MenuQuestion):
-            raise RequestError(f"policy {audit.policy} has another form now", code="wrong_form")
-        leg, answer = await answered("guardian", pair.guardian, ChatRequest(question.request, id=audit.id))
-        if answer is None or policy.settings.content != "full":
-            return _body(leg)
-        return _body(leg, answer_text(answer.message))
+        """Return the Guardian's view.
+
+        Raises:
+            QuotaError: the share of its limits that audits may use is used up.
+            RequestError: the policy is not served here, or has another form now.
+            UpstreamError, OtherModelError: the Guardian cannot be asked for now.
+        """
+        policy, start = self._policies.named(audit.policy), time.perf_counter()
+        try:
+            reply = await _guardian_reply(policy, audit)
+        except ScorerError as error:
+            leg = leg_of("guardian", error, start)
+            self._metrics.leg(policy.name, leg)
+            if _may_succeed_later(error):
+                raise
+        else:
+            leg = leg_of("guardian", reply, start)
+            self._metrics.leg(policy.name, leg)
+            if isinstance(reply, Answer) and policy.settings.content == "full":
+                return AuditBody(cost=leg.spent.cost, served=leg.served, answer=answer_text(reply.message))
+        return AuditBody(scores=leg.scores, error=leg.error, cost=leg.spent.cost, served=leg.served)
 
 
-def _body(leg: Leg, answer: str | None = None) -> AuditBody:
-    return AuditBody(scores=leg.scores, error=leg.error, cost=leg.spent.cost, served=leg.served, answer=answer)
+async def _guardian_reply(policy: LivePolicy, audit: Audit) -> Scores | Answer:
+    pair, question = policy.pair, audit.question
+    if isinstance(pair, MenuPair) and isinstance(question, MenuQuestion):
+        return await checked_scores(pair.guardian, Query(question.context, question.actions, id=audit.id))
+    if isinstance(pair, MenuPair) or isinstance(question, MenuQuestion):
+        raise RequestError(f"policy {audit.policy} has another form now", code="wrong_form")
+    return await pair.guardian.answer(ChatRequest(question.request, id=audit.id))
+
+
+def _may_succeed_later(error: ScorerError) -> bool:
+    """Tell whether the Guardian could not be asked; a reply of no use, or a request it refuses, stays what it is."""
+    if isinstance(error, UpstreamError):
+        return error.status not in _REFUSED
+    return isinstance(error, OtherModelError)

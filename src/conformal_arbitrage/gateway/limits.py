@@ -1,15 +1,36 @@
-"""How many requests are served: per minute and key, and at the same time.
+"""How many requests one gateway serves: per minute and key, and at the same time.
 
 Knows nothing of what a request does.
 """
 
 import time
+from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.live.config import GatewayConfig
-from conformal_arbitrage.scorers.quota import Window
+
+
+class Window:
+    """A sliding window: at most `limit` units within any `seconds`."""
+
+    def __init__(self, limit: float, seconds: float) -> None:
+        self.limit = limit
+        self.seconds = seconds
+        self._taken: deque[tuple[float, float]] = deque()
+        self._sum = 0.0
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until there is room; 0 if there is."""
+        while self._taken and self._taken[0][0] <= now - self.seconds:
+            self._sum -= self._taken.popleft()[1]
+        return 0.0 if not self._taken or self._sum < self.limit else self._taken[0][0] + self.seconds - now
+
+    def take(self, now: float, units: float) -> None:
+        """Use some units."""
+        self._taken.append((now, units))
+        self._sum += units
 
 
 class RequestLimits:

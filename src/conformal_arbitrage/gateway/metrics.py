@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from conformal_arbitrage.gateway.decider import Outcome
+from conformal_arbitrage.store.base import AuditBacklog
 from conformal_arbitrage.types import Leg, Role
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -35,6 +36,9 @@ class Metrics:
         self.tokens = self._counter("tokens", "Tokens", "policy", "role", "direction")
         self.upstream_errors = self._counter("upstream_errors", "Legs that failed, by error", "policy", "role", "error")
         self.audits = self._counter("audits_queued", "Decisions drawn for an audit", "policy")
+        self.audit_attempts = self._counter(
+            "audit_attempts", "Attempts at audits by how they ended", "policy", "outcome"
+        )
         self.replays = self._counter("replays", "Requests answered with the saved response of their idempotency key")
         self.upstream = self._histogram("upstream_seconds", "Time of a leg", _SLOW, "role")
         self.commit = self._histogram("commit_seconds", "Time until a decision was durable", _FAST)
@@ -46,6 +50,12 @@ class Metrics:
         self.other_models: dict[tuple[str, Role], str] = {}
         self.guardian_resting = Gauge(
             "arbitrage_guardian_resting", "1 while the Guardian is not called", ["policy"], registry=self.registry
+        )
+        self.audits_waiting = Gauge(
+            "arbitrage_audits_waiting", "Audits that are not done yet", ["policy"], registry=self.registry
+        )
+        self.oldest_audit = Gauge(
+            "arbitrage_oldest_audit_seconds", "Age of the oldest waiting audit", ["policy"], registry=self.registry
         )
         self.resting = Gauge(
             "arbitrage_upstream_resting", "1 while the circuit breaker is open", ["upstream"], registry=self.registry
@@ -110,6 +120,20 @@ class Metrics:
             _log.error("%s: %s", leg.role, text, extra={"policy": policy})
         elif not kind and self.other_models:
             self.other_models.pop((policy, leg.role), None)
+
+    def audited(self, policy: str, outcome: str) -> None:
+        """Count an attempt at an audit."""
+        self._child(self.audit_attempts, policy, outcome).inc()
+
+    def backlog(self, policies: Iterable[str], backlogs: Iterable[AuditBacklog]) -> None:
+        """Set how many audits wait, of these policies and of those that were removed."""
+        for gauge in (self.audits_waiting, self.oldest_audit):
+            gauge.clear()
+            for policy in policies:
+                gauge.labels(policy).set(0)
+        for one in backlogs:
+            self.audits_waiting.labels(one.policy).set(one.waiting)
+            self.oldest_audit.labels(one.policy).set(one.oldest)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -18,7 +18,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from conformal_arbitrage.errors import ArbitrageError, GuardianError, QuotaError, RequestError, StoreError
+from conformal_arbitrage.errors import (
+    ArbitrageError,
+    CostLimitError,
+    GuardianError,
+    QuotaError,
+    RequestError,
+    StoreError,
+)
 from conformal_arbitrage.gateway.auth import Authenticator, Caller
 from conformal_arbitrage.gateway.limits import RequestLimits, too_many
 from conformal_arbitrage.gateway.metrics import Metrics
@@ -92,6 +99,9 @@ def failure_of(error: ArbitrageError, policy: str = "") -> Failure:
     """
     if isinstance(error, QuotaError):
         error = too_many(str(error), error.retry_after)
+    if isinstance(error, CostLimitError):
+        message = "the largest cost of this request is unknown; give it a whole number of max_tokens"
+        error = RequestError(message, status=422, code="unlimited_reply", param="max_tokens")
     if isinstance(error, RequestError):
         document = error_document(str(error), code=error.code, status=error.status, param=error.param)
         return Failure(status=error.status, document=document, headers=error.headers)

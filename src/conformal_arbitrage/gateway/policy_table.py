@@ -77,11 +77,11 @@ class PolicyTable:
     Args:
         config: names, settings and initial certificates.
         store: where installed versions are kept.
-        pairs: the models, by form.
+        pairs: the models, by policy.
         secret: the project's; certificates must be signed with it.
     """
 
-    def __init__(self, config: Config, store: Store, pairs: Mapping[Form, ModelPair], secret: ProjectSecret) -> None:
+    def __init__(self, config: Config, store: Store, pairs: Mapping[str, ModelPair], secret: ProjectSecret) -> None:
         self._config = config
         self._store = store
         self._pairs = pairs
@@ -112,7 +112,7 @@ class PolicyTable:
         settings = self._config.policies[name]
         if settings.mode != "shadow":
             raise ConfigError(f'[policies.{name}] needs a certificate, or mode = "shadow"')
-        pair = self._pairs[self._config.form_of(name)]
+        pair = self._pairs[name]
         return LivePolicy(
             name=name, version=0, settings=settings, pair=pair, certificate=None, rule=None,
             identities_sha256=fingerprint(identities_of_pair(pair)), alpha=None,
@@ -157,7 +157,7 @@ class PolicyTable:
         bound = Certificate.from_dict(dict(document), source=f"policy {name}")
         forfeited = self._check_signature(name, bound)
         bound = self._with_key(name, bound)
-        pair = self._pairs[self._config.form_of(name)]
+        pair = self._pairs[name]
         return LivePolicy(
             name=name,
             version=version,

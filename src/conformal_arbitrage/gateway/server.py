@@ -27,21 +27,15 @@ from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.advice import start_notes
 from conformal_arbitrage.gateway.app import Parts, create_app
 from conformal_arbitrage.gateway.auth import check_binding
+from conformal_arbitrage.gateway.guardian_limits import calls_limit, spending_limit
 from conformal_arbitrage.gateway.logs import LogLines, logging_to
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import error_document
-from conformal_arbitrage.gateway.policy_table import (
-    MenuPair,
-    ModelPair,
-    PolicyTable,
-    TextPair,
-    check_policies,
-    identities_of_pair,
-)
+from conformal_arbitrage.gateway.pairs import check_spending, pairs_of
+from conformal_arbitrage.gateway.policy_table import PolicyTable, check_policies, identities_of_pair
 from conformal_arbitrage.live.build import Extras, Models
-from conformal_arbitrage.live.config import Config, Form
+from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.database import database_of
-from conformal_arbitrage.scorers.quota import GuardianQuota, QuotaAnswerer, QuotaScorer
 from conformal_arbitrage.scorers.terminal import has_terminal
 from conformal_arbitrage.store import open_store
 
@@ -69,27 +63,9 @@ def secret_of(config: Config) -> ProjectSecret:
     return ProjectSecret((earlier.read_bytes(),)) if earlier.exists() else ProjectSecret.create(config.folder)
 
 
-def pairs_of(models: Models) -> dict[Form, ModelPair]:
-    """Return both models in each form that a policy has, the Guardian under the gateway's quota."""
-    config = models.config
-    quota = GuardianQuota(
-        calls_per_minute=config.gateway.guardian_calls_per_minute,
-        cost_per_hour=config.gateway.guardian_cost_per_hour,
-    )
-    forms = {config.form_of(name) for name in config.policies}
-    pairs: dict[Form, ModelPair] = {}
-    if "menu" in forms:
-        scorer = QuotaScorer(models.scorer("guardian"), quota)
-        pairs["menu"] = MenuPair(primary=models.scorer("primary"), guardian=scorer)
-    if "text" in forms:
-        answerer = QuotaAnswerer(models.answerer("guardian"), quota)
-        pairs["text"] = TextPair(primary=models.answerer("primary"), guardian=answerer)
-    return pairs
-
-
 def identities_of(config: Config, policy: str) -> dict[str, Any]:
     """Return the identities of a policy's models under this configuration."""
-    return identities_of_pair(pairs_of(Models(config, Extras(keyless=True)))[config.form_of(policy)])
+    return identities_of_pair(pairs_of(Models(config, Extras(keyless=True)))[policy])
 
 
 @asynccontextmanager
@@ -104,10 +80,14 @@ async def application(config: Config, log: Log = _unlogged, metrics: Metrics | N
     check_policies(config)
     _check_people(config)
     store = await open_store(database_of(config))
+    spending = spending_limit(store, config.gateway)
     try:
-        async with Models(config, Extras(breaker=True)) as models:
+        extras = Extras(breaker=True, guardian_spending=spending, live_share=config.gateway.live_share)
+        async with Models(config, extras) as models:
             secret = secret_of(config)
-            policies = PolicyTable(config, store, pairs_of(models), secret)
+            pairs = pairs_of(models, calls_limit(store, config.gateway))
+            check_spending(config, models)
+            policies = PolicyTable(config, store, pairs, secret)
             await policies.load()
             has_keys = bool(await store.keys())
             check_binding(config.gateway.host, has_keys=has_keys)
@@ -124,6 +104,8 @@ async def application(config: Config, log: Log = _unlogged, metrics: Metrics | N
                 )
             )
     finally:
+        if spending is not None:
+            await spending.close()
         await store.close()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import ConfigError
@@ -22,7 +23,7 @@ from conformal_arbitrage.scorers.terminal import Terminal
 from conformal_arbitrage.scorers.user_code import load_object
 from conformal_arbitrage.upstream.base import Port
 from conformal_arbitrage.upstream.breaker import Breaker
-from conformal_arbitrage.upstream.budget import Capped, SpendingLimit
+from conformal_arbitrage.upstream.budget import Capped, Spending, SpendingLimit
 from conformal_arbitrage.upstream.cache import Cache
 from conformal_arbitrage.upstream.limit import Limit, RateLimit
 from conformal_arbitrage.upstream.pricing import Priced, Pricing
@@ -39,6 +40,8 @@ class Extras:
     Attributes:
         gate: slots that all ports share.
         spending_limit: a limit on money that all ports share.
+        guardian_spending: a limit on money for the ports of Guardians.
+        live_share: the share of a model's own limits that calls in the background leave to the others.
         replies: a file that keeps each query's replies.
         breaker: whether an endpoint that is down is left alone for a while.
         instead: makes a port that takes the place of all wrappers, from the bare port, its price and its role.
@@ -47,6 +50,8 @@ class Extras:
 
     gate: RateLimit | None = None
     spending_limit: SpendingLimit | None = None
+    guardian_spending: Spending[Any] | None = None
+    live_share: float = 0.0
     replies: Path | None = None
     breaker: bool = False
     instead: Callable[[Port, Pricing | None, str], Port] | None = None
@@ -68,6 +73,7 @@ class Models:
         self._terminal = Terminal()
         self.breakers: list[Breaker] = []
         self.guardian_breakers: list[Breaker] = []
+        self.capped: set[Section] = set()
         self._gates: dict[Section, RateLimit] = {}
 
     async def __aenter__(self) -> "Models":
@@ -137,13 +143,7 @@ class Models:
         if self._extras.instead is not None:
             return self._extras.instead(port, pricing, role)
         port = Priced(port, pricing)
-        if self._extras.spending_limit is not None and not model.is_person:
-            if pricing is None:
-                raise ConfigError(
-                    f"--max-cost needs the price of {port.origin}, which is unknown; set price = [IN, OUT], dollars per "
-                    "million tokens, or price_per_call"
-                )
-            port = Capped(port, pricing, self._extras.spending_limit)
+        port = self._capped(port, pricing, model, role)
         if not model.is_person:
             port = Retry(port, attempts=model.attempts, deadline=model.deadline)
         if self._extras.breaker:
@@ -159,11 +159,29 @@ class Models:
             "tokens_per_minute": model.tokens_per_minute,
         }
         if any(own.values()):
-            gate = self._gates.setdefault(role, RateLimit(**own))  # one for all ports of a role
+            gate = RateLimit(**own, live_share=self._extras.live_share)
+            gate = self._gates.setdefault(role, gate)  # one for all ports of a role
             port = Limit(port, gate)  # outside the shared gate, so that no shared slot is held while waiting for rates
         if self._extras.replies is not None:
             return self._cache(Cache(port, self._extras.replies, per_query=True, role=role))
         return port if model.cache is None else self._cache(Cache(port, Path(self.config.folder) / model.cache))
+
+    def _capped(self, port: Port, pricing: Pricing | None, model: ModelConfig, role: Section) -> Port:
+        """Put a port under the limits on money that apply to it."""
+        limits: list[Spending[Any]] = []
+        if self._extras.spending_limit is not None and not model.is_person:
+            limits.append(self._extras.spending_limit)
+        if self._extras.guardian_spending is not None and role == "guardian":
+            limits.append(self._extras.guardian_spending)
+            self.capped.add(role)
+        for limit in limits:
+            if pricing is None:
+                raise ConfigError(
+                    f"{limit.setting} needs the price of {port.origin}, which is unknown; set price = [IN, OUT], dollars "
+                    f"per million tokens, or price_per_call in [{role}]"
+                )
+            port = Capped(port, pricing, limit)
+        return port
 
     def _cache(self, cache: Cache) -> Port:
         self._open.callback(cache.close)

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -83,8 +84,11 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         database: a file, or a postgresql:// URL; {NAME} in it is taken from the environment.
         requests_per_minute: per API key.
-        guardian_calls_per_minute: over all callers; when the Primary is down, everything goes to the Guardian.
-        guardian_cost_per_hour: dollars, over all callers.
+        guardian_calls_per_minute: over all callers and all gateways of the database; when the Primary is down, everything
+            goes to the Guardian.
+        guardian_cost_per_hour: dollars, over all callers and all gateways of the database.
+        live_share: the share of the Guardian's limits that audits leave to live traffic.
+        audit_deadline: seconds after which an audit whose Guardian cannot be asked is recorded as missing.
     """
 
     host: str = "127.0.0.1"
@@ -99,6 +103,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     requests_per_minute: int | None = None
     guardian_calls_per_minute: int | None = None
     guardian_cost_per_hour: float | None = None
+    live_share: float = 0.5
+    audit_deadline: float = 86400.0
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -219,8 +225,35 @@ def _check(config: Config, source: Path, text: str) -> None:
             f"{source}: line {line_of(text, ('guardian',), 'name')}: both {config.guardian.kind}s are called "
             f"{config.guardian.label!r}; rename one, since replies and certificates are bound to the name"
         )
+    _check_gateway(config, source, text)
     if not config.alpha > 0:
         raise ConfigError(f"{source}: line {line_of(text, (), 'alpha')}: alpha must be above 0; got {config.alpha!r}")
+
+
+_LIMITS = (
+    "max_body", "max_questions", "max_actions", "max_action_length", "max_depth", "max_in_flight", "requests_per_minute",
+    "guardian_calls_per_minute", "guardian_cost_per_hour", "audit_deadline",
+)  # fmt: skip
+
+
+def _check_gateway(config: Config, source: Path, text: str) -> None:
+    """Refuse limits that would admit nothing, or anything."""
+    gateway = config.gateway
+
+    def refusal(name: str, rule: str) -> ConfigError:
+        line = line_of(text, ("gateway",), name)
+        return ConfigError(f"{source}: line {line}: {name} must be {rule}; got {getattr(gateway, name)!r}")
+
+    for name in _LIMITS:
+        value = getattr(gateway, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise refusal(name, "above 0 and finite (leave it out for the default)")
+    if not 0 <= gateway.live_share < 1:
+        raise refusal("live_share", "at least 0 and below 1")
+    calls, audited = gateway.guardian_calls_per_minute, any(one.audit_rate > 0 for one in config.policies.values())
+    if calls is not None and audited and calls * (1 - gateway.live_share) < 1:
+        remedy = f"at least {ceil(1 / (1 - gateway.live_share))}, or live_share lower, since audits could never be made"
+        raise refusal("guardian_calls_per_minute", remedy)
 
 
 def _share_a_name(one: ModelConfig, other: ModelConfig) -> bool:

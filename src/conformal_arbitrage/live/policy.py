@@ -344,8 +344,8 @@ async def scored(role: Role, scorer: Scorer, query: Query) -> Leg:
         if not _are_finite(scores.values, len(query.actions)):  # from a scorer of the user's own
             scores = check_scores(scores, len(query.actions))
     except ScorerError as error:
-        return _leg(role, error, start)
-    return _leg(role, scores, start)
+        return leg_of(role, error, start)
+    return leg_of(role, scores, start)
 
 
 async def answered(role: Role, answerer: Answerer, request: ChatRequest) -> Answered:
@@ -354,8 +354,8 @@ async def answered(role: Role, answerer: Answerer, request: ChatRequest) -> Answ
     try:
         answer = await answerer.answer(request)
     except ScorerError as error:
-        return Answered(_leg(role, error, start), None)
-    return Answered(_leg(role, answer, start), answer)
+        return Answered(leg_of(role, error, start), None)
+    return Answered(leg_of(role, answer, start), answer)
 
 
 async def stream_answered(role: Role, answerer: Answerer, request: ChatRequest) -> AsyncGenerator[Chunk | Answered]:
@@ -364,12 +364,13 @@ async def stream_answered(role: Role, answerer: Answerer, request: ChatRequest) 
     try:
         async with aclosing(stream_answer(answerer, request)) as items:
             async for item in items:
-                yield Answered(_leg(role, item, start), item) if isinstance(item, Answer) else item
+                yield Answered(leg_of(role, item, start), item) if isinstance(item, Answer) else item
     except ScorerError as error:
-        yield Answered(_leg(role, error, start), None)
+        yield Answered(leg_of(role, error, start), None)
 
 
-def _leg(role: Role, outcome: Scores | Answer | ScorerError, start: float) -> Leg:
+def leg_of(role: Role, outcome: Scores | Answer | ScorerError, start: float) -> Leg:
+    """Return a model's part in a decision from its reply or its failure, and from when it was asked."""
     seconds = time.perf_counter() - start
     if isinstance(outcome, ScorerError):
         spent = outcome.spent if isinstance(outcome.spent, Spent) else Spent()

@@ -81,6 +81,10 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
             return None, 'in text form the Primary needs confidence = "logprob" or "ask"; without one it can only defer'
         return super().problem(role, forms)
 
+    def limits_replies(self, form: Form) -> bool:
+        """Tell whether replies have a limit: over menus always, in free text if max_tokens is set."""
+        return form == "menu" or self.max_tokens is not None
+
     def variants(self, role: Section, form: Form) -> Sequence[ModelConfig]:
         """Return structured output by schema, then JSON mode, then plain text; each with both names of the token limit."""
         modes: Sequence[Mode] = get_args(Mode) if self._structured(role, form) else ("plain",)

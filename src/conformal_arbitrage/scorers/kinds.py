@@ -142,6 +142,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """Return the provider's list price, if there is one."""
         return None
 
+    def limits_replies(self, form: Form) -> bool:
+        """Tell whether replies have a limit on their length, without which the largest cost of a call is unknown."""
+        return True
+
     def variants(self, role: Section, form: Form) -> Sequence["ModelConfig"]:
         """Return the ways to call the model that `arbitrage check` tries in order."""
         return [self]

@@ -2,12 +2,15 @@
 
 from conformal_arbitrage.store.base import (
     Audit,
+    AuditBacklog,
     Claim,
     Claimed,
     KeyInfo,
     PolicyVersion,
+    Reservation,
     SavedResponse,
     Scope,
+    Shortage,
     Store,
 )
 from conformal_arbitrage.store.ids import new_id
@@ -33,6 +36,7 @@ from conformal_arbitrage.store.sqlite import SQLiteStore
 
 __all__ = [
     "Audit",
+    "AuditBacklog",
     "AuditBody",
     "AuditQuestion",
     "Claim",
@@ -51,9 +55,11 @@ __all__ = [
     "MenuQuestion",
     "PolicyVersion",
     "PostgresStore",
+    "Reservation",
     "SQLiteStore",
     "SavedResponse",
     "Scope",
+    "Shortage",
     "Store",
     "TextQuestion",
     "new_id",

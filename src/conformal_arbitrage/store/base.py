@@ -3,7 +3,7 @@
 Knows nothing of HTTP, models or what a certificate means.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -38,11 +38,46 @@ Claimed = Claim | SavedResponse | Literal["other body", "under way"]
 
 
 class Audit(Struct, frozen=True, kw_only=True):
-    """A queued question to the Guardian about a decision that was drawn for an audit."""
+    """A queued question to the Guardian about a decision that was drawn for an audit.
+
+    Attributes:
+        attempts: how often it was postponed.
+        age: seconds since it was queued; set by the store.
+    """
 
     id: str
     policy: str
     question: AuditQuestion
+    attempts: int = 0
+    age: float = 0.0
+
+
+class AuditBacklog(Struct, frozen=True, kw_only=True):
+    """How many audits of a policy wait, and the age of the oldest in seconds."""
+
+    policy: str
+    waiting: int
+    oldest: float
+
+
+class Reservation(Struct, frozen=True, kw_only=True):
+    """An amount that counts against a limit until it is settled; `part` is the part of the window it belongs to."""
+
+    name: str
+    part: int
+    amount: int
+
+
+class Shortage(Struct, frozen=True, kw_only=True):
+    """Why an amount could not be reserved.
+
+    Attributes:
+        wait: seconds until enough has left the window; None if the amount alone exceeds the limit.
+        in_flight: whether it would fit if everything that is reserved now came to cost nothing.
+    """
+
+    wait: float | None
+    in_flight: bool
 
 
 class PolicyVersion(Struct, frozen=True, kw_only=True):
@@ -131,12 +166,47 @@ class Store(Protocol):
         """Return decisions, newest first; `before` is the id at which the previous page ended."""
         ...
 
-    async def take_audits(self, *, limit: int, lease: float) -> list[Audit]:
-        """Lease queued audits; one that is not finished within its lease is handed out again."""
+    async def take_audits(
+        self, *, limit: int, lease: float, policies: Collection[str] | None = None, overdue: float | None = None
+    ) -> list[Audit]:
+        """Lease audits that are due, longest first; one that is not finished within its lease is handed out again.
+
+        Args:
+            limit: the most to lease.
+            lease: seconds.
+            policies: whose audits; of all if None.
+            overdue: seconds after which an audit is handed out whatever its policy.
+        """
         ...
 
     async def renew_audits(self, ids: Sequence[str], *, lease: float) -> None:
         """Extend the leases of audits."""
+        ...
+
+    async def postpone_audit(self, id: str, *, seconds: float) -> None:
+        """Count an attempt at an audit that failed, and hand it out again after some seconds."""
+        ...
+
+    async def audit_backlog(self) -> list[AuditBacklog]:
+        """Return the backlog of every policy that has one."""
+        ...
+
+    async def reserve(
+        self, name: str, amount: int, *, limit: int, seconds: float, settled: bool = False
+    ) -> Reservation | Shortage:
+        """Reserve an amount of a limit that all gateways share.
+
+        Args:
+            name: of the limit.
+            amount: in whole units.
+            limit: the most units, reserved or spent, within any window.
+            seconds: the length of the window.
+            settled: the amount is known to be spent, and there will be no `settle`.
+        """
+        ...
+
+    async def settle(self, reservation: Reservation, spent: int) -> None:
+        """Replace a reservation by what was spent, in the part of the window it was made in."""
         ...
 
     async def policies(self) -> list[PolicyVersion]:

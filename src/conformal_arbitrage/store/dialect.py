@@ -44,6 +44,7 @@ class Dialect:
         skip_locked: the clause that makes a select lock its rows and skip those that other transactions hold.
         migration_lock: waits until no one else migrates; None where writing transactions exclude each other anyway.
         snapshot: begins a transaction whose reads all see the same state.
+        now: the database's time as an expression, in seconds since 1970.
     """
 
     placeholder: str
@@ -51,6 +52,7 @@ class Dialect:
     skip_locked: str
     migration_lock: str | None
     snapshot: str
+    now: str
 
 
 SQLITE = Dialect(
@@ -59,6 +61,7 @@ SQLITE = Dialect(
     skip_locked="",
     migration_lock=None,
     snapshot="begin",
+    now="((julianday('now') - 2440587.5) * 86400.0)",
 )
 POSTGRES = Dialect(
     placeholder="%s",
@@ -66,6 +69,7 @@ POSTGRES = Dialect(
     skip_locked=" for update skip locked",
     migration_lock="select pg_advisory_xact_lock(7364027115)",
     snapshot="begin isolation level repeatable read read only",
+    now="extract(epoch from clock_timestamp())::double precision",
 )
 
 
@@ -84,6 +88,11 @@ class Session:
     def rows(self, sql: str, *values: Any) -> Sequence[Any]:
         """Run a query; return all its rows."""
         return self._execute(sql, values).fetchall()
+
+    def now(self) -> float:
+        """Return the database's time, in seconds since 1970."""
+        [(now,)] = self.rows(f"select {self.dialect.now}")
+        return float(now)
 
     def define(self, sql: str) -> None:
         """Run a statement that names column types."""

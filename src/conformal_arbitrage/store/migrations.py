@@ -4,7 +4,8 @@
     checkpoints  per writer, the last event that was pruned without a tombstone
     claims       idempotency keys: pending, decided or finished; the responses of finished ones are in replays
     begun        ids of the decisions begun under an idempotency key, by the question's place in the request
-    audits       questions to ask in the background; `lease` is the time until which an audit is held
+    audits       questions to ask in the background; `lease` is the time from which an audit may be taken
+    spending     what all gateways have used of a limit, by parts of its window
     policies     every installed certificate; `origin` is the version that first installed it
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
@@ -58,7 +59,24 @@ def m002_decisions_begun(session: Session) -> None:
         session.define(statement)
 
 
-MIGRATIONS: Sequence[Callable[[Session], None]] = (m001_first_tables, m002_decisions_begun)
+def m003_audit_retries_and_spending(session: Session) -> None:
+    """Count the attempts and the age of audits, and create the table of limits that gateways share."""
+    for statement in (
+        "alter table audits add column attempts {integer} not null default 0",
+        "alter table audits add column queued {real} not null default 0",
+        "create index audits_by_lease on audits (lease, id)",
+        "create table spending (name {text} not null, part {integer} not null, reserved {integer} not null, "
+        "spent {integer} not null, primary key (name, part))",
+    ):
+        session.define(statement)
+    session.run(f"update audits set queued = {session.dialect.now}")
+
+
+MIGRATIONS: Sequence[Callable[[Session], None]] = (
+    m001_first_tables,
+    m002_decisions_begun,
+    m003_audit_retries_and_spending,
+)
 """The function at index k takes a database from version k to k + 1."""
 
 

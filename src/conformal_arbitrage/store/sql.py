@@ -6,7 +6,6 @@ well within a lease.
 Knows nothing of threads, event loops or how a transaction begins and ends.
 """
 
-import logging
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,10 +14,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from conformal_arbitrage.errors import LostClaimError, StoreError
+from conformal_arbitrage.errors import LostClaimError
+from conformal_arbitrage.store.audits import queue_audits
 from conformal_arbitrage.store.base import Audit, Claim, Claimed, KeyInfo, PolicyVersion, SavedResponse, Scope
 from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.encoding import decode_decision, decode_json, decode_later, decode_question, encode_json
+from conformal_arbitrage.store.encoding import decode_decision, decode_json, decode_later, encode_json
 from conformal_arbitrage.store.hash_chain import Checkpoint, Link, faults
 from conformal_arbitrage.store.record import (
     AuditBody,
@@ -31,7 +31,6 @@ from conformal_arbitrage.store.record import (
     with_outcome,
 )
 
-_log = logging.getLogger("conformal_arbitrage.store")
 _CHUNK = 500
 """How many rows a long operation handles at a time."""
 
@@ -69,7 +68,7 @@ class Commit(Struct, frozen=True):
         for event, _ in self.events:
             if isinstance(event.body, AuditBody):
                 session.run("delete from audits where id = ?", event.id)
-        _queue(session, self.audits)
+        queue_audits(session, self.audits)
 
 
 def append(session: Session, events: Sequence[tuple[Event, str]]) -> None:
@@ -79,12 +78,6 @@ def append(session: Session, events: Sequence[tuple[Event, str]]) -> None:
         links = [session.chain.append(event, body, now) for event, body in events[start : start + _CHUNK]]
         rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(links))
         session.run(f"insert into events ({_LINK}) values {rows}", *chain.from_iterable(links))
-
-
-def _queue(session: Session, audits: Sequence[tuple[Audit, str]]) -> None:
-    for audit, question in audits:
-        values = (audit.id, audit.policy, question, 0.0)
-        session.run("insert into audits (id, policy, payload, lease) values (?, ?, ?, ?)", *values)
 
 
 def _settle(session: Session, claim: Claim, response: SavedResponse | None, now: float) -> None:
@@ -226,33 +219,6 @@ def _decision(row: Sequence[Any], later: Iterable[Sequence[Any]]) -> DecisionRec
         feedback=tuple(body for body in bodies if isinstance(body, FeedbackBody)),
         audit=next((body for body in bodies if isinstance(body, AuditBody)), None),
     )
-
-
-def take_audits(session: Session, *, limit: int, lease: float) -> list[Audit]:
-    """Lease the oldest audits that no one holds."""
-    now = time.time()
-    rows = session.rows(
-        f"select id, policy, payload from audits where lease <= ? order by id limit ?{session.dialect.skip_locked}",
-        *(now, limit),
-    )
-    renew_audits(session, [id for id, _, _ in rows], lease=lease)
-    return [audit for row in rows if (audit := _audit(*row)) is not None]
-
-
-def _audit(id: str, policy: str, text: str) -> Audit | None:
-    """Return an audit, or None if its question is damaged, since that must not stop the others."""
-    try:
-        return Audit(id=id, policy=policy, question=decode_question(text, id))
-    except StoreError as error:
-        _log.error("an audit is skipped: %s", error, extra={"policy": policy, "id": id})
-        return None
-
-
-def renew_audits(session: Session, ids: Sequence[str], *, lease: float) -> None:
-    """Extend the leases of audits."""
-    until = time.time() + lease
-    for id in ids:
-        session.run("update audits set lease = ? where id = ?", until, id)
 
 
 _VERSIONS = (

@@ -6,13 +6,25 @@ Knows nothing of SQLite, PostgreSQL or threads.
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from conformal_arbitrage.errors import OptionError, StoreError
+from conformal_arbitrage.store import audits, spending
 from conformal_arbitrage.store import sql as operations
-from conformal_arbitrage.store.base import Audit, Claim, Claimed, KeyInfo, PolicyVersion, SavedResponse, Scope
+from conformal_arbitrage.store.base import (
+    Audit,
+    AuditBacklog,
+    Claim,
+    Claimed,
+    KeyInfo,
+    PolicyVersion,
+    Reservation,
+    SavedResponse,
+    Scope,
+    Shortage,
+)
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import encode, encode_json
 from conformal_arbitrage.store.record import DecisionRecord, Event, JSONObject
@@ -116,13 +128,35 @@ class SQLStore(ABC):
         }
         return await self._scan(lambda session: operations.records(session, conditions=conditions, limit=limit))
 
-    async def take_audits(self, *, limit: int, lease: float) -> list[Audit]:
+    async def take_audits(
+        self, *, limit: int, lease: float, policies: Collection[str] | None = None, overdue: float | None = None
+    ) -> list[Audit]:
         """See `Store.take_audits`."""
-        return await self._write(lambda session: operations.take_audits(session, limit=limit, lease=lease))
+        options: dict[str, Any] = {"limit": limit, "lease": lease, "policies": policies, "overdue": overdue}
+        return await self._write(lambda session: audits.take_audits(session, **options))
 
     async def renew_audits(self, ids: Sequence[str], *, lease: float) -> None:
         """See `Store.renew_audits`."""
-        await self._write(lambda session: operations.renew_audits(session, ids, lease=lease))
+        await self._write(lambda session: audits.renew_audits(session, ids, lease=lease))
+
+    async def postpone_audit(self, id: str, *, seconds: float) -> None:
+        """See `Store.postpone_audit`."""
+        await self._write(lambda session: audits.postpone_audit(session, id, seconds=seconds))
+
+    async def audit_backlog(self) -> list[AuditBacklog]:
+        """See `Store.audit_backlog`."""
+        return await self._scan(audits.audit_backlog)
+
+    async def reserve(
+        self, name: str, amount: int, *, limit: int, seconds: float, settled: bool = False
+    ) -> Reservation | Shortage:
+        """See `Store.reserve`."""
+        options: dict[str, Any] = {"limit": limit, "seconds": seconds, "settled": settled}
+        return await self._write(lambda session: spending.reserve(session, name, amount, **options))
+
+    async def settle(self, reservation: Reservation, spent: int) -> None:
+        """See `Store.settle`."""
+        await self._write(lambda session: spending.settle(session, reservation, spent))
 
     async def policies(self) -> list[PolicyVersion]:
         """See `Store.policies`."""

@@ -17,6 +17,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeGuard, TypeVar
 
 from msgspec import Struct, field
@@ -25,6 +26,9 @@ from conformal_arbitrage.errors import ArbitrageError, CostLimitError, ScorerErr
 from conformal_arbitrage.types import Chunk, Spent
 
 Result = TypeVar("Result")
+
+IN_BACKGROUND: ContextVar[bool] = ContextVar("in_background", default=False)
+"""Whether the current task's calls can wait, as an audit's can: a share of every limit is kept for those that cannot."""
 
 
 class Call(Struct, frozen=True, kw_only=True):

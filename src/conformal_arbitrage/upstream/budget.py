@@ -6,6 +6,7 @@ Knows nothing of prompts or providers.
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -14,13 +15,37 @@ from conformal_arbitrage.types import Chunk, Spent
 from conformal_arbitrage.upstream.base import Call, Port, Reply, Wrapper, spent_of
 from conformal_arbitrage.upstream.pricing import Pricing
 
+_Reservation = TypeVar("_Reservation")
+
+
+class Spending(Protocol[_Reservation]):
+    """A limit on money: the largest possible cost of a call is reserved before it is made, and settled afterwards."""
+
+    @property
+    def setting(self) -> str:
+        """The setting that limits the money, for messages."""
+        ...
+
+    async def reserve(self, worst: float) -> _Reservation:
+        """Reserve the largest possible cost of a call.
+
+        Raises:
+            ArbitrageError: there is not enough left.
+        """
+        ...
+
+    def settle(self, reservation: _Reservation, cost: float | None) -> None:
+        """Replace a reservation by the actual cost, or keep it in full if that is unknown."""
+        ...
+
 
 class SpendingLimit:
     """A limit in dollars that several ports share.
 
-    The largest possible cost of a call is reserved before it is made: one input token for each byte of the request,
-    and the output limit. A call that would fit but for reservations waits; one whose cost stays unknown counts in full.
+    A call that would fit but for reservations waits; one whose cost stays unknown counts in full.
     """
+
+    setting = "--max-cost"
 
     def __init__(self, limit: float, *, spent: float = 0.0) -> None:
         self.limit = limit
@@ -29,7 +54,7 @@ class SpendingLimit:
         self._in_flight = 0
         self._changed = asyncio.Event()
 
-    async def reserve(self, worst: float) -> None:
+    async def reserve(self, worst: float) -> float:
         """Reserve the largest possible cost of a call.
 
         Raises:
@@ -45,27 +70,31 @@ class SpendingLimit:
             await self._changed.wait()
         self.reserved += worst
         self._in_flight += 1
+        return worst
 
-    def settle(self, worst: float, cost: float | None) -> None:
+    def settle(self, reservation: float, cost: float | None) -> None:
         """Replace a reservation by the actual cost, or keep it in full if that is unknown."""
         self._in_flight -= 1
-        self.reserved = self.reserved - worst if self._in_flight else 0.0
-        self.spent += worst if cost is None else cost
+        self.reserved = self.reserved - reservation if self._in_flight else 0.0
+        self.spent += reservation if cost is None else cost
         self._changed.set()
 
 
 class Capped(Wrapper):
-    """Refuse calls that could take the bill past a spending limit."""
+    """Refuse calls that could take the bill past a limit.
 
-    def __init__(self, port: Port, pricing: Pricing, limit: SpendingLimit) -> None:
+    The largest possible cost of a call has one input token for each byte of the request, and all the output tokens that
+    its limit allows.
+    """
+
+    def __init__(self, port: Port, pricing: Pricing, limit: Spending[Any]) -> None:
         super().__init__(port)
         self._pricing = pricing
         self._limit = limit
 
     async def call(self, call: Call) -> Reply:
         """Return the port's reply, paid from the limit."""
-        worst = self._worst(call)
-        await self._limit.reserve(worst)
+        reservation = await self._limit.reserve(self._worst(call))
         cost: float | None = None
         try:
             reply = await self.port.call(call)
@@ -74,13 +103,12 @@ class Capped(Wrapper):
             cost = spent_of(error).cost
             raise
         finally:
-            self._limit.settle(worst, cost)
+            self._limit.settle(reservation, cost)
         return reply
 
     async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
         """Yield the port's stream, paid from the limit; one that is abandoned counts in full."""
-        worst = self._worst(call)
-        await self._limit.reserve(worst)
+        reservation = await self._limit.reserve(self._worst(call))
         cost: float | None = None
         try:
             async with aclosing(self.port.stream(call)) as items:
@@ -92,14 +120,15 @@ class Capped(Wrapper):
             cost = spent_of(error).cost
             raise
         finally:
-            self._limit.settle(worst, cost)
+            self._limit.settle(reservation, cost)
 
     def _worst(self, call: Call) -> float:
         most = Spent(calls=1, input_tokens=request_size(call), output_tokens=call.output_limit)
         cost = self._pricing.cost(most)
         if cost is None:
             raise CostLimitError(
-                f"{self.origin}: --max-cost needs a limit on the length of replies; set max_tokens for this model"
+                f"{self.origin}: {self._limit.setting} needs a limit on the length of replies; set max_tokens for this "
+                "model"
             )
         return cost
 

@@ -1,0 +1,63 @@
+"""From the models of a configuration to the pair behind each policy, its Guardian within the gateway's limits.
+
+Knows nothing of certificates or requests.
+"""
+
+from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.gateway.policy_table import MenuPair, ModelPair, TextPair
+from conformal_arbitrage.live.build import Models
+from conformal_arbitrage.live.config import Config, Form
+from conformal_arbitrage.scorers.quota import Quota, QuotaAnswerer, QuotaScorer
+from conformal_arbitrage.types import Spent
+
+
+def pairs_of(models: Models, quota: Quota | None = None) -> dict[str, ModelPair]:
+    """Return the two models of every policy; policies with the same models in the same form share them.
+
+    Args:
+        models: builds them.
+        quota: limits how often Guardians are asked, if given.
+
+    Raises:
+        ConfigError: a model cannot be used, or its cost cannot be limited as configured.
+    """
+    shared: dict[Form, ModelPair] = {}
+    pairs: dict[str, ModelPair] = {}
+    for name in models.config.policies:
+        form = models.config.form_of(name)
+        if form not in shared:
+            shared[form] = _pair(models, form, quota)
+        pairs[name] = shared[form]
+    return pairs
+
+
+def _pair(models: Models, form: Form, quota: Quota | None) -> ModelPair:
+    if form == "menu":
+        scorer = models.scorer("guardian")
+        guarded = scorer if quota is None else QuotaScorer(scorer, quota)
+        return MenuPair(primary=models.scorer("primary"), guardian=guarded)
+    answerer = models.answerer("guardian")
+    limited = answerer if quota is None else QuotaAnswerer(answerer, quota)
+    return TextPair(primary=models.answerer("primary"), guardian=limited)
+
+
+def check_spending(config: Config, models: Models) -> None:
+    """Check that the largest cost of every Guardian call is known, once all pairs are built.
+
+    Raises:
+        ConfigError: it is not, and there is a limit on cost.
+    """
+    if config.gateway.guardian_cost_per_hour is None:
+        return
+    guardian = config.guardian
+    if "guardian" not in models.capped:
+        raise ConfigError(
+            f"guardian_cost_per_hour cannot limit [guardian]: kind '{guardian.kind}' makes no calls that could be priced; "
+            "remove the limit, or use guardian_calls_per_minute"
+        )
+    pricing = guardian.pricing()
+    by_length = pricing is None or pricing.cost(Spent(calls=1, input_tokens=1, output_tokens=None)) is None
+    if by_length and not all(guardian.limits_replies(config.form_of(name)) for name in config.policies):
+        raise ConfigError(
+            "guardian_cost_per_hour needs a limit on the length of replies in free text; set max_tokens in [guardian]"
+        )

@@ -1,0 +1,214 @@
+"""Limits on the Guardian's money under attack: many calls at once, unreadable replies, unknown prices, several gateways."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+
+from conformal_arbitrage.errors import ConfigError, QuotaError
+from conformal_arbitrage.gateway.guardian_limits import GuardianCalls, GuardianSpending
+from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.store import Reservation, Shortage
+from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, says, votes
+from tests.scripted import completion
+
+LIMITS = "conformal_arbitrage.gateway.guardian_limits"
+LIMIT = "guardian_cost_per_hour = 1.0"
+PRICED = {"guardian": {"price": [0.0, 0.0], "price_per_call": 0.05}}
+
+
+def at_once(made, count, send=None):
+    with ThreadPoolExecutor(count) as pool:
+        replies = pool.map(lambda k: (send or made.decide)({**DECISION, "input": f"Letter {k}."}), range(count))
+        return [reply.status_code for reply in replies]
+
+
+def refused(folder, message, **options):
+    """A gateway that must not start."""
+    made = House(folder, **options)
+    with pytest.raises(ConfigError, match=message):
+        made.__enter__()
+    with pytest.raises(ConfigError) if made._serving else nullcontext():
+        made.stop()
+    made._serving = None
+    made.__exit__()
+
+
+def slow(reply, seconds=0.5):
+    async def later(*asked):
+        await asyncio.sleep(seconds)
+        return reply(*asked)
+
+    return later
+
+
+def test_sixty_at_once_cannot_exceed_the_limit(house, monkeypatch):
+    monkeypatch.setattr(f"{LIMITS}.PATIENCE", 1.0)
+    limit = {"guardian_cost_per_hour": 0.10}
+    made = house(primary=votes(*UNSURE), guardian=slow(votes(0, 1)), models=PRICED, gateway=limit)
+    statuses = at_once(made, 60)
+    assert len(made.guardian.bodies) == 2  # two at $0.05
+    assert (statuses.count(200), statuses.count(429)) == (2, 58)
+    reply = made.decide()
+    error_of(reply, 429, "rate_limit_exceeded")
+    assert int(reply.headers["retry-after"]) > 60
+
+
+def test_a_burst_waits_for_calls_that_turn_out_cheaper_than_they_could_have_been(house):
+    """Each call reserves some $0.0004 and costs $0.000015: not all fit at once, all fit one after another."""
+    limit = {"guardian_cost_per_hour": 0.002}
+    made = house(primary=votes(*UNSURE), guardian=slow(votes(0, 1), 0.05), gateway=limit)
+    assert at_once(made, 30) == [200] * 30
+    assert made.guardian.most_at_once < 8
+
+
+@pytest.mark.parametrize("form", ["menu", "text"])
+def test_paid_replies_that_cannot_be_read_count(house, form):
+    unread = {"menu": votes(0, 1, model="other"), "text": lambda *_: completion("", usage=(10, 5))}[form]
+    models = {"guardian": {**PRICED["guardian"], **({"max_tokens": 9} if form == "text" else {})}}
+    models["guardian.pinned"] = {"served": "m"} if form == "menu" else {}
+    made = house(
+        form=form, primary=votes(*UNSURE) if form == "menu" else says("mine", 0.1), guardian=unread, models=models,
+        gateway={"guardian_cost_per_hour": 0.10},
+    )  # fmt: skip
+    ask = made.decide if form == "menu" else made.chat
+    vary, body = ("input", DECISION) if form == "menu" else ("user", CHAT)
+    bodies = [{**body, vary: f"Letter {k}."} for k in range(3)]
+    assert [ask(body).status_code for body in bodies] == [502, 502, 429]
+    assert len(made.guardian.bodies) == 2
+
+
+def test_a_call_that_breaks_off_counts_in_full_and_a_refused_one_only_what_it_cost(house):
+    tokens = {"guardian": {"price": [0.0, 1000.0]}}  # nothing but output, at most 19 tokens for three choices
+    made = house(
+        primary=votes(*UNSURE), guardian=failing(400), models=tokens, gateway={"guardian_cost_per_hour": 0.038}
+    )
+    letters = ({**DECISION, "input": f"Letter {k}."} for k in range(99))
+    assert [made.decide(next(letters)).status_code for _ in range(4)] == [502] * 4  # refused, so free
+    made.guardian.reply = lambda *_: (200, "no object")
+    assert [made.decide(next(letters)).status_code for _ in range(3)] == [502, 502, 429]
+
+
+@pytest.mark.parametrize(
+    ("gateway", "models", "message"),
+    [
+        ({"guardian_cost_per_hour": 0}, {}, "guardian_cost_per_hour must be above 0"),
+        ({"guardian_cost_per_hour": -1.0}, {}, "guardian_cost_per_hour must be above 0"),
+        ({"guardian_calls_per_minute": 0}, {}, "guardian_calls_per_minute must be above 0"),
+        ({"guardian_calls_per_minute": -5}, {}, "guardian_calls_per_minute must be above 0"),
+        ({"requests_per_minute": 0}, {}, "requests_per_minute must be above 0"),
+        ({"max_in_flight": 0}, {}, "max_in_flight must be above 0"),
+        ({"audit_deadline": 0}, {}, "audit_deadline must be above 0"),
+        ({"live_share": 1.0}, {}, "live_share must be at least 0 and below 1"),
+        ({"live_share": -0.1}, {}, "live_share must be at least 0 and below 1"),
+    ],
+)
+def test_limits_that_admit_nothing_or_anything_are_refused_with_their_line(tmp_path, gateway, models, message):
+    refused(tmp_path, rf"arbitrage.toml: line \d+: {message}", gateway=gateway, models=models)
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_a_limit_that_is_no_number_is_refused(tmp_path, value):
+    made = House(tmp_path)
+    with made:
+        text = made.path.read_text().replace("[gateway]", f"[gateway]\nguardian_cost_per_hour = {value}")
+        made.path.write_text(text)
+        with pytest.raises(ConfigError, match="guardian_cost_per_hour must be above 0 and finite"):
+            read_config(made.path)
+
+
+def test_one_call_a_minute_leaves_none_to_audits_and_is_refused(tmp_path):
+    limits = {"guardian_calls_per_minute": 1}
+    refused(tmp_path, "at least 2, or live_share lower", gateway=limits, policy={"audit_rate": 0.1})
+
+
+def test_an_unknown_price_with_a_limit_on_money_is_refused_at_the_start_with_the_remedy(tmp_path):
+    made = House(tmp_path)
+    with made:
+        text = made.path.read_text().replace("price = [1.0, 1.0]", "").replace("[gateway]", f"[gateway]\n{LIMIT}")
+        made.path.write_text(text)
+        made.stop()
+        made.config = read_config(made.path)
+        with pytest.raises(ConfigError, match=r"guardian_cost_per_hour needs the price .* set price = \[IN, OUT\]"):
+            made.start()
+        made._serving = None
+
+
+def test_replies_of_any_length_with_a_limit_on_money_are_refused_at_the_start(tmp_path):
+    refused(tmp_path, r"set max_tokens in \[guardian\]", form="text", gateway={"guardian_cost_per_hour": 1.0})
+    with House(tmp_path, form="text", gateway={"guardian_cost_per_hour": 1.0}, models=PRICED) as priced_by_call:
+        assert priced_by_call.chat().status_code == 200
+
+
+def test_a_request_whose_length_is_no_whole_number_is_refused_before_the_guardian_is_asked(house):
+    made = house(
+        form="text", primary=says("mine", 0.1), models={"guardian": {"max_tokens": 9}},
+        gateway={"guardian_cost_per_hour": 1.0}, policy={"overrides": "none"},
+    )  # fmt: skip
+    assert made.chat({**CHAT, "max_tokens": 2.5}).status_code in (400, 422)
+    assert not made.guardian.bodies
+    assert made.chat({**CHAT, "max_tokens": 5}).status_code == 200
+
+
+def test_a_call_that_could_never_fit_says_so(house):
+    made = house(primary=votes(*UNSURE), gateway={"guardian_cost_per_hour": 1e-6})
+    error = error_of(made.decide(), 429, "rate_limit_exceeded")
+    assert "raise that, or lower max_tokens" in error["message"]
+    assert not made.guardian.bodies
+
+
+def test_the_limit_holds_over_gateways_of_one_database(where, opened):
+    """Two stores on one database, 100 reservations each at once: together they stay within the limit, to the unit."""
+
+    async def story():
+        stores = [opened(where), opened(where)]
+        calls = [stores[k % 2].reserve("money", 3, limit=100, seconds=3600) for k in range(200)]
+        outcomes = await asyncio.gather(*calls)
+        held = [one for one in outcomes if isinstance(one, Reservation)]
+        short = [one for one in outcomes if isinstance(one, Shortage)]
+        assert (len(held), len(short)) == (33, 167)
+        assert all(one.in_flight for one in short)  # nothing is spent yet
+        await asyncio.gather(*(stores[k % 2].settle(one, 1) for k, one in enumerate(held)))
+        outcomes = await asyncio.gather(
+            *(stores[k % 2].reserve("money", 3, limit=100, seconds=3600, settled=True) for k in range(60))
+        )
+        held = [one for one in outcomes if isinstance(one, Reservation)]
+        assert len(held) == (100 - 33) // 3
+        refused = next(one for one in outcomes if isinstance(one, Shortage))
+        assert not refused.in_flight
+        assert 3500 < refused.wait <= 3660
+        assert isinstance(await stores[0].reserve("money", 101, limit=100, seconds=3600), Shortage)
+        assert (await stores[0].reserve("money", 101, limit=100, seconds=3600)).wait is None
+        assert isinstance(await stores[1].reserve("other", 100, limit=100, seconds=3600), Reservation)
+
+    asyncio.run(story())
+
+
+def test_what_has_left_the_window_no_longer_counts(store):
+    async def story():
+        assert isinstance(await store.reserve("calls", 5, limit=5, seconds=0.6, settled=True), Reservation)
+        shortage = await store.reserve("calls", 1, limit=5, seconds=0.6, settled=True)
+        assert 0.4 < shortage.wait <= 0.62
+        await asyncio.sleep(shortage.wait)
+        assert isinstance(await store.reserve("calls", 5, limit=5, seconds=0.6, settled=True), Reservation)
+
+    asyncio.run(story())
+
+
+def test_both_limits_are_shared_and_a_restart_forgets_nothing(where, opened):
+    async def story():
+        one, other = (GuardianCalls(opened(where), 3, live_share=0.5) for _ in range(2))
+        for calls in (one, other, one):
+            await calls.start()
+        with pytest.raises(QuotaError, match="limit on calls") as failure:
+            await other.start()
+        assert 0 < failure.value.retry_after <= 61
+        money = GuardianSpending(opened(where), 1.0, live_share=0.5)
+        money.settle(await money.reserve(0.8), None)  # unknown, so in full
+        await money.close()
+        with pytest.raises(QuotaError, match="limit on cost") as failure:
+            await GuardianSpending(opened(where), 1.0, live_share=0.5).reserve(0.3)
+        assert failure.value.retry_after > 3000
+
+    asyncio.run(story())
