@@ -43,7 +43,12 @@ async def serve(store, name, rng, rule):
         rule=ConformalArbitrage(**models, certificate=rule, allow=["unbound"]),
     )  # fmt: skip
     decider = Decider(rng.bytes(32))
-    outcomes = [[o async for o in decider.menu(policy, Query("", ACTIONS, id=id), "caller")][-1] for id in ids]
+    starts = [await decider.begin_menu(policy, Query("", ACTIONS, id=id), "caller") for id in ids]
+    pending = [start.outcome.decision.answer is None for start in starts]
+    outcomes = [
+        await decider.complete_menu(start) if waits else start.outcome
+        for start, waits in zip(starts, pending, strict=True)
+    ]
     drawn = [one.audit.id for one in outcomes if one.audit]
     audits = [Event(id=id, body=await audited(models, id)) for id in drawn]
     await store.commit([*(one.event for one in outcomes), *audits])

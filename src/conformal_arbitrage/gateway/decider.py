@@ -71,6 +71,27 @@ class _Case(Struct, frozen=True):
     earlier: DecisionRecord | None
 
 
+class MenuStart(Struct, frozen=True):
+    """A choice from a menu after the Primary's part.
+
+    Attributes:
+        outcome: the outcome so far.
+        case: what was known before.
+        pair: the models.
+        query: the question.
+        pending: the decision so far.
+        asking: in shadow mode the call to the Guardian, which began with that to the Primary; whoever abandons the choice
+            ends it with `cancelled`.
+    """
+
+    outcome: Outcome
+    case: _Case
+    pair: MenuPair
+    query: Query
+    pending: Decision
+    asking: asyncio.Task[Leg] | None
+
+
 class Decider:
     """Decides under a policy and says what to record.
 
@@ -81,14 +102,14 @@ class Decider:
     def __init__(self, secret: bytes) -> None:
         self._audit_key, self._digest_key = subkey(secret, "audit v1"), subkey(secret, "digest v1")
 
-    async def menu(
+    async def begin_menu(
         self,
         policy: LivePolicy,
         query: Query,
         caller_id: str,
         earlier: DecisionRecord | None = None,
-    ) -> AsyncGenerator[Outcome]:
-        """Choose from a menu.
+    ) -> MenuStart:
+        """Begin a choice from a menu: the Primary's part.
 
         Args:
             policy: the policy in force.
@@ -96,8 +117,8 @@ class Decider:
             caller_id: whose call it is.
             earlier: the record of an earlier attempt, which is continued: its Primary is not asked again.
 
-        Yields:
-            The outcome so far, once the Primary has answered; if that is pending, the final outcome.
+        Returns:
+            The outcome so far; if it is pending, pass it to `complete_menu`.
 
         Raises:
             RequestError: the policy answers in free text.
@@ -109,19 +130,24 @@ class Decider:
             )
         question = MenuQuestion(context=query.context, actions=query.actions)
         case = _Case(policy, caller_id, question, None, earlier)
-        pending = None
+        asking: asyncio.Task[Leg] | None = None
         if earlier is not None:
-            pending = _continued(earlier, query.actions)
-            yield self._outcome(case, pending)
-            if pending.answer is not None:
-                return
-        if isinstance(policy.rule, ConformalArbitrage) and policy.settings.mode == "enforce":
-            steps = policy.rule.steps(query, pending)
+            decision = _continued(earlier, query.actions)
+        elif (rule := _menu_rule(policy)) is not None:
+            decision = await rule.ask_primary(query)
         else:
-            steps = _shadow_menu(policy, pair, query, pending)
-        async with aclosing(steps):
-            async for decision in steps:
-                yield self._outcome(case, decision)
+            decision, asking = await _shadow_menu(policy, pair, query)
+        return MenuStart(self._outcome(case, decision), case, pair, query, decision, asking)
+
+    async def complete_menu(self, start: MenuStart) -> Outcome:
+        """Complete a pending choice: the Guardian's part; without an answer if it failed."""
+        query, rule = start.query, _menu_rule(start.case.policy)
+        if rule is not None:
+            return self._outcome(start.case, await rule.ask_guardian(query, start.pending))
+        leg = await (start.asking or scored("guardian", start.pair.guardian, query))
+        chosen = None if leg.scores is None else top_of(leg.scores)
+        answer = None if chosen is None else query.actions[chosen]
+        return self._outcome(start.case, _answered(start.pending, leg, chosen, answer))
 
     async def text(
         self,
@@ -299,18 +325,20 @@ def _awaits_guardian(decision: Decision) -> bool:
     return decision.answer is None and decision.legs[-1].role == "primary"
 
 
-async def _shadow_menu(
-    policy: LivePolicy, pair: MenuPair, query: Query, pending: Decision | None
-) -> AsyncGenerator[Decision]:
-    """Ask both models; the Guardian's choice is the answer, and the Primary's scores are recorded."""
-    async with _asking(scored("guardian", pair.guardian, query)) as asking:
-        if pending is None:
-            first = await scored("primary", pair.primary, query)
-            pending = _shadowed(policy, query.id, first.scores or (None,) * len(query.actions), first)
-            yield pending
-        leg = await asking
-        chosen = None if leg.scores is None else top_of(leg.scores)
-        yield _answered(pending, leg, chosen, None if chosen is None else query.actions[chosen])
+def _menu_rule(policy: LivePolicy) -> ConformalArbitrage | None:
+    """Return the rule that decides; None in shadow mode, where the Guardian does."""
+    return policy.rule if isinstance(policy.rule, ConformalArbitrage) and policy.settings.mode == "enforce" else None
+
+
+async def _shadow_menu(policy: LivePolicy, pair: MenuPair, query: Query) -> tuple[Decision, asyncio.Task[Leg]]:
+    """Ask both models; the Guardian's choice will be the answer, and the Primary's scores are recorded."""
+    asking = asyncio.create_task(scored("guardian", pair.guardian, query))
+    try:
+        first = await scored("primary", pair.primary, query)
+    except BaseException:
+        await cancelled(asking)
+        raise
+    return _shadowed(policy, query.id, first.scores or (None,) * len(query.actions), first), asking
 
 
 async def _shadow_text(
@@ -334,8 +362,13 @@ async def _asking(call: Coroutine[Any, Any, _Reply]) -> AsyncGenerator["asyncio.
     try:
         yield task
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancelled(task)
+
+
+async def cancelled(task: "asyncio.Task[Any]") -> None:
+    """Cancel a call, and wait for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _answered(pending: Decision, leg: Leg, chosen: int | None, answer: str | Mapping[str, Any] | None) -> Decision:

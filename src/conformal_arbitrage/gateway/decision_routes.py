@@ -27,7 +27,7 @@ from conformal_arbitrage.gateway.chat_replies import (
     stream_reply,
 )
 from conformal_arbitrage.gateway.chat_requests import CompletionRequest, Menu, query_of, read_completion, read_decisions
-from conformal_arbitrage.gateway.decider import Decider, Outcome
+from conformal_arbitrage.gateway.decider import Decider, Outcome, cancelled
 from conformal_arbitrage.gateway.idempotency import Idempotency, Turn
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import POLICY, Incoming
@@ -168,7 +168,17 @@ class DecisionRoutes:
         earlier = await self._earlier(turn, place, policy, (caller, policy.name, query.context, query.actions))
         if earlier is not None:
             query = replace(query, id=earlier.id)
-        return await _last(self._noted(turn, place, self._decider.menu(policy, query, caller, earlier)))
+        start = await self._decider.begin_menu(policy, query, caller, earlier)
+        outcome = turn.outcomes[place] = start.outcome
+        if outcome.decision.answer is not None:
+            return outcome
+        try:
+            await _keep_pending(turn, place, outcome)
+            outcome = turn.outcomes[place] = await self._decider.complete_menu(start)
+        finally:
+            if start.asking is not None:
+                await cancelled(start.asking)
+        return outcome
 
     async def _earlier(self, turn: Turn, place: int, policy: LivePolicy, question: object) -> DecisionRecord | None:
         """Return the decision that an earlier attempt at the same question began under the same version, if any."""
@@ -191,9 +201,8 @@ class DecisionRoutes:
             async for step in steps:
                 if isinstance(step, Outcome):
                     turn.outcomes[place] = step
-                    lasting = turn.claim is not None or step.audit is not None
-                    if lasting and step.decision.answer is None and step.event.id not in turn.recorded:
-                        await turn.begin(place, step)
+                    if step.decision.answer is None:
+                        await _keep_pending(turn, place, step)
                 yield step
 
     async def _stream_text(
@@ -260,6 +269,13 @@ class DecisionRoutes:
                 audits.append(outcome.audit)
         await turn.commit(events, audits=audits, response=reply)
         self._metrics.decided(policy.name, outcomes, time.perf_counter() - start)
+
+
+async def _keep_pending(turn: Turn, place: int, outcome: Outcome) -> None:
+    """Record a pending decision before the Guardian is asked, if neither a crash nor a retry may lose it."""
+    lasting = turn.claim is not None or outcome.audit is not None
+    if lasting and outcome.event.id not in turn.recorded:
+        await turn.begin(place, outcome)
 
 
 async def _last(steps: AsyncGenerator[Outcome | Chunk]) -> Outcome:

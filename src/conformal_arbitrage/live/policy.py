@@ -77,28 +77,14 @@ class ConformalArbitrage:
             GuardianError: the Guardian was to decide and could not, and there is no safe action.
         """
         query = _checked_query(query)
-        pending = await self._ask_primary(query)
-        decision = pending if pending.decided_by == "primary" else await self._ask_guardian(query, pending)
+        pending = await self.ask_primary(query)
+        decision = pending if pending.decided_by == "primary" else await self.ask_guardian(query, pending)
         if decision.answer is None:
             raise guardian_failure(decision.legs[-1], self._remedy(query))
         return decision
 
-    async def steps(self, query: Query, pending: Decision | None = None) -> AsyncGenerator[Decision]:
-        """Yield the decision once the Primary has answered and, if the Guardian must complete it, the final one.
-
-        A final decision without an answer is one whose Guardian failed, with no safe action to take.
-
-        Args:
-            query: the question, with its id.
-            pending: what the Primary's answer led to at an earlier attempt; the Primary is not asked again.
-        """
-        if pending is None:
-            pending = await self._ask_primary(query)
-            yield pending
-        if pending.decided_by != "primary":
-            yield await self._ask_guardian(query, pending)
-
-    async def _ask_guardian(self, query: Query, pending: Decision) -> Decision:
+    async def ask_guardian(self, query: Query, pending: Decision) -> Decision:
+        """Complete a pending decision; without an answer if the Guardian failed and there is no safe action to take."""
         everything = range(len(query.actions))
         shown = pending.candidates if self.certificate.guardian_sees == "candidates" else everything
         menu = query if len(shown) == len(everything) else query.only(shown)
@@ -109,7 +95,7 @@ class ConformalArbitrage:
         chosen = shown[top_of(second.scores)]
         return replace(both, action=chosen, answer=query.actions[chosen])
 
-    async def _ask_primary(self, query: Query) -> Decision:
+    async def ask_primary(self, query: Query) -> Decision:
         """Return the Primary's decision, or the one that the Guardian has to complete."""
         if len(query.actions) == 1:  # nothing to ask
             legs, scores, spent = (), (1.0,), Spent()

@@ -3,7 +3,7 @@
 Knows nothing of where an id is stored.
 """
 
-import secrets
+import os
 import threading
 import time
 
@@ -21,7 +21,8 @@ class _Ids:
         self._last = 0
 
     def next(self) -> str:
-        candidate = (time.time_ns() // 1_000_000 << _RANDOM_BITS) | secrets.randbits(_RANDOM_BITS)
+        random = int.from_bytes(os.urandom(_RANDOM_BITS // 8))
+        candidate = (time.time_ns() // 1_000_000 << _RANDOM_BITS) | random
         with self._lock:
             value = self._last = max(candidate, self._last + 1)
         return "".join([_PAIRS[value >> shift & 1023] for shift in _SHIFTS])

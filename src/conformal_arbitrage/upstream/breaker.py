@@ -4,8 +4,8 @@ Knows nothing of prompts or providers.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from conformal_arbitrage.errors import DeadlineError, UpstreamError
 from conformal_arbitrage.types import Chunk
@@ -35,30 +35,39 @@ class Breaker(Wrapper):
 
     async def call(self, call: Call) -> Reply:
         """Return the port's reply, unless the breaker is open."""
-        with self._counting_failures():
+        self._begin()
+        try:
             reply = await self.port.call(call)
+        except UpstreamError as error:
+            self._count(error)
+            raise
         self._failed = 0
         return reply
 
     async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
         """Yield the port's stream, unless the breaker is open."""
-        with self._counting_failures():
+        self._begin()
+        try:
             async with aclosing(self.port.stream(call)) as items:
                 async for item in items:
                     if isinstance(item, Reply):
                         self._failed = 0
                     yield item
+        except UpstreamError as error:
+            self._count(error)
+            raise
 
-    @contextmanager
-    def _counting_failures(self) -> Generator[None]:
-        clock = asyncio.get_running_loop().time
+    def _begin(self) -> None:
+        if self._failed < self._most:
+            return
         if self.resting:
             raise UpstreamError(f"{self.origin}: not called for now, after {self._failed} failures in a row")
-        self._until = clock() + self._rest  # during a trial, other calls keep failing
-        try:
-            yield
-        except UpstreamError as error:
-            if error.retryable or isinstance(error, DeadlineError):  # a refused request says nothing about others
-                self._failed += 1
-                self._until = clock() + self._rest
-            raise
+        self._rest_again()  # during a trial, other calls keep failing
+
+    def _count(self, error: UpstreamError) -> None:
+        if error.retryable or isinstance(error, DeadlineError):  # a refused request says nothing about others
+            self._failed += 1
+            self._rest_again()
+
+    def _rest_again(self) -> None:
+        self._until = asyncio.get_running_loop().time() + self._rest

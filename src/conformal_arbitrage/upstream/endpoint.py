@@ -9,8 +9,8 @@ import asyncio
 import os
 import re
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +25,7 @@ from conformal_arbitrage.upstream.sse import Assembly, assembled, events
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
+    from aiohttp.client import _RequestContextManager  # pyright: ignore[reportPrivateUsage]
 
 LARGEST_REPLY = 8 * 2**20
 LARGEST_STREAM = 4 * LARGEST_REPLY  # chunks are verbose: this is some 130,000 tokens
@@ -59,6 +60,7 @@ class Endpoint:
         if self._secret:
             self._headers[key_header] = bearer + self._secret
         self._session: ClientSession | None = None
+        self._failures: tuple[type[Exception], ...] = (OSError, ValueError)
 
     @property
     def origin(self) -> str:
@@ -83,10 +85,12 @@ class Endpoint:
         Raises:
             UpstreamError: anything but a JSON object with status 200.
         """
-        body = _encoded(call.body)
-        with self._translated():
-            async with asyncio.timeout(self._timeout), await self._post(call.path, body) as response:
+        posting = self._post(call.path, _encoded(call.body))
+        try:
+            async with asyncio.timeout(self._timeout), posting as response:
                 return await self._whole(response)
+        except self._failures as error:
+            raise self._translated(error) from _cause(error)
 
     async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
         """POST the body with a request for a stream, and yield its chunks, then the reply assembled from them.
@@ -99,46 +103,42 @@ class Endpoint:
         ends = asyncio.get_running_loop().time() + self._timeout
         body = _encoded({**call.body, **_STREAMED})
         begun = False
+        posting = self._post(call.path, body)
         try:
-            with self._translated():
-                async with await _until(ends, self._post(call.path, body)) as response:
-                    if response.status != 200 or response.content_type != "text/event-stream":
-                        yield await _until(ends, self._whole(response))
-                        return
-                    async with aclosing(assembled(self._chunks(response, ends))) as items:
-                        async for item in items:
-                            yield self._complete(item) if isinstance(item, Assembly) else item
-                            begun = True
+            async with await _until(ends, posting) as response:
+                if response.status != 200 or response.content_type != "text/event-stream":
+                    yield await _until(ends, self._whole(response))
+                    return
+                async with aclosing(assembled(self._chunks(response, ends))) as items:
+                    async for item in items:
+                        yield self._complete(item) if isinstance(item, Assembly) else item
+                        begun = True
         except UpstreamError as error:
             error.retryable = error.retryable and not begun  # the caller has seen a part of this reply
             raise
+        except self._failures as error:
+            raise self._translated(error, retryable=not begun) from _cause(error)
 
-    @contextmanager
-    def _translated(self) -> Generator[None]:
-        """Raise transport errors as UpstreamError."""
-        import aiohttp  # 100 ms that offline use should not pay
-
-        try:
-            yield
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"{self.origin}: no complete reply within {self._timeout:g} s", spent=_UNKNOWN, retryable=True
-            ) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            reason = self._scrubbed(str(error) or type(error).__name__)
-            raise UpstreamError(
-                f"{self.origin}: the connection failed ({reason[:300]})", spent=_UNKNOWN, retryable=True
-            ) from None  # its text may contain the key
-
-    async def _post(self, path: str, body: bytes) -> "ClientResponse":
-        session = self._session or self._connect()
-        return await session.post(self._base + path, data=body, allow_redirects=False)
+    def _translated(self, error: Exception, *, retryable: bool = True) -> UpstreamError:
+        """Return a transport error as an UpstreamError."""
+        if isinstance(error, TimeoutError):
+            return DeadlineError(
+                f"{self.origin}: no complete reply within {self._timeout:g} s", spent=_UNKNOWN, retryable=retryable
+            )
+        reason = self._scrubbed(str(error) or type(error).__name__)
+        return UpstreamError(
+            f"{self.origin}: the connection failed ({reason[:300]})", spent=_UNKNOWN, retryable=retryable
+        )
 
     async def _whole(self, response: "ClientResponse") -> Reply:
         data = await self._read(response)
         if response.status != 200:
             raise self._refused(response.status, response.headers, data)
         return self._reply(data)
+
+    def _post(self, path: str, body: bytes) -> "_RequestContextManager":
+        session = self._session or self._connect()
+        return session.post(self._base + path, data=body, allow_redirects=False)
 
     async def _chunks(self, response: "ClientResponse", ends: float) -> AsyncGenerator[Chunk]:
         async with aclosing(events(self._portions(response, ends))) as payloads:
@@ -173,8 +173,9 @@ class Endpoint:
         return Reply(document=document, spent=usage_of(document))
 
     def _connect(self) -> "ClientSession":
-        import aiohttp
+        import aiohttp  # 100 ms that offline use should not pay
 
+        self._failures = (OSError, ValueError, aiohttp.ClientError)  # a TimeoutError is an OSError
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
@@ -243,6 +244,11 @@ class Endpoint:
     def _scrubbed(self, text: str) -> str:
         plain = text.replace(self._secret, "***") if len(self._secret) >= _SHORTEST_SECRET else text
         return _LOOKS_SECRET.sub("***", plain)
+
+
+def _cause(error: Exception) -> Exception | None:
+    """Return an error as the cause of another, unless its text may contain the key."""
+    return error if isinstance(error, TimeoutError) else None
 
 
 async def _drain(response: "ClientResponse") -> None:

@@ -37,10 +37,10 @@ class Price:
 
     def cost(self, spent: Spent) -> float | None:
         """Return dollars; unknown if tokens have a price and their number is unknown."""
-        tokens = ((self.input, spent.input_tokens), (self.output, spent.output_tokens))
-        if any(price and count is None for price, count in tokens):
+        into, out = spent.input_tokens, spent.output_tokens
+        if (self.input and into is None) or (self.output and out is None):
             return None
-        return sum(price * (count or 0) / 1e6 for price, count in tokens) + self.per_call * spent.calls
+        return self.input * (into or 0) / 1e6 + self.output * (out or 0) / 1e6 + self.per_call * spent.calls
 
 
 @dataclass(frozen=True, slots=True)
