@@ -43,7 +43,6 @@ LATENCY = 0.05
 PROXY = "LiteLLM's proxy"
 OPTIONS = ("Jupiter", "Saturn", "Neptune", "Earth")
 EASY, HARD = "Which of these planets is the largest?", "Which of these planets is the hardest to see?"
-_TICK = os.sysconf("SC_CLK_TCK")
 CONFIG = """\
 [primary]
 kind = "chat"
@@ -163,8 +162,7 @@ class Gateway:
 
     def cpu(self) -> float:
         """CPU seconds so far, user and system, all threads."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
+        return time.clock_gettime(~self.process.pid << 3 | 2)  # Linux's number for that process's CPU clock
 
     def rss(self) -> float:
         """Megabytes in memory."""
