@@ -111,8 +111,19 @@ def test_a_log_chosen_by_its_scores_is_not_looked_at():
             call()
 
 
-def test_a_certificate_by_clusters_is_not_assessed_row_by_row():
-    log = replace(OLD, group=np.array([f"c{k // 2}" for k in range(200)], dtype=object))
-    certificate = calibrate(log, 0.2, cluster="group", max_cluster_size=2)
-    with pytest.raises(OptionError, match="rows that share a 'group' are not independent"):
+def grouped(log, size):
+    return replace(log, group=np.array([f"c{k // size}" for k in range(len(log))], dtype=object))
+
+
+def test_a_certificate_by_clusters_is_assessed_by_clusters():
+    certificate = calibrate(grouped(OLD, 2), 0.2, cluster="group", max_cluster_size=2)
+    done = assess(certificate, grouped(NEW, 2))
+    single = assess(calibrate(OLD, 0.2), NEW)
+    assert (done.clusters, done.method) == (len(NEW) // 2, "chernoff-hoeffding by cluster")
+    assert done.interval[0] < single.interval[0]
+    assert done.interval[1] > single.interval[1]
+    assert f"{len(NEW)} in {done.clusters} clusters" in dict(done.facts()).values()
+    with pytest.raises(ScoreLogError, match="has 4 rows, more than the 2 that the certificate allows"):
+        assess(certificate, grouped(NEW, 4))
+    with pytest.raises(ScoreLogError, match="no column 'group'"):
         assess(certificate, NEW)

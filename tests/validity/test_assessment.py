@@ -1,10 +1,13 @@
 """The interval of `assess` covers the long-run loss of a certificate; the usual normal interval does not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, assess, calibrate
 from tests.validity.simulation import World, regret
+from tests.validity.test_clusters import LARGEST, draw, log_of
 
 TIMES, ROWS, CONFIDENCE = 2000, 60, 0.9
 WORLDS = {"0/1": World(one_hot=True), "graded": World()}
@@ -48,4 +51,29 @@ def test_the_interval_covers_the_long_run_loss(name):
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_normal_interval_is_caught(name):
     share, error = coverage(name, planted=True)
+    assert share < CONFIDENCE - 3 * error, share
+
+
+def coverage_by_cluster(*, planted=False):
+    """Return how often the interval covers the loss per query over many clusters, and the standard error."""
+    rng, times, clusters = np.random.default_rng(5), 1500, 40
+    certificate = calibrate(log_of(*draw(rng, 200)), 0.1, cluster="group", max_cluster_size=LARGEST)
+    margin, loss, _ = draw(rng, 200_000)
+    truth = (loss * (margin > certificate.relaxation)).mean()
+    if planted:  # rows as if they were independent
+        certificate = replace(certificate, cluster=None, clusters=None, max_cluster_size=None)
+    intervals = [
+        assess(certificate, log_of(*draw(rng, clusters)), confidence=CONFIDENCE).interval for _ in range(times)
+    ]
+    share = float(np.mean([low <= truth <= high for low, high in intervals]))
+    return share, (share * (1 - share) / times) ** 0.5
+
+
+def test_the_interval_by_clusters_covers_the_long_run_loss_per_query():
+    share, error = coverage_by_cluster()
+    assert share >= CONFIDENCE - 3 * error, share
+
+
+def test_an_interval_that_counts_rows_of_clusters_is_caught():
+    share, error = coverage_by_cluster(planted=True)
     assert share < CONFIDENCE - 3 * error, share

@@ -28,16 +28,31 @@ def binomial_interval(successes: int, n: int, confidence: float) -> Interval:
     return low, high
 
 
-def bounded_interval(mean: float, n: int, confidence: float) -> Interval:
+def bounded_interval(mean: float, n: int, confidence: float, *, share: float = 1.0) -> Interval:
     """Return the Chernoff-Hoeffding interval for the mean of n independent numbers in [0, 1], whatever their law.
 
     For X in [0, 1] with mean m, e^(tX) <= 1 - X + X e^t by convexity, so E e^(tX) is at most that of a coin with
     probability m, and P(the sample mean is x or beyond) <= exp(-n KL(x, m)) on either side (Hoeffding 1963, Theorem 1).
     The interval holds every m with n KL(x, m) <= log(2 / (1 - confidence)).
+
+    For n independent clusters, of at most M numbers each, it bounds m = E(total) / E(size). If m is the truth, then
+    (total + m (M - size)) / M lies in [0, 1] and has mean m, so the same inequality holds for it; its sample mean is
+    x(m) = (1 - share) m + share x. KL(x(m), m) is convex in m, since KL is convex in the pair and x(m) is linear, and 0
+    at m = x: the values of m that are not ruled out form an interval.
+
+    Args:
+        mean: the mean x of all numbers.
+        n: how many numbers, or clusters of numbers, are independent of each other.
+        confidence: of the interval.
+        share: the mean size of a cluster over the largest possible one.
     """
     limit = log(2 / (1 - confidence)) / n
-    low = mean - _last(lambda d: _divergence(mean, mean - d) <= limit, 0.0, mean)
-    high = mean + _last(lambda d: _divergence(mean, mean + d) <= limit, 0.0, 1 - mean)
+
+    def possible(m: float) -> bool:
+        return _divergence((1 - share) * m + share * mean, m) <= limit
+
+    low = mean - _last(lambda d: possible(mean - d), 0.0, mean)
+    high = mean + _last(lambda d: possible(mean + d), 0.0, 1 - mean)
     return max(low, 0.0), min(high, 1.0)
 
 

@@ -12,15 +12,15 @@ from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.decisions import Decisions
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions, resolve_options
-from conformal_arbitrage.core.arrays import Bools, Floats
+from conformal_arbitrage.core.arrays import Bools, Floats, Integers
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of, routed_cost_per_1000
-from conformal_arbitrage.scorelog.fitness import refuse_unfit
+from conformal_arbitrage.scorelog.fitness import cluster_sizes, refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 
-Method = Literal["clopper-pearson", "chernoff-hoeffding"]
+Method = Literal["clopper-pearson", "chernoff-hoeffding", "chernoff-hoeffding by cluster"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,11 @@ class Assessment:
         interval: a confidence interval for the long-run loss of this certificate, if the rows are independent draws of
             the traffic.
         confidence: of the interval; each end alone holds with probability (1 + confidence) / 2.
-        method: "clopper-pearson" if every loss is 0 or the bound, otherwise "chernoff-hoeffding".
+        method: "clopper-pearson" if every loss is 0 or the bound, otherwise "chernoff-hoeffding", for clusters by cluster.
         deferred: share of the queries that go to the Guardian.
         cost_per_1000: dollars per 1000 queries, if costs are known.
+        clusters: number of clusters, if the certificate is for clusters; they, not the rows, are then the independent
+            draws, and the interval is for the loss per query over many new clusters.
         missing_guardian_rows: rows whose loss is unknown; counted as the bound unless everything was in sight.
         verdict: whether the interval lies within the budget, in words.
         problems: why these figures may say nothing about the traffic, in words.
@@ -53,6 +55,7 @@ class Assessment:
     deferred: float
     cost_per_1000: float | None
     missing_guardian_rows: int
+    clusters: int | None = None
     verdict: str
     problems: tuple[str, ...]
 
@@ -63,9 +66,9 @@ class Assessment:
     def facts(self) -> list[tuple[str, str]]:
         """Return the findings as name and value pairs, for people."""
         low, high = self.interval
-        name = {"clopper-pearson": "Clopper-Pearson", "chernoff-hoeffding": "Chernoff-Hoeffding"}[self.method]
+        name = self.method.replace("clopper-pearson", "Clopper-Pearson").replace("chernoff-hoeff", "Chernoff-Hoeff")
         facts = [
-            ("rows", f"{self.rows}"),
+            ("rows", f"{self.rows}" if self.clusters is None else f"{self.rows} in {self.clusters} clusters"),
             ("realised loss", f"{self.loss:.4f}, risk budget {self.alpha:g}"),
             (f"{100 * self.confidence:g} % interval", f"{low:.4f} to {high:.4f} ({name})"),
             ("sent to the Guardian", f"{100 * self.deferred:.1f} %"),
@@ -100,6 +103,7 @@ def assess(
     is that of Clopper and Pearson where every loss is 0 or the bound, otherwise that of Chernoff and Hoeffding, which
     holds for any losses in [0, bound] and, where gains count, in [-bound, bound]. Were some losses graded after all and
     none of them in this log, an upper end by the former would still be valid: it bounds the probability of any loss.
+    A certificate for clusters is assessed by clusters: the interval counts them, not their rows.
 
     Args:
         certificate: the rule, with its key if it has one.
@@ -117,18 +121,17 @@ def assess(
         raise OptionError(f"confidence must lie above 0 and below 1; got {confidence!r}")
     if (loss is None) != (certificate.loss in (REGRET, NET)):
         raise OptionError(f"the loss of this certificate is '{certificate.loss}'; pass that function as loss=")
-    if certificate.cluster is not None:
-        raise OptionError(
-            f"rows that share a '{certificate.cluster}' are not independent, so no interval of assess would hold for them; "
-            "assess one row of each cluster with a certificate for single rows"
-        )
     refuse_unfit(log)
     scores = log.binarized() if certificate.binarized and log.binary is None else log
     decisions = certificate.apply(scores)
     options = _measure(certificate, loss)
     losses, unknown = _losses(certificate, decisions, options), options.unknown_loss(scores)
     prices = costs_of(scores, resolve_options(costs, CostOptions, keywords, name="costs"))
-    interval, method = _interval(losses, certificate.loss_bound, confidence, signed=certificate.loss == NET)
+    sizes = _cluster_sizes(certificate, scores)
+    if sizes is None:
+        interval, method = _interval(losses, certificate.loss_bound, confidence, signed=certificate.loss == NET)
+    else:
+        interval, method = _interval_by_cluster(certificate, losses, sizes, confidence)
     return Assessment(
         source=log.source,
         rows=len(log),
@@ -140,9 +143,35 @@ def assess(
         deferred=float(decisions.deferred.mean()),
         cost_per_1000=None if prices is None else routed_cost_per_1000(prices, decisions, certificate.guardian_sees),
         missing_guardian_rows=int(unknown.sum()),
+        clusters=None if sizes is None else len(sizes),
         verdict=_verdict(certificate.alpha, interval, confidence),
         problems=tuple(_problems(certificate, scores, unknown)),
     )
+
+
+def _cluster_sizes(certificate: Certificate, log: ScoreLog) -> Integers | None:
+    """Return the number of rows of each cluster; None if the certificate is for single rows.
+
+    Raises:
+        ScoreLogError: a cluster is larger than the certificate allows.
+    """
+    if certificate.cluster is None or certificate.max_cluster_size is None:
+        return None
+    sizes = cluster_sizes(log, certificate.cluster)
+    if sizes.max() > certificate.max_cluster_size:
+        raise ScoreLogError(
+            f"{log.source}: a cluster of column '{certificate.cluster}' has {sizes.max()} rows, more than the "
+            f"{certificate.max_cluster_size} that the certificate allows, so its guarantee is void; calibrate again"
+        )
+    return sizes
+
+
+def _interval_by_cluster(
+    certificate: Certificate, losses: Floats, sizes: Integers, confidence: float
+) -> tuple[Interval, Method]:
+    bound, share = certificate.loss_bound, float(sizes.mean()) / (certificate.max_cluster_size or 1)
+    low, high = bounded_interval(min(float(losses.mean()) / bound, 1.0), len(sizes), confidence, share=share)
+    return (bound * low, bound * high), "chernoff-hoeffding by cluster"
 
 
 def _measure(certificate: Certificate, loss: Loss | None) -> CalibrationOptions:
