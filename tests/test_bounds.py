@@ -1,0 +1,80 @@
+"""Every sentence that states a bound, in docs/ or in a certificate, is covered by a test that docs/guarantee.md names."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from conformal_arbitrage.calibration.guarantee import guarantee_text, summary_lines
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if not page.name.startswith(("benchmarks", "paper", "architecture"))
+]
+GUARANTEE = (ROOT / "docs" / "guarantee.md").read_text()
+WORDS = dict(re.findall(r"^\| (.+?) \| `(test_\w+)` \|$", GUARANTEE, re.MULTILINE))
+TESTS = set(re.findall(r"^\| .+ \| `tests/\S+\.py::(\w+)` \|$", GUARANTEE, re.MULTILINE))
+STATES_A_BOUND = re.compile(
+    r"\b(expected|long-run|realised|average|mean)\b[^.]*\b(at most|above|below|exceed)"
+    r"|\b(the|total) loss is then\b|declared to be"
+    r"|\bkeeps? (the|its|your|a|that) (risk )?(budget|quota|bound)"
+    r"|\b(budget|quota) (is|holds)\b[^.]*\bkept|worse than|costs nothing|confidence interval|guarantee (still )?holds",
+    re.IGNORECASE,
+)
+DENIALS = ("no relaxation keeps", "breaks the guarantee")
+
+
+def sentences(text):
+    """Yield the sentences of a page that state a bound, without code and without the tables of covered words."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^\| .+ \| `test\S+` \|$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^> ?", "", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n(?=[-|#])", text):
+        for sentence in re.split(r"(?<=[.:;])\s+(?=[A-Z`*])", " ".join(paragraph.split())):
+            if STATES_A_BOUND.search(sentence) and not any(denial in sentence.lower() for denial in DENIALS):
+                yield sentence
+
+
+def certificates():
+    """Yield the text of certificates with every combination of options that changes its words."""
+    for status, loss, binarized, router, sees, boundary, missing, clusters in itertools.product(
+        ("ok", "always_defer"), ("guardian_regret", "net", "mine"), (False, True), (False, True),
+        ("all", "candidates", "all-restricted-loss"), ("include", "random"), (None, "worst_case"), (None, 20),
+    ):  # fmt: skip
+        relaxation = 0.25 if status == "ok" else None
+        yield guarantee_text(
+            status=status, alpha=0.1, relaxation=relaxation, loss_bound=1.0, full_sight_loss=0.05 * (loss == "mine"),
+            n=200, loss=loss, binarized=binarized, router=router, guardian_sees=sees, boundary=boundary,
+            missing_guardian=missing, score_digits=12, clusters=clusters, max_cluster_size=clusters and 10,
+            regret=0.02 if loss == "net" else None, spread=0.01 if loss == "net" else None,
+        )  # fmt: skip
+        yield summary_lines(alpha=0.1, n=200, router=router, relaxation=relaxation, guardian_sees=sees)
+
+
+def uncovered(text):
+    return [sentence for sentence in sentences(text) if not any(words in sentence for words in WORDS)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_sentence_of_a_page_that_states_a_bound_is_covered(page):
+    assert uncovered(page.read_text()) == [], "add its words and its test to the table in docs/guarantee.md"
+
+
+def test_every_sentence_of_a_certificate_that_states_a_bound_is_covered():
+    assert {sentence for text in certificates() for sentence in uncovered(text)} == set()
+
+
+def test_every_word_of_the_table_is_said_somewhere_and_covered_by_a_listed_test():
+    said = [*set(certificates()), *(page.read_text() for page in PAGES)]
+    said = [sentence for text in said for sentence in sentences(text)]
+    assert len(WORDS) > 15
+    for words, test in WORDS.items():
+        assert any(words in sentence for sentence in said), words
+        assert test in TESTS, test
+
+
+def test_a_bound_that_nobody_tests_is_caught():
+    assert uncovered("The long-run loss is always below alpha. It keeps the budget for every subgroup.") != []
