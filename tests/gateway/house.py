@@ -14,7 +14,9 @@ import uvicorn
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.gateway import application
-from conformal_arbitrage.gateway.server import database_of, identities_of, secret_of, server_settings
+from conformal_arbitrage.gateway.connections import Connections, ServerSettings
+from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.gateway.server import database_of, identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import new_id, open_store
 from tests.scripted import Upstream, completion
@@ -150,8 +152,9 @@ class House:
                 self._serving.result()
 
     async def _serve(self, ready):
-        async with application(self.config, self.lines.append) as app:
-            settings = server_settings(app)
+        metrics = Metrics()
+        async with application(self.config, self.lines.append, metrics) as app:
+            settings = ServerSettings(app, Connections(self.config.gateway, metrics))
             settings.port, settings.timeout_graceful_shutdown = 0, 5
             self.app, self._server = app, uvicorn.Server(settings)
             serving = asyncio.ensure_future(self._server.serve())

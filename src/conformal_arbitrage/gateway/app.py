@@ -30,7 +30,6 @@ from conformal_arbitrage.gateway.middleware import (
     ErrorReplies,
     Handler,
     Incoming,
-    Limited,
     Refresher,
     RunHandler,
     Shortcut,
@@ -120,8 +119,7 @@ class _Routes:
         return [(method, path, self._guarded(path, scope, handler)) for method, path, scope, handler in routes]
 
     def _guarded(self, path: str, scope: Scope, handler: Handler) -> ASGIApp:
-        app: ASGIApp = RunHandler(handler, self._parts.config.gateway.max_body)
-        app = Limited(app, self._limits)
+        app: ASGIApp = RunHandler(handler, self._limits, self._parts.config.gateway.max_body)
         app = Authenticated(app, scope, self._authenticator, self._refresher)
         return AccessLog(ErrorReplies(app), path, self._metrics, self._parts.log)
 

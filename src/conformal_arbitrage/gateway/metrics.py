@@ -46,6 +46,10 @@ class Metrics:
         self.lines_dropped = self._counter(
             "log_lines_dropped", "Lines of the log that were lost because nobody reads it"
         )
+        self.connections = Gauge("arbitrage_connections", "Open connections", registry=self.registry)
+        self.connections_closed = self._counter(
+            "connections_closed", "Connections that were refused, or closed on a caller, by reason", "reason"
+        )
         self.in_flight = Gauge("arbitrage_in_flight", "Requests in flight", registry=self.registry)
         self.other_models: dict[tuple[str, Role], str] = {}
         self.guardian_resting = Gauge(

@@ -247,37 +247,27 @@ class Authenticated:
         await self._app(scope, receive, send)
 
 
-class Limited:
-    """Serves a request within the limits on requests."""
-
-    def __init__(self, app: ASGIApp, limits: RequestLimits) -> None:
-        self._app = app
-        self._limits = limits
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """Serve the request."""
-        with self._limits.admitted(scope[_CALLER].id):
-            await self._app(scope, receive, send)
-
-
 class RunHandler:
-    """Reads a request's body and runs its handler.
+    """Reads a request's body and runs its handler within the limits, which count a request once it is whole.
 
     Args:
         handler: answers it.
+        limits: on requests.
         largest_body: in bytes.
     """
 
-    def __init__(self, handler: Handler, largest_body: int) -> None:
+    def __init__(self, handler: Handler, limits: RequestLimits, largest_body: int) -> None:
         self._handler = handler
+        self._limits = limits
         self._largest_body = largest_body
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Serve the request."""
         content = await self._body(scope, receive) if scope["method"] in ("POST", "PUT") else b""
-        response = scope[_SENT] = await self._handler(Incoming(scope, receive, send, content))
-        if isinstance(response, Response):
-            await response(scope, receive, send)
+        with self._limits.admitted(scope[_CALLER].id):
+            response = scope[_SENT] = await self._handler(Incoming(scope, receive, send, content))
+            if isinstance(response, Response):
+                await response(scope, receive, send)
 
     async def _body(self, scope: ASGIScope, receive: Receive) -> bytes:
         """Read the whole body.

@@ -16,21 +16,19 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.advice import start_notes
 from conformal_arbitrage.gateway.app import Parts, create_app
 from conformal_arbitrage.gateway.auth import check_binding
+from conformal_arbitrage.gateway.connections import Connections, ServerSettings
 from conformal_arbitrage.gateway.guardian_limits import calls_limit, spending_limit
 from conformal_arbitrage.gateway.logs import LogLines, logging_to
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.middleware import error_document
 from conformal_arbitrage.gateway.pairs import check_spending, pairs_of
 from conformal_arbitrage.gateway.policy_table import PolicyTable, check_policies, identities_of_pair
 from conformal_arbitrage.live.build import Extras, Models
@@ -122,34 +120,15 @@ def _check_people(config: Config) -> None:
         )
 
 
-class _Protocol(HttpToolsProtocol):
-    """HTTP whose own errors have the shape of all others."""
-
-    def send_400_response(self, msg: str) -> None:
-        """Reply 400 to malformed HTTP and close."""
-        body = msgspec.json.encode(error_document(msg, code="invalid_http", status=400))
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
-        self.transport.close()
-
-
-def server_settings(app: ASGIApp) -> uvicorn.Config:
-    """Return how the server runs an application."""
-    return uvicorn.Config(
-        app, access_log=False, log_config=None, log_level="warning", http=_Protocol, lifespan="on",
-        timeout_graceful_shutdown=30, server_header=False, date_header=False,
-        proxy_headers=False,  # nothing depends on the caller's address
-    )  # fmt: skip
-
-
 @asynccontextmanager
 async def running(
     config: Config, log: Log = _unlogged, metrics: Metrics | None = None
 ) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
     """Run a gateway; yield its address, and the task that ends when it is told to stop."""
-    async with application(config, log, metrics) as app:
+    counted = metrics or Metrics()
+    async with application(config, log, counted) as app:
         listening = _listen(config.gateway.host, config.gateway.port)
-        server = _Server(server_settings(app))
+        server = _Server(ServerSettings(app, Connections(config.gateway, counted)))
         task = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started and not task.done():
             await asyncio.sleep(0.005)

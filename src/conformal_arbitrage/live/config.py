@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
+from ipaddress import ip_network
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal, Union
@@ -83,6 +84,14 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Attributes:
         database: a file, or a postgresql:// URL; {NAME} in it is taken from the environment.
+        max_header: bytes of a request's first line and headers.
+        header_timeout: seconds for them.
+        body_timeout: seconds for the body, and one more for each `body_rate` bytes of it.
+        idle_timeout: seconds that a connection may stay open without a request.
+        write_timeout: seconds in which a caller must read something of what it is sent.
+        max_connections: over all callers; beyond, those idle longest are closed.
+        connections_per_address: and requests at once, for an address that a trusted proxy names.
+        trusted_proxies: addresses or networks whose X-Forwarded-For header is believed.
         requests_per_minute: per API key.
         guardian_calls_per_minute: over all callers and all gateways of the database; when the Primary is down, everything
             goes to the Guardian.
@@ -100,6 +109,15 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_action_length: int = 10_000
     max_depth: int = 64
     max_in_flight: int = 512
+    max_header: int = 32_768
+    header_timeout: float = 10.0
+    body_timeout: float = 20.0
+    body_rate: int = 1000
+    idle_timeout: float = 75.0
+    write_timeout: float = 60.0
+    max_connections: int = 10_000
+    connections_per_address: int = 1000
+    trusted_proxies: tuple[str, ...] = ()
     requests_per_minute: int | None = None
     guardian_calls_per_minute: int | None = None
     guardian_cost_per_hour: float | None = None
@@ -232,7 +250,8 @@ def _check(config: Config, source: Path, text: str) -> None:
 
 _LIMITS = (
     "max_body", "max_questions", "max_actions", "max_action_length", "max_depth", "max_in_flight", "requests_per_minute",
-    "guardian_calls_per_minute", "guardian_cost_per_hour", "audit_deadline",
+    "guardian_calls_per_minute", "guardian_cost_per_hour", "audit_deadline", "max_header", "header_timeout", "body_timeout",
+    "body_rate", "idle_timeout", "write_timeout", "max_connections", "connections_per_address",
 )  # fmt: skip
 
 
@@ -250,10 +269,20 @@ def _check_gateway(config: Config, source: Path, text: str) -> None:
             raise refusal(name, "above 0 and finite (leave it out for the default)")
     if not 0 <= gateway.live_share < 1:
         raise refusal("live_share", "at least 0 and below 1")
+    if not all(map(_is_network, gateway.trusted_proxies)):
+        raise refusal("trusted_proxies", "addresses, or networks such as 10.0.0.0/8")
     calls, audited = gateway.guardian_calls_per_minute, any(one.audit_rate > 0 for one in config.policies.values())
     if calls is not None and audited and calls * (1 - gateway.live_share) < 1:
         remedy = f"at least {ceil(1 / (1 - gateway.live_share))}, or live_share lower, since audits could never be made"
         raise refusal("guardian_calls_per_minute", remedy)
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _share_a_name(one: ModelConfig, other: ModelConfig) -> bool:

@@ -1,0 +1,458 @@
+"""Connections: limits on what a peer may hold open, send or leave unread, whatever it does with its bytes.
+
+A connection is in one phase at a time. Each phase in which the peer is to act has its time, and one sweep a second closes
+those that took longer; requests pay for no timer of their own.
+
+    idle      no request has begun                         idle_timeout
+    head      a request's first line or headers arrive     header_timeout, max_header bytes
+    body      its body arrives                             body_timeout, and a second more for every body_rate bytes
+    serving   the whole request is being answered          no limit: it is our turn
+    draining  it was answered before its body was whole    two seconds for the rest
+    refused   it is not accepted; what arrives is dropped  two seconds, so that the reply is read before the end
+
+In any phase a peer that does not read what it is sent is cut off after write_timeout.
+
+Knows nothing of routes, keys or decisions.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import re
+import resource
+import socket
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import httptools
+import msgspec
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.gateway.middleware import error_document
+from conformal_arbitrage.live.config import GatewayConfig
+
+_log = logging.getLogger("conformal_arbitrage.gateway")
+Phase = Literal["idle", "head", "body", "serving", "draining", "refused"]
+_REASONS = {
+    400: "Bad Request", 408: "Request Timeout", 413: "Content Too Large", 429: "Too Many Requests",
+    431: "Request Header Fields Too Large", 503: "Service Unavailable",
+}  # fmt: skip
+_PORT = re.compile(r"(?<=[\].])\d*:\d+$")
+_OTHER_FILES = 256
+_LINGER = 2.0
+_MOST_DISCARDED = 2**24
+_SEND_BUFFER = 2**17  # of the kernel: what a peer does not read should hold back the model, not fill memory
+_UNFINISHED = 64  # of the largest bodies may wait in memory, and as many bytes that nobody reads
+
+
+class Connections:
+    """All connections of one server, and the limits on them.
+
+    Args:
+        config: the limits.
+        metrics: counts the connections that were closed, by reason.
+    """
+
+    def __init__(self, config: GatewayConfig, metrics: Metrics) -> None:
+        self.config = config
+        self._most = descriptors_for(config)
+        self.largest_message = config.max_body + config.max_body // 8 + 2**16  # with what chunks add
+        self._metrics = metrics
+        self._open: set[GuardedProtocol] = set()
+        self._addresses: Counter[str] = Counter()
+        self._proxies = [ipaddress.ip_network(proxy) for proxy in config.trusted_proxies]
+        self._unfinished = 0
+        self._receiving: dict[GuardedProtocol, None] = {}  # in the order in which their bodies began
+        self._sweep: asyncio.TimerHandle | None = None
+        times = (config.header_timeout, config.body_timeout, config.idle_timeout, config.write_timeout, 4.0)
+        self._every = min(times) / 4
+        metrics.connections.set_function(lambda: len(self._open))
+
+    def admit(self, connection: "GuardedProtocol", host: str) -> tuple[int, str, str] | None:
+        """Count a new connection; return why it is refused, if it is: status, reason and message."""
+        if len(self._open) >= self._most and not self._make_room():
+            return 503, "full", f"{len(self._open)} connections are open, the most this gateway keeps; try again later"
+        if self.is_proxy(host):
+            connection.proxied = True
+        elif not self.take(connection, host):
+            return 429, "per_address", f"this address has {self.config.connections_per_address} connections; reuse them"
+        self._open.add(connection)
+        if self._sweep is None:
+            self._sweep = connection.loop.call_later(self._every, self.sweep)
+        return None
+
+    def is_proxy(self, host: str) -> bool:
+        """Return whether an address may speak for others."""
+        address = _address(host) if self._proxies else None
+        return address is not None and any(address in network for network in self._proxies)
+
+    def take(self, connection: "GuardedProtocol", host: str) -> bool:
+        """Count a connection, or a proxy's request, for an address; return whether that is within the limit."""
+        name = _group(host)
+        if self._addresses[name] >= self.config.connections_per_address:
+            return False
+        self._addresses[name] += 1
+        connection.addresses.append(name)
+        return True
+
+    def give(self, name: str) -> None:
+        """Take back one count for an address."""
+        self._addresses[name] -= 1
+        if self._addresses[name] <= 0:
+            del self._addresses[name]
+
+    def leave(self, connection: "GuardedProtocol") -> None:
+        """Forget a connection."""
+        self._open.discard(connection)
+        self.finished(connection)
+        while connection.addresses:
+            self.give(connection.addresses.popleft())
+
+    def received(self, connection: "GuardedProtocol", size: int) -> None:
+        """Count bytes of a body that is not whole; if too many wait, those that began first go."""
+        connection.held += size
+        self._receiving[connection] = None
+        self._unfinished += size
+        while self._unfinished > _UNFINISHED * self.config.max_body:
+            oldest = next(iter(self._receiving))
+            self.closed("unfinished")
+            oldest.refuse(408, "too many bodies are unfinished; send yours faster")
+            self.finished(oldest)
+
+    def finished(self, connection: "GuardedProtocol") -> None:
+        """Stop counting the bytes of a body."""
+        self._unfinished -= connection.held
+        connection.held = 0
+        self._receiving.pop(connection, None)
+
+    def closed(self, reason: str) -> None:
+        """Count a connection that was refused or closed."""
+        self._metrics.connections_closed.labels(reason).inc()
+
+    def sweep(self) -> None:
+        """Close connections whose peer took too long, and those that leave too much unread."""
+        self._sweep = None
+        unread: list[GuardedProtocol] = []
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self._open):
+            connection.check(now)
+            if connection.flow.write_paused:
+                unread.append(connection)
+        self._limit_unread(unread)
+        if self._open:
+            self._sweep = loop.call_later(self._every, self.sweep)
+
+    def _limit_unread(self, unread: Iterable["GuardedProtocol"]) -> None:
+        sizes = {one: one.transport.get_write_buffer_size() for one in unread}
+        total = sum(sizes.values())
+        for connection in sorted(sizes, key=_seniority):
+            if total <= _UNFINISHED * self.config.max_body:
+                return
+            total -= sizes[connection]
+            connection.cut("unread")
+
+    def _make_room(self) -> bool:
+        """Close the connections that have waited longest without a request; return whether there were any."""
+        waiting = sorted((one for one in self._open if one.is_waiting()), key=_seniority)
+        for connection in waiting[: 1 + len(waiting) // 100]:
+            connection.cut("full")
+            self.leave(connection)
+        return bool(waiting)
+
+
+def descriptors_for(config: GatewayConfig) -> int:
+    """Raise the limit on open files to what the connections need; return how many of them it allows.
+
+    A request in flight may have two connections to models, and the process has files of its own.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    others = 2 * config.max_in_flight + _OTHER_FILES
+    needed = config.max_connections + others
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return config.max_connections
+    allowed = max(soft - others, soft // 2)
+    _log.warning(
+        "max_connections is %d, and only %d fit into the limit of %d open files: raise it (ulimit -n) to %d",
+        config.max_connections, allowed, soft, needed,
+    )  # fmt: skip
+    return allowed
+
+
+def _seniority(connection: "GuardedProtocol") -> float:
+    return float("inf") if connection.since is None else connection.since
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    bare = _PORT.sub("", host.partition("%")[0]).strip("[]")
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _group(host: str) -> str:
+    """Return what counts as one address: a network of 64 bits for IPv6, since a peer usually has a whole one."""
+    address = _address(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return host if address is None else str(address)
+
+
+class ServerSettings(uvicorn.Config):
+    """How the server runs an application, and the connections it keeps."""
+
+    def __init__(self, app: ASGIApp, connections: Connections) -> None:
+        super().__init__(
+            app, access_log=False, log_config=None, log_level="warning", http=GuardedProtocol, ws="none",
+            lifespan="on", timeout_graceful_shutdown=30, server_header=False, date_header=False,
+            proxy_headers=False,  # nothing but the limits above depends on the caller's address
+        )  # fmt: skip
+        self.guard = connections
+        self.served = app
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """HTTP within limits, whose own errors have the shape of all others.
+
+    Attributes:
+        phase: what is going on.
+        since: when the sweep first saw it; None until then.
+        held: bytes of an unfinished body that are in memory.
+        proxied: whether the peer is a trusted proxy, whose requests are counted for the addresses it names.
+        addresses: for which this connection is counted, once for each request if it is a proxy's.
+    """
+
+    def __init__(
+        self,
+        config: ServerSettings,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.guard = config.guard
+        self.phase: Phase = "idle"
+        self.since: float | None = None
+        self.held = 0
+        self.proxied = False
+        self.addresses: deque[str] = deque()
+        self._unread_since: float | None = None
+        self._served_app = config.served
+        self._largest_head = config.guard.config.max_header
+        self._room = self._largest_head  # bytes until what is being received is too large
+        self._parse = self.parser.feed_data  # pyright: ignore[reportOptionalMemberAccess]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Admit a connection, or refuse it at once."""
+        super().connection_made(transport)
+        plain: socket.socket | None = transport.get_extra_info("socket")
+        if plain is not None:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        refusal = self.guard.admit(self, self.client[0] if self.client else "")
+        if refusal is not None:
+            self.guard.closed(refusal[1])
+            self.refuse(refusal[0], refusal[2])
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.guard.leave(self)
+        del self._parse
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrives, up to the limit on its size."""
+        if self.phase == "refused":
+            self._discard(data)
+            return
+        room = self._room - len(data)
+        if room < 0:
+            self._feed_in_parts(data)
+            return
+        self._room = room
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.guard.closed("malformed")
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade:  # to another protocol: answered in this one, as HTTP asks
+            self.cycle.keep_alive = False
+        if self.phase == "body":
+            self.guard.received(self, len(data))
+
+    def _feed_in_parts(self, data: bytes) -> None:
+        """Parse up to the limit; go on only if something was complete by then."""
+        fits, self._room = self._room, 0
+        self._feed(data[:fits])
+        if self._room:
+            self.data_received(data[fits:])
+        elif self.phase == "draining":
+            self.transport.abort()
+        elif self.phase == "body":
+            self.guard.closed("body_too_large")
+            self.refuse(413, f"the body is larger than {self.guard.config.max_body} bytes")
+        elif self.phase != "refused":
+            self.guard.closed("header_too_large")
+            self.refuse(431, f"the headers are larger than {self._largest_head} bytes (max_header)")
+
+    def _discard(self, data: bytes) -> None:
+        self._room -= len(data)
+        if self._room < 0:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """Note that a request begins."""
+        super().on_message_begin()
+        self.phase, self.since = "head", None
+
+    def on_headers_complete(self) -> None:
+        """Note that the body begins, and whose request a proxy passes on."""
+        self.phase, self.since = "body", None
+        self._room = self.guard.largest_message
+        if self.proxied:
+            self.app = self._served_app if self._counted() else _too_many_requests  # pyright: ignore[reportUnknownMemberType]
+        super().on_headers_complete()
+        self.headers = []  # trailers are no headers
+
+    def _counted(self) -> bool:
+        """Count a proxy's request for the last address it names that is not a proxy itself."""
+        named = b",".join(value for name, value in self.headers if name == b"x-forwarded-for").decode("latin-1")
+        hosts = [host.strip() for host in named.split(",") if host.strip()]
+        callers = [host for host in hosts if not self.guard.is_proxy(host)]
+        if callers and self.guard.take(self, callers[-1]):
+            return True
+        self.addresses.append("")  # not counted
+        if callers:
+            self.guard.closed("per_address")
+        return not callers
+
+    def on_message_complete(self) -> None:
+        """Note that the request is whole."""
+        super().on_message_complete()
+        self.phase, self.since = "idle" if self.cycle.response_complete else "serving", None
+        self._room = self._largest_head
+        if self.held:
+            self.guard.finished(self)
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request."""
+        self.server_state.total_requests += 1
+        if self.proxied:
+            self.guard.give(self.addresses.popleft())
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self.phase == "serving":
+            self.phase, self.since = "idle", None
+        elif self.phase == "body":
+            self._forget("draining")
+
+    def _forget(self, phase: Phase) -> None:
+        """Read and forget the rest of a request, for a moment."""
+        self.phase, self.since = phase, None
+        self._room = _MOST_DISCARDED
+        self.guard.finished(self)
+
+    def resume_writing(self) -> None:
+        """Note that the peer reads."""
+        super().resume_writing()
+        self._unread_since = None
+
+    def shutdown(self) -> None:
+        """Close once the request in flight has been answered; one that is not whole is none."""
+        if self.phase in ("body", "draining", "refused"):
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def is_waiting(self) -> bool:
+        """Return whether there is no whole request to answer."""
+        return self.phase in ("idle", "head") and not self._is_answering()
+
+    def _is_answering(self) -> bool:
+        return bool(self.cycle) and not self.cycle.response_complete
+
+    def check(self, now: float) -> None:
+        """Close the connection if its peer has taken too long."""
+        self._check_reading(now)
+        if self.transport.is_closing():
+            return
+        if self.phase == "serving" or self.flow.read_paused:
+            self.since = None  # it is our turn
+        elif self.since is None:
+            self.since = now
+        elif now - self.since > self._allowed():
+            self._expire()
+
+    def _check_reading(self, now: float) -> None:
+        if not (self.flow.write_paused or self.transport.is_closing()):
+            return
+        if self._unread_since is None:
+            self._unread_since = now
+        elif now - self._unread_since > self.guard.config.write_timeout:
+            self.cut("unread")
+
+    def _allowed(self) -> float:
+        limits = self.guard.config
+        if self.phase == "body":
+            return limits.body_timeout + (self.guard.largest_message - self._room) / limits.body_rate
+        return {"idle": limits.idle_timeout, "head": limits.header_timeout}.get(self.phase, _LINGER)
+
+    def _expire(self) -> None:
+        late = {"head": "the headers did not arrive in time (header_timeout)",
+                "body": "the body did not arrive in time (body_timeout, body_rate)"}.get(self.phase)  # fmt: skip
+        self.guard.closed(f"{self.phase}_timeout")
+        if late is None:
+            self.transport.close()
+        else:
+            self.refuse(408, late)
+
+    def cut(self, reason: str) -> None:
+        """Drop the connection, and what was to be sent."""
+        self.guard.closed(reason)
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Reply 400 to malformed HTTP and close."""
+        self.refuse(400, msg)
+
+    def refuse(self, status: int, message: str) -> None:
+        """Reply to a request that is not whole, and end the connection; if another is being answered, only end it."""
+        current = self._is_answering()
+        if self.pipeline or (current and (self.phase != "body" or self.cycle.response_started)):
+            self.transport.abort()
+            return
+        code = {400: "invalid_http", 429: "rate_limit_exceeded"}.get(status, _REASONS[status].lower().replace(" ", "_"))
+        body = msgspec.json.encode(error_document(message, code=code, status=status))
+        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+        again = "retry-after: 1\r\n" if status in (429, 503) else ""
+        ending = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(f"{head}{again}{ending}".encode() + body)
+        self.transport.write_eof()
+        if current:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._forget("refused")
+
+
+async def _too_many_requests(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a request that a proxy passes on for an address with too many."""
+    document = error_document("this address has too many requests in flight", code="rate_limit_exceeded", status=429)
+    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 429, "headers": headers})
+    await send({"type": "http.response.body", "body": msgspec.json.encode(document)})
