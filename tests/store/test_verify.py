@@ -6,7 +6,7 @@ import pytest
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import Audit, FeedbackBody, MenuQuestion, new_id
-from conformal_arbitrage.store import sql as operations
+from conformal_arbitrage.store import integrity
 from tests.store.facts import decide, decision, later
 
 SWAP = (
@@ -156,7 +156,7 @@ def test_verification_reads_a_snapshot_even_while_everything_is_pruned(store):
         before = session.rows("select seq from events")
         begun.set()
         assert pruned.wait(10)
-        return operations.chain_faults(session), before == session.rows("select seq from events")
+        return integrity.chain_faults(session), before == session.rows("select seq from events")
 
     async def story():
         await store.commit([decision() for _ in range(700)])

@@ -20,7 +20,7 @@ from conformal_arbitrage.scorelog.files import write_bytes
 
 VARIABLE: Final = "ARBITRAGE_SECRET"
 FILE: Final = "arbitrage.secret"
-Purpose = Literal["boundary v1", "signing v1", "audit v1", "digest v1"]
+Purpose = Literal["boundary v1", "signing v1", "audit v1", "digest v1", "record v1"]
 _SHORTEST: Final = 16
 _REMEDY: Final = f"run `arbitrage init`, or set {VARIABLE} to a long random text"
 
@@ -103,6 +103,11 @@ class ProjectSecret:
     def boundary_keys(self) -> tuple[bytes, ...]:
         """The same for every secret of a rotation."""
         return tuple(subkey(key, "boundary v1") for key in self.keys)
+
+    @property
+    def record_keys(self) -> tuple[bytes, ...]:
+        """The keys that sign the decision record: the first signs, all verify."""
+        return tuple(subkey(key, "record v1") for key in self.keys)
 
     def sign(self, content: bytes) -> str:
         """Return the signature of a document."""

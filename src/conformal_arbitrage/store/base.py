@@ -8,9 +8,10 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from conformal_arbitrage.store.heads import Head
 from conformal_arbitrage.store.record import AuditQuestion, DecisionRecord, Event, JSONObject
 
-Scope = Literal["call", "review", "admin"]
+Scope = Literal["call", "review", "admin", "metrics"]
 
 
 class SavedResponse(Struct, frozen=True, kw_only=True):
@@ -81,7 +82,12 @@ class Shortage(Struct, frozen=True, kw_only=True):
 
 
 class PolicyVersion(Struct, frozen=True, kw_only=True):
-    """An installed certificate of a policy; `origin` is the version that first installed this certificate."""
+    """An installed certificate of a policy.
+
+    Attributes:
+        origin: the version that first installed this certificate.
+        intact: whether it is what was installed, as far as the store's keys can tell.
+    """
 
     name: str
     version: int
@@ -90,20 +96,34 @@ class PolicyVersion(Struct, frozen=True, kw_only=True):
     installed: float
     installed_by: str
     active: bool
+    intact: bool = True
 
 
 class KeyInfo(Struct, frozen=True, kw_only=True):
-    """An API key without its secret."""
+    """An API key without its secret.
+
+    Attributes:
+        expires: when it stops being valid; None for never.
+        policies: the only policies it is good for; None for all.
+    """
 
     id: str
     scope: Scope
     label: str
     created: float
     revoked: float | None = None
+    expires: float | None = None
+    policies: tuple[str, ...] | None = None
 
 
 class Store(Protocol):
-    """Durable storage. Every method that writes returns once the write is committed."""
+    """Durable storage. Every method that writes returns once the write is committed.
+
+    Attributes:
+        has_undelivered: whether there may be decisions for `take_undelivered`, as of the last `change_count`.
+    """
+
+    has_undelivered: bool
 
     async def close(self) -> None:
         """Finish pending operations and release the connections."""
@@ -117,6 +137,7 @@ class Store(Protocol):
         response: SavedResponse | None = None,
         audits: Sequence[Audit] = (),
         begun: Mapping[int, str] | None = None,
+        undelivered: Mapping[str, str] | None = None,
     ) -> None:
         """Append events in one transaction, which also settles an idempotency claim and queues audits.
 
@@ -127,6 +148,8 @@ class Store(Protocol):
             response: finishes the claim.
             audits: the questions to queue.
             begun: ids of decisions begun under the claim, by the place of their question, for another attempt.
+            undelivered: digest of the question by the id of a decision of which nothing was delivered, for a retry
+                without a key.
 
         Raises:
             LostClaimError: someone else took over the claim; nothing was written.
@@ -146,6 +169,10 @@ class Store(Protocol):
 
     async def release(self, claim: Claim) -> None:
         """Give up a claim, as after a failure. If decisions were begun under it, only the same request may take it again."""
+        ...
+
+    async def take_undelivered(self, digest: str) -> str | None:
+        """Hand out a decision about a question of which nothing was delivered, once, within ten minutes of its id."""
         ...
 
     async def record(self, id: str) -> DecisionRecord | None:
@@ -225,11 +252,28 @@ class Store(Protocol):
         """Reactivate the version before the active one, as a new version; return None if there is none."""
         ...
 
+    async def configured(self, policy: str) -> str | None:
+        """Return the digest of a policy's certificate file at the last start; None if there was none."""
+        ...
+
+    async def note_configured(self, policy: str, sha256: str) -> None:
+        """Note the digest of a policy's certificate file."""
+        ...
+
     async def change_count(self) -> int:
         """Return a number that grows whenever any gateway installs or rolls back a policy, or creates or revokes a key."""
         ...
 
-    async def create_key(self, *, id: str, sha256: str, scope: Scope, label: str) -> None:
+    async def create_key(
+        self,
+        *,
+        id: str,
+        sha256: str,
+        scope: Scope,
+        label: str,
+        expires: float | None = None,
+        policies: Sequence[str] | None = None,
+    ) -> None:
         """Store an API key, as its digest only."""
         ...
 
@@ -246,9 +290,32 @@ class Store(Protocol):
         ...
 
     async def prune(self, *, before: float) -> int:
-        """Remove decisions older than a time, with all their events; a checkpoint per writer keeps chains verifiable."""
+        """Remove decisions older than a time, with all their events, and stored responses of that age.
+
+        A checkpoint per writer keeps the chains verifiable. Decisions with an open audit stay until it is closed.
+        """
         ...
 
-    async def verify(self) -> list[str]:
-        """Return the faults in the hash chains, in words; an empty list if there are none."""
+    async def erase(self, id: str) -> bool:
+        """Erase all content of a decision, and stored responses with it; return False if there is no such decision."""
+        ...
+
+    async def sweep(self) -> None:
+        """Remove what has expired: idempotency keys and their responses, and decisions that retries may continue."""
+        ...
+
+    async def seal(self, *, everything: bool = False) -> None:
+        """Sign how far the chains of this process have come; with `everything`, all chains, as at the start."""
+        ...
+
+    async def head(self) -> Head:
+        """Return the present state of all chains and policies, signed, for safe keeping elsewhere."""
+        ...
+
+    async def verify(self, copy: Head | None = None) -> list[str]:
+        """Return everything that is not as it was written, in words; an empty list if nothing is.
+
+        Args:
+            copy: a head that was kept elsewhere, to compare with.
+        """
         ...

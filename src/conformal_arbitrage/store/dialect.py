@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from conformal_arbitrage.store.hash_chain import Chain
+from conformal_arbitrage.store.seals import Seals
 
 
 class Cursor(Protocol):
@@ -74,12 +75,17 @@ POSTGRES = Dialect(
 
 
 class Session:
-    """A connection, its dialect and, if it writes, its chain of events."""
+    """A connection, its dialect, the keys that sign what is stored and, if it writes, its chain of events."""
 
-    def __init__(self, connection: Connection, dialect: Dialect) -> None:
+    def __init__(self, connection: Connection, dialect: Dialect, seals: Seals) -> None:
         self.dialect = dialect
+        self.seals = seals
         self.chain = Chain()
         self._connection = connection
+
+    def start_chain(self) -> None:
+        """Begin to write a chain of its own."""
+        self.chain = self.seals.chain()
 
     def run(self, sql: str, *values: Any) -> int:
         """Run a statement; return how many rows it changed."""

@@ -172,6 +172,15 @@ def decode_json(text: str, name: str) -> dict[str, object]:
     return _decode(text, dict[str, object], name)
 
 
+def decode_names(text: str, name: str) -> tuple[str, ...]:
+    """Read a list of names.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return _decode(text, tuple[str, ...], name)
+
+
 def _decode(text: str, kind: type[_T], name: str) -> _T:
     with suppress(msgspec.DecodeError, RecursionError):
         return msgspec.json.decode(text, type=kind)

@@ -1,13 +1,14 @@
 """Hash chains: link each writer's events by hash, and find the events that do not fit.
 
-A hash covers the previous hash and the event as it is stored, with its writer, number and time.
+A hash covers the previous hash and the event as it is stored, with its writer, number and time. It is keyed if the writer
+had a key, so that no one without it can append or rewrite; the writer's name begins with the key's fingerprint then.
 
-Knows nothing of databases.
+Knows nothing of databases or signatures.
 """
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -31,13 +32,19 @@ class Link(NamedTuple):
     key_id: str | None
     decided_by: str | None
 
-    def digest(self, previous: str) -> str:
+    def digest(self, previous: str, key: bytes | None = None) -> str:
         """Return the hash this event must have if it follows that hash."""
-        return hashlib.sha256(_lenient.encode([previous, *self[:2], *self[3:]])).hexdigest()
+        content = _lenient.encode([previous, *self[:2], *self[3:]])
+        if key is None:
+            return hashlib.sha256(content).hexdigest()
+        return hashlib.blake2b(content, key=key, digest_size=32).hexdigest()
 
-    def follows(self, previous: str) -> bool:
-        """Return whether this event is intact and follows that hash; a tombstone's hash is taken as given."""
-        return self.body is None or self.hash == self.digest(previous)
+
+class Row(NamedTuple):
+    """A link with the seal of whatever replaced the event: a tombstone, or the event without its content."""
+
+    link: Link
+    seal: str | None
 
 
 class Checkpoint(NamedTuple):
@@ -48,54 +55,86 @@ class Checkpoint(NamedTuple):
 
 
 class Chain:
-    """The chain of one writer: its random id and its last event."""
+    """The chain of one writer: its random id and its last event.
 
-    def __init__(self) -> None:
-        self.writer = secrets.token_hex(8)
+    Args:
+        name: fingerprint of the key.
+        key: makes hashes that only its holders can make; None for plain ones.
+    """
+
+    def __init__(self, name: str = "", key: bytes | None = None) -> None:
+        self.writer = secrets.token_hex(8) if key is None else f"{name}-{secrets.token_hex(8)}"
         self.end = Checkpoint()
+        self._key = key
 
     def append(self, event: Event, body: str, at: float) -> Link:
         """Return the next event; reset `end` if its transaction fails."""
         seq, previous = self.end.seq + 1, self.end.hash
         fields = (event.id, event.body.kind, at, body, event.policy, event.key_id, event.decided_by)
-        digest = Link(self.writer, seq, "", *fields).digest(previous)
+        digest = Link(self.writer, seq, "", *fields).digest(previous, self._key)
         self.end = Checkpoint(seq, digest)
         return Link(self.writer, seq, digest, *fields)
 
 
-def faults(links: Iterable[Link], start: Checkpoint) -> Iterator[str]:
-    """Yield what is wrong with one writer's chain, in words; links come in the order of their numbers."""
-    seq, previous = start
-    rest = iter(links)
-    link = next(rest, None)
-    while link is not None:
-        after = next(rest, None)
-        due, expected = seq + 1, previous
-        seq, previous = link.seq, link.hash
-        if link.seq != due:
-            yield f"{_name(link)}: event {due} should come here; events were removed"
-        elif link.follows(expected):
-            pass
-        elif after is not None and _swapped(link, after, expected):
-            yield f"{_name(link)}: it and event {after.seq} were swapped"
-            seq, after = after.seq, next(rest, None)
-        elif after is not None and _only_hash(link, after, expected):
-            yield f"{_name(link)}: its hash was changed"
-            previous = link.digest(expected)
-        else:
-            yield f"{_name(link)}: it is not what was written, or the previous hash was changed"
-        link = after
+class Reading:
+    """One writer's chain being checked.
 
+    Args:
+        key: behind its hashes; None for plain ones.
+        vouched: tells whether a replaced event is signed.
+        needs_seal: whether a tombstone without a signature is a fault.
+    """
 
-def _swapped(link: Link, after: Link, previous: str) -> bool:
-    """Return whether two adjacent events would fit with their numbers exchanged."""
-    first, second = after._replace(seq=link.seq), link._replace(seq=after.seq)
-    return after.body is not None and first.follows(previous) and second.follows(first.hash)
+    def __init__(self, key: bytes | None, vouched: Callable[[Row], bool], *, needs_seal: bool) -> None:
+        self._key = key
+        self._vouched = vouched
+        self._needs_seal = needs_seal
+        self.end = Checkpoint()
 
+    def faults(self, rows: Iterable[Row], start: Checkpoint) -> Iterator[str]:
+        """Yield what is wrong, in words, and keep `end`; rows come in the order of their numbers."""
+        self.end = start
+        rest = iter(rows)
+        row = next(rest, None)
+        while row is not None:
+            link, after = row.link, next(rest, None)
+            due, expected = self.end.seq + 1, self.end.hash
+            self.end = Checkpoint(link.seq, link.hash)
+            if link.seq != due:
+                yield f"{_name(link)}: event {due} should come here; events were removed"
+            elif row.seal is not None or link.body is None:
+                if not self._is_replacement(row):
+                    yield f"{_name(link)}: it was replaced, and no valid signature says so"
+            elif self._follows(link, expected):
+                pass
+            elif after is not None and self._swapped(link, after.link, expected):
+                yield f"{_name(link)}: it and event {after.link.seq} were swapped"
+                self.end, after = Checkpoint(after.link.seq, link.hash), next(rest, None)
+            elif after is not None and self._only_hash(link, after.link, expected):
+                yield f"{_name(link)}: its hash was changed"
+                self.end = Checkpoint(link.seq, link.digest(expected, self._key))
+            else:
+                yield f"{_name(link)}: it is not what was written, or the previous hash was changed"
+            row = after
 
-def _only_hash(link: Link, after: Link, previous: str) -> bool:
-    """Return whether the next event follows from this one's content, although this one's hash does not."""
-    return after.body is not None and after.follows(link.digest(previous))
+    def _is_replacement(self, row: Row) -> bool:
+        """Return whether a replaced event is legitimate; the hash is taken as given, and its seal covers it."""
+        if row.seal is None:
+            return not self._needs_seal
+        return self._vouched(row)
+
+    def _follows(self, link: Link, previous: str) -> bool:
+        """Return whether an event is intact and follows that hash."""
+        return link.body is not None and link.hash == link.digest(previous, self._key)
+
+    def _swapped(self, link: Link, after: Link, previous: str) -> bool:
+        """Return whether two adjacent events would fit with their numbers exchanged."""
+        first, second = after._replace(seq=link.seq), link._replace(seq=after.seq)
+        return self._follows(first, previous) and self._follows(second, first.hash)
+
+    def _only_hash(self, link: Link, after: Link, previous: str) -> bool:
+        """Return whether the next event follows from this one's content, although this one's hash does not."""
+        return self._follows(after, link.digest(previous, self._key))
 
 
 def _name(link: Link) -> str:

@@ -34,3 +34,11 @@ _ids = _Ids()
 def new_id() -> str:
     """Return a new id: 48 bits of milliseconds, then 80 random bits; ids of one process only grow."""
     return _ids.next()
+
+
+def time_of(id: str) -> float:
+    """Return when an id was made, in seconds since the epoch."""
+    value = 0
+    for character in id:
+        value = value << 5 | _ALPHABET.index(character)
+    return (value >> _RANDOM_BITS) / 1000

@@ -4,6 +4,7 @@ Knows nothing of what is stored.
 """
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from conformal_arbitrage.store.base import Store
@@ -11,15 +12,16 @@ from conformal_arbitrage.store.postgres import PostgresStore
 from conformal_arbitrage.store.sqlite import SQLiteStore
 
 
-async def open_store(location: str | Path) -> Store:
+async def open_store(location: str | Path, *, keys: Sequence[bytes] = ()) -> Store:
     """Open a store, creating it if it does not exist.
 
     Args:
         location: a postgresql:// or postgres:// URL, or a file.
+        keys: sign what is stored; the first signs, all verify.
 
     Raises:
         StoreError: it cannot be used.
     """
     if isinstance(location, str) and location.startswith(("postgres://", "postgresql://")):
-        return await asyncio.to_thread(PostgresStore, location)
-    return await asyncio.to_thread(SQLiteStore, location)
+        return await asyncio.to_thread(PostgresStore, location, keys=keys)
+    return await asyncio.to_thread(SQLiteStore, location, keys)

@@ -1,12 +1,16 @@
 """The tables, as numbered migrations; a released migration never changes.
 
-    events       append-only; a tombstone keeps only writer, seq and hash
+    events       append-only; a tombstone keeps only writer, seq and hash; what replaces an event is sealed
     checkpoints  per writer, the last event that was pruned without a tombstone
+    heads        per writer, its last event, signed every second
+    roster       one row: the names of all writers and the newest version of every policy, signed
     claims       idempotency keys: pending, decided or finished; the responses of finished ones are in replays
     begun        ids of the decisions begun under an idempotency key, by the question's place in the request
     audits       questions to ask in the background; `lease` is the time from which an audit may be taken
     spending     what all gateways have used of a limit, by parts of its window
+    undelivered  decisions of which nothing was delivered, by a digest of their question, for a retry without a key
     policies     every installed certificate; `origin` is the version that first installed it
+    configured   per policy, the digest of the certificate file that the last start found
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
 
@@ -72,10 +76,31 @@ def m003_audit_retries_and_spending(session: Session) -> None:
     session.run(f"update audits set queued = {session.dialect.now}")
 
 
+def m004_seals(session: Session) -> None:
+    """Create what makes later changes visible, and what retries without a key continue."""
+    for statement in (
+        "alter table events add column seal {text}",
+        "alter table checkpoints add column seal {text}",
+        "alter table replays add column seal {text}",
+        "alter table policies add column seal {text}",
+        "create table heads (writer {text} primary key, seq {integer} not null, hash {text} not null, "
+        "at {real} not null, seal {text} not null)",
+        "create table roster (document {text} not null, seal {text} not null)",
+        "create table configured (policy {text} primary key, sha256 {text} not null)",
+        "create table undelivered (id {text} primary key, digest {text} not null, expires {real} not null)",
+        "create index undelivered_by_digest on undelivered (digest, expires)",
+        "alter table changes add column undelivered_until {real} not null default 0",
+        "alter table keys add column expires {real}",
+        "alter table keys add column policies {text}",
+    ):
+        session.define(statement)
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
     m003_audit_retries_and_spending,
+    m004_seals,
 )
 """The function at index k takes a database from version k to k + 1."""
 

@@ -6,7 +6,7 @@ Knows nothing of what is stored.
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -17,6 +17,7 @@ from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.dialect import POSTGRES, Session
 from conformal_arbitrage.store.hash_chain import Checkpoint
 from conformal_arbitrage.store.migrations import migrate
+from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.store.sql_store import BAD_VALUE, Job, SQLStore, bad_value
 
 _TIMEOUTS = {"connect_timeout": "2", "tcp_user_timeout": "2000", "keepalives_idle": "10"}
@@ -44,14 +45,15 @@ class PostgresStore(SQLStore):
     Args:
         url: postgresql://USER:PASSWORD@HOST:PORT/DATABASE
         connections: how many operations run at the same time.
+        keys: sign what is stored; the first signs, all verify.
 
     Raises:
         StoreError: psycopg is not installed, or the database cannot be used.
     """
 
-    def __init__(self, url: str, connections: int = 4) -> None:
-        super().__init__()
-        self._server = _Server(url)
+    def __init__(self, url: str, connections: int = 4, keys: Sequence[bytes] = ()) -> None:
+        super().__init__(keys)
+        self._server = _Server(url, self._seals)
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="store")
         self._local = threading.local()
         self._closed = False
@@ -64,6 +66,8 @@ class PostgresStore(SQLStore):
 
     async def close(self) -> None:
         """See `Store.close`."""
+        with suppress(StoreError):  # what cannot be signed now is signed at the next start
+            await self.seal()
         self._closed = True
         await asyncio.to_thread(self._threads.shutdown)
         self._server.disconnect()
@@ -95,11 +99,12 @@ class PostgresStore(SQLStore):
 class _Writer:
     """One connection with its chain of events, in use until it breaks or a statement fails."""
 
-    def __init__(self, connection: Any, error: type[Exception], name: str) -> None:
+    def __init__(self, connection: Any, error: type[Exception], name: str, seals: Seals) -> None:
         self._connection = connection
         self._error = error
         self._name = name
-        self._session = Session(connection, POSTGRES)
+        self._session = Session(connection, POSTGRES, seals)
+        self._session.start_chain()
 
     @property
     def open(self) -> bool:
@@ -138,7 +143,8 @@ class _Writer:
 class _Server:
     """The address of the database, and the connections to it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, seals: Seals) -> None:
+        self._seals = seals
         self._psycopg = _import_psycopg()
         self._parameters = _parameters(self._psycopg, url)
         address = {"host": "localhost", "port": "5432", "dbname": "", **self._parameters}
@@ -162,7 +168,7 @@ class _Server:
         except self._psycopg.Error as error:
             self._unreachable_until = time.monotonic() + _RETRY_PAUSE
             raise StoreError(_message(self.name, error)) from error
-        writer = _Writer(connection, self._psycopg.Error, self.name)
+        writer = _Writer(connection, self._psycopg.Error, self.name, self._seals)
         with self._lock:
             self._writers = [*(known for known in self._writers if known.open), writer]
         return writer

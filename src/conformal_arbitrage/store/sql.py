@@ -8,18 +8,25 @@ Knows nothing of threads, event loops or how a transaction begins and ends.
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
 from msgspec import Struct
 
-from conformal_arbitrage.errors import LostClaimError
+from conformal_arbitrage.errors import LostClaimError, StoreError
 from conformal_arbitrage.store.audits import queue_audits
 from conformal_arbitrage.store.base import Audit, Claim, Claimed, KeyInfo, PolicyVersion, SavedResponse, Scope
 from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.encoding import decode_decision, decode_json, decode_later, encode_json
-from conformal_arbitrage.store.hash_chain import Checkpoint, Link, faults
+from conformal_arbitrage.store.encoding import (
+    decode_decision,
+    decode_json,
+    decode_later,
+    decode_names,
+    encode_json,
+)
+from conformal_arbitrage.store.heads import CHUNK, LINK, VERSION, check_versions, enrol, read_roster, version_seal
+from conformal_arbitrage.store.ids import time_of
 from conformal_arbitrage.store.record import (
     AuditBody,
     CompletionBody,
@@ -31,18 +38,13 @@ from conformal_arbitrage.store.record import (
     with_outcome,
 )
 
-_CHUNK = 500
-"""How many rows a long operation handles at a time."""
+CHANGE_COUNT = "select count, undelivered_until from changes"
 
-CHANGE_COUNT = "select count from changes"
+KEEP_SECONDS = 600.0
+"""How long a retry without a key may continue a decision, from its first attempt."""
 
 _DAY = 86400.0
-_BEYOND = 2**62  # above the number of any event
 _CHANGED = "update changes set count = count + 1"
-_LINK = "writer, seq, hash, id, kind, at, body, policy, key_id, decided_by"
-_BURY = (
-    "update events set id = null, kind = null, at = null, body = null, policy = null, key_id = null, decided_by = null "
-)
 
 
 class Commit(Struct, frozen=True):
@@ -53,11 +55,13 @@ class Commit(Struct, frozen=True):
     response: SavedResponse | None
     audits: Sequence[tuple[Audit, str]]
     begun: Mapping[int, str] = {}
+    undelivered: Mapping[str, str] = {}
 
     @property
     def only_appends(self) -> bool:
         """Whether a single statement suffices, which several commits can share."""
-        return self.claim is None and not self.audits and not any(isinstance(e.body, AuditBody) for e, _ in self.events)
+        alone = self.claim is None and not self.audits and not self.undelivered
+        return alone and not any(isinstance(event.body, AuditBody) for event, _ in self.events)
 
     def __call__(self, session: Session) -> None:
         """Run within the transaction of a session."""
@@ -69,15 +73,16 @@ class Commit(Struct, frozen=True):
             if isinstance(event.body, AuditBody):
                 session.run("delete from audits where id = ?", event.id)
         queue_audits(session, self.audits)
+        _keep_undelivered(session, self.undelivered)
 
 
 def append(session: Session, events: Sequence[tuple[Event, str]]) -> None:
-    """Append events, up to `_CHUNK` in one statement, since the number of values in a statement is limited."""
+    """Append events, up to `CHUNK` in one statement, since the number of values in a statement is limited."""
     now = time.time()
-    for start in range(0, len(events), _CHUNK):
-        links = [session.chain.append(event, body, now) for event, body in events[start : start + _CHUNK]]
+    for start in range(0, len(events), CHUNK):
+        links = [session.chain.append(event, body, now) for event, body in events[start : start + CHUNK]]
         rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(links))
-        session.run(f"insert into events ({_LINK}) values {rows}", *chain.from_iterable(links))
+        session.run(f"insert into events ({LINK}) values {rows}", *chain.from_iterable(links))
 
 
 def _settle(session: Session, claim: Claim, response: SavedResponse | None, now: float) -> None:
@@ -90,11 +95,12 @@ def _settle(session: Session, claim: Claim, response: SavedResponse | None, now:
         raise LostClaimError(f"the idempotency key {claim.name!r} is no longer held by this request; send it again")
     if response is not None:
         headers = encode_json(response.headers, "the headers of a response")
+        row = (claim.key_id, claim.name, response.status, headers, response.body)
         session.run(
-            "insert into replays (key_id, name, status, headers, body, expires) values (?, ?, ?, ?, ?, ?) "
+            "insert into replays (key_id, name, status, headers, body, expires, seal) values (?, ?, ?, ?, ?, ?, ?) "
             "on conflict (key_id, name) do update set status = excluded.status, headers = excluded.headers, "
-            "body = excluded.body, expires = excluded.expires",
-            *(claim.key_id, claim.name, response.status, headers, response.body, now + _DAY),
+            "body = excluded.body, expires = excluded.expires, seal = excluded.seal",
+            *(*row, now + _DAY, session.seals.sign("replay", *row)),
         )
 
 
@@ -117,6 +123,33 @@ def _begun(session: Session, key_id: str, name: str, body_sha256: str, now: floa
         *(key_id, name, body_sha256, now),
     )
     return {int(place): id for place, id in rows}
+
+
+def _keep_undelivered(session: Session, digests: Mapping[str, str]) -> None:
+    """Keep decisions for a retry without a key, for ten minutes from their first attempt, when their ids were made."""
+    now = time.time()
+    for id, digest in digests.items():
+        session.run(
+            "insert into undelivered (id, digest, expires) values (?, ?, ?) "
+            "on conflict (id) do update set digest = excluded.digest, expires = excluded.expires",
+            *(id, digest, time_of(id) + KEEP_SECONDS),
+        )
+    if digests:  # seldom, since every gateway waits for this row
+        until = now + 2 * KEEP_SECONDS
+        session.run("update changes set undelivered_until = ? where undelivered_until < ?", until, now + KEEP_SECONDS)
+
+
+def take_undelivered(session: Session, digest: str) -> str | None:
+    """Hand out the oldest decision about a question of which nothing was delivered; each is handed out once."""
+    rows = session.rows(
+        "select id from undelivered where digest = ? and expires > ? order by expires limit 1"
+        f"{session.dialect.skip_locked}",
+        *(digest, time.time()),
+    )
+    for (id,) in rows:
+        session.run("delete from undelivered where id = ?", id)
+        return str(id)
+    return None
 
 
 def claim(session: Session, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
@@ -142,8 +175,10 @@ def _refusal(session: Session, key_id: str, name: str, body_sha256: str) -> Clai
         return "other body"
     if state != "finished":
         return "under way"
-    rows = session.rows("select status, headers, body from replays where key_id = ? and name = ?", key_id, name)
-    [(status, text, content)] = rows
+    rows = session.rows("select status, headers, body, seal from replays where key_id = ? and name = ?", key_id, name)
+    [(status, text, content, seal)] = rows
+    if session.seals and not session.seals.fits(seal, "replay", key_id, name, status, text, content):
+        raise StoreError(f"the response under the idempotency key {name!r} was changed; run `arbitrage records verify`")
     headers = {name: str(value) for name, value in decode_json(text, "the headers of a response").items()}
     return SavedResponse(status=status, headers=headers, body=content)
 
@@ -175,11 +210,13 @@ def sweep(session: Session) -> bool:
         session.run(
             f"delete from {table} where (key_id, name) in "
             f"(select key_id, name from {table} where expires <= ? limit ?{session.dialect.skip_locked})",
-            *(now, _CHUNK),
+            *(now, CHUNK),
         )
         for table in ("claims", "replays", "begun")
     ]
-    return _CHUNK in counts
+    session.run("delete from undelivered where expires <= ?", now)
+    session.run("update changes set undelivered_until = 0 where undelivered_until > 0 and undelivered_until <= ?", now)
+    return CHUNK in counts
 
 
 def record(session: Session, id: str) -> DecisionRecord | None:
@@ -222,24 +259,41 @@ def _decision(row: Sequence[Any], later: Iterable[Sequence[Any]]) -> DecisionRec
 
 
 _VERSIONS = (
-    "select p.name, p.version, p.origin, p.certificate, p.installed, p.installed_by, "
-    "p.version = (select max(version) from policies q where q.name = p.name) from policies p "
+    "select p.name, p.version, p.origin, p.certificate, p.installed, p.installed_by, p.seal, "
+    "(select q.seal from policies q where q.name = p.name and q.version = p.version - 1), "
+    "(select max(version) from policies q where q.name = p.name) from policies p "
 )
 
 
 def policies(session: Session) -> list[PolicyVersion]:
     """Return the newest version of every policy."""
     newest = "where p.version = (select max(version) from policies q where q.name = p.name) order by p.name"
-    return [_version(row) for row in session.rows(_VERSIONS + newest)]
+    return _versions(session, session.rows(_VERSIONS + newest))
 
 
 def policy_history(session: Session, name: str) -> list[PolicyVersion]:
     """Return all versions of a policy, newest first."""
-    return [_version(row) for row in session.rows(_VERSIONS + "where p.name = ? order by p.version desc", name)]
+    return _versions(session, session.rows(_VERSIONS + "where p.name = ? order by p.version desc", name))
 
 
-def _version(row: Sequence[Any]) -> PolicyVersion:
-    name, version, origin, certificate, installed, by, active = row
+def _versions(session: Session, rows: Sequence[Sequence[Any]]) -> list[PolicyVersion]:
+    """Build versions, each with whether it is what was installed; the newest has to be the one in the signed list."""
+    roster, valid = read_roster(session) if session.seals else (None, False)
+    listed: Mapping[str, tuple[int, str]] = {} if roster is None else roster.policies
+    return [_version(row, intact=_is_intact(session, row, listed) and (roster is None or valid)) for row in rows]
+
+
+def _is_intact(session: Session, row: Sequence[Any], listed: Mapping[str, tuple[int, str]]) -> bool:
+    *values, seal, previous, newest = row
+    if not session.seals:
+        return True
+    if listed.get(values[0], (0, ""))[0] != newest:
+        return False
+    return session.seals.fits(seal, "policy", previous or "", *values)
+
+
+def _version(row: Sequence[Any], *, intact: bool) -> PolicyVersion:
+    name, version, origin, certificate, installed, by, _, _, newest = row
     return PolicyVersion(
         name=name,
         version=version,
@@ -247,7 +301,8 @@ def _version(row: Sequence[Any]) -> PolicyVersion:
         certificate=decode_json(certificate, f"the certificate of {name}"),
         installed=installed,
         installed_by=by,
-        active=bool(active),
+        active=version == newest,
+        intact=intact,
     )
 
 
@@ -262,49 +317,75 @@ def rollback(session: Session, name: str, *, by: str) -> PolicyVersion | None:
 
     A version's origin is the version that first installed its certificate; the certificate active before that has the
     number below. So a second rollback goes back a second step.
+
+    Raises:
+        StoreError: that version is not what was installed.
     """
     version = _next_version(session, name)
-    rows = session.rows(
-        "select b.origin, b.certificate from policies a join policies b on b.name = a.name and b.version = a.origin - 1 "
-        "where a.name = ? and a.version = ?",
-        *(name, version - 1),
-    )
-    if not rows:
+    history = {one.version: one for one in policy_history(session, name)}
+    earlier = history.get(history[version - 1].origin - 1) if version - 1 in history else None
+    if earlier is None:
         return None
-    [(origin, certificate)] = rows
-    return _add_version(session, name, version, origin=origin, certificate=certificate, by=by)
+    if not earlier.intact:
+        raise StoreError(f"policy {name}, version {earlier.version}: it is not what was installed; restore a backup")
+    certificate = encode_json(earlier.certificate, f"the certificate of {name}")
+    return _add_version(session, name, version, origin=earlier.origin, certificate=certificate, by=by)
 
 
 def _next_version(session: Session, name: str) -> int:
-    """Return the number of a policy's next version, after locking the row that every installation must lock."""
+    """Return the number of a policy's next version, after locking the row that every installation must lock.
+
+    Raises:
+        StoreError: its newest versions were removed.
+    """
     session.run("update changes set count = count")
     [(newest,)] = session.rows("select coalesce(max(version), 0) from policies where name = ?", name)
+    check_versions(session, name, int(newest))
     return int(newest) + 1
 
 
 def _add_version(session: Session, name: str, version: int, *, origin: int, certificate: str, by: str) -> PolicyVersion:
-    now = time.time()
-    session.run(
-        "insert into policies (name, version, origin, certificate, installed, installed_by) values (?, ?, ?, ?, ?, ?)",
-        *(name, version, origin, certificate, now, by),
-    )
+    rows = session.rows("select seal from policies where name = ? and version = ?", name, version - 1)
+    previous = "" if not rows else rows[0][0] or ""
+    row = (name, version, origin, certificate, time.time(), by)
+    seal = version_seal(session, row, previous)
+    session.run(f"insert into policies ({VERSION}, seal) values (?, ?, ?, ?, ?, ?, ?)", *row, seal)
+    enrol(session, policies={name: (version, seal or "")})
     session.run(_CHANGED)
-    return _version((name, version, origin, certificate, now, by, True))
+    return _version((*row, seal, previous, version), intact=True)
 
 
-def change_count(session: Session) -> int:
-    """Return how often a policy was installed, or a key created or revoked."""
-    [(count,)] = session.rows(CHANGE_COUNT)
-    return int(count)
+def configured(session: Session, policy: str) -> str | None:
+    """Return the digest of the certificate file that the last start found."""
+    rows = session.rows("select sha256 from configured where policy = ?", policy)
+    return rows[0][0] if rows else None
 
 
-_KEYS = "select id, scope, label, created, revoked from keys "
+def note_configured(session: Session, policy: str, sha256: str) -> None:
+    """Note the digest of a policy's certificate file."""
+    session.run(
+        "insert into configured (policy, sha256) values (?, ?) on conflict (policy) do update set sha256 = excluded.sha256",
+        *(policy, sha256),
+    )
 
 
-def create_key(session: Session, *, id: str, sha256: str, scope: Scope, label: str) -> None:
+def change_count(session: Session) -> tuple[int, float]:
+    """Return how often a policy was installed, or a key created or revoked; and until when retries may continue."""
+    [(count, until)] = session.rows(CHANGE_COUNT)
+    return int(count), float(until)
+
+
+_KEYS = "select id, scope, label, created, revoked, expires, policies from keys "
+
+
+def create_key(
+    session: Session, *, id: str, sha256: str, scope: Scope, label: str, expires: float | None, policies: str | None
+) -> None:
     """Store a key's digest."""
-    values = (id, sha256, scope, label, time.time())
-    session.run("insert into keys (id, sha256, scope, label, created) values (?, ?, ?, ?, ?)", *values)
+    values = (id, sha256, scope, label, time.time(), expires, policies)
+    session.run(
+        "insert into keys (id, sha256, scope, label, created, expires, policies) values (?, ?, ?, ?, ?, ?, ?)", *values
+    )
     session.run(_CHANGED)
 
 
@@ -320,8 +401,16 @@ def keys(session: Session) -> list[KeyInfo]:
 
 
 def _key(row: Sequence[Any]) -> KeyInfo:
-    id, scope, label, created, revoked = row
-    return KeyInfo(id=id, scope=scope, label=label, created=created, revoked=revoked)
+    id, scope, label, created, revoked, expires, policies = row
+    return KeyInfo(
+        id=id,
+        scope=scope,
+        label=label,
+        created=created,
+        revoked=revoked,
+        expires=expires,
+        policies=None if policies is None else decode_names(policies, f"the policies of key {id}"),
+    )
 
 
 def revoke_key(session: Session, id: str) -> bool:
@@ -329,51 +418,3 @@ def revoke_key(session: Session, id: str) -> bool:
     count = session.run("update keys set revoked = coalesce(revoked, ?) where id = ?", time.time(), id)
     session.run(_CHANGED)
     return count == 1
-
-
-def prune(session: Session, *, before: float) -> int:
-    """Turn the events of some old decisions into tombstones; return how many decisions."""
-    rows = session.rows(
-        f"select id from events where kind = 'decision' and at < ? order by at limit ?{session.dialect.skip_locked}",
-        *(before, _CHUNK),
-    )
-    for (id,) in rows:
-        session.run(f"{_BURY} where id = ? and kind <> 'decision'", id)
-        session.run(f"{_BURY} where id = ? and kind = 'decision'", id)
-        session.run("delete from audits where id = ?", id)
-    return len(rows)
-
-
-def compact(session: Session) -> None:
-    """Replace the tombstones at the start of each chain by a checkpoint."""
-    for (writer,) in session.rows("select distinct writer from events where body is null"):
-        end = session.rows(
-            "select seq, hash from events where writer = ? and body is null and seq < coalesce("
-            "(select min(seq) from events where writer = ? and body is not null), ?) order by seq desc limit 1",
-            *(writer, writer, _BEYOND),
-        )
-        for seq, hash in end:
-            session.run(
-                "insert into checkpoints (writer, seq, hash) values (?, ?, ?) on conflict (writer) do update "
-                "set seq = excluded.seq, hash = excluded.hash where excluded.seq > checkpoints.seq",
-                *(writer, seq, hash),
-            )
-            session.run("delete from events where writer = ? and seq <= ?", writer, seq)
-
-
-def chain_faults(session: Session) -> list[str]:
-    """Return every fault of every chain; the transaction must be a snapshot."""
-    rows = session.rows("select writer, seq, hash from checkpoints")
-    starts = {writer: Checkpoint(seq, hash) for writer, seq, hash in rows}
-    by_writer = groupby(_links(session), lambda link: link.writer)
-    return [fault for writer, links in by_writer for fault in faults(links, starts.get(writer, Checkpoint()))]
-
-
-def _links(session: Session) -> Iterator[Link]:
-    """Yield all events by writer and number, reading some at a time."""
-    last = ("", 0)
-    while rows := session.rows(
-        f"select {_LINK} from events where (writer, seq) > (?, ?) order by writer, seq limit ?", *last, _CHUNK
-    ):
-        yield from map(Link._make, rows)
-        last = rows[-1][:2]

@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from conformal_arbitrage.errors import OptionError, StoreError
-from conformal_arbitrage.store import audits, spending
+from conformal_arbitrage.store import audits, heads, integrity, pruning, spending
 from conformal_arbitrage.store import sql as operations
 from conformal_arbitrage.store.base import (
     Audit,
@@ -28,6 +30,7 @@ from conformal_arbitrage.store.base import (
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import encode, encode_json
 from conformal_arbitrage.store.record import DecisionRecord, Event, JSONObject
+from conformal_arbitrage.store.seals import Seals
 
 _T = TypeVar("_T")
 Job = Callable[[Session], _T]
@@ -49,9 +52,18 @@ def bad_value(location: object, error: Exception) -> StoreError:
 
 
 class SQLStore(ABC):
-    """A store whose operations are jobs on a session."""
+    """A store whose operations are jobs on a session.
 
-    def __init__(self) -> None:
+    Args:
+        keys: sign what is stored; the first signs, all verify.
+
+    Attributes:
+        has_undelivered: see `Store`.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self.has_undelivered = False
+        self._seals = Seals(keys)
         self._swept = time.monotonic()
 
     @abstractmethod
@@ -78,21 +90,26 @@ class SQLStore(ABC):
         response: SavedResponse | None = None,
         audits: Sequence[Audit] = (),
         begun: Mapping[int, str] | None = None,
+        undelivered: Mapping[str, str] | None = None,
     ) -> None:
         """See `Store.commit`."""
         if (response is not None or begun) and claim is None:
             raise OptionError("response= and begun= belong to a claim; pass claim= too")
         texts = [(event, encode(event.body, event.id)) for event in events]
         questions = [(audit, encode(audit.question, audit.id)) for audit in audits]
-        await self._write(operations.Commit(texts, claim, response, questions, begun or {}))
+        await self._write(operations.Commit(texts, claim, response, questions, begun or {}, undelivered or {}))
 
     async def claim(self, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
         """See `Store.claim`. Once a minute expired claims are removed first, so that no error follows a granted claim."""
         if time.monotonic() - self._swept >= _SWEEP_EVERY:
-            self._swept = time.monotonic()
-            while await self._write(operations.sweep):
-                pass
+            await self.sweep()
         return await self._write(lambda session: operations.claim(session, key_id, name, body_sha256, lease=lease))
+
+    async def sweep(self) -> None:
+        """See `Store.sweep`."""
+        self._swept = time.monotonic()
+        while await self._write(operations.sweep):
+            pass
 
     async def renew(self, claim: Claim, *, lease: float) -> bool:
         """See `Store.renew`."""
@@ -101,6 +118,10 @@ class SQLStore(ABC):
     async def release(self, claim: Claim) -> None:
         """See `Store.release`."""
         await self._write(lambda session: operations.release(session, claim))
+
+    async def take_undelivered(self, digest: str) -> str | None:
+        """See `Store.take_undelivered`."""
+        return await self._write(lambda session: operations.take_undelivered(session, digest))
 
     async def record(self, id: str) -> DecisionRecord | None:
         """See `Store.record`."""
@@ -175,15 +196,36 @@ class SQLStore(ABC):
         """See `Store.rollback`."""
         return await self._write(lambda session: operations.rollback(session, name, by=by))
 
+    async def configured(self, policy: str) -> str | None:
+        """See `Store.configured`."""
+        return await self._read(lambda session: operations.configured(session, policy))
+
+    async def note_configured(self, policy: str, sha256: str) -> None:
+        """See `Store.note_configured`."""
+        await self._write(lambda session: operations.note_configured(session, policy, sha256))
+
     async def change_count(self) -> int:
         """See `Store.change_count`."""
-        return await self._read(operations.change_count)
+        count, until = await self._read(operations.change_count)
+        self.has_undelivered = until > 0
+        return count
 
-    async def create_key(self, *, id: str, sha256: str, scope: Scope, label: str) -> None:
+    async def create_key(
+        self,
+        *,
+        id: str,
+        sha256: str,
+        scope: Scope,
+        label: str,
+        expires: float | None = None,
+        policies: Sequence[str] | None = None,
+    ) -> None:
         """See `Store.create_key`."""
         if not _DIGEST.fullmatch(sha256):
             raise OptionError("sha256= takes the digest of a key, 64 lower-case hexadecimal digits, never the key")
-        await self._write(partial(operations.create_key, id=id, sha256=sha256, scope=scope, label=label))
+        names = None if policies is None else msgspec.json.encode(list(policies)).decode()
+        key = partial(operations.create_key, id=id, sha256=sha256, scope=scope, label=label)
+        await self._write(partial(key, expires=expires, policies=names))
 
     async def find_key(self, sha256: str) -> KeyInfo | None:
         """See `Store.find_key`."""
@@ -204,16 +246,48 @@ class SQLStore(ABC):
         checkpoint.
         """
         total = 0
-        while count := await self._write(lambda session: operations.prune(session, before=before)):
+        while count := await self._write(lambda session: pruning.prune(session, before=before)):
             total += count
-        await self._write(operations.compact)
+        await self._write(pruning.compact)
+        await self._write(lambda session: pruning.prune_replays(session, before=before))
+        await self.sweep()
         return total
 
-    async def verify(self) -> list[str]:
+    async def erase(self, id: str) -> bool:
+        """See `Store.erase`."""
+        return await self._write(lambda session: pruning.erase(session, id))
+
+    async def seal(self, *, everything: bool = False) -> None:
+        """See `Store.seal`."""
+        if self._seals and (everything or self._seals.signed):
+            await self._write(heads.sign_all_heads if everything else heads.sign_own_heads)
+
+    async def head(self) -> heads.Head:
+        """See `Store.head`."""
+        return await self._scan(heads.head)
+
+    async def verify(self, copy: heads.Head | None = None) -> list[str]:
         """See `Store.verify`.
 
-        Finds a changed event, a changed hash, events removed from the middle, and swapped events. Cannot detect that
-        the last events of a writer are missing, or all of them, or that a tombstone replaced an event: against that,
-        keep copies elsewhere.
+        Without keys it finds a changed event, a changed hash, events removed from the middle, and swapped events. With
+        keys it also finds what an unsigned chain cannot show: a missing end, a missing writer, a tombstone that no one
+        signed, changed responses and certificates. That everything was taken back to an earlier state shows only against
+        a copy of a head.
         """
-        return await self._scan(operations.chain_faults)
+        checks: Sequence[Job[list[str]]] = (
+            self._damage,
+            lambda session: integrity.chain_faults(session, copy),
+            lambda session: integrity.policy_faults(session, copy),
+            integrity.replay_faults,
+        )
+        faults: list[str] = []
+        for check in checks:
+            try:
+                faults += await self._scan(check)
+            except StoreError as error:  # damage that stops one check must not hide what the others find
+                faults.append(str(error))
+        return list(dict.fromkeys(faults))
+
+    def _damage(self, session: Session) -> list[str]:
+        """Return what the database itself finds wrong with its files."""
+        return []

@@ -6,6 +6,7 @@ Knows nothing of what is stored.
 """
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
@@ -17,8 +18,8 @@ from typing import Any, TypeVar
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.dialect import SQLITE, Session
-from conformal_arbitrage.store.hash_chain import Chain
 from conformal_arbitrage.store.migrations import migrate
+from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit, append
 from conformal_arbitrage.store.sql_store import BAD_VALUE, Job, SQLStore, bad_value
 
@@ -47,22 +48,25 @@ class SQLiteStore(SQLStore):
     """A store in a file, for one machine; several processes may share it.
 
     Args:
-        path: the file; created if it does not exist.
+        path: the file; created, for its owner only, if it does not exist.
+        keys: sign what is stored; the first signs, all verify.
 
     Raises:
         StoreError: it cannot be used.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        super().__init__()
+    def __init__(self, path: str | Path, keys: Sequence[bytes] = ()) -> None:
+        super().__init__(keys)
         self._path = Path(path)
-        self._writer = _Writer(self._path)
+        self._writer = _Writer(self._path, self._seals)
         self._reader = _connect(self._path)
-        self._session = Session(self._reader, SQLITE)
+        self._session = Session(self._reader, SQLITE, self._seals)
         self._writer.start()
 
     async def close(self) -> None:
         """See `Store.close`."""
+        with suppress(StoreError):  # what cannot be signed now is signed at the next start
+            await self.seal()
         self._writer.finish()
         await asyncio.to_thread(self._writer.join)
         self._reader.close()
@@ -71,7 +75,9 @@ class SQLiteStore(SQLStore):
         """See `Store.change_count`. Every request reads it, so this skips the layers between."""
         self._writer.check_open()
         try:
-            return int(self._reader.execute(CHANGE_COUNT).fetchone()[0])
+            count, until = self._reader.execute(CHANGE_COUNT).fetchone()
+            self.has_undelivered = until > 0
+            return int(count)
         except _FAILURES as error:
             raise _translated(self._path, error) from error
 
@@ -89,10 +95,15 @@ class SQLiteStore(SQLStore):
         self._writer.check_open()
         return await asyncio.to_thread(self._on_snapshot, job)
 
+    def _damage(self, session: Session) -> list[str]:
+        """Run SQLite's own check of the whole file."""
+        rows = session.rows("pragma integrity_check(20)")
+        return [f"{self._path}: {text}" for (text,) in rows if text != "ok"]
+
     def _on_snapshot(self, job: Job[_T]) -> _T:
         with closing(_connect(self._path)) as connection:
             try:
-                session = Session(connection, SQLITE)
+                session = Session(connection, SQLITE, self._seals)
                 session.run(SQLITE.snapshot)
                 return job(session)
             except _FAILURES as error:
@@ -107,12 +118,13 @@ class _Writer(threading.Thread):
     savepoint each, so that one may fail without the others.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seals: Seals) -> None:
         super().__init__(name=f"store {path}", daemon=True)
         self._path = path
         self._queue: SimpleQueue[_Pending | None] = SimpleQueue()
         self._connection = _connect(path)
-        self._session = Session(self._connection, SQLITE)
+        self._session = Session(self._connection, SQLITE, seals)
+        self._session.start_chain()
         self._finished = False
         self._last_batch = 0
         self._prepare()
@@ -213,7 +225,7 @@ class _Writer(threading.Thread):
         """Undo a batch and begin a new chain, since a failed commit may still have reached the disk."""
         with suppress(sqlite3.Error):
             self._connection.rollback()
-        self._session.chain = Chain()
+        self._session.start_chain()
 
     def _prepare(self) -> None:
         try:
@@ -231,9 +243,13 @@ class _Writer(threading.Thread):
 def _connect(path: Path) -> sqlite3.Connection:
     """Open a connection that begins no transactions by itself and whose commits survive a power failure."""
     try:
+        with suppress(
+            FileExistsError
+        ):  # so that no one else can read it at any moment; its journals take the same mode
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
         connection.execute("pragma synchronous = full")
-    except sqlite3.Error as error:
+    except (OSError, sqlite3.Error) as error:
         raise _translated(path, error) from error
     return connection
 
