@@ -185,9 +185,9 @@ def prepared(folder: Path, url: str) -> None:
     """A configuration, a certificate made with its models (the relaxation is 0.3), and a key."""
     from conformal_arbitrage import ScoreLog, calibrate
     from conformal_arbitrage.gateway.auth import digest
-    from conformal_arbitrage.gateway.server import database_of, identities_of, secret_of
+    from conformal_arbitrage.gateway.server import identities_of, secret_of
     from conformal_arbitrage.live.config import read_config
-    from conformal_arbitrage.store import open_store
+    from conformal_arbitrage.live.database import open_record
 
     (folder / "arbitrage.toml").write_text(CONFIG.format(url=url))
     config = read_config(folder / "arbitrage.toml")
@@ -199,7 +199,7 @@ def prepared(folder: Path, url: str) -> None:
     calibrate(log, 0.05, guardian_sees="all").sign(secret_of(config)).save(folder / "certificate.json")
 
     async def keyed() -> None:
-        store = await open_store(database_of(config))
+        store = await open_record(config)
         await store.create_key(id="benchmark", sha256=digest(KEY), scope="call", label="")
         await store.close()
 

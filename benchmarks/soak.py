@@ -232,7 +232,7 @@ async def soak(config: Path, database: str, requests: int, concurrency: int, rul
             if run_sql(database, "select count(*) from audits") == [(0,)]:
                 break
             await asyncio.sleep(0.2)
-    store = await open_store(database)
+    store = await open_store(database, keys=OURS.record_keys)
     try:
         faults, kept, audits, waiting = load.wrong, set[str](), 0, 0
         async for record in every_record(store):
@@ -268,7 +268,7 @@ async def shadow(config: Path, database: str, requests: int, concurrency: int) -
     async with Gateway(config) as gateway:
         load = await press(gateway, requests, concurrency)
     assert not load.wrong, load.wrong[:3]
-    store = await open_store(database)
+    store = await open_store(database, keys=OURS.record_keys)
     try:
         log = await score_log_of(store, "support", identities=identities_of(read_config(config), "support"))
     finally:

@@ -14,6 +14,7 @@
     ├── QuotaError         the Guardian's quota of calls or money is used up for now
     ├── RequestError       the gateway rejected a request, with an HTTP status
     ├── StoreError         the store is unreachable, damaged or of a newer schema
+    │   ├── DamagedError       what is in the store cannot be read as what was written
     │   └── LostClaimError     another gateway took over a claimed request
     └── ScorerError        a model call failed, or its reply is unusable
         ├── UpstreamError      the endpoint rejected the call, failed or is unreachable
@@ -121,6 +122,10 @@ class RequestError(ArbitrageError):
 
 class StoreError(ArbitrageError):
     """The decision store cannot be used."""
+
+
+class DamagedError(StoreError):
+    """What is in the store cannot be read as what was written."""
 
 
 class LostClaimError(StoreError):

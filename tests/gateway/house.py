@@ -16,9 +16,10 @@ from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.gateway import application
 from conformal_arbitrage.gateway.connections import Connections, ServerSettings
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.server import database_of, identities_of, secret_of
+from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import new_id, open_store
+from conformal_arbitrage.live.database import open_record
+from conformal_arbitrage.store import new_id
 from tests.scripted import Upstream, completion
 
 SURE, UNSURE = (0.9, 0.1), (0.5, 0.4, 0.1)  # the relaxation of every certificate here is between their margins
@@ -180,7 +181,7 @@ class House:
         """Open the record beside the gateway, as the command line does, and use it."""
 
         async def opened():
-            store = await open_store(database_of(self.config))
+            store = await open_record(self.config)
             try:
                 return await use(store)
             finally:

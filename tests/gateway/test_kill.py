@@ -11,6 +11,7 @@ import pytest
 from conformal_arbitrage.store import open_store
 from tests.gateway.durability import (
     LOST,
+    OURS,
     Gateway,
     all_records,
     calls_by_name,
@@ -133,7 +134,7 @@ def test_a_gateway_that_is_killed_again_and_again_loses_nothing_and_decides_noth
             callers = Callers(gateway, session)
             await rounds(gateway, callers)
             await audits_end(where)
-        store = await open_store(where)
+        store = await open_store(where, keys=OURS.record_keys)
         records, faults = await all_records(store), await store.verify()
         await store.close()
         check(callers, records, calls)

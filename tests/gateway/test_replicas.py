@@ -9,6 +9,7 @@ import pytest
 
 from conformal_arbitrage.store import open_store
 from tests.gateway.durability import (
+    OURS,
     Gateway,
     all_records,
     calls_by_name,
@@ -68,7 +69,7 @@ def test_a_key_sent_to_two_gateways_at_once_is_one_decision_and_one_reply(where,
         replayed = [sum("x-arbitrage-replayed" in headers for _, headers, _ in pair) for pair in replies]
         assert replayed == [1] * KEYS
         assert again[2] == replies[0][0][2]
-        store = await open_store(where)
+        store = await open_store(where, keys=OURS.record_keys)
         records, faults = await all_records(store), await store.verify()
         await store.close()
         names = {f"n{k}": 1 for k in range(KEYS)}
@@ -97,7 +98,7 @@ def test_the_claims_of_a_killed_gateway_are_taken_over_by_the_other(where, tmp_p
         given = [(old, new) for old, new in zip(done, replies, strict=True) if not isinstance(old, Exception)]
         assert len(given) < len(names)
         assert [pair for pair in given if pair[0][2] != pair[1][2]] == []
-        store = await open_store(where)
+        store = await open_store(where, keys=OURS.record_keys)
         records = await all_records(store)
         await store.close()
         assert decisions_by_name(records) == dict.fromkeys(names, 1)

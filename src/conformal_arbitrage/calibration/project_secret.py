@@ -21,7 +21,7 @@ from conformal_arbitrage.scorelog.files import write_bytes
 VARIABLE: Final = "ARBITRAGE_SECRET"
 FILE: Final = "arbitrage.secret"
 Purpose = Literal["boundary v1", "signing v1", "audit v1", "digest v1", "record v1"]
-_SHORTEST: Final = 16
+SHORTEST_SECRET: Final = 16
 _REMEDY: Final = f"run `arbitrage init`, or set {VARIABLE} to a long random text"
 
 
@@ -48,8 +48,8 @@ class ProjectSecret:
             ConfigError: there is none, or one is short enough to be guessed.
         """
         texts = re.split(r"[,\s]+", text.strip(", \t\r\n"))
-        if min(map(len, texts)) < _SHORTEST:
-            raise ConfigError(f"{source}: a secret has {_SHORTEST} characters or more; {_REMEDY}")
+        if min(map(len, texts)) < SHORTEST_SECRET:
+            raise ConfigError(f"{source}: a secret has {SHORTEST_SECRET} characters or more; {_REMEDY}")
         return cls(tuple(one.encode() for one in texts))
 
     @classmethod

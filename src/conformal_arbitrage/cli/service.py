@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from conformal_arbitrage.cli import options
-from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.errors import DamagedError, StoreError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.store import Store
+    from conformal_arbitrage.store.heads import Head
 
 _Result = TypeVar("_Result")
 
@@ -140,12 +141,14 @@ def keys_revoke_command(id: str, *, config: str) -> None:
 
 @click.group("records")
 def records_command() -> None:
-    """Export, prune and verify the decision records.
+    """Export, verify, prune and erase decision records.
 
     \b
     arbitrage records export --policy support --score-log -o log.parquet
     arbitrage records verify
+    arbitrage records head > head.json
     arbitrage records prune --older-than 90
+    arbitrage records erase ID
     """
 
 
@@ -207,29 +210,102 @@ def records_prune_command(*, older_than: float, config: str, as_json: bool) -> N
 
 
 @records_command.command("verify")
+@click.option("--head", "copy", metavar="FILE", help="A copy that `arbitrage records head` printed, to compare with.")
 @options.config_file
 @options.as_json
-def records_verify_command(*, config: str, as_json: bool) -> None:
-    """Verify the hash chains; exit 1 if they are broken."""
-    problems = with_store(config, lambda store: store.verify())
+def records_verify_command(*, copy: str | None, config: str, as_json: bool) -> None:
+    """Verify that nothing in the store was changed or removed; exit 1 if something was.
+
+    \b
+    arbitrage records verify
+    arbitrage records verify --head head-2026-01-31.json
+    """
+    signed, problems = _verified(config, None if copy is None else _read_head(copy))
     if as_json:
-        options.print_json({"ok": not problems, "problems": problems})
+        options.print_json({"ok": not problems, "problems": problems, "signatures_checked": signed})
     else:
         click.echo("\n".join(problems) or "The hash chains are intact.")
+    if not signed:
+        options.warn("there is no project secret here, so that signatures were not checked; set ARBITRAGE_SECRET")
     if problems:
         raise SystemExit(1)
+
+
+def _verified(config: str, copy: "Head | None") -> tuple[bool, list[str]]:
+    """Return whether signatures could be checked, and what is wrong with the configured store; a damaged file is a fault."""
+    from pathlib import Path
+
+    from conformal_arbitrage.live.config import read_config
+
+    with _gateway_installed():
+        from conformal_arbitrage.live.database import database_of, existing_secret
+
+    configuration = read_config(config)
+    signed, database = existing_secret(configuration) is not None, database_of(configuration)
+    if "://" not in database and not (Path(database).is_file() and Path(database).stat().st_size):
+        return signed, [f"{database}: there is no database, or it is empty; restore a backup"]
+    try:
+        return signed, with_store(config, lambda store: store.verify(copy))
+    except DamagedError as error:
+        return signed, [str(error)]
+
+
+def _read_head(path: str) -> "Head":
+    from pathlib import Path
+
+    import msgspec
+
+    from conformal_arbitrage.store.heads import Head
+
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Head)
+    except (OSError, msgspec.DecodeError, UnicodeError) as error:
+        raise StoreError(
+            f"{path}: it is not a head ({error}); name a file that `arbitrage records head` wrote"
+        ) from error
+
+
+@records_command.command("head")
+@options.config_file
+def records_head_command(*, config: str) -> None:
+    """Print how far the record has come, signed, for safe keeping elsewhere.
+
+    \b
+    arbitrage records head > head-$(date +%F).json
+    """
+    import msgspec
+
+    head = with_store(config, lambda store: store.head())
+    click.echo(msgspec.json.format(msgspec.json.encode(head)).decode())
+
+
+@records_command.command("erase")
+@click.argument("id")
+@options.config_file
+@options.as_json
+def records_erase_command(id: str, *, config: str, as_json: bool) -> None:
+    """Erase question, answers, comments and error texts of one decision; scores, costs and the hash chain stay.
+
+    \b
+    arbitrage records erase 01kabcdefghjkmnpqrstvwxyz0
+    """
+    if not with_store(config, lambda store: store.erase(id)):
+        raise StoreError(f"there is no decision {id!r}; find its id with `arbitrage records export`, or in the reply")
+    if as_json:
+        options.print_json({"erased": id})
+    else:
+        click.echo(f"Erased: {id}")
 
 
 def with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]") -> _Result:
     """Open the configured store, use it, and close it."""
     from conformal_arbitrage.live.config import read_config
-    from conformal_arbitrage.store import open_store
 
     with _gateway_installed():
-        from conformal_arbitrage.gateway.server import database_of
+        from conformal_arbitrage.live.database import open_record
 
     async def run() -> _Result:
-        store = await open_store(database_of(read_config(config)))
+        store = await open_record(read_config(config))
         try:
             return await use(store)
         finally:

@@ -22,6 +22,7 @@ from conformal_arbitrage.gateway.auditor import Auditor
 from conformal_arbitrage.gateway.auth import Authenticator
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.decision_routes import DecisionRoutes
+from conformal_arbitrage.gateway.housekeeping import Housekeeper
 from conformal_arbitrage.gateway.limits import RequestLimits
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import (
@@ -65,11 +66,15 @@ def create_app(parts: Parts) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        auditing = asyncio.create_task(routes.auditor().run())
+        background = [
+            asyncio.create_task(routes.auditor().run()),
+            asyncio.create_task(Housekeeper(parts.store, parts.config.gateway.retain_days).run()),
+        ]
         yield
-        auditing.cancel()
-        with suppress(asyncio.CancelledError):
-            await auditing
+        for task in background:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
     routes = _Routes(parts)
     served = routes.served()

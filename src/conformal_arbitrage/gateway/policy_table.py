@@ -94,19 +94,50 @@ class PolicyTable:
         self._seen = -1
 
     async def load(self) -> None:
-        """Load the policies in force, and install each configured certificate that the store has never had."""
+        """Install each certificate file that changed since the last start, and load the policies in force."""
         for name, settings in self._config.policies.items():
             if settings.certificate is None:
                 self._live[name] = self._without_certificate(name)
-                continue
-            document = Certificate.load(Path(self._config.folder) / settings.certificate).to_dict()
-            history = await self._store.policy_history(name)
-            if all(version.certificate != document for version in history):
-                self.bind(name, document)
-                await self._store.install(name, document, by="configuration")
+            else:
+                await self._install_file(name, settings.certificate)
         await self.refresh(await self._store.change_count())
         for error in self._unusable.values():
             raise error
+        for version in await self._store.policies():
+            if version.name in self._live:
+                _log.info("%s", self._in_force(version), extra={"policy": version.name})
+
+    async def _install_file(self, name: str, file: str) -> None:
+        """Install a certificate file that differs from the one that the last start found.
+
+        One that is the same has been installed, and what was installed after it stays in force. A store without a note of
+        the last start, as of an earlier release, takes a file that it has never had.
+        """
+        document = Certificate.load(Path(self._config.folder) / file).to_dict()
+        sha256 = fingerprint(document)
+        last = await self._store.configured(name)
+        history = await self._store.policy_history(name)
+        known = any(version.certificate == document for version in history)
+        changed = sha256 != last and (last is not None or not known)
+        active = bool(history) and history[0].intact and history[0].certificate == document
+        if not history or (changed and not active):
+            self.bind(name, document)
+            await self._store.install(name, document, by="configuration")
+        if sha256 != last:
+            await self._store.note_configured(name, sha256)
+
+    def _in_force(self, version: PolicyVersion) -> str:
+        """Return which version a start puts in force, and why not the certificate file if it is another."""
+        file = self._config.policies[version.name].certificate
+        named = f"version {version.version} is in force"
+        if file is None:
+            return f"{named}, installed by {version.installed_by}"
+        if Certificate.load(Path(self._config.folder) / file).to_dict() == version.certificate:
+            return f"{named}, the certificate file {file}"
+        return (
+            f"{named}, installed by {version.installed_by}; the certificate file {file} is not, since it is unchanged since "
+            "the last start"
+        )
 
     def _without_certificate(self, name: str) -> LivePolicy:
         settings = self._config.policies[name]
@@ -142,6 +173,7 @@ class PolicyTable:
         self._live.pop(version.name, None)
         self._unusable.pop(version.name, None)
         try:
+            _check_intact(version)
             self._live[version.name] = self.bind(version.name, version.certificate, version.version)
         except ArbitrageError as error:
             self._unusable[version.name] = error
@@ -208,8 +240,8 @@ class PolicyTable:
         live = self._live.get(name)
         if name in self._unusable:
             raise RequestError(
-                f"policy {name} is out of service: its certificate was made for other models, or is not signed with this "
-                "gateway's secret",
+                f"policy {name} is out of service: its certificate was made for other models, is not signed with this "
+                "gateway's secret, or was changed in the store",
                 status=503, code="policy_unusable", param="model",
             )  # fmt: skip
         if live is None:
@@ -253,6 +285,7 @@ class PolicyTable:
         earlier = history.get(history[max(history)].origin - 1) if history else None
         if earlier is not None:
             self._check(name, earlier.certificate)
+            self._check_history(earlier)
         version = await self._store.rollback(name, by=by)
         if version is None:
             raise RequestError(f"policy {name} has no earlier version", status=409, code="nothing_to_roll_back")
@@ -265,9 +298,28 @@ class PolicyTable:
         except ArbitrageError as error:
             raise RequestError(str(error), status=422, code="certificate_refused") from error
 
+    def _check_history(self, version: PolicyVersion) -> None:
+        try:
+            _check_intact(version)
+        except CertificateError as error:
+            raise RequestError(str(error), status=422, code="certificate_refused") from error
+
     def _known(self, name: str) -> None:
         if name not in self._config.policies:
             raise RequestError(f"there is no policy {name!r:.80}", status=404, code="model_not_found")
+
+
+def _check_intact(version: PolicyVersion) -> None:
+    """Refuse a version that is not what was installed.
+
+    Raises:
+        CertificateError: it was changed in the store, or a later version was removed.
+    """
+    if not version.intact:
+        raise CertificateError(
+            f"policy {version.name}, version {version.version}: it is not what was installed last; run `arbitrage records "
+            "verify`, then restore a backup, or put another certificate file in place and start again"
+        )
 
 
 def _keys(config: Config) -> dict[str, bytes]:

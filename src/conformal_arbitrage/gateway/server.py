@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -33,9 +32,8 @@ from conformal_arbitrage.gateway.pairs import check_spending, pairs_of
 from conformal_arbitrage.gateway.policy_table import PolicyTable, check_policies, identities_of_pair
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.live.database import database_of
+from conformal_arbitrage.live.database import database_of, existing_secret, open_record
 from conformal_arbitrage.scorers.terminal import has_terminal
-from conformal_arbitrage.store import open_store
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -47,18 +45,13 @@ def _unlogged(_: bytes) -> None: ...
 
 
 def secret_of(config: Config) -> ProjectSecret:
-    """Return the project's secret: ARBITRAGE_SECRET, or the file arbitrage.secret, created beside the configuration.
-
-    The file that earlier releases created beside the database is read as well.
-    """
-    secret = ProjectSecret.search(config.folder)
+    """Return the project's secret: ARBITRAGE_SECRET, or the file arbitrage.secret, created beside the configuration."""
+    secret = existing_secret(config)
     if secret is not None:
         return secret
-    database = database_of(config)
-    if "://" in database:
+    if "://" in database_of(config):
         raise ConfigError("gateways that share a database share a secret; set ARBITRAGE_SECRET for each")
-    earlier = Path(database + ".secret")
-    return ProjectSecret((earlier.read_bytes(),)) if earlier.exists() else ProjectSecret.create(config.folder)
+    return ProjectSecret.create(config.folder)
 
 
 def identities_of(config: Config, policy: str) -> dict[str, Any]:
@@ -77,12 +70,13 @@ async def application(config: Config, log: Log = _unlogged, metrics: Metrics | N
     """
     check_policies(config)
     _check_people(config)
-    store = await open_store(database_of(config))
+    secret = secret_of(config)
+    store = await open_record(config)
     spending = spending_limit(store, config.gateway)
     try:
+        await store.seal(everything=True)
         extras = Extras(breaker=True, guardian_spending=spending, live_share=config.gateway.live_share)
         async with Models(config, extras) as models:
-            secret = secret_of(config)
             pairs = pairs_of(models, calls_limit(store, config.gateway))
             check_spending(config, models)
             policies = PolicyTable(config, store, pairs, secret)

@@ -98,6 +98,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         guardian_cost_per_hour: dollars, over all callers and all gateways of the database.
         live_share: the share of the Guardian's limits that audits leave to live traffic.
         audit_deadline: seconds after which an audit whose Guardian cannot be asked is recorded as missing.
+        retain_days: after how many days decisions are removed; unless set, they are kept.
     """
 
     host: str = "127.0.0.1"
@@ -123,6 +124,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     guardian_cost_per_hour: float | None = None
     live_share: float = 0.5
     audit_deadline: float = 86400.0
+    retain_days: float | None = None
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

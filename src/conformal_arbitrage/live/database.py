@@ -1,4 +1,4 @@
-"""Where the decision record of a configuration is.
+"""Where the decision record of a configuration is, and how it is opened.
 
 Knows nothing of what is in it.
 """
@@ -7,8 +7,10 @@ import os
 import re
 from pathlib import Path
 
+from conformal_arbitrage.calibration.project_secret import SHORTEST_SECRET, ProjectSecret
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.store import Store, open_store
 
 
 def database_of(config: Config) -> str:
@@ -27,3 +29,28 @@ def database_exists(config: Config) -> bool:
     """Return whether there may be a record already: a file, or whatever a URL leads to."""
     location = database_of(config)
     return "://" in location or Path(location).exists()
+
+
+def existing_secret(config: Config) -> ProjectSecret | None:
+    """Return the project's secret, or None; the file that earlier releases created beside the database is read as well.
+
+    Raises:
+        ConfigError: it is short enough to be guessed.
+    """
+    secret = ProjectSecret.search(config.folder)
+    earlier = Path(database_of(config) + ".secret")
+    if secret is not None or not earlier.is_file():
+        return secret
+    content = earlier.read_bytes()
+    if len(content) < SHORTEST_SECRET:
+        raise ConfigError(
+            f"{earlier}: a secret has {SHORTEST_SECRET} bytes or more, and this file has {len(content)}; restore it, or "
+            "remove it to get a new one"
+        )
+    return ProjectSecret((content,))
+
+
+async def open_record(config: Config) -> Store:
+    """Open the store of a configuration, with the keys that sign it if there is a secret."""
+    secret = existing_secret(config)
+    return await open_store(database_of(config), keys=() if secret is None else secret.record_keys)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.record import (
     DECISION_SCHEMA,
     AuditBody,
@@ -187,4 +187,4 @@ def _decode(text: str, kind: type[_T], name: str) -> _T:
     try:  # json reads lone surrogates
         return msgspec.convert(json.loads(text), kind)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise StoreError(f"{name} is damaged in the store ({error}); run `arbitrage records verify`") from error
+        raise DamagedError(f"{name} is damaged in the store ({error}); run `arbitrage records verify`") from error

@@ -40,7 +40,7 @@ class Link(NamedTuple):
         return hashlib.blake2b(content, key=key, digest_size=32).hexdigest()
 
 
-class Row(NamedTuple):
+class StoredLink(NamedTuple):
     """A link with the seal of whatever replaced the event: a tombstone, or the event without its content."""
 
     link: Link
@@ -85,13 +85,13 @@ class Reading:
         needs_seal: whether a tombstone without a signature is a fault.
     """
 
-    def __init__(self, key: bytes | None, vouched: Callable[[Row], bool], *, needs_seal: bool) -> None:
+    def __init__(self, key: bytes | None, vouched: Callable[[StoredLink], bool], *, needs_seal: bool) -> None:
         self._key = key
         self._vouched = vouched
         self._needs_seal = needs_seal
         self.end = Checkpoint()
 
-    def faults(self, rows: Iterable[Row], start: Checkpoint) -> Iterator[str]:
+    def faults(self, rows: Iterable[StoredLink], start: Checkpoint) -> Iterator[str]:
         """Yield what is wrong, in words, and keep `end`; rows come in the order of their numbers."""
         self.end = start
         rest = iter(rows)
@@ -117,7 +117,7 @@ class Reading:
                 yield f"{_name(link)}: it is not what was written, or the previous hash was changed"
             row = after
 
-    def _is_replacement(self, row: Row) -> bool:
+    def _is_replacement(self, row: StoredLink) -> bool:
         """Return whether a replaced event is legitimate; the hash is taken as given, and its seal covers it."""
         if row.seal is None:
             return not self._needs_seal

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.hash_chain import Checkpoint, Link, Reading, Row
+from conformal_arbitrage.store.hash_chain import Checkpoint, Link, Reading, StoredLink
 
 LINK = "writer, seq, hash, id, kind, at, body, policy, key_id, decided_by"
 CHUNK = 500
@@ -163,7 +163,7 @@ def _intact_end(session: Session, writer: str, head: Checkpoint) -> Checkpoint:
     return head
 
 
-def rows_of(session: Session) -> Iterable[Row]:
+def rows_of(session: Session) -> Iterable[StoredLink]:
     """Yield all events by writer and number, reading some at a time."""
     last: tuple[Any, ...] = ("", 0)
     while rows := _rows(session, "(writer, seq) > (?, ?)", *last):
@@ -171,12 +171,12 @@ def rows_of(session: Session) -> Iterable[Row]:
         last = rows[-1].link[:2]
 
 
-def _rows(session: Session, where: str, *values: Any) -> list[Row]:
+def _rows(session: Session, where: str, *values: Any) -> list[StoredLink]:
     rows = session.rows(f"select {LINK}, seal from events where {where} order by writer, seq limit ?", *values, CHUNK)
-    return [Row(Link._make(row[:-1]), row[-1]) for row in rows]
+    return [StoredLink(Link._make(row[:-1]), row[-1]) for row in rows]
 
 
-def vouches(session: Session) -> Callable[[Row], bool]:
+def vouches(session: Session) -> Callable[[StoredLink], bool]:
     """Return a function that tells whether a replaced event is signed."""
     return lambda row: session.seals.fits(row.seal, "event", *row.link)
 
@@ -238,7 +238,7 @@ def check_versions(session: Session, name: str, newest: int) -> None:
 def head(session: Session) -> Head:
     """Return the present state, signed."""
     writers = [writer for (writer,) in session.rows("select writer from events union select writer from checkpoints")]
-    ends = {writer: tuple(_end(session, writer)) for writer in writers}
+    ends: dict[str, tuple[int, str]] = {writer: _end(session, writer) for writer in writers}
     roster, _ = read_roster(session)
     state = Head(at=time.time(), writers=ends, policies={} if roster is None else roster.policies)
     return msgspec.structs.replace(state, seal=session.seals.sign("copy", *state.content()))

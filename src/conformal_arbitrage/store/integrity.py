@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.hash_chain import Checkpoint, Reading, Row
+from conformal_arbitrage.store.hash_chain import Checkpoint, Reading, StoredLink
 from conformal_arbitrage.store.heads import CHUNK, VERSION, Head, Roster, read_roster, rows_of, vouches
 
 _UNSIGNED = (
@@ -72,7 +72,7 @@ class _Chains:
                 yield f"writer {writer}: its head at event {seq} is not signed"
             self._heads[writer] = Checkpoint(seq, hash)
 
-    def _writer_faults(self, writer: str, rows: Iterator[Row]) -> Iterator[str]:
+    def _writer_faults(self, writer: str, rows: Iterator[StoredLink]) -> Iterator[str]:
         """Yield the faults of one writer: in its chain, and between its chain and its heads."""
         start = self._starts.get(writer, Checkpoint())
         try:
@@ -121,7 +121,7 @@ class _Chains:
             yield "the list of writers and policies is not as it was signed"
 
 
-def _noting(rows: Iterator[Row], due: set[int], hashes: dict[int, str]) -> Iterator[Row]:
+def _noting(rows: Iterator[StoredLink], due: set[int], hashes: dict[int, str]) -> Iterator[StoredLink]:
     """Pass rows on, keeping the hashes of some."""
     for row in rows:
         if row.link.seq in due:
@@ -133,10 +133,11 @@ def policy_faults(session: Session, copy: Head | None = None) -> list[str]:
     """Return what is wrong with the installed certificates."""
     rows = session.rows(f"select {VERSION}, seal from policies order by name, version")
     roster, _ = read_roster(session)
-    faults = [fault for name, group in groupby(rows, lambda row: row[0]) for fault in _history_faults(session, group)]
+    faults = [fault for _, group in groupby(rows, lambda row: row[0]) for fault in _history_faults(session, group)]
     newest = {name: (int(version), seal) for name, version, *_, seal in rows}
-    listed = (roster or Roster()).policies if session.seals else {}
-    for known, kind in ((listed, "signed list"), ({} if copy is None else copy.policies, "copy of the head")):
+    listed: Mapping[str, tuple[int, str]] = (roster or Roster()).policies if session.seals else {}
+    copied: Mapping[str, tuple[int, str]] = {} if copy is None else copy.policies
+    for known, kind in ((listed, "signed list"), (copied, "copy of the head")):
         for name, (version, seal) in known.items():
             found = {int(row[1]): row[-1] for row in rows if row[0] == name}
             if newest.get(name, (0, ""))[0] < version:

@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.dialect import POSTGRES, Session
 from conformal_arbitrage.store.hash_chain import Checkpoint
 from conformal_arbitrage.store.migrations import migrate
@@ -31,6 +31,8 @@ _REMEDIES = {
     "23505": "it already exists; use another id",
     "53100": "free some space on the server's disk",
 }
+
+_DAMAGE = frozenset({"XX001", "XX002"})
 
 _T = TypeVar("_T")
 
@@ -131,7 +133,10 @@ class _Writer:
         except self._error as error:
             lost = not self.open and not committing
             self.close()  # and with it the chain, since its end may be unknown
-            raise (_LostError if lost else StoreError)(_message(self._name, error)) from error
+            damaged = getattr(error, "sqlstate", None) in _DAMAGE
+            raise (_LostError if lost else DamagedError if damaged else StoreError)(
+                _message(self._name, error)
+            ) from error
         return outcome
 
     def _undo(self, end: Checkpoint) -> None:

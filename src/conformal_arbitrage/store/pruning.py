@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_decision, decode_later, encode
-from conformal_arbitrage.store.hash_chain import Checkpoint, Link, Row
+from conformal_arbitrage.store.hash_chain import Checkpoint, Link, StoredLink
 from conformal_arbitrage.store.heads import CHUNK, LINK, vouches
 from conformal_arbitrage.store.record import (
     AuditBody,
@@ -53,10 +53,10 @@ def prune_replays(session: Session, *, before: float) -> None:
     session.run("delete from claims where expires < ? and state = 'finished'", before + _DAY)
 
 
-def _events(session: Session, id: str) -> list[Row]:
+def _events(session: Session, id: str) -> list[StoredLink]:
     """Return all events of a decision, the decision last: a process that dies meanwhile is run again."""
     rows = session.rows(f"select {LINK}, seal from events where id = ? order by kind = 'decision', writer, seq", id)
-    return [Row(Link._make(row[:-1]), row[-1]) for row in rows]
+    return [StoredLink(Link._make(row[:-1]), row[-1]) for row in rows]
 
 
 def _replace(session: Session, link: Link, new: Link) -> None:
@@ -73,7 +73,7 @@ def _is_intact(session: Session, link: Link) -> bool:
     """Return whether an event is what was written: removing it must not remove the trace of a change."""
     [(seal,)] = session.rows("select seal from events where writer = ? and seq = ?", *link[:2])
     if seal is not None:
-        return vouches(session)(Row(link, seal))
+        return vouches(session)(StoredLink(link, seal))
     try:
         key = session.seals.key_of(link.writer)
     except KeyError:
@@ -115,7 +115,7 @@ def _sealed_end(session: Session, writer: str) -> Checkpoint:
     ):
         for row in rows:
             link = Link._make(row[:-1])
-            if link.seq != due or (session.seals and not vouches(session)(Row(link, row[-1]))):
+            if link.seq != due or (session.seals and not vouches(session)(StoredLink(link, row[-1]))):
                 return end
             end, due = Checkpoint(link.seq, link.hash), due + 1
     return end

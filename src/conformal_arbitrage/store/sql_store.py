@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from conformal_arbitrage.errors import OptionError, StoreError
+from conformal_arbitrage.errors import DamagedError, OptionError, StoreError
 from conformal_arbitrage.store import audits, heads, integrity, pruning, spending
 from conformal_arbitrage.store import sql as operations
 from conformal_arbitrage.store.base import (
@@ -46,7 +46,7 @@ def bad_value(location: object, error: Exception) -> StoreError:
     """Translate one of `BAD_VALUE`; return an error of this package as it is."""
     if isinstance(error, StoreError):
         return error
-    return StoreError(
+    return DamagedError(
         f"{location}: a value cannot be stored or read ({error}); check the arguments, and run `arbitrage records verify`"
     )
 
@@ -284,7 +284,7 @@ class SQLStore(ABC):
         for check in checks:
             try:
                 faults += await self._scan(check)
-            except StoreError as error:  # damage that stops one check must not hide what the others find
+            except DamagedError as error:  # what stops one check must not hide what the others find
                 faults.append(str(error))
         return list(dict.fromkeys(faults))
 

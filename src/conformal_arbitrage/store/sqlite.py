@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.dialect import SQLITE, Session
 from conformal_arbitrage.store.migrations import migrate
 from conformal_arbitrage.store.seals import Seals
@@ -38,6 +38,18 @@ _REMEDIES = {
     sqlite3.SQLITE_CORRUPT: "restore a backup",
     sqlite3.SQLITE_CONSTRAINT: "it already exists; use another id",
 }
+_DAMAGE = frozenset(
+    {
+        0,
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_TOOBIG,
+    }
+)
+"""Codes of errors that a damaged file causes; text that is not UTF-8 has none."""
+
 _FAILURES = (sqlite3.Error, *BAD_VALUE)
 
 _T = TypeVar("_T")
@@ -235,7 +247,7 @@ class _Writer(threading.Thread):
             self._session.run("begin immediate")
             migrate(self._session, str(self._path))
             self._session.run("commit")
-        except (StoreError, sqlite3.Error) as error:
+        except (StoreError, *_FAILURES) as error:
             self._connection.close()
             raise _translated(self._path, error) from error
 
@@ -243,13 +255,11 @@ class _Writer(threading.Thread):
 def _connect(path: Path) -> sqlite3.Connection:
     """Open a connection that begins no transactions by itself and whose commits survive a power failure."""
     try:
-        with suppress(
-            FileExistsError
-        ):  # so that no one else can read it at any moment; its journals take the same mode
+        with suppress(OSError):  # for its owner only, from the start; its journals take the same mode
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
         connection.execute("pragma synchronous = full")
-    except (OSError, sqlite3.Error) as error:
+    except _FAILURES as error:
         raise _translated(path, error) from error
     return connection
 
@@ -267,5 +277,6 @@ def _resolve(futures: Sequence["asyncio.Future[Any]"], outcomes: Sequence[Any]) 
 def _translated(path: Path, error: Exception) -> StoreError:
     if not isinstance(error, sqlite3.Error):
         return bad_value(path, error)
-    remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "check the disk, or restore a backup")
-    return StoreError(f"{path}: the store failed ({error}); {remedy}")
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    remedy = _REMEDIES.get(code, "check the disk, or restore a backup")
+    return (DamagedError if code in _DAMAGE else StoreError)(f"{path}: the store failed ({error}); {remedy}")
