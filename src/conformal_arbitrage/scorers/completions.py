@@ -85,7 +85,7 @@ def choice_of(reply: Reply, settings: Settings, spent: Spent) -> dict[str, Any]:
     """Return the first choice of a completion.
 
     Raises:
-        ReplyError: the completion has no choices, or another model than the pinned one served it.
+        ReplyError: the completion has no choices, reports an error, or another model than the pinned one served it.
     """
     served = served_by(reply)
     if settings.served is not None and served != settings.served:
@@ -94,6 +94,8 @@ def choice_of(reply: Reply, settings: Settings, spent: Spent) -> dict[str, Any]:
     first: JSON = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(first, dict):
         raise ReplyError(f"the reply has no choices: {reply.document!r:.200}", spent=spent)
+    if first.get("error") or first.get("finish_reason") == "error":
+        raise ReplyError(f"the reply broke off with an error: {first.get('error')!r:.200}", spent=spent)
     return first
 
 
@@ -116,20 +118,22 @@ def completion_of(reply: Reply, settings: Settings, spent: Spent, *, tools: bool
     Raises:
         CutOffError: the reply hit its token limit before any content.
         RefusalError: the model declined.
-        ReplyError: the message is empty.
+        ReplyError: the message is empty, or its content is not a text.
     """
     choice = choice_of(reply, settings, spent)
     part: JSON = choice.get("message")
     message = part if isinstance(part, dict) else {}
-    content, calls = message.get("content"), message.get("tool_calls")
-    if (isinstance(content, str) and content.strip()) or (tools and isinstance(calls, list) and calls):
+    content, calls, finish = message.get("content"), message.get("tool_calls"), choice.get("finish_reason")
+    if content is not None and not isinstance(content, str):
+        raise ReplyError(f"the content is not a text but {content!r:.160} (finish_reason {finish!r:.40})", spent=spent)
+    if (content and content.strip()) or (tools and isinstance(calls, list) and calls):
         return Completion(choice, message, served_by(reply))
     if message.get("refusal"):
         raise RefusalError(f"the model declined: {message['refusal']!r:.200}", spent=spent)
-    if choice.get("finish_reason") == "length":
+    if finish == "length":
         reasoning = f", {spent.reasoning_tokens} of them for reasoning" if spent.reasoning_tokens else ""
         raise CutOffError(
             f"the reply hit its limit ({spent.output_tokens} tokens{reasoning}) before any content; raise max_tokens",
             spent=spent,
         )
-    raise ReplyError(f"the reply is empty (finish_reason {choice.get('finish_reason')!r:.40})", spent=spent)
+    raise ReplyError(f"the reply is empty (finish_reason {finish!r:.40})", spent=spent)

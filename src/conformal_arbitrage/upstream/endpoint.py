@@ -226,7 +226,13 @@ class Endpoint:
             raise UpstreamError(
                 f"{self.origin}: the reply is not a JSON object but {start!r}", spent=_UNKNOWN, retryable=True
             )
-        return Reply(document=document, spent=usage_of(document))
+        spent = usage_of(document)
+        if document.get("error"):  # whatever else it holds, the server says that it failed
+            reason = self._scrubbed(str(_error_object(document).get("message") or document["error"]))
+            raise UpstreamError(
+                f"{self.origin}: the reply contains an error ({reason[:300]})", spent=spent, retryable=True
+            )
+        return Reply(document=document, spent=spent)
 
     def _refused(self, status: int, headers: Mapping[str, str], data: bytes) -> UpstreamError:
         fault = _error_object(_decoded(data, _object))
