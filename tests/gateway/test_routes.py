@@ -348,7 +348,7 @@ def test_upstreams_that_send_extreme_json_do_no_harm(house):
 
 def test_messages_without_content_or_of_any_shape_are_tolerated(house):
     made = house()
-    for messages in ([{"role": "user"}], [{"role": "user", "content": [1, {"type": "image_url"}]}], MESSAGES * 50):
+    for messages in ([{"role": "user"}], [{"role": "user", "content": None, "refusal": None}], MESSAGES * 50):
         assert made.chat({**MENU, "messages": messages}).status_code == 200
 
 

@@ -12,10 +12,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from conformal_arbitrage.errors import RequestError
+from conformal_arbitrage.gateway.input_items import item_content, item_message
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.scorers.request_fields import PASSED_ON, SETTINGS, checked_settings
 from conformal_arbitrage.store.record import JSONObject
-from conformal_arbitrage.types import JSON, Messages, Query, as_object, content_text
+from conformal_arbitrage.types import JSON, Messages, Query, as_list, as_object, content_text
 
 _OWN = frozenset({"model", "n", "stream", "stream_options", "arbitrage", "logprobs", "top_logprobs"})
 _KNOWN = PASSED_ON | _OWN
@@ -175,26 +176,21 @@ def _word(value: Any) -> str:
 
 def query_of(request: DecisionsRequest, question: Question, id: str) -> Query:
     """Return one question of a request as a query: its instructions, if any, are a system message before the input."""
-    instructions = (
-        question.instructions if isinstance(question.instructions, str) else content_text(list(question.instructions))
-    )
+    instructions: JSON = question.instructions if isinstance(question.instructions, str) else _parts(question)
     criterion: Messages = [{"role": "system", "content": instructions}] if instructions else []
     conversation: Messages = (
         [{"role": "user", "content": request.input}]
         if isinstance(request.input, str)
-        else [_as_message(item) for item in request.input]
+        else [item_message(item) for item in request.input]
     )
     return Query([*criterion, *conversation], actions_of(question), id=id)
 
 
-def _as_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an input item as a message; a tool call and its output become messages."""
-    kind = str(item.get("type"))
-    if kind.endswith("_call_output"):
-        return {"role": "tool", "content": item.get("output")}
-    if kind.endswith("_call"):
-        return {"role": "assistant", "content": f"{item.get('name')}({item.get('arguments', item.get('input'))})"}
-    return {"role": item.get("role", "user"), "content": item.get("content")}
+def _parts(question: Question) -> JSON:
+    """Return instructions in parts as one text, unless there are pictures among them."""
+    parts = as_list(item_content(list(question.instructions), "instructions"))
+    pictured = any("text" not in as_object(part) for part in parts)
+    return list(parts) if pictured else content_text(list(parts))
 
 
 def read_completion(data: bytes, limits: GatewayConfig) -> CompletionRequest:

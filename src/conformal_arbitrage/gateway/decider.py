@@ -26,6 +26,7 @@ from conformal_arbitrage.live.policy import (
     top_of,
 )
 from conformal_arbitrage.scorers.answers import answer_text
+from conformal_arbitrage.scorers.rendering import unseen_by
 from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
 from conformal_arbitrage.store.base import Audit
 from conformal_arbitrage.store.record import (
@@ -128,6 +129,8 @@ class Decider:
             raise RequestError(
                 f"policy {policy.name} answers in free text, not from menus", status=422, code="wrong_form"
             )
+        if not isinstance(query.context, str):
+            _require_seen(pair, query)
         question = MenuQuestion(context=query.context, actions=query.actions)
         case = _Case(policy, caller_id, question, None, earlier)
         asking: asyncio.Task[Leg] | None = None
@@ -266,6 +269,18 @@ def _primary_answer(decision: Decision) -> str | None:
     """Return what the Primary said if the Guardian's answer was given: both have to be graded."""
     reply = decision.legs[0].reply
     return None if decision.decided_by == "primary" or reply is None else answer_text(reply["choices"][0]["message"])
+
+
+def _require_seen(pair: MenuPair, query: Query) -> None:
+    """Refuse a question of which either model would not be shown everything."""
+    for role, identity in identities_of_pair(pair).items():
+        lost = unseen_by(identity, query)
+        if lost is not None:
+            raise RequestError(
+                f"the {role.capitalize()} would not be shown {lost!r:.60}; leave it out or, if that is a picture and the "
+                f"model takes pictures, set pictures = true in [{role}], then collect and calibrate again",
+                status=422, param="messages", code="unsupported_content",
+            )  # fmt: skip
 
 
 def _text_pair(policy: LivePolicy) -> TextPair:

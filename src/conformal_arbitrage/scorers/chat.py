@@ -27,7 +27,7 @@ from conformal_arbitrage.scorers.completions import (
 from conformal_arbitrage.scorers.kinds import BuildContext, ChatEndpointConfig, Form, ModelConfig, Pinned, Section
 from conformal_arbitrage.scorers.logprob import LogprobConfig
 from conformal_arbitrage.scorers.prompts import PROMPTS, Confidences, Message, Prompt
-from conformal_arbitrage.scorers.rendering import RENDERING
+from conformal_arbitrage.scorers.rendering import RENDERING, pictures_identity, with_pictures
 from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, spent_of
 
@@ -53,7 +53,14 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
         """Build the scorer."""
         mode, settings = self.require_pinned(context.role).mode, self.settings(context.role)
         prompt = self._prompt(context)
-        return ChatScorer(port=self.connect(context), settings=settings, prompt=prompt, mode=mode, reask=self.reask)
+        return ChatScorer(
+            port=self.connect(context),
+            settings=settings,
+            prompt=prompt,
+            mode=mode,
+            reask=self.reask,
+            pictures=self.pictures,
+        )
 
     def build_answerer(self, context: BuildContext) -> ChatAnswerer:
         """Build the answerer; only a Primary needs a confidence."""
@@ -133,6 +140,7 @@ class ChatScorer:
         prompt: how options are presented and the reply is read.
         mode: structured output by schema, by JSON mode, or plain text.
         reask: whether an unreadable reply is followed by one request to correct it.
+        pictures: whether the model takes pictures, which are shown behind the text.
     """
 
     port: Port
@@ -140,6 +148,7 @@ class ChatScorer:
     prompt: Prompt = field(default_factory=Confidences)
     mode: Mode = "plain"
     reask: bool = False
+    pictures: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -147,11 +156,14 @@ class ChatScorer:
         limits = {"max_tokens": self.settings.max_tokens or "50, or 12 an option"}
         asking = {"mode": self.mode, "reask": self.reask, "option_order": "as given"}
         who = {"kind": "chat", "endpoint": self.port.origin, "rendering": RENDERING}
-        return {**who, **self.settings.identity, **limits, **self.prompt.identity, **asking}
+        seeing = pictures_identity(pictures=self.pictures)
+        return {**who, **self.settings.identity, **limits, **self.prompt.identity, **asking, **seeing}
 
     async def score(self, query: Query) -> Scores:
         """Return one confidence per option."""
         messages = self.prompt.messages(query)
+        if not isinstance(query.context, str):
+            messages = with_pictures(messages, query, pictures=self.pictures)
         try:
             return await self._once(query, messages, Spent())
         except ReplyError as error:

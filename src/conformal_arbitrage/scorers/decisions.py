@@ -9,7 +9,7 @@ from conformal_arbitrage.errors import RefusalError, ReplyError
 from conformal_arbitrage.scorers.base import Identity, Scores, check_values
 from conformal_arbitrage.scorers.completions import other_model, served_by
 from conformal_arbitrage.scorers.kinds import BuildContext, EndpointConfig
-from conformal_arbitrage.scorers.rendering import RENDERING, messages_or_text
+from conformal_arbitrage.scorers.rendering import RENDERING, messages_or_text, pictures_identity, require_seen
 from conformal_arbitrage.types import JSON, Query
 from conformal_arbitrage.upstream.base import Call, Port, fingerprint
 
@@ -27,7 +27,9 @@ class DecisionsConfig(EndpointConfig, frozen=True, kw_only=True, tag="decisions"
         """Build the scorer."""
         served = self.require_pinned(context.role).served
         port = self.connect(context)
-        return DecisionsScorer(port=port, model=self.model, served=served, instructions=self.instructions)
+        return DecisionsScorer(
+            port=port, model=self.model, served=served, instructions=self.instructions, pictures=self.pictures
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +41,14 @@ class DecisionsScorer:
         model: the model name to request.
         served: the model name that replies must carry, if pinned.
         instructions: the criterion to choose by.
+        pictures: whether the model takes pictures.
     """
 
     port: Port
     model: str
     served: str | None = None
     instructions: str = INSTRUCTIONS
+    pictures: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -58,6 +62,7 @@ class DecisionsScorer:
             "prompt_sha256": fingerprint(self.instructions),
             "parser": "choice probabilities; 1",
             "option_order": "as given",
+            **pictures_identity(pictures=self.pictures),
         }
 
     async def score(self, query: Query) -> Scores:
@@ -70,7 +75,10 @@ class DecisionsScorer:
             "instructions": self.instructions,
             "choices": [{"value": action} for action in query.actions],
         }
-        context = query.context if isinstance(query.context, str) else messages_or_text(query)
+        context = query.context
+        if not isinstance(context, str):
+            require_seen(query, pictures=self.pictures)
+            context = messages_or_text(query)
         body = {"model": self.model, "input": context, "questions": [question]}
         reply = await self.port.call(Call(path=_PATH, body=body, id=query.id, output_limit=count + 16))
         served = served_by(reply)

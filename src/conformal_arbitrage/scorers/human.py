@@ -11,7 +11,7 @@ from conformal_arbitrage.errors import UpstreamError
 from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.scorers.function import call_for, query_from
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
-from conformal_arbitrage.scorers.rendering import RENDERING
+from conformal_arbitrage.scorers.rendering import RENDERING, require_seen
 from conformal_arbitrage.scorers.terminal import SKIP, Terminal
 from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort
@@ -77,6 +77,7 @@ class HumanScorer:
 
     async def score(self, query: Query) -> Scores:
         """Return the person's choice."""
+        require_seen(query)
         reply = await self._port.call(call_for(query))
         chosen = int(reply.document["choice"])
         values = tuple(float(k == chosen) for k in range(len(query.actions)))

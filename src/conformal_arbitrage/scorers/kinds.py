@@ -180,13 +180,14 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 
 class EndpointConfig(ModelConfig, frozen=True, kw_only=True):
-    """A model behind an HTTP endpoint."""
+    """A model behind an HTTP endpoint; `pictures` says that it takes those in questions about menus."""
 
     url: str
     model: str
     key_env: str | None = None
     key_header: str = "Authorization"
     timeout: float = 60.0
+    pictures: bool = False
     pinned: Pinned | None = None
 
     has_endpoint: ClassVar[bool] = True

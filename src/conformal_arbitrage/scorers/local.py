@@ -22,7 +22,7 @@ from conformal_arbitrage.errors import ConfigError, UpstreamError
 from conformal_arbitrage.scorers.base import Identity, Scores, check_values
 from conformal_arbitrage.scorers.function import call_for, query_from
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
-from conformal_arbitrage.scorers.rendering import RENDERING
+from conformal_arbitrage.scorers.rendering import RENDERING, require_seen
 from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort, fingerprint
 
@@ -148,6 +148,7 @@ class LocalScorer:
 
     async def score(self, query: Query) -> Scores:
         """Return likelihoods that sum to 1."""
+        require_seen(query)
         reply = await self._port.call(call_for(query))
         likelihoods: list[float] = reply.document["likelihoods"]
         highest = max(likelihoods)

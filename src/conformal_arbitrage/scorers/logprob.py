@@ -13,7 +13,7 @@ from conformal_arbitrage.errors import ReplyError
 from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.scorers.completions import PATH, Settings, choice_of, served_by
 from conformal_arbitrage.scorers.kinds import BuildContext, ChatEndpointConfig
-from conformal_arbitrage.scorers.rendering import RENDERING
+from conformal_arbitrage.scorers.rendering import RENDERING, pictures_identity, with_pictures
 from conformal_arbitrage.types import Query, Spent, as_list, as_object, is_list
 from conformal_arbitrage.upstream.base import Call, Port, fingerprint, is_number
 
@@ -30,7 +30,7 @@ class LogprobConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="logprob"
     def build(self, context: BuildContext) -> "LogprobScorer":
         """Build the scorer."""
         settings = self.settings(context.role)
-        return LogprobScorer(port=self.connect(context), settings=settings)
+        return LogprobScorer(port=self.connect(context), settings=settings, pictures=self.pictures)
 
 
 def lettered(query: Query) -> str:
@@ -55,10 +55,12 @@ class LogprobScorer:
     Attributes:
         port: the endpoint.
         settings: model and temperature; the limit is one token unless max_tokens is set.
+        pictures: whether the model takes pictures, which are shown behind the text.
     """
 
     port: Port
     settings: Settings
+    pictures: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -66,12 +68,14 @@ class LogprobScorer:
         limits = {"max_tokens": self.settings.max_tokens or 1}
         asking = {"prompt": "letters", "prompt_sha256": LETTERS_SHA256, "parser": f"top {TOP} of the first token; 1"}
         who = {"kind": "logprob", "endpoint": self.port.origin, "rendering": RENDERING}
-        return {**who, **self.settings.identity, **limits, **asking, "option_order": "as given"}
+        seeing = pictures_identity(pictures=self.pictures)
+        return {**who, **self.settings.identity, **limits, **asking, "option_order": "as given", **seeing}
 
     async def score(self, query: Query) -> Scores:
         """Return the probability of each option's letter."""
         body = self.settings.body(default_limit=1)
-        body |= {"messages": [{"role": "user", "content": lettered(query)}], "logprobs": True, "top_logprobs": TOP}
+        messages = with_pictures([{"role": "user", "content": lettered(query)}], query, pictures=self.pictures)
+        body |= {"messages": messages, "logprobs": True, "top_logprobs": TOP}
         limit = self.settings.max_tokens or 1
         reply = await self.port.call(Call(path=PATH, body=body, id=query.id, output_limit=limit))
         listed = _listed(choice_of(reply, self.settings, reply.spent), reply.spent)

@@ -14,7 +14,7 @@ from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.scorers.completions import PATH, Settings, choice_of, message_of, served_by
 from conformal_arbitrage.scorers.kinds import BuildContext, ChatEndpointConfig
 from conformal_arbitrage.scorers.logprob import LETTERS_SHA256, lettered
-from conformal_arbitrage.scorers.rendering import RENDERING
+from conformal_arbitrage.scorers.rendering import RENDERING, pictures_identity, with_pictures
 from conformal_arbitrage.scorers.user_code import source_identity
 from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, spent_of, together
@@ -35,7 +35,9 @@ class SamplingConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="samplin
         settings = self.settings(context.role)
         normaliser: Normaliser = context.load(self.normaliser) if self.normaliser else named_option
         port = self.connect(context)
-        return SamplingScorer(port=port, settings=settings, samples=self.samples, normaliser=normaliser)
+        return SamplingScorer(
+            port=port, settings=settings, samples=self.samples, normaliser=normaliser, pictures=self.pictures
+        )
 
 
 def named_option(text: str, actions: Sequence[str]) -> int | None:
@@ -61,12 +63,14 @@ class SamplingScorer:
         settings: model, temperature (1 makes sense here), limits.
         samples: k.
         normaliser: reads a reply; its qualified name is part of the identity, and so is its source where it can be had.
+        pictures: whether the model takes pictures, which are shown behind the text.
     """
 
     port: Port
     settings: Settings
     samples: int = 5
     normaliser: Normaliser = named_option
+    pictures: bool = False
     _source: Identity = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +87,8 @@ class SamplingScorer:
         parser = f"{getattr(self.normaliser, '__module__', '')}:{named}; 2"
         who = {"kind": "sampling", "endpoint": self.port.origin, "rendering": RENDERING}
         reading = {"parser": parser, **self._source, "option_order": "as given"}
-        return {**who, **self.settings.identity, **limits, **asking, **reading}
+        seeing = pictures_identity(pictures=self.pictures)
+        return {**who, **self.settings.identity, **limits, **asking, **reading, **seeing}
 
     async def score(self, query: Query) -> Scores:
         """Return the share of samples for each option."""
@@ -102,7 +107,8 @@ class SamplingScorer:
         return Scores(values=values, spent=spent, raw=raw, served=replies[0][2])
 
     async def _sample(self, query: Query, sample: int, done: list[Spent]) -> tuple[str, Spent, str | None]:
-        body = self.settings.body(default_limit=8) | {"messages": [{"role": "user", "content": lettered(query)}]}
+        messages = with_pictures([{"role": "user", "content": lettered(query)}], query, pictures=self.pictures)
+        body = self.settings.body(default_limit=8) | {"messages": messages}
         if self.settings.seed is not None:
             body["seed"] = self.settings.seed + sample
         limit = self.settings.max_tokens or 8
