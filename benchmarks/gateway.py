@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -206,11 +206,13 @@ def prepared(folder: Path, url: str) -> None:
     asyncio.run(keyed())
 
 
-def ours(folder: Path, url: str, core: int, *before: str) -> Gateway:
+def ours(folder: Path, url: str, core: int, *before: str, prepare: Callable[[Path], None] | None = None) -> Gateway:
     port = free_port()
     home = folder / f"ours-{port}"
     home.mkdir()
     prepared(home, url)
+    if prepare is not None:
+        prepare(home)
     entry = home / "entry.py"
     entry.write_text("from conformal_arbitrage.cli import main\nmain()\n")
     return Gateway([sys.executable, *before, str(entry), "serve", "--port", str(port)], port, core, home)

@@ -14,6 +14,7 @@ import pytest
 import requests
 
 from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.gateway.streaming import event_stream
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.upstream.sse import Assembly, events
 from tests.gateway.durability import Gateway, write_config
@@ -421,6 +422,28 @@ def test_a_stream_that_nobody_reads_holds_back_the_guardian_and_is_cut_off(house
         until(lambda: closed(made, "unread"), 20)
         until(lambda: not made.guardian.under_way)
     assert until(lambda: [record.completion.finish for record in made.records() if record.completion]) == ["cancelled"]
+
+
+def test_a_stream_that_is_always_ready_leaves_time_to_others():
+    async def story():
+        async def send(_):
+            pass
+
+        turns = []
+
+        async def other():
+            while True:
+                turns.append(1)
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        async with event_stream(send, "support") as stream:
+            for _ in range(1000):
+                await stream.put(b"data: {}\n\n")
+        task.cancel()
+        return len(turns)
+
+    assert asyncio.run(story()) > 50
 
 
 def test_replies_that_nobody_reads_hold_a_bounded_amount_of_memory(house):

@@ -21,15 +21,19 @@ async def events(portions: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
             parts.append(portion)
             if b"\n" not in portion:
                 continue
-            *lines, rest = b"".join(parts).split(b"\n")
-            parts = [rest]
-            for line in lines:
-                bare = line.rstrip(b"\r")
+            portion = b"".join(parts)  # one copy: it stays in memory while a caller does not read
+            parts.clear()
+            start = 0
+            while (end := portion.find(b"\n", start)) >= 0:
+                bare = portion[start:end].rstrip(b"\r")
+                start = end + 1
                 if bare.startswith(b"data:"):
                     data.append(bare[5:].removeprefix(b" "))
                 elif not bare and data:
-                    yield b"\n".join(data)
+                    event = b"\n".join(data)
                     data.clear()
+                    yield event
+            parts.append(portion[start:])
 
 
 async def assembled(chunks: AsyncGenerator[Chunk]) -> AsyncGenerator["Chunk | Assembly"]:
