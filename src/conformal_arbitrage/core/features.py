@@ -1,0 +1,147 @@
+"""Features of a query for a learned score: fixed transforms of what is known before the Guardian is asked.
+
+Nothing here is estimated from rows, so a row's features are the same whatever log it is in; only then do logged rows and
+the query stand on equal terms. Equal inputs give equal features to the bit, in a log and live: the logarithm is that of
+the `math` module, one value at a time.
+
+Knows nothing of losses, fits or files.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.errors import OptionError
+
+VERSION = 1
+"""Of the transforms below; a certificate names it, since other transforms would be another score."""
+LARGEST_FIXED_MENU = 8
+_POSITIONS = 10
+_KNOTS = (0, 1, 2, 3, 5, 8)
+_LEVELS = (0.0, 0.1, 0.25, 0.4)
+_PAIR_LEVELS = (0.0, 0.15, 0.3)
+_LOWEST, _HIGHEST = 1e-3, 1 - 1e-6
+_USUAL_TOKENS = math.log(50)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSet:
+    """Which features a score is learned from.
+
+    Attributes:
+        menu_size: the number of actions of every query, as declared; the probability of each action is then a feature.
+            None if menus differ, or in router form.
+        groups: the groups that have a column of their own.
+        tokens: whether the Primary's output tokens are known when the decision is made.
+    """
+
+    menu_size: int | None = None
+    groups: tuple[str, ...] = ()
+    tokens: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a menu that is too large for a column per pair of actions."""
+        if self.menu_size is not None and not 2 <= self.menu_size <= LARGEST_FIXED_MENU:
+            raise OptionError(f"menu_size must lie in 2 to {LARGEST_FIXED_MENU}; got {self.menu_size!r}")
+
+    def penalties(self) -> Floats:
+        """Return the weight of each column in the penalty: the level and slope of the score are almost free."""
+        width = 2 + len(_KNOTS) + 2 * _POSITIONS + self._menu_width + len(self.groups) + 2 * self.tokens
+        weights = np.ones(width)
+        weights[:2] = 0.001, 0.1
+        return weights
+
+    @property
+    def _menu_width(self) -> int:
+        size = self.menu_size or 0
+        return size * len(_LEVELS) + size * (size - 1) * len(_PAIR_LEVELS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FeatureRows:
+    """What the features of some rows are computed from.
+
+    Attributes:
+        margin: the lead of each row's top action or, in router form, the confidence.
+        top: the position of the top action.
+        scores: rows x actions, if every row has as many as declared; else None.
+        group: the name of each row's group; "" if it has none.
+        tokens: the Primary's output tokens, NaN if unknown; None if no row has any.
+    """
+
+    margin: Floats
+    top: Integers
+    scores: Floats | None = None
+    group: list[str] | None = None
+    tokens: Floats | None = None
+
+
+def feature_matrix(features: FeatureSet, rows: FeatureRows) -> Floats:
+    """Return the features of every row: rows x columns, in the order of `FeatureSet.penalties`."""
+    z = _mapped(_third_logit, rows.margin)
+    parts = [np.ones((len(z), 1)), z[:, None], np.maximum(0.0, 3 * z[:, None] - np.array(_KNOTS)) / 3]
+    place = (rows.top[:, None] == np.arange(_POSITIONS)).astype(np.float64)
+    parts += [place, place * z[:, None]]
+    if features.menu_size is not None:
+        parts += _menu(features.menu_size, rows)
+    if features.groups:
+        parts.append(_one_hot(features.groups, rows))
+    if features.tokens:
+        parts.append(_length(rows))
+    return np.concatenate(parts, axis=1)
+
+
+def unseen_groups(features: FeatureSet, rows: FeatureRows) -> Floats:
+    """Return 1 for each row whose group has no column of its own, else 0."""
+    if not features.groups or rows.group is None:
+        return np.zeros(len(rows.margin))
+    known = set(features.groups)
+    return np.array([float(name != "" and name not in known) for name in rows.group])
+
+
+def _mapped(function: Callable[[float], float], values: Floats) -> Floats:
+    """Apply a function of one number to every value, once per distinct value."""
+    distinct, where = np.unique(values, return_inverse=True)
+    return np.array([function(value) for value in distinct.tolist()])[where]
+
+
+def _third_logit(confidence: float) -> float:
+    share = min(max(confidence, _LOWEST), _HIGHEST)
+    return math.log(share / (1 - share)) / 3
+
+
+def _menu(size: int, rows: FeatureRows) -> list[Floats]:
+    """Return each action's probability, and for the top action that of every other, above some levels."""
+    scores = np.zeros((len(rows.margin), size)) if rows.scores is None else rows.scores
+    total = scores.sum(axis=1, keepdims=True)
+    usable = (scores >= 0).all(axis=1, keepdims=True) & (total > 0)
+    share = np.where(usable, scores / np.where(usable, total, 1.0), 0.0)
+    single = [3 * np.maximum(0.0, share - level) * usable for level in _LEVELS]
+    others = [[b for b in range(size) if b != a] for a in range(size)]
+    is_top = rows.top[:, None] == np.arange(size)
+    pairs = [
+        3 * is_top[:, [a]] * np.maximum(0.0, share[:, others[a]] - level) * usable
+        for level in _PAIR_LEVELS
+        for a in range(size)
+    ]
+    return [*single, *pairs]
+
+
+def _one_hot(groups: tuple[str, ...], rows: FeatureRows) -> Floats:
+    place = {name: k for k, name in enumerate(groups)}
+    columns = np.zeros((len(rows.margin), len(groups)))
+    for row, name in enumerate(rows.group or ()):
+        if name in place:
+            columns[row, place[name]] = 1.0
+    return columns
+
+
+def _length(rows: FeatureRows) -> Floats:
+    if rows.tokens is None:
+        return np.zeros((len(rows.margin), 2))
+    known = ~np.isnan(rows.tokens)
+    length = np.where(known, _mapped(math.log1p, np.where(known, rows.tokens, 0.0)) - _USUAL_TOKENS, 0.0)
+    return np.column_stack([length, np.maximum(0.0, length - 0.5)])

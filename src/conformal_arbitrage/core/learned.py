@@ -1,0 +1,250 @@
+"""Learned scores: the leave-one-out ridge, with every row used to learn and to calibrate.
+
+Each query is decided as if it had been in the log with a loss: every row, the query included, is scored by the fit to
+all other rows, rows are ordered by that score, and the query is kept if it comes before the budget is spent. Treating all
+rows alike is what makes this valid; docs/theory.md has the proof. Nothing is fitted again: the leave-one-out scores with
+the query added have a closed form, and one eigendecomposition serves every strength of the penalty.
+
+Losses are 0 or 1 here (in units of the bound). Knows nothing of features, certificates or files.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from conformal_arbitrage.core.arrays import Bools, Floats, Indices, Integers
+
+STRENGTHS = (1.0, 5.0, 30.0, 300.0)
+"""Of the penalty, in the order of preference among equals; the margin comes before all of them."""
+_TICKS = 1e9
+_QUERIES_AT_ONCE = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RidgeFits:
+    """The fits of all strengths to the rows of a log.
+
+    Attributes:
+        rotation: columns x columns; takes a row of features to the axes of `rotated`.
+        curvature: the eigenvalue of each axis.
+        rotated: rows x axes, the logged rows in these axes.
+        loss: 0 or 1 of each row.
+        u: the draw of each row.
+        margin: of each row; the first candidate score, kept from the largest down.
+        strengths: of the penalty.
+        fitted: strengths x rows, the fit at each row.
+        leverage: strengths x rows, how far each row's fit follows its own loss.
+        weights: strengths x axes, the coefficients.
+        unseen_penalty: the penalty weight of a column that only the query has, such as that of a new group.
+        features: the logged rows' features, of the rows with a loss only, to recognise copies of them.
+    """
+
+    rotation: Floats
+    curvature: Floats
+    rotated: Floats
+    loss: Integers
+    u: Floats
+    margin: Floats
+    strengths: Floats
+    fitted: Floats
+    leverage: Floats
+    weights: Floats
+    features: Floats
+    unseen_penalty: float = 1.0
+
+    @property
+    def loss_rows(self) -> Indices:
+        """The rows with a loss."""
+        return np.flatnonzero(self.loss)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LearnedDecisions:
+    """What was decided, one entry per query.
+
+    Attributes:
+        kept: whether the Primary's answer stands.
+        candidate: which score decided: 0 the margin, k the k-th strength.
+        count: how many rows that score keeps, the query included.
+        score: the query's own score by it; a larger one is more at risk.
+    """
+
+    kept: Bools
+    candidate: Integers
+    count: Integers
+    score: Floats
+
+
+def fit_ridges(
+    features: Floats, penalties: Floats, loss: Integers, u: Floats, margin: Floats, *, strengths: tuple[float, ...]
+) -> RidgeFits:
+    """Fit a log: A = X'X + lambda diag(penalties), for every strength lambda.
+
+    Args:
+        features: rows x columns.
+        penalties: the weight of each column.
+        loss: 0 or 1 per row.
+        u: one draw per row.
+        margin: of each row, above 0: rows tied at the top are always deferred, and are left out.
+        strengths: the lambdas.
+    """
+    scale = 1 / np.sqrt(penalties)
+    scaled = features * scale
+    curvature, axes = np.linalg.eigh(scaled.T @ scaled)
+    curvature = np.maximum(curvature, 0.0)
+    rotation = scale[:, None] * axes
+    rotated = features @ rotation
+    shrunk = 1 / (curvature + np.array(strengths)[:, None])
+    weights = shrunk * (rotated.T @ loss)
+    return RidgeFits(
+        rotation=rotation,
+        curvature=curvature,
+        rotated=rotated,
+        loss=loss,
+        u=u,
+        margin=margin,
+        strengths=np.array(strengths),
+        fitted=weights @ rotated.T,
+        leverage=shrunk @ (rotated**2).T,
+        weights=weights,
+        features=features[loss > 0],
+    )
+
+
+def spendable_losses(alpha: Fraction, bound: Fraction, n: int) -> int:
+    """Return how many losses of the bound n rows and a query may have: floor(alpha (n + 1) / B)."""
+    return int(alpha * (n + 1) / bound // 1)
+
+
+def decide_learned(
+    fits: RidgeFits,
+    features: Floats,
+    u: Floats,
+    margin: Floats,
+    *,
+    budget: int,
+    unseen: Floats | None = None,
+    with_margin: bool = True,
+) -> LearnedDecisions:
+    """Decide queries: each by the candidate score that keeps most rows, the first one among equals.
+
+    Args:
+        fits: the fitted log.
+        features: queries x columns.
+        u: one draw per query.
+        margin: of each query; one tied at the top (margin 0) is deferred.
+        budget: of `spendable_losses`.
+        unseen: 1 for a query with a column of its own, such as a new group, else 0.
+        with_margin: whether the margin itself is a candidate, as for automatic choice.
+    """
+    step = max(1, _QUERIES_AT_ONCE // max(1, len(fits.loss)))
+    parts = [
+        _decide_block(
+            fits, features[a : a + step], u[a : a + step], margin[a : a + step], budget,
+            None if unseen is None else unseen[a : a + step], with_margin=with_margin,
+        )
+        for a in range(0, len(u), step)
+    ]  # fmt: skip
+    return LearnedDecisions(
+        kept=np.concatenate([np.zeros(0, np.bool_), *(part.kept for part in parts)]),
+        candidate=np.concatenate([np.zeros(0, np.int64), *(part.candidate for part in parts)]),
+        count=np.concatenate([np.zeros(0, np.int64), *(part.count for part in parts)]),
+        score=np.concatenate([np.zeros(0), *(part.score for part in parts)]),
+    )
+
+
+def _decide_block(
+    fits: RidgeFits,
+    features: Floats,
+    u: Floats,
+    margin: Floats,
+    budget: int,
+    unseen: Floats | None,
+    *,
+    with_margin: bool,
+) -> LearnedDecisions:
+    copies = _copies(fits, features)
+    count, kept, score, candidate = (
+        np.full(len(u), -1),
+        np.zeros(len(u), np.bool_),
+        np.zeros(len(u)),
+        np.zeros(len(u)),
+    )
+    candidates = ([] if not with_margin else [(0, *_by_margin(fits, margin))]) + [
+        (k + 1, *_left_out_scores(fits, k, features, unseen, copies)) for k in range(len(fits.strengths))
+    ]
+    for number, rows, own in candidates:
+        counted, stands = _count(rows, own, fits, u, budget)
+        better = counted > count
+        count, kept = np.where(better, counted, count), np.where(better, stands, kept)
+        score, candidate = np.where(better, own, score), np.where(better, number, candidate)
+    return LearnedDecisions(
+        kept=kept & (margin > 0), candidate=candidate.astype(np.int64), count=count.astype(np.int64), score=score
+    )
+
+
+def _by_margin(fits: RidgeFits, margin: Floats) -> tuple[Floats, Floats]:
+    """Return the margin as a score: the larger it is, the smaller the risk."""
+    return np.broadcast_to(-fits.margin, (len(margin), len(fits.margin))), -margin
+
+
+def _left_out_scores(
+    fits: RidgeFits, k: int, features: Floats, unseen: Floats | None, copies: list[tuple[int, Indices]]
+) -> tuple[Floats, Floats]:
+    """Return every row's leave-one-out score with each query added at a loss, queries x rows, and the queries' own.
+
+    A row with a loss that equals the query in all features has the query's score by symmetry; it is given exactly that,
+    since float noise would order the two by something else than their draws.
+    """
+    query = features @ fits.rotation
+    shrunk = query / (fits.curvature + fits.strengths[k])
+    across = shrunk @ fits.rotated.T
+    own = np.einsum("qa,qa->q", shrunk, query)
+    unrounded = query @ fits.weights[k]
+    weight = 1.0 if unseen is None else _query_weight(unseen, float(fits.strengths[k]) * fits.unseen_penalty)
+    gain = 1 / (1 / weight + own)
+    moved = fits.fitted[k] + across * ((1 - unrounded) * gain)[:, None]
+    leverage = fits.leverage[k] - across**2 * gain[:, None]
+    scores, predicted = _rounded(fits.loss - (fits.loss - moved) / (1 - leverage)), _rounded(unrounded)
+    for place, rows in copies:
+        scores[place, rows] = predicted[place]
+    return scores, predicted
+
+
+def _rounded(values: Floats) -> Floats:
+    """Round scores to nine decimals, so that rows equal in all features tie whatever the noise of the last digits."""
+    return np.rint(values * _TICKS) / _TICKS
+
+
+def _query_weight(unseen: Floats, penalty: float) -> Floats:
+    """Return the weight that stands for a column of the query's own with this penalty: q / (1 + q)."""
+    return np.where(unseen > 0, penalty / (1 + penalty), 1.0)
+
+
+def _copies(fits: RidgeFits, features: Floats) -> list[tuple[int, Indices]]:
+    """Return, for each query with such rows, those with a loss whose features are the query's to the bit."""
+    rows: dict[bytes, list[int]] = {}
+    for row, content in zip(fits.loss_rows.tolist(), fits.features, strict=True):
+        rows.setdefault(content.tobytes(), []).append(row)
+    matches = ((place, rows.get(content.tobytes())) for place, content in enumerate(features))
+    return [(place, np.array(same)) for place, same in matches if same is not None]
+
+
+def _count(scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int) -> tuple[Integers, Bools]:
+    """Return how many rows come before the budget is spent, the query among them, and whether it is one of them.
+
+    The query counts as a loss. The line is the (budget + 1)-th loss in the order of (score, draw).
+    """
+    lossy = fits.loss_rows
+    values = np.concatenate([scores[:, lossy], own[:, None]], axis=1)
+    draws = np.concatenate([np.broadcast_to(fits.u[lossy], (len(own), len(lossy))), u[:, None]], axis=1)
+    if values.shape[1] <= budget:
+        return np.full(len(own), scores.shape[1] + 1), np.ones(len(own), np.bool_)
+    line = np.partition(values, budget, axis=1)[:, [budget]]
+    tied = values == line
+    place = budget - (values < line).sum(axis=1, keepdims=True)
+    line_u = np.take_along_axis(np.sort(np.where(tied, draws, np.inf), axis=1), place, axis=1)
+    before = (scores < line) | ((scores == line) & (fits.u < line_u))
+    stands = (own < line[:, 0]) | ((own == line[:, 0]) & (u < line_u[:, 0]))
+    return before.sum(axis=1) + stands, stands
