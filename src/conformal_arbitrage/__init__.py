@@ -30,6 +30,7 @@ from conformal_arbitrage.errors import (
     UpstreamError,
 )
 from conformal_arbitrage.evaluation.assessment import Assessment, assess
+from conformal_arbitrage.evaluation.comparison import Comparison, compare
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
@@ -51,6 +52,7 @@ __all__ = [
     "Certificate",
     "CertificateError",
     "ChatRequest",
+    "Comparison",
     "ConfigError",
     "ConformalArbitrage",
     "ConformalRouter",
@@ -91,6 +93,7 @@ __all__ = [
     "assess",
     "calibrate",
     "collect",
+    "compare",
     "evaluate",
     "inspect",
     "plan",

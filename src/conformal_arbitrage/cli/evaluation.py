@@ -138,6 +138,61 @@ def evaluate_command(
         click.echo(f"Written: {figure}")
 
 
+@click.command("compare")
+@click.argument("log")
+@click.option("--alpha", "alphas", multiple=True, required=True, metavar="A", help="A risk budget; may be repeated.")
+@click.option("--calibration-size", type=int, default=400, show_default=True, metavar="N", help="Rows to calibrate on.")
+@click.option(
+    "--test-size", type=int, metavar="N", help="Rows to test on in each split.  [default: the rest, 2000 at most]"
+)
+@click.option("--splits", type=int, default=200, show_default=True, help="Number of random splits.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the splits.")
+@click.option("--menu-size", type=int, metavar="K", help="Number of actions, if it is the same for every query.")
+@options.binarize
+@options.columns
+@options.costs
+@click.option("--plot", "figure", metavar="FILE", help="Save a figure of the first budget (.png, .svg, .pdf).")
+@options.as_json
+def compare_command(
+    log: str,
+    *,
+    alphas: tuple[str, ...],
+    binarize: bool,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    figure: str | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Compare decision rules on a log: how often each asks the Guardian, and whether it keeps the budget.
+
+    Peers' rules are their decision rules on this log's scores, not their code.
+
+    \b
+    arbitrage compare log.parquet --alpha 0.05 --splits 200 --plot compare.png
+    """
+    from conformal_arbitrage.evaluation.comparison import compare
+    from conformal_arbitrage.evaluation.figures import save_comparison
+
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    comparison = compare(scores, alphas, progress=None if as_json else options.progress, **settings)
+    options.remember_look(scores, log, "compare")
+    if figure is not None:
+        save_comparison(comparison, figure, alpha=comparison.rules[0].alpha)
+    if as_json:
+        options.print_json(comparison.to_dict())
+        return
+    title = (
+        f"{comparison.splits} splits: {comparison.calibration_size} rows to calibrate, {comparison.test_size} to test"
+    )
+    options.print_table(*comparison.table(), title=title)
+    for line in comparison.notes():
+        click.echo(options.wrapped(line))
+    if figure is not None:
+        click.echo(f"Written: {figure}")
+
+
 def show_frontier(frontier: "Frontier", form: str | None = None) -> None:
     """Print a frontier as a table for people, or as text in a format."""
     from conformal_arbitrage.evaluation import tables

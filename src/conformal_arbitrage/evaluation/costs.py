@@ -21,7 +21,7 @@ TokenPrice = tuple[float, float]
 
 
 class CostKeywords(TypedDict, total=False):
-    """The fields of `CostOptions` as single keywords; None counts as not prices."""
+    """The fields of `CostOptions` as single keywords; None counts as not given."""
 
     primary_cost: float | None
     guardian_cost: float | None

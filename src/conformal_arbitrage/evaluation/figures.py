@@ -1,4 +1,4 @@
-"""Frontiers as figures: an outcome against cost, loss or another outcome.
+"""Frontiers and comparisons as figures: an outcome against cost, loss or another outcome.
 
 Markers and line styles carry the meaning as well as colors, so that a figure survives print and color blindness.
 Knows nothing of how a frontier was computed; imports matplotlib only when something is drawn.
@@ -14,10 +14,13 @@ import numpy as np
 
 from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.evaluation.comparison import Comparison
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint
 from conformal_arbitrage.scorelog.files import replacing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from matplotlib.axes import Axes
 
 _BLUE, _ORANGE, _GREY, _BLACK = "#0072B2", "#E69F00", "#767676", "#000000"
@@ -36,6 +39,15 @@ def save_figure(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str
         x: "cost", "loss" or the name of an outcome.
         y: the name of an outcome, or "loss".
     """
+    _save(path, lambda axes: draw_frontier(axes, frontier, x=x, y=y))
+
+
+def save_comparison(comparison: Comparison, path: str | Path, *, alpha: float) -> None:
+    """Draw a comparison at one budget and save it, as `save_figure` does."""
+    _save(path, lambda axes: draw_comparison(axes, comparison, alpha))
+
+
+def _save(path: str | Path, draw: "Callable[[Axes], Axes]") -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -44,7 +56,7 @@ def save_figure(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str
     if target.suffix not in FIGURE_FORMATS:
         raise OptionError(f"{target}: the name of a figure must end in {', '.join(FIGURE_FORMATS)}")
     figure = Figure(figsize=_SIZE, layout="constrained")
-    draw_frontier(figure.add_subplot(), frontier, x=x, y=y)
+    draw(figure.add_subplot())
     with replacing(target) as draft:
         figure.savefig(draft, dpi=160, format=target.suffix.lstrip("."))
 
@@ -77,6 +89,38 @@ def draw_frontier(axes: "Axes", frontier: Frontier, *, x: str | None = None, y: 
     axes.set_ylabel(f"{up}, mean over held-out rows")
     axes.legend(frameon=False, loc="best", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def draw_comparison(axes: "Axes", comparison: Comparison, alpha: float) -> "Axes":
+    """Draw how often each rule asks the Guardian at one budget, with its loss beside it, and return the axes.
+
+    Blue bars are ours; hatched ones break the budget by more than three standard errors.
+    """
+    rules = [rule for rule in comparison.rules if rule.alpha == alpha]
+    if not rules:
+        known = ", ".join(f"{a:g}" for a in sorted({rule.alpha for rule in comparison.rules}))
+        raise OptionError(f"there is no budget {alpha:g} in this comparison; it has {known}")
+    rules.sort(key=lambda rule: -rule.deferred)
+    bars = axes.barh(
+        [rule.rule for rule in rules],
+        [rule.deferred for rule in rules],
+        color=[_BLUE if rule.rule.startswith("ours") else _GREY for rule in rules],
+        height=0.62,
+    )
+    for place, rule in enumerate(rules):
+        net = rule.net_loss is not None and "net" in rule.rule
+        shown = f"net loss {rule.net_loss:.3f}" if net else f"loss {rule.loss:.3f}"
+        bars.patches[place].set_hatch("////" if rule.breaks else "")
+        text = f"{100 * rule.deferred:.0f} %, {shown}{', breaks the budget' if rule.breaks else ''}"
+        axes.annotate(
+            text, (rule.deferred, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
+        )  # fmt: skip
+    axes.set_xlim(0, 1.32)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+    axes.set_xlabel(f"queries sent to the Guardian at α = {alpha:g}")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0, labelsize=9)
     return axes
 
 

@@ -181,7 +181,7 @@ def inspect(
     answered = log.select(~log.unknown_loss)
     if len(answered) == 0:
         raise OptionError(f"{log.source}: no row has a Guardian score with a known loss; nothing to inspect")
-    top, margin, regret = _primary_alone(answered)
+    top, margin, regret = primary_alone(answered)
     curve = RiskCurve.from_log(answered, guardian_sees="all")
     bound = curve.bound(loss_bound) if loss_bound is not None or curve.unit_scores else None
     auc, interval = _auc(margin, regret, float(regret.max() if bound is None else bound))
@@ -212,7 +212,7 @@ def inspect(
     )
 
 
-def _primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
+def primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
     """Return each row's top action, its margin, and the loss if it stands alone."""
     stairs = loss_stairs(log, guardian_sees="all")
     top, margin, regret = np.empty(len(log), dtype=np.int64), np.empty(len(log)), np.empty(len(log))
