@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from conformal_arbitrage import Comparison, ScoreLog, compare
+from conformal_arbitrage import RuleComparison, ScoreLog, compare
 
 PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
 ALPHA = "0.05"
@@ -50,7 +50,7 @@ def logs(folder: Path) -> dict[str, tuple[ScoreLog, int | None]]:
     }
 
 
-def section(name: str, comparison: Comparison) -> str:
+def section(name: str, comparison: RuleComparison) -> str:
     """Return one log's table in Markdown."""
     header, rows = comparison.table()
     lines = [header, ["---"] * len(header), *rows]
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=200)
     options = parser.parse_args()
     sections: list[str] = []
-    comparison: Comparison | None = None
+    comparison: RuleComparison | None = None
     for name, (log, size) in logs(options.logs).items():
         print(name, file=sys.stderr)
         comparison = compare(log, [ALPHA], splits=options.splits, menu_size=size)

@@ -30,7 +30,7 @@ from conformal_arbitrage.errors import (
     UpstreamError,
 )
 from conformal_arbitrage.evaluation.assessment import Assessment, assess
-from conformal_arbitrage.evaluation.comparison import Comparison, compare
+from conformal_arbitrage.evaluation.comparison import RuleComparison, compare
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
@@ -52,7 +52,6 @@ __all__ = [
     "Certificate",
     "CertificateError",
     "ChatRequest",
-    "Comparison",
     "ConfigError",
     "ConformalArbitrage",
     "ConformalRouter",
@@ -80,6 +79,7 @@ __all__ = [
     "ReplyError",
     "RiskCurve",
     "Row",
+    "RuleComparison",
     "ScoreLog",
     "ScoreLogError",
     "ScorerError",

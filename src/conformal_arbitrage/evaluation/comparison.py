@@ -65,7 +65,7 @@ class ComparedRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RuleComparison:
     """Rules on one log.
 
     Attributes:
@@ -112,7 +112,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         names = len({rule.rule for rule in self.rules})
-        return f"Comparison(source={self.source!r}, rules={names}, splits={self.splits}, n={self.n})"
+        return f"RuleComparison(source={self.source!r}, rules={names}, splits={self.splits}, n={self.n})"
 
     def _repr_html_(self) -> str:
         header, rows = self.table()
@@ -155,7 +155,7 @@ def compare(
     progress: "Callable[[str], None] | None" = None,
     costs: CostOptions | None = None,
     **keywords: Unpack[CostKeywords],
-) -> Comparison:
+) -> RuleComparison:
     """Compare decision rules on one log: how often each asks the Guardian, and whether it keeps the budget.
 
     Args:
@@ -185,7 +185,7 @@ def compare(
     size = min(rest, USUAL_TEST_SIZE) if test_size is None else test_size
     parts = draw_splits(len(log), calibration_size=calibration_size, test_size=size, trials=splits, rng=rng)
     figures = _all_splits(rows, rules, budgets, parts, prices, rng, progress)
-    return Comparison(
+    return RuleComparison(
         source=log.source, n=len(log), splits=splits, calibration_size=calibration_size, test_size=size, seed=seed,
         rules=tuple(
             _summary(rule, alpha, figures[i, k], rows.net is not None, prices)

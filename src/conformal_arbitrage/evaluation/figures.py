@@ -14,7 +14,7 @@ import numpy as np
 
 from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.evaluation.comparison import Comparison
+from conformal_arbitrage.evaluation.comparison import RuleComparison
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint
 from conformal_arbitrage.scorelog.files import replacing
 
@@ -42,7 +42,7 @@ def save_figure(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str
     _save(path, lambda axes: draw_frontier(axes, frontier, x=x, y=y))
 
 
-def save_comparison(comparison: Comparison, path: str | Path, *, alpha: float) -> None:
+def save_comparison(comparison: RuleComparison, path: str | Path, *, alpha: float) -> None:
     """Draw a comparison at one budget and save it, as `save_figure` does."""
     _save(path, lambda axes: draw_comparison(axes, comparison, alpha))
 
@@ -92,7 +92,7 @@ def draw_frontier(axes: "Axes", frontier: Frontier, *, x: str | None = None, y: 
     return axes
 
 
-def draw_comparison(axes: "Axes", comparison: Comparison, alpha: float) -> "Axes":
+def draw_comparison(axes: "Axes", comparison: RuleComparison, alpha: float) -> "Axes":
     """Draw how often each rule asks the Guardian at one budget, with its loss beside it, and return the axes.
 
     Blue bars are ours; hatched ones break the budget by more than three standard errors.
