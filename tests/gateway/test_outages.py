@@ -33,7 +33,7 @@ def test_a_model_that_is_not_the_pinned_one_is_counted_logged_and_named_until_it
     [problem] = made.get("/health/ready").json()["problems"]
     assert "'m-2' instead of 'm'" in problem["problem"]
     assert 'error="OtherModelError",policy="support",role="guardian"} 3.0' in made.get("/metrics").text
-    assert len([r for r in caplog.records if r.getMessage().startswith("policy support, guardian: ")]) == 1
+    assert len([r for r in caplog.records if r.getMessage().startswith("guardian: ")]) == 1
     made.guardian.reply = votes(0, 1)
     assert made.decide().status_code == 200
     assert "problems" not in made.get("/health/ready").json()

@@ -8,7 +8,8 @@ from conformal_arbitrage import ConformalArbitrage, ConformalRouter, ScoreLog, S
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.build import Models, bind_menu, bind_text
-from conformal_arbitrage.live.config import Pinned, read_config, template, write_pinned
+from conformal_arbitrage.live.config import Pinned, read_config, write_pinned
+from conformal_arbitrage.live.template import template
 from tests.scripted import Upstream, completion, scores
 
 GOOD = """\

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conformal_arbitrage.cli import options
-from conformal_arbitrage.cli.live import ProgressBar, show_estimate
+from conformal_arbitrage.cli.live import show_estimate
+from conformal_arbitrage.cli.progress import ProgressBar
 from conformal_arbitrage.cli.service import with_store
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ import click
 
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.certificates import load_certificate
+from conformal_arbitrage.cli.progress import ProgressBar
 from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.calibration.certificate import Certificate
-    from conformal_arbitrage.collecting.collect import EndpointEstimate, Progress
+    from conformal_arbitrage.collecting.collect import EndpointEstimate
     from conformal_arbitrage.collecting.questions import Menus, Requests
     from conformal_arbitrage.live.config import Config
     from conformal_arbitrage.live.probe import ProbeResult
@@ -38,7 +39,7 @@ def init_command(*, form: Any, output: str, force: bool) -> None:
     arbitrage init --form text
     """
     from conformal_arbitrage.calibration.project_secret import FILE, ProjectSecret
-    from conformal_arbitrage.live.config import template
+    from conformal_arbitrage.live.template import template
     from conformal_arbitrage.scorelog.files import write_text
 
     if Path(output).exists() and not force:
@@ -162,6 +163,7 @@ def _show_checks(results: "list[ProbeResult]") -> None:
     "--form", type=click.Choice(["menu", "text"]), help="Menus of options or free text.  [default: as configured]"
 )
 @options.config_file
+@options.policy
 @click.option(
     "--question-column", metavar="NAME", help="Column of the question.  [default: question; text form: messages]"
 )
@@ -203,10 +205,9 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     arbitrage collect requests.jsonl -o log.parquet --form text --grade json-equal
     """
     from conformal_arbitrage.collecting import collect as collecting
-    from conformal_arbitrage.live.config import read_config
 
     options.refuse_same(questions, output)
-    models = _with_settings(read_config(config), config, settings)
+    models = _with_settings(options.read_pair(config, settings.pop("policy")), config, settings)
     rows = _read_rows(questions, settings)
     limits = {name: settings[name] for name in ("grade", "limit", "concurrency", "max_cost")}
     if dry_run:
@@ -251,42 +252,6 @@ def _read_rows(questions: str, settings: dict[str, Any]) -> "Menus | Requests":
 def _listed(text: str | None) -> tuple[str, ...]:
     """Return the names in a list with commas."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
-
-
-class ProgressBar:
-    """A progress bar on stderr: rows, rate, time left, cost so far, failures."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
-            TextColumn("{task.fields[money]}"), TextColumn("{task.fields[failures]}"),
-            console=Console(stderr=True), refresh_per_second=4,
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=None, rate="", money="", failures="")
-
-    def __enter__(self) -> "ProgressBar":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
-
-    def show(self, progress: "Progress") -> None:
-        """Update the bar after a row."""
-        from conformal_arbitrage.upstream.pricing import dollars
-
-        speed = self._bar.tasks[0].speed
-        self._bar.update(
-            self._task,
-            total=progress.total,
-            completed=progress.done,
-            rate="" if speed is None else f"{speed:.1f} rows/s",
-            money=f"cost {dollars(progress.spent.cost)}",
-            failures=f"failed: Primary {progress.primary_failures}, Guardian {progress.guardian_failures}",
-        )
 
 
 def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool, **counts: int) -> None:
@@ -359,6 +324,7 @@ def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
 )
 @click.option("--id", "name", metavar="ID", help="The query's id.  [default: generated]")
 @options.config_file
+@options.policy
 @options.key_file
 @click.option(
     "--allow", multiple=True, metavar="NAME", help="Tolerate this difference, without a guarantee; may be repeated."
@@ -372,6 +338,7 @@ def ask_command(
     given: tuple[str, ...],
     name: str | None,
     config: str,
+    policy: str | None,
     key_file: str | None,
     allow: tuple[str, ...],
     as_json: bool,
@@ -383,11 +350,11 @@ def ask_command(
     arbitrage ask certificate.json "Summarise: ..."          text form
     """
     from conformal_arbitrage.live.build import Models
-    from conformal_arbitrage.live.config import read_config, with_task
+    from conformal_arbitrage.live.config import with_task
     from conformal_arbitrage.types import ChatRequest, Query
 
     loaded = load_certificate(certificate, key_file, Path(config).parent)
-    configuration = read_config(config)
+    configuration = options.read_pair(config, policy)
     form = _form_of(loaded)
     if bool(actions) != (form == "menu"):
         remedy = "drop --action" if actions else "give --action for each option"

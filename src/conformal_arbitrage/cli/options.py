@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conformal_arbitrage.calibration.project_secret import ProjectSecret
+    from conformal_arbitrage.live.config import Config
     from conformal_arbitrage.scorelog.log import ScoreLog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -96,9 +97,20 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON d
 config_file = click.option(
     "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration file."
 )
+policy = click.option(
+    "--policy", metavar="NAME", help="The policy whose models to use.  [default: the Primary and Guardian of the file]"
+)
 key_file = click.option(
     "--key-file", metavar="FILE", help="Key behind the draws of --boundary random.  [default: the project's]"
 )
+
+
+def read_pair(config: str, policy: str | None) -> "Config":
+    """Read a configuration, and bring the pair of a policy into its short form if one is named."""
+    from conformal_arbitrage.live.config import read_config
+
+    configuration = read_config(config)
+    return configuration if policy is None else configuration.for_policy(policy)
 
 
 def loss_and_boundary(loss: str, boundary: str) -> tuple[Any, Any]:

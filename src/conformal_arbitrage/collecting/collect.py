@@ -129,7 +129,7 @@ def _prepared(
 
 def has_person(config: Config, grade: str | None = None) -> bool:
     """Tell whether a collection prompts a person at the terminal."""
-    return grade == "human" or config.primary.is_person or config.guardian.is_person
+    return grade == "human" or any(config.section(role).is_person for role in ROLES)
 
 
 def replies_path(output: str | Path) -> Path:
@@ -442,7 +442,7 @@ class Collection:
             return estimates[-1]
 
         models_config = structs.replace(
-            self.config, primary=self.config.primary.for_estimate(), guardian=self.config.guardian.for_estimate()
+            self.config, **{role: self.config.section(role).for_estimate() for role in ROLES}
         )
         with ExitStack() as files:
             async with Models(models_config, Extras(instead=instead, keyless=True)) as models:

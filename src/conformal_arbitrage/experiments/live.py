@@ -57,7 +57,7 @@ class Live:
 
     def source(self) -> Source:
         """Return these scores as a source for experiments."""
-        names = [self.config.primary.label, self.config.guardian.label]
+        names = [self.config.section("primary").label, self.config.section("guardian").label]
         where = (
             "the paper's datasets" if self.data is None else f"a local copy of the paper's datasets ({self.data.name})"
         )
@@ -113,7 +113,7 @@ class Live:
                 raise SourceError("truthfulqa-mini needs a second, stronger Primary: add a section [stronger]")
             return structs.replace(self.config, primary=self.config.stronger)
         if part == "pku":
-            return structs.replace(self.config, primary=self.config.primary.with_prompt("pair"))
+            return structs.replace(self.config, primary=self.config.section("primary").with_prompt("pair"))
         return self.config
 
 

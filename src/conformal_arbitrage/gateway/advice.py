@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.live.config import ROLES, Config
 
 KEY_VARIABLE = "ARBITRAGE_KEY"
 """The shell variable that the printed call takes an API key from."""
@@ -33,17 +33,18 @@ def example_call(config: Config, url: str, *, keyed: bool) -> str:
 def _example_request(config: Config, policy: str) -> tuple[str, Mapping[str, Any]]:
     if config.form_of(policy) == "text":
         return "/v1/chat/completions", {"model": policy, "messages": [{"role": "user", "content": "Name a colour."}]}
-    question, size = _recorded_question(config) or ("Which of these is a colour?", _menu_size(config, policy))
+    question, size = _recorded_question(config, policy) or ("Which of these is a colour?", _menu_size(config, policy))
     names = ["red", "seven", *(f"option {place}" for place in range(3, size + 1))][:size]
     choices = [{"value": name} for name in names]
     asked = {"type": "choice", "instructions": "Which?", "choices": choices}
     return "/v1/decisions", {"model": policy, "input": question, "questions": [asked]}
 
 
-def _recorded_question(config: Config) -> tuple[str, int] | None:
+def _recorded_question(config: Config, policy: str) -> tuple[str, int] | None:
     """Return the id of a question that every model which replays a record has, and its size; None if none replays."""
     folder = Path(config.folder)
-    records = [menus for one in (config.primary, config.guardian) if (menus := one.recorded_menus(folder)) is not None]
+    pair = (config.section(config.section_of(policy, role)) for role in ROLES)
+    records = [menus for one in pair if (menus := one.recorded_menus(folder)) is not None]
     if not records:
         return None
     shared = (name for name in records[0] if all(name in menus for menus in records))

@@ -4,7 +4,7 @@ Knows nothing of files or command lines; `server` puts it on a port.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -56,7 +56,7 @@ class Parts:
     policies: PolicyTable
     secret: bytes
     breakers: Sequence[Breaker]
-    guardian_breakers: Sequence[Breaker] = ()
+    guardian_breakers: Mapping[str, Sequence[Breaker]]
     log: Callable[[bytes], None]
     metrics: Metrics
 
@@ -154,7 +154,7 @@ class _Routes:
         for breaker in breakers:  # several models may share one address
             self._metrics.resting.labels(breaker.origin).set(breaker.origin in resting)
         for policy in self._parts.policies.all():
-            self._metrics.guardian_resting.labels(policy.name).set(_guardian_rests(self._parts))
+            self._metrics.guardian_resting.labels(policy.name).set(_guardian_rests(self._parts, policy.name))
         with suppress(StoreError):  # the other figures matter all the more
             names = [policy.name for policy in self._parts.policies.all()]
             self._metrics.backlog(names, await self._parts.store.audit_backlog())
@@ -199,14 +199,14 @@ class _Ready:
 
     def _problems(self, names: Sequence[str]) -> list[dict[str, str]]:
         resting = "it is not called for now, after repeated failures"
-        silent: Sequence[str] = names if _guardian_rests(self._parts) else ()
+        silent = [name for name in names if _guardian_rests(self._parts, name)]
         return [{"policy": name, "role": "guardian", "problem": resting} for name in silent] + [
             {"policy": name, "role": role, "problem": text} for (name, role), text in self._metrics.other_models.items()
         ]
 
 
-def _guardian_rests(parts: Parts) -> bool:
-    return any(breaker.resting for breaker in parts.guardian_breakers)
+def _guardian_rests(parts: Parts, policy: str) -> bool:
+    return any(breaker.resting for breaker in parts.guardian_breakers[policy])
 
 
 async def _not_served(request: Incoming) -> Response:

@@ -21,24 +21,25 @@ def pairs_of(models: Models, quota: Quota | None = None) -> dict[str, ModelPair]
     Raises:
         ConfigError: a model cannot be used, or its cost cannot be limited as configured.
     """
-    shared: dict[Form, ModelPair] = {}
+    config = models.config
+    shared: dict[tuple[str, str, Form], ModelPair] = {}
     pairs: dict[str, ModelPair] = {}
-    for name in models.config.policies:
-        form = models.config.form_of(name)
-        if form not in shared:
-            shared[form] = _pair(models, form, quota)
-        pairs[name] = shared[form]
+    for name in config.policies:
+        key = config.section_of(name, "primary"), config.section_of(name, "guardian"), config.form_of(name)
+        if key not in shared:
+            shared[key] = _pair(models, *key, quota)
+        pairs[name] = shared[key]
     return pairs
 
 
-def _pair(models: Models, form: Form, quota: Quota | None) -> ModelPair:
+def _pair(models: Models, primary: str, guardian: str, form: Form, quota: Quota | None) -> ModelPair:
     if form == "menu":
-        scorer = models.scorer("guardian")
+        scorer = models.scorer("guardian", guardian)
         guarded = scorer if quota is None else QuotaScorer(scorer, quota)
-        return MenuPair(primary=models.scorer("primary"), guardian=guarded)
-    answerer = models.answerer("guardian")
+        return MenuPair(primary=models.scorer("primary", primary), guardian=guarded)
+    answerer = models.answerer("guardian", guardian)
     limited = answerer if quota is None else QuotaAnswerer(answerer, quota)
-    return TextPair(primary=models.answerer("primary"), guardian=limited)
+    return TextPair(primary=models.answerer("primary", primary), guardian=limited)
 
 
 def check_spending(config: Config, models: Models) -> None:
@@ -49,15 +50,18 @@ def check_spending(config: Config, models: Models) -> None:
     """
     if config.gateway.guardian_cost_per_hour is None:
         return
-    guardian = config.guardian
-    if "guardian" not in models.capped:
-        raise ConfigError(
-            f"guardian_cost_per_hour cannot limit [guardian]: kind '{guardian.kind}' makes no calls that could be priced; "
-            "remove the limit, or use guardian_calls_per_minute"
-        )
-    pricing = guardian.pricing()
-    by_length = pricing is None or pricing.cost(Spent(calls=1, input_tokens=1, output_tokens=None)) is None
-    if by_length and not all(guardian.limits_replies(config.form_of(name)) for name in config.policies):
-        raise ConfigError(
-            "guardian_cost_per_hour needs a limit on the length of replies in free text; set max_tokens in [guardian]"
-        )
+    for policy in config.policies:
+        section = config.section_of(policy, "guardian")
+        model = config.section(section)
+        if section not in models.capped:
+            raise ConfigError(
+                f"guardian_cost_per_hour cannot limit [{section}]: kind '{model.kind}' makes no calls that could be priced; "
+                "remove the limit, or use guardian_calls_per_minute"
+            )
+        pricing = model.pricing()
+        by_length = pricing is None or pricing.cost(Spent(calls=1, input_tokens=1, output_tokens=None)) is None
+        if by_length and not model.limits_replies(config.form_of(policy)):
+            raise ConfigError(
+                "guardian_cost_per_hour needs a limit on the length of replies in free text; set max_tokens in "
+                f"[{section}]"
+            )

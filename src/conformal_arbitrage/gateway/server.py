@@ -31,9 +31,10 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.pairs import check_spending, pairs_of
 from conformal_arbitrage.gateway.policy_table import PolicyTable, check_policies, identities_of_pair
 from conformal_arbitrage.live.build import Extras, Models
-from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.live.config import ROLES, Config
 from conformal_arbitrage.live.database import database_of, existing_secret, open_record
 from conformal_arbitrage.scorers.terminal import has_terminal
+from conformal_arbitrage.upstream.breaker import Breaker
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -56,7 +57,7 @@ def secret_of(config: Config) -> ProjectSecret:
 
 def identities_of(config: Config, policy: str) -> dict[str, Any]:
     """Return the identities of a policy's models under this configuration."""
-    return identities_of_pair(pairs_of(Models(config, Extras(keyless=True)))[policy])
+    return identities_of_pair(pairs_of(Models(config.for_policy(policy), Extras(keyless=True)))[policy])
 
 
 @asynccontextmanager
@@ -90,7 +91,7 @@ async def application(config: Config, log: Log = _unlogged, metrics: Metrics | N
                     policies=policies,
                     secret=secret.keys[0],
                     breakers=models.breakers,
-                    guardian_breakers=models.guardian_breakers,
+                    guardian_breakers=_breakers_of_guardians(config, models),
                     log=log,
                     metrics=metrics or Metrics(),
                 )
@@ -101,13 +102,20 @@ async def application(config: Config, log: Log = _unlogged, metrics: Metrics | N
         await store.close()
 
 
+def _breakers_of_guardians(config: Config, models: Models) -> dict[str, list[Breaker]]:
+    """Return the breakers of every policy's Guardian."""
+    breakers = models.guardian_breakers
+    return {policy: breakers.get(config.section_of(policy, "guardian"), []) for policy in config.policies}
+
+
 def _check_people(config: Config) -> None:
     """Refuse a person as a model where there is no terminal to ask at.
 
     Raises:
         ConfigError: a person is configured, and standard input is not a terminal.
     """
-    people = [role for role in ("primary", "guardian") if config.section(role).is_person]
+    used = [config.section_of(policy, role) for policy in config.policies for role in ROLES]
+    people = [section for section in used if config.section(section).is_person]
     if people and not has_terminal():
         raise ConfigError(
             f"[{people[0]}] is a person, and there is no terminal to ask at: start the gateway at one, or use another kind"

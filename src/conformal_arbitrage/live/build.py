@@ -72,9 +72,9 @@ class Models:
         self._open = AsyncExitStack()
         self._terminal = Terminal()
         self.breakers: list[Breaker] = []
-        self.guardian_breakers: list[Breaker] = []
-        self.capped: set[Section] = set()
-        self._gates: dict[Section, RateLimit] = {}
+        self.guardian_breakers: dict[str, list[Breaker]] = {}
+        self.capped: set[str] = set()
+        self._gates: dict[str, RateLimit] = {}
 
     async def __aenter__(self) -> "Models":
         return self
@@ -82,18 +82,18 @@ class Models:
     async def __aexit__(self, *exc: object) -> None:
         await self._open.aclose()
 
-    def scorer(self, role: Section) -> Scorer:
-        """Return the model that plays a role over menus."""
-        model = self.config.section(role)
-        scorer = model.build(self._context(model, role))
+    def scorer(self, role: Section, section: str | None = None) -> Scorer:
+        """Return the model that plays a role over menus; its own section's unless another is named."""
+        model = self.config.section(section or role)
+        scorer = model.build(self._context(model, role, section))
         if model.shows_questions and "rendering" not in scorer.identity:
             scorer = RenderedScorer(scorer)
         return Shuffled(scorer) if self.config.task.shuffle_options and model.shufflable else scorer
 
-    def answerer(self, role: Section) -> Answerer:
-        """Return the model that plays a role in free text."""
-        model = self.config.section(role)
-        answerer = model.build_answerer(self._context(model, role))
+    def answerer(self, role: Section, section: str | None = None) -> Answerer:
+        """Return the model that plays a role in free text; its own section's unless another is named."""
+        model = self.config.section(section or role)
+        answerer = model.build_answerer(self._context(model, role, section))
         return answerer if "rendering" in answerer.identity else RenderedAnswerer(answerer)
 
     def policy(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalArbitrage:
@@ -127,30 +127,31 @@ class Models:
         settings = model.settings("judge")
         return JudgeGrader(port=model.connect(self._context(model, "judge")), settings=settings)
 
-    def _context(self, model: ModelConfig, role: Section) -> BuildContext:
+    def _context(self, model: ModelConfig, role: Section, section: str | None = None) -> BuildContext:
         return BuildContext(
             role=role,
+            section=section or role,
             folder=Path(self.config.folder),
             terminal=self._terminal,
-            wrap=lambda port: self._around(port, model, role),
+            wrap=lambda port: self._around(port, model, role, section or role),
             on_close=self._open.push_async_callback,
             keyless=self._extras.keyless,
             request_settings=self.config.task.settings,
         )
 
-    def _around(self, port: Port, model: ModelConfig, role: Section) -> Port:
+    def _around(self, port: Port, model: ModelConfig, role: Section, section: str) -> Port:
         pricing = model.pricing()
         if self._extras.instead is not None:
             return self._extras.instead(port, pricing, role)
         port = Priced(port, pricing)
-        port = self._capped(port, pricing, model, role)
+        port = self._capped(port, pricing, model, role, section)
         if not model.is_person:
             port = Retry(port, attempts=model.attempts, deadline=model.deadline)
         if self._extras.breaker:
             port = Breaker(port)
             self.breakers.append(port)
             if role == "guardian":
-                self.guardian_breakers.append(port)
+                self.guardian_breakers.setdefault(section, []).append(port)
         if self._extras.gate is not None:
             port = Limit(port, self._extras.gate)
         own: dict[str, int | None] = {
@@ -160,25 +161,25 @@ class Models:
         }
         if any(own.values()):
             gate = RateLimit(**own, live_share=self._extras.live_share)
-            gate = self._gates.setdefault(role, gate)  # one for all ports of a role
+            gate = self._gates.setdefault(section, gate)  # one for all ports of a model
             port = Limit(port, gate)  # outside the shared gate, so that no shared slot is held while waiting for rates
         if self._extras.replies is not None:
             return self._cache(Cache(port, self._extras.replies, per_query=True, role=role))
         return port if model.cache is None else self._cache(Cache(port, Path(self.config.folder) / model.cache))
 
-    def _capped(self, port: Port, pricing: Pricing | None, model: ModelConfig, role: Section) -> Port:
+    def _capped(self, port: Port, pricing: Pricing | None, model: ModelConfig, role: Section, section: str) -> Port:
         """Put a port under the limits on money that apply to it."""
         limits: list[Spending[Any]] = []
         if self._extras.spending_limit is not None and not model.is_person:
             limits.append(self._extras.spending_limit)
         if self._extras.guardian_spending is not None and role == "guardian":
             limits.append(self._extras.guardian_spending)
-            self.capped.add(role)
+            self.capped.add(section)
         for limit in limits:
             if pricing is None:
                 raise ConfigError(
                     f"{limit.setting} needs the price of {port.origin}, which is unknown; set price = [IN, OUT], dollars "
-                    f"per million tokens, or price_per_call in [{role}]"
+                    f"per million tokens, or price_per_call in [{section}]"
                 )
             port = Capped(port, pricing, limit)
         return port

@@ -7,7 +7,7 @@ Knows nothing of how models are called; `build` makes scorers from it, and each 
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from ipaddress import ip_network
@@ -25,10 +25,11 @@ from conformal_arbitrage.scorers.chat import ChatConfig
 from conformal_arbitrage.scorers.kinds import Form, ModelConfig, Pinned, Section
 from conformal_arbitrage.scorers.registry import BUILT_IN, kind_named, kind_names
 from conformal_arbitrage.scorers.request_fields import RequestSettings
-from conformal_arbitrage.types import as_object
+from conformal_arbitrage.types import Role, as_object
 
 FILE = "arbitrage.toml"
 SECTIONS: tuple[Section, ...] = ("primary", "guardian", "judge", "stronger")
+ROLES: tuple[Role, Role] = ("primary", "guardian")
 
 
 class Task(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +55,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A policy that the gateway serves.
 
     Attributes:
+        primary, guardian: the names of its models, sections [models.NAME]; [primary] and [guardian] unless set.
         certificate: the file to start with; later ones may be installed over HTTP. Shadow mode needs none.
         form: choices from menus, or free text; as in [task] unless set.
         mode: "enforce" the rule, or "shadow": ask both, answer with the Guardian's choice, record the Primary's.
@@ -67,6 +69,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
     """
 
+    primary: str | None = None
+    guardian: str | None = None
     certificate: str | None = None
     form: Form | None = None
     mode: Literal["enforce", "shadow"] = "enforce"
@@ -128,34 +132,78 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A checked configuration."""
+    """A checked configuration.
+
+    Attributes:
+        primary, guardian: the pair of the short form.
+        models: further models, for policies that name theirs.
+    """
 
     alpha: float = 0.05
     guardian_sees: GuardianSees = "all"
     task: Task = Task()
-    primary: ModelConfig
-    guardian: ModelConfig
+    primary: ModelConfig | None = None
+    guardian: ModelConfig | None = None
     judge: ChatConfig | None = None
     stronger: ModelConfig | None = None
+    models: dict[str, ModelConfig] = {}
     gateway: GatewayConfig = GatewayConfig()
     policies: dict[str, PolicyConfig] = {}
     folder: str = ""
 
-    def section(self, role: Section) -> ModelConfig:
-        """Return a role's section.
+    def section(self, name: str) -> ModelConfig:
+        """Return the model of a section: primary, guardian, judge, stronger or models.NAME.
 
         Raises:
             ConfigError: the configuration has no such section.
         """
-        section: ModelConfig | None = getattr(self, role)
-        if section is None:
-            raise ConfigError(f"the configuration has no section [{role}]; add one")
-        return section
+        models = self.sections
+        if name not in models:
+            remedy = "add one, or choose a policy with --policy" if self.models else "add one"
+            raise ConfigError(f"the configuration has no section [{name}]; {remedy}")
+        return models[name]
 
     @property
-    def sections(self) -> dict[Section, ModelConfig]:
-        """The models of the file, by role."""
-        return {role: self.section(role) for role in SECTIONS if getattr(self, role) is not None}
+    def sections(self) -> dict[str, ModelConfig]:
+        """The models of the file, by section."""
+        roles = {role: getattr(self, role) for role in SECTIONS}
+        named = {f"models.{name}": model for name, model in self.models.items()}
+        return {name: model for name, model in {**roles, **named}.items() if model is not None}
+
+    def section_of(self, policy: str, role: Role) -> str:
+        """Return the section of a policy's Primary or Guardian."""
+        settings = self.policies[policy]
+        name = settings.primary if role == "primary" else settings.guardian
+        return role if name is None else f"models.{name}"
+
+    def uses(self, section: str) -> dict[Section, set[Form]]:
+        """Return the roles that a section's model plays, and the forms it plays each in."""
+        uses: dict[Section, set[Form]] = {}
+        for own in SECTIONS:
+            if own == section:
+                uses[own] = {self.task.form} if own in ROLES else set(self.forms)
+        for policy in self.policies:
+            for role in ROLES:
+                if self.section_of(policy, role) == section:
+                    uses.setdefault(role, set()).add(self.form_of(policy))
+        return uses
+
+    def for_policy(self, policy: str) -> "Config":
+        """Return this configuration in the short form, with one policy and its pair alone.
+
+        Raises:
+            ConfigError: there is no such policy.
+        """
+        if policy not in self.policies:
+            raise ConfigError(f"there is no policy {policy!r}; there are {', '.join(self.policies) or 'none'}")
+        return structs.replace(
+            self,
+            primary=self.section(self.section_of(policy, "primary")),
+            guardian=self.section(self.section_of(policy, "guardian")),
+            task=structs.replace(self.task, form=self.form_of(policy)),
+            policies={policy: structs.replace(self.policies[policy], primary=None, guardian=None)},
+            models={},
+        )
 
     def form_of(self, policy: str) -> Form:
         """Return what a policy answers with: choices from menus, or free text."""
@@ -173,7 +221,10 @@ def _config_type(kinds: tuple[type[ModelConfig], ...]) -> type[Config]:
     model: Any = Union[kinds]  # noqa: UP007 - of a tuple
     struct: Any = msgspec.defstruct(
         "Config",
-        [("primary", model), ("guardian", model), ("stronger", model | None, None)],
+        [
+            *((role, model | None, None) for role in ("primary", "guardian", "stronger")),
+            ("models", dict[str, model], {}),
+        ],
         bases=(Config,),
         module=__name__,
         frozen=True,
@@ -202,23 +253,44 @@ def read_config(path: str | Path = FILE) -> Config:
     if "folder" in document:
         raise ConfigError(f"{source}: line {line_of(text, (), 'folder')}: there is no key 'folder'")
     kinds = _kinds_in(document, source, text)
+    place: tuple[str, ...] = ()
     try:
+        for place in [
+            *_tables(document, "models"),
+            *_tables(document, "policies"),
+        ]:  # or errors would not name the table
+            model: Any = Union[kinds]  # noqa: UP007 - of a tuple
+            msgspec.convert(_at(document, place), PolicyConfig if place[0] == "policies" else model)
+        place = ()
         config = msgspec.convert({**document, "folder": str(source.resolve().parent)}, _config_type(kinds))
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {_explained(str(error), text, document)}") from error
+        raise ConfigError(f"{source}: {_explained(str(error), text, document, place)}") from error
     _check(config, source, text)
     return config
+
+
+def _tables(document: Mapping[str, Any], name: str) -> list[tuple[str, ...]]:
+    """Return the places of the tables under a name, such as [models.NAME]."""
+    return [(name, key) for key in as_object(document.get(name))]
+
+
+def _at(document: Mapping[str, Any], place: tuple[str, ...]) -> Any:
+    """Return the part of a document at a place; None if there is none."""
+    part: Any = document
+    for key in place:
+        part = as_object(part).get(key)
+    return part
 
 
 def _kinds_in(document: Mapping[str, Any], source: Path, text: str) -> tuple[type[ModelConfig], ...]:
     """Return the built-in kinds, and those of other packages that the document names."""
     kinds = list(BUILT_IN.values())
-    for role in SECTIONS:
-        name: object = as_object(document.get(role)).get("kind")
+    for place in [*((role,) for role in SECTIONS), *_tables(document, "models")]:
+        name: object = as_object(_at(document, place)).get("kind")
         try:
             kind = kind_named(name) if isinstance(name, str) else None
         except ConfigError as error:
-            raise ConfigError(f"{source}: line {line_of(text, (role,), 'kind')}: {error}") from error
+            raise ConfigError(f"{source}: line {line_of(text, place, 'kind')}: {error}") from error
         if kind is not None and kind not in kinds:
             kinds.append(kind)
     return tuple(kinds)
@@ -231,23 +303,45 @@ _POSITIVE = (
 
 def _check(config: Config, source: Path, text: str) -> None:
     """Refuse values that have the right type and yet cannot be used."""
-    for role, model in config.sections.items():
+
+    def refusal(place: tuple[str, ...], key: str | None, problem: str) -> ConfigError:
+        return ConfigError(f"{source}: line {line_of(text, place, key)}: {problem}")
+
+    for name in config.models:
+        if not re.fullmatch(r"[\w-]+", name):
+            raise refusal(("models", name), None, f"a model's name has letters, digits, _ and -; got {name!r}")
+    for section, model in config.sections.items():
+        place = tuple(section.split("."))
         for name in _POSITIVE:
             value = getattr(model, name, None)
             if value is not None and not value > 0:
-                line = line_of(text, (role,), name)
-                raise ConfigError(f"{source}: line {line}: {name} must be above 0; got {value!r}")
-        problem = model.problem(role, config.forms)
-        if problem is not None:
-            raise ConfigError(f"{source}: line {line_of(text, (role,), problem[0])}: {problem[1]}")
-    if _share_a_name(config.primary, config.guardian):
-        raise ConfigError(
-            f"{source}: line {line_of(text, ('guardian',), 'name')}: both {config.guardian.kind}s are called "
-            f"{config.guardian.label!r}; rename one, since replies and certificates are bound to the name"
-        )
+                raise refusal(place, name, f"{name} must be above 0; got {value!r}")
+        for role, forms in config.uses(section).items():
+            if (problem := model.problem(role, forms)) is not None:
+                raise refusal(place, *problem)
+    for policy in ("", *config.policies):
+        _check_pair(config, policy, refusal)
     _check_gateway(config, source, text)
     if not config.alpha > 0:
-        raise ConfigError(f"{source}: line {line_of(text, (), 'alpha')}: alpha must be above 0; got {config.alpha!r}")
+        raise refusal((), "alpha", f"alpha must be above 0; got {config.alpha!r}")
+
+
+def _check_pair(config: Config, policy: str, refusal: Callable[..., ConfigError]) -> None:
+    """Refuse a policy that names no pair, or two models of one name; without a policy, the pair of the short form."""
+    pair: list[ModelConfig] = []
+    for role in ROLES:
+        section = config.section_of(policy, role) if policy else role
+        if section not in config.sections and (policy or not config.models):
+            if section != role:
+                known = ", ".join(config.models) or "none"
+                raise refusal(("policies", policy), role, f"there is no section [{section}]; there are {known}")
+            own = f", or {role} = NAME in [policies.{policy}]" if config.models else ""
+            raise refusal((), None, f"the file lacks a section [{role}] with at least kind ={own}")
+        pair += [config.sections[section]] if section in config.sections else []
+    if len(pair) == 2 and _share_a_name(*pair):
+        place = tuple((config.section_of(policy, "guardian") if policy else "guardian").split("."))
+        problem = f"both {pair[1].kind}s are called {pair[1].label!r}; rename one, since replies and certificates are "
+        raise refusal(place, "name", f"{problem}bound to the name")
 
 
 _LIMITS = (
@@ -294,10 +388,10 @@ def _share_a_name(one: ModelConfig, other: ModelConfig) -> bool:
     return one.alias[0] == other.alias[0] and one.alias[1] != other.alias[1]
 
 
-def _explained(message: str, text: str, document: Mapping[str, Any]) -> str:
+def _explained(message: str, text: str, document: Mapping[str, Any], place: tuple[str, ...]) -> str:
     """Return a validation message with the line and, for an unknown key, the nearest valid one."""
     what, _, path = message.partition(" - at `$")
-    parts = tuple(part for part in path.rstrip("`").split(".") if part)
+    parts = (*place, *(part for part in path.rstrip("`").split(".") if part))
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
     missing = re.fullmatch(r"Object missing required field `(.*)`", what)
     if unknown is not None:
@@ -310,7 +404,7 @@ def _explained(message: str, text: str, document: Mapping[str, Any]) -> str:
     *section, key = parts or ("",)
     if key == "kind":
         names = kind_names()
-        near = get_close_matches(str(as_object(document.get(section[0])).get("kind")), names, n=1, cutoff=0.4)
+        near = get_close_matches(str(_at(document, parts)), names, n=1, cutoff=0.4)
         what += f"; did you mean '{near[0]}'?" if near else f"; valid kinds are {', '.join(names)}"
     key = re.sub(r"\[.*\]", "", key)
     return f"line {line_of(text, tuple(section), key)}: {key}: {what}"
@@ -331,7 +425,7 @@ def _keys_of(parts: tuple[str, ...], document: Mapping[str, Any]) -> list[str]:
     plain: dict[str, type[Struct]] = {"task": Task, "gateway": GatewayConfig, "policies": PolicyConfig}
     if parts[0] in plain:
         return [f.name for f in structs.fields(plain[parts[0]])]
-    kind = kind_named(str(as_object(document.get(parts[0])).get("kind"))) or ChatConfig
+    kind = kind_named(str(as_object(_at(document, parts)).get("kind"))) or ChatConfig
     return ["kind", *(f.name for f in structs.fields(kind))]
 
 
@@ -397,47 +491,3 @@ def _toml(text: object) -> str:
     """Return a TOML basic string."""
     plain = str(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda c: f"\\u{ord(c[0]):04x}", plain) + '"'
-
-
-_TEMPLATE = """\
-# Conformal Arbitrage. Next: `arbitrage check`, `arbitrage collect`, `arbitrage calibrate`, `arbitrage ask`.
-alpha = 0.05             # on average at most 5 points worse than always asking the Guardian
-guardian_sees = "all"    # a deferral shows the Guardian every option; calibrated on that loss
-
-[task]
-form = "{form}"            # "menu": choose from options; "text": free text and tool calls
-{settings}# {safe} = "..."    # fallback if the Guardian fails; without it that is an error
-
-[primary]                # cheap or helpful: does most of the work
-kind = "chat"            # or decisions, logprob, sampling, function, replay, human, local
-url = "https://api.openai.com/v1"    # any OpenAI-compatible endpoint, such as http://localhost:11434/v1
-model = "gpt-5.4-nano"
-key_env = "OPENAI_API_KEY"           # the environment variable with the key; leave out if none is needed
-{confidence}# temperature = "default"            # for models that take none; the paper's is 0.1
-# max_tokens = 2000                  # for models that reason before they answer
-
-[guardian]               # careful or safe: steps in when it matters
-kind = "chat"
-url = "https://api.openai.com/v1"
-model = "gpt-5.4"
-key_env = "OPENAI_API_KEY"
-"""
-
-
-_SETTINGS = """\
-settings = "as requested"  # requests keep their temperature, limits, stop; "pinned": those below, others are refused
-"""
-_CONFIDENCE = """\
-confidence = "ask"                   # a second short call rates the answer; or "logprob", from the same call
-"""
-
-
-def template(form: Form) -> str:
-    """Return a short commented configuration to start from."""
-    menu = form == "menu"
-    return _TEMPLATE.format(
-        form=form,
-        settings="" if menu else _SETTINGS,
-        safe="safe_action" if menu else "safe_answer",
-        confidence="" if menu else _CONFIDENCE,
-    )

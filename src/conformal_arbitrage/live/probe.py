@@ -7,13 +7,14 @@ Knows nothing of score logs, certificates or kinds of models.
 """
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from conformal_arbitrage.errors import ReplyError, ScorerError, UpstreamError
 from conformal_arbitrage.live.build import Models
-from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.live.config import SECTIONS, Config
 from conformal_arbitrage.scorers.completions import served_by
 from conformal_arbitrage.scorers.kinds import Form, ModelConfig, Pinned, Section
 from conformal_arbitrage.types import ChatRequest, Query, Spent
@@ -28,7 +29,7 @@ class ProbeResult:
     """What a check learned about one model.
 
     Attributes:
-        role: its section.
+        role: its section, which is its role in the short form.
         kind: the kind of scorer.
         problem: why it cannot be used; None if it can.
         pinned: the values to write into the configuration.
@@ -36,7 +37,7 @@ class ProbeResult:
         logprobs: whether it lists token probabilities; None if that was not tested.
     """
 
-    role: Section
+    role: str
     kind: str
     model: str | None = None
     served: str | None = None
@@ -51,17 +52,20 @@ class ProbeResult:
 
 async def check_models(config: Config) -> list[ProbeResult]:
     """Test every model of a configuration."""
-    return [await _check(config, role, model) for role, model in config.sections.items()]
+    return [await _check(config, section, model) for section, model in config.sections.items()]
 
 
-async def _check(config: Config, role: Section, model: ModelConfig) -> ProbeResult:
-    result = ProbeResult(role=role, kind=model.kind, priced=model.pricing() is not None)
+async def _check(config: Config, section: str, model: ModelConfig) -> ProbeResult:
+    result = ProbeResult(role=section, kind=model.kind, priced=model.pricing() is not None)
+    role, forms = _use(config, section)
+    form = config.task.form if config.task.form in forms else min(forms)
+    config = _with_form(config, form)
     result.model = model.label if model.has_endpoint else None
     try:
         if model.untested is None:
-            await _probe(config, role, model, result)
+            await _probe(config, role, model, result, forms - {form})
         else:
-            await _load(config, role)
+            await _load(structs.replace(config, **{role: model}), role)
             result.notes.append(model.untested)
     except ScorerError as error:
         result.problem = _advice(error, over_http=model.has_endpoint)
@@ -76,7 +80,15 @@ async def _load(config: Config, role: Section) -> None:
         models.answerer(role) if config.task.form == "text" else models.scorer(role)
 
 
-async def _probe(config: Config, role: Section, model: ModelConfig, result: ProbeResult) -> None:
+def _use(config: Config, section: str) -> tuple[Section, set[Form]]:
+    """Return the role to test a model in, the Primary's if it plays that, and all its forms."""
+    uses = config.uses(section) or {"guardian": {config.task.form}}
+    return next(role for role in SECTIONS if role in uses), set[Form]().union(*uses.values())
+
+
+async def _probe(
+    config: Config, role: Section, model: ModelConfig, result: ProbeResult, other_forms: Collection[Form]
+) -> None:
     """Find the first variant that works, then test what else depends on it."""
     await _first_variant(config, role, model, result)
     probe = model.logprob_probe(role, config.task.form, result.pinned)
@@ -85,7 +97,7 @@ async def _probe(config: Config, role: Section, model: ModelConfig, result: Prob
         share = f"{result.spent.reasoning_tokens} of {result.spent.output_tokens}"
         result.notes.append(f"{share} output tokens were spent on reasoning; leave room in max_tokens")
     if role in ("primary", "guardian"):
-        for form in config.forms - {config.task.form}:
+        for form in other_forms:
             await _ask(_with_form(config, form), role, model.with_pinned(result.pinned), result)
 
 

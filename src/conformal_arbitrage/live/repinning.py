@@ -10,14 +10,14 @@ from msgspec import structs
 
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.probe import ProbeResult
-from conformal_arbitrage.scorers.kinds import Pinned, Section
+from conformal_arbitrage.scorers.kinds import Pinned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedChange:
     """A pinned value that a check would replace."""
 
-    role: Section
+    role: str
     name: str
     before: str | None
     now: str | None

@@ -12,7 +12,7 @@ from typing import Any
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import ArbitrageError, CertificateError
 from conformal_arbitrage.live.build import Extras, Models
-from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.live.config import ROLES, SECTIONS, Config
 from conformal_arbitrage.live.grading import SEVERAL
 from conformal_arbitrage.live.repinning import PinnedChange
 from conformal_arbitrage.store.base import PolicyVersion
@@ -60,8 +60,10 @@ def _is_stale(certificate: Certificate, config: Config, changes: Collection[Pinn
     models = {role: getattr(section, "model", None) for role, section in config.sections.items()}
 
     def hits(change: PinnedChange) -> bool:
-        identity: dict[str, Any] = identities.get(change.role, {})
-        return identity.get("model") == models[change.role] and identity.get(change.name) == change.before
+        roles = [change.role] if change.role in SECTIONS else ROLES
+        bound: list[dict[str, Any]] = [identities.get(role, {}) for role in roles]
+        model = models[change.role]
+        return any(one.get("model") == model and one.get(change.name) == change.before for one in bound)
 
     return any(map(hits, changes))
 

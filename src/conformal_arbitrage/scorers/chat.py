@@ -51,7 +51,7 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
 
     def build(self, context: BuildContext) -> "ChatScorer":
         """Build the scorer."""
-        mode, settings = self.require_pinned(context.role).mode, self.settings(context.role)
+        mode, settings = self.require_pinned(context.section).mode, self.settings(context.section)
         prompt = self._prompt(context)
         return ChatScorer(
             port=self.connect(context),
@@ -64,7 +64,7 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
 
     def build_answerer(self, context: BuildContext) -> ChatAnswerer:
         """Build the answerer; only a Primary needs a confidence."""
-        mode, settings = self.require_pinned(context.role).mode, self.settings(context.role)
+        mode, settings = self.require_pinned(context.section).mode, self.settings(context.section)
         confidence = self.confidence if context.role == "primary" else None
         return ChatAnswerer(
             port=self.connect(context),

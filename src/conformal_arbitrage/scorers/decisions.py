@@ -25,7 +25,7 @@ class DecisionsConfig(EndpointConfig, frozen=True, kw_only=True, tag="decisions"
 
     def build(self, context: BuildContext) -> "DecisionsScorer":
         """Build the scorer."""
-        served = self.require_pinned(context.role).served
+        served = self.require_pinned(context.section).served
         port = self.connect(context)
         return DecisionsScorer(
             port=port, model=self.model, served=served, instructions=self.instructions, pictures=self.pictures

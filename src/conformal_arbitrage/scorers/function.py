@@ -50,7 +50,7 @@ class FunctionConfig(ModelConfig, frozen=True, kw_only=True, tag="function"):
         answerer = context.load(self.function)
         if not hasattr(answerer, "answer") or not hasattr(answerer, "identity"):
             raise ConfigError(
-                f"[{context.role}] {self.function}: in text form it must be an object with `answer` and `identity`"
+                f"[{context.section}] {self.function}: in text form it must be an object with `answer` and `identity`"
             )
         pinned = {**source_identity(answerer), **requested_identity(context.request_settings)}
         return PinnedAnswerer(answerer, pinned)

@@ -41,12 +41,13 @@ class BuildContext:
     """What a kind gets to build its model with.
 
     Attributes:
-        role: the section being built.
+        role: the role that the model is built for.
         folder: the folder of the configuration, where relative paths start.
         terminal: where a person's keys come from.
         wrap: adds price, retries, limits and caches to a port; call it once on every port that is built.
         on_close: registers a coroutine function to call when the models are closed.
         keyless: no call will be sent, so no API key is needed: only identities or estimates are asked for.
+        section: the section of the configuration, for messages; the role's own unless given.
         request_settings: whether chat requests keep their own settings; part of an answerer's identity.
     """
 
@@ -56,7 +57,12 @@ class BuildContext:
     wrap: Callable[[Port], Port]
     on_close: Callable[[Callable[[], Awaitable[None]]], object]
     keyless: bool = False
+    section: str = ""
     request_settings: RequestSettings = "pinned"
+
+    def __post_init__(self) -> None:
+        """Name the section after the role unless it has a name of its own."""
+        object.__setattr__(self, "section", self.section or self.role)
 
     def load(self, name: str) -> Any:
         """Return the Python object that MODULE:NAME refers to."""
@@ -123,7 +129,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         Raises:
             ConfigError: this kind only scores options.
         """
-        raise ConfigError(f"[{context.role}] kind '{self.kind}' cannot answer in free text; use 'chat' or 'function'")
+        raise ConfigError(
+            f"[{context.section}] kind '{self.kind}' cannot answer in free text; use 'chat' or 'function'"
+        )
 
     def problem(self, role: Section, forms: Collection[Form]) -> tuple[str | None, str] | None:
         """Return the key at fault, if there is one, and the reason, if this section cannot play a role in these forms."""
@@ -204,7 +212,7 @@ class EndpointConfig(ModelConfig, frozen=True, kw_only=True):
         context.on_close(endpoint.close)
         return context.wrap(endpoint)
 
-    def require_pinned(self, role: Section) -> Pinned:
+    def require_pinned(self, section: str) -> Pinned:
         """Return the pinned values.
 
         Raises:
@@ -212,8 +220,8 @@ class EndpointConfig(ModelConfig, frozen=True, kw_only=True):
         """
         if self.pinned is None:
             raise ConfigError(
-                f"[{role}] how to call {self.model} is not known yet; run `arbitrage check`, which finds out and writes it "
-                "into the configuration"
+                f"[{section}] how to call {self.model} is not known yet; run `arbitrage check`, which finds out and writes "
+                "it into the configuration"
             )
         return self.pinned
 
@@ -246,13 +254,13 @@ class ChatEndpointConfig(EndpointConfig, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     seed: int | None = None
 
-    def settings(self, role: Section) -> Settings:
+    def settings(self, section: str) -> Settings:
         """Return the settings of its requests.
 
         Raises:
             ConfigError: the endpoint has not been checked.
         """
-        pinned = self.require_pinned(role)
+        pinned = self.require_pinned(section)
         return Settings(
             model=self.model,
             served=pinned.served,

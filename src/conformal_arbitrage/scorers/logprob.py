@@ -29,7 +29,7 @@ class LogprobConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="logprob"
 
     def build(self, context: BuildContext) -> "LogprobScorer":
         """Build the scorer."""
-        settings = self.settings(context.role)
+        settings = self.settings(context.section)
         return LogprobScorer(port=self.connect(context), settings=settings, pictures=self.pictures)
 
 

@@ -32,7 +32,7 @@ class SamplingConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="samplin
 
     def build(self, context: BuildContext) -> "SamplingScorer":
         """Build the scorer."""
-        settings = self.settings(context.role)
+        settings = self.settings(context.section)
         normaliser: Normaliser = context.load(self.normaliser) if self.normaliser else named_option
         port = self.connect(context)
         return SamplingScorer(
