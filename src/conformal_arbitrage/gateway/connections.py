@@ -29,7 +29,7 @@ import httptools
 import msgspec
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from conformal_arbitrage.gateway.metrics import Metrics
@@ -221,6 +221,39 @@ class ServerSettings(uvicorn.Config):
         self.served = app
 
 
+class _JoinedWrites(asyncio.Transport):
+    """A transport as a response sees it: the head leaves together with what follows it, in one system call."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self.head: bytes | None = None  # empty while the head of a response is expected
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Hold a head; write anything else after the head that is held."""
+        if self.head == b"" and data[:12] != b"HTTP/1.1 100":
+            self.head = bytes(data)
+        elif self.head:
+            self._transport.write(self.head + data)
+            self.head = None
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write a head that nothing follows."""
+        if self.head:
+            self.write(b"")
+
+    def close(self) -> None:
+        """Close once everything is written."""
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Return whether it is closed or closing."""
+        return self._transport.is_closing()
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """HTTP within limits, whose own errors have the shape of all others.
 
@@ -255,6 +288,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Admit a connection, or refuse it at once."""
         super().connection_made(transport)
+        self._joined = _JoinedWrites(transport)
         plain: socket.socket | None = transport.get_extra_info("socket")
         if plain is not None:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -347,8 +381,14 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.held:
             self.guard.finished(self)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._joined.head = b""
+        cycle.transport = self._joined
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
         """Go on to the next request."""
+        self._joined.flush()
         self.server_state.total_requests += 1
         if self.proxied:
             self.guard.give(self.addresses.popleft())

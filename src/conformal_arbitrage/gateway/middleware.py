@@ -5,6 +5,7 @@ Each class is an ASGI middleware with one concern; `RunHandler` is the innermost
 Knows nothing of policies or decisions.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -210,14 +211,24 @@ class Refresher:
         self._store = store
         self._subscribers = subscribers
         self._seen = -1
+        self._rounds = 0
+        self._current = -1
 
     async def refresh(self) -> None:
-        """Bring everything up to date."""
+        """Bring everything up to date; requests that reached the event loop together share one reading."""
+        this_round = self._rounds
+        if self._current == this_round:
+            return
+        asyncio.get_running_loop().call_soon(self._end_round)  # before any request that has not arrived yet
         count = await self._store.change_count()
         if count > self._seen:
             for subscriber in self._subscribers:
                 await subscriber(count)
             self._seen = max(self._seen, count)  # a concurrent refresh may have seen more
+        self._current = this_round
+
+    def _end_round(self) -> None:
+        self._rounds += 1
 
 
 class Authenticated:

@@ -8,9 +8,12 @@ Knows nothing of endpoints: text in, text out.
 import hashlib
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Protocol
+
+import msgspec
 
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorers.base import Identity
@@ -190,9 +193,15 @@ def json_object(text: str) -> dict[str, Any]:
     if start < 0 or end < start:
         raise ValueError("there is no JSON object")
     try:
-        document: object = json.loads(text[start : end + 1])
+        document = _document(text[start : end + 1])
     except RecursionError as error:
         raise ValueError("the JSON is nested too deeply") from error
     if not is_object(document):
         raise ValueError("there is no JSON object")
     return document
+
+
+def _document(text: str) -> object:
+    with suppress(msgspec.DecodeError, UnicodeEncodeError):
+        return msgspec.json.decode(text)
+    return json.loads(text)  # which reads NaN, lone surrogates and huge numbers as well

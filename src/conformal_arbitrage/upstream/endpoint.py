@@ -191,8 +191,10 @@ class Endpoint:
             data += chunk
             if len(data) > LARGEST_REPLY:
                 raise self._too_large(LARGEST_REPLY)
-        encoding = self._scrubbed(response.headers.get("Content-Encoding", "identity")).lower()
-        plain = bytes(data) if encoding == "identity" else self._decompressed(bytes(data), encoding)
+        encoding = response.headers.get("Content-Encoding", "identity")
+        plain = bytes(data)
+        if encoding.lower() != "identity":
+            plain = self._decompressed(plain, self._scrubbed(encoding).lower())
         return self._without_key(plain) if len(self._secret) >= _SHORTEST_SECRET else plain
 
     def _without_key(self, plain: bytes) -> bytes:
