@@ -330,7 +330,7 @@ def test_a_malformed_or_missing_certificate_is_rejected(tmp_path):
         ({"guardian_sees": "some"}, "guardian_sees"),
         ({"boundary": "exclude"}, "boundary"),
         ({"missing_guardian": "drop"}, "missing_guardian"),
-        ({"key": b"k"}, 'boundary="random" only'),
+        ({"key": b"k"}, 'boundary="random" or a confidence only'),
         ({"boundary": "random", "grid": 0.01}, "grid"),
         ({"boundary": "random", "key": b""}, "key must be bytes"),
         ({"loss_bound": 0}, "loss_bound"),

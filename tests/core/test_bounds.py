@@ -2,7 +2,14 @@ from math import comb
 
 import pytest
 
-from conformal_arbitrage.core.bounds import beta_cdf, binomial_interval, bounded_interval
+from conformal_arbitrage.core.bounds import (
+    beta_cdf,
+    binomial_cdf,
+    binomial_interval,
+    binomial_limit,
+    bounded_interval,
+    hoeffding_bentkus,
+)
 
 
 def at_least(k, n, p):
@@ -43,3 +50,31 @@ def test_the_bounded_interval_holds_its_mean_and_shrinks():
             assert 0 <= low <= mean <= high <= 1
             widths.append(high - low)
         assert widths == sorted(widths, reverse=True)
+
+
+def test_a_binomial_distribution_sums_its_terms():
+    for k in (-1, 0, 3, 7, 8):
+        assert binomial_cdf(k, 7, 0.3) == pytest.approx(1 - at_least(k + 1, 7, 0.3), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "p", "delta", "limit"),
+    [
+        (200, 0.05, 0.1, 5),
+        (400, 0.05, 0.1, 14),
+        (400, 0.05, 0.01, 10),
+        (2000, 0.05, 0.1, 87),
+        (2000, 0.1, 0.05, 177),
+        (45, 0.05, 0.1, 0),
+        (44, 0.05, 0.1, -1),
+    ],
+)
+def test_limits_of_the_binomial_test_have_the_values_of_the_specification(n, p, delta, limit):
+    assert binomial_limit(n, p, delta) == limit
+
+
+def test_the_bound_of_hoeffding_and_bentkus_covers_every_coin():
+    for total in (0, 3, 9):
+        for p in (0.1, 0.4):
+            assert hoeffding_bentkus(total, 20, p) >= 1 - at_least(total + 1, 20, p) - 1e-12
+    assert hoeffding_bentkus(10, 20, 0.3) == 1

@@ -5,6 +5,7 @@ Knows nothing of live models, evaluation or the command line.
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any, Literal, Unpack
@@ -20,10 +21,12 @@ from conformal_arbitrage.calibration.options import (
     check_keywords,
     resolve_options,
 )
+from conformal_arbitrage.calibration.search import Fit, find_threshold, refuse_graded
+from conformal_arbitrage.calibration.stops import STOPS, DialStop, GroupThreshold, lower_stop
 from conformal_arbitrage.core.losses import Number, as_fraction, net_losses
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorelog.fitness import refuse_unfit
+from conformal_arbitrage.scorelog.fitness import group_rows, refuse_unfit
 from conformal_arbitrage.scorelog.log import FrameColumns, ScoreLog, as_score_log
 from conformal_arbitrage.scorelog.wide import ScoreColumns
 
@@ -40,7 +43,8 @@ def calibrate(
     """Find the smallest relaxation that keeps the risk budget: total loss + B <= alpha (n + 1), exactly.
 
     With clusters of at most M rows it is total loss + M B <= alpha (n + M); with loss="net" it holds for every larger
-    relaxation too (first passage). Pass options as keywords or as one object.
+    relaxation too (first passage). With a confidence, a test at that level takes the place of this rule; see
+    `CalibrationOptions`. Pass options as keywords or as one object.
 
     Args:
         log: the recorded scores, or a frame that holds them (pandas, polars, Arrow).
@@ -48,7 +52,8 @@ def calibrate(
         primary: the frame's column of Primary scores, or one column per action; by default "primary".
         guardian: the same for the Guardian.
         options: how to calibrate; or pass the fields of `CalibrationOptions`, which explains them, as keywords:
-            `guardian_sees=`, `boundary=`, `key=`, `loss=`, `loss_bound=`, `missing_guardian=`, `cluster=`, ...
+            `guardian_sees=`, `boundary=`, `key=`, `loss=`, `loss_bound=`, `missing_guardian=`, `cluster=`,
+            `confidence=`, `dial=`, `by=`, ...
         **keywords: the fields of `options`, one by one.
 
     Raises:
@@ -76,16 +81,13 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
     """Calibrate under options that already have their key; the step that `verify` repeats."""
     curve = options.curve(log)
     bound = curve.bound(options.loss_bound)
-    budget = check_alpha(alpha, bound)
+    found = _thresholds(log, curve, check_alpha(alpha, bound), bound, options)
     tick = Fraction(1, 10**curve.tick_digits)
-    declared = options.check_full_sight(budget, curve.in_full_sight, tick=tick, source=log.source)
-    clusters, unseen = options.clusters(log), options.unseen
-    index = curve.search([alpha], options.loss_bound, unseen=unseen)[0]
-    total = Fraction(0) if index is None else curve.exact_total(index)
-    threshold = _threshold(curve, index)
+    least = found.alpha if found.dial is None else as_fraction(found.dial[0].alpha, name="alpha")
+    declared = options.check_full_sight(least, curve.in_full_sight, tick=tick, source=log.source)
     terms: dict[str, Any] = {
-        "status": "always_defer" if index is None else "ok",
-        "alpha": _stored(budget, alpha, "alpha"),
+        "status": found.status,
+        "alpha": _stored(found.alpha, alpha, "alpha"),
         "n": curve.n,
         "loss": options.loss_name,
         "loss_bound": _stored(bound, options.loss_bound, "loss_bound"),
@@ -95,33 +97,109 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
         "binarized": log.binary is not None,
         "router": log.is_router,
         "score_digits": log.score_digits,
-        "relaxation": threshold[0],
+        "relaxation": found.fit.relaxation,
         "missing_guardian": options.missing_guardian,
-        "clusters": clusters,
+        "clusters": options.clusters(log),
         "max_cluster_size": options.max_cluster_size,
-        **_net_terms(log, options, *threshold),
+        **_net_terms(log, options, found.fit.relaxation, found.fit.boundary_u),
+        **_sure_terms(found, options),
     }
+    keyed = options.boundary == "random" or (options.confidence is not None and not options.is_binary(log, bound))
+    key = options.key if keyed else None
     return Certificate(
         **terms,
-        boundary_u=threshold[1],
-        key_sha256=None if options.key is None else hashlib.sha256(options.key).hexdigest(),
+        boundary_u=found.fit.boundary_u,
+        key_sha256=None if key is None else hashlib.sha256(key).hexdigest(),
         grid=None if options.grid is None else _stored(as_fraction(options.grid, name="grid"), options.grid, "grid"),
-        empirical_risk=float(total / curve.n),
-        slack=float(budget - (total + unseen * bound) / (curve.n + unseen)),
+        empirical_risk=float(found.fit.total / curve.n),
+        slack=_slack(found, bound, options),
         cluster=options.cluster,
         envelope_excess=curve.envelope_excess,
         missing_guardian_rows=int(options.unknown_loss(log).sum()),
         **_provenance(log),
         guarantee=guarantee_text(**terms),
-        key=options.key,
+        key=key,
     )
 
 
-def _threshold(curve: RiskCurve, index: int | None) -> tuple[float | None, float | None]:
-    """Return the relaxation and its draw at a breakpoint."""
-    if index is None:
-        return None, None
-    return float(curve.breakpoints[index]), None if curve.boundary_u is None else float(curve.boundary_u[index])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Thresholds:
+    """The thresholds of a certificate: one, those of a dial with one chosen, or those of groups."""
+
+    alpha: Fraction
+    fit: Fit
+    status: Literal["ok", "always_defer", "by_group"]
+    dial: tuple[DialStop, ...] | None = None
+    groups: dict[str, GroupThreshold] | None = None
+
+
+def _thresholds(
+    log: ScoreLog, curve: RiskCurve, alpha: Fraction, bound: Fraction, options: CalibrationOptions
+) -> _Thresholds:
+    if options.zero_one:
+        refuse_graded(log, options, bound)
+    if options.by is not None:
+        return _by_group(log, alpha, bound, options, options.by)
+    if not options.dial:
+        one = find_threshold(log, curve, alpha, bound, options, options.delta())
+        return _Thresholds(alpha=alpha, fit=one, status=_status(one))
+    alphas = [Fraction(stop) * bound for stop in STOPS]
+    fits = [find_threshold(log, curve, budget, bound, options, options.delta()) for budget in alphas]
+    dial = tuple(_stop(budget, one) for budget, one in zip(alphas, fits, strict=True))
+    chosen = dial.index(lower_stop(dial, float(alpha)))
+    return _Thresholds(alpha=alphas[chosen], fit=fits[chosen], status=_status(fits[chosen]), dial=dial)
+
+
+def _by_group(log: ScoreLog, alpha: Fraction, bound: Fraction, options: CalibrationOptions, by: str) -> _Thresholds:
+    """Calibrate each group on its own rows; a query that belongs to none is deferred."""
+    rows, alone = group_rows(log, by), replace(options, by=None)
+    parts = {name: log.select(some) for name, some in rows.items()}
+    delta = options.delta(len(parts))
+    fits = {name: find_threshold(part, alone.curve(part), alpha, bound, alone, delta) for name, part in parts.items()}
+    total = sum((one.total for one in fits.values()), start=Fraction(0))
+    groups = {name: _group(one) for name, one in fits.items()}
+    whole = Fit(n=len(log), relaxation=None, boundary_u=None, total=total)
+    return _Thresholds(alpha=alpha, fit=whole, status="by_group", groups=groups)
+
+
+def _status(one: Fit) -> Literal["ok", "always_defer"]:
+    return "always_defer" if one.relaxation is None else "ok"
+
+
+def _stop(alpha: Fraction, one: Fit) -> DialStop:
+    return DialStop(
+        alpha=_stored(alpha, alpha, "alpha"),
+        relaxation=one.relaxation,
+        boundary_u=one.boundary_u,
+        empirical_risk=float(one.total / one.n),
+    )
+
+
+def _group(one: Fit) -> GroupThreshold:
+    return GroupThreshold(
+        n=one.n, relaxation=one.relaxation, boundary_u=one.boundary_u, empirical_risk=float(one.total / one.n)
+    )
+
+
+def _sure_terms(found: _Thresholds, options: CalibrationOptions) -> dict[str, Any]:
+    """Return what only a certificate with a confidence, a dial, groups or declared losses says."""
+    confidence = options.confidence
+    sure = None if confidence is None else _stored(as_fraction(confidence, name="confidence"), confidence, "confidence")
+    return {
+        "confidence": sure,
+        "zero_one": options.zero_one or None,
+        "dial": found.dial,
+        "by": options.by,
+        "groups": found.groups,
+    }
+
+
+def _slack(found: _Thresholds, bound: Fraction, options: CalibrationOptions) -> float:
+    """Return the unspent part of the budget, after the next unit's rows at the bound where the promise is an average."""
+    total, n, unseen = found.fit.total, found.fit.n, options.unseen
+    if options.confidence is not None or options.by is not None:
+        return float(found.alpha) - float(total / n)
+    return float(found.alpha - (total + unseen * bound) / (n + unseen))
 
 
 def _net_terms(

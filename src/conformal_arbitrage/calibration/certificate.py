@@ -15,12 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.calibration.consistency import least_loss, refuse_contradictions
-from conformal_arbitrage.calibration.decisions import Decisions, decide_rows, guardian_choice
+from conformal_arbitrage.calibration.consistency import least_loss, refuse_contradictions, worded
+from conformal_arbitrage.calibration.decisions import Decisions, decide_by_group, decide_rows, guardian_choice
 from conformal_arbitrage.calibration.draws import draw, draws
 from conformal_arbitrage.calibration.guarantee import summary_lines
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold, Membership, group_threshold, lower_stop
 from conformal_arbitrage.core.gaps import SINGLE_DIGITS, is_single, row_gaps, row_sight
 from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.errors import CertificateError, OptionError
@@ -31,7 +32,7 @@ from conformal_arbitrage.types import Boundary, Decision, MissingGuardian, as_ob
 SCHEMA = 2
 _READABLE = (1, SCHEMA)
 _LARGEST_KEY = 1024
-_ADDED = ("regret", "spread")
+_ADDED = ("regret", "spread", "confidence", "zero_one", "dial", "by", "groups")
 """Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
 
 
@@ -40,8 +41,10 @@ class Certificate:
     """A calibrated rule and its guarantee; saved as certificate.json.
 
     Attributes:
-        status: "ok", or "always_defer" if no relaxation keeps the budget but deferring every query does.
-        relaxation: actions within this gap of the top one are candidates; None for always_defer.
+        status: "ok"; "always_defer" if no relaxation keeps the budget but deferring every query does; "by_group" if
+            each group has a threshold of its own.
+        relaxation: actions within this gap of the top one are candidates; None to defer every query, as a certificate
+            by groups does with those of an unknown group.
         boundary_u: for boundary="random", the largest draw that keeps an action exactly at the threshold gap.
         alpha: the risk budget.
         n: rows of the log.
@@ -62,7 +65,7 @@ class Certificate:
         most_actions: the largest.
         empirical_risk: total loss / n at the relaxation.
         slack: alpha - (total + loss_bound) / (n + 1), the unspent part of the budget; with clusters of at most M rows,
-            alpha - (total + M loss_bound) / (n + M).
+            alpha - (total + M loss_bound) / (n + M); with a confidence or by groups, alpha - total / n.
         envelope_excess: how far a user's loss was raised to make it monotone, as a mean over rows.
         columns: the log's columns that played Primary and Guardian.
         identities: the scorers that made the scores, or "unbound".
@@ -75,6 +78,12 @@ class Certificate:
         max_cluster_size: the most rows that any cluster may ever have, as declared.
         regret: for loss="net", the mean loss on the log with gains not counted; else None.
         spread: for loss="net", the standard deviation of the long-run loss of one certificate; else None.
+        confidence: the probability with which the long-run loss of this one certificate is at most alpha (of a dial: all
+            stops, by groups: in all groups); None if the promise is an average over calibrations.
+        zero_one: true if every loss is declared to be 0 or the bound; else None.
+        dial: the stops among which alpha may be chosen after looking; None unless it is a dial.
+        by: the column that says which group a row belongs to; None without groups.
+        groups: the threshold of each group; None without groups.
         looked_at: what is known of earlier looks at these rows, in words; None if there was none.
         secret_id: the fingerprint of the project secret that signed it, and behind the draws; None if unsigned.
         signature: of everything else, with the project's secret; None if unsigned, as all of schema 1 are.
@@ -82,7 +91,7 @@ class Certificate:
     """
 
     schema: int = SCHEMA
-    status: Literal["ok", "always_defer"]
+    status: Literal["ok", "always_defer", "by_group"]
     relaxation: float | None
     boundary_u: float | None
     alpha: float
@@ -116,6 +125,11 @@ class Certificate:
     max_cluster_size: int | None = None
     regret: float | None = None
     spread: float | None = None
+    confidence: float | None = None
+    zero_one: Literal[True] | None = None
+    dial: tuple[DialStop, ...] | None = None
+    by: str | None = None
+    groups: dict[str, GroupThreshold] | None = None
     looked_at: str | None = None
     secret_id: str | None = None
     signature: str | None = None
@@ -215,22 +229,39 @@ class Certificate:
                 del document[name]
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
-    def candidates(self, primary_scores: object, *, id: str | None = None) -> NDArray[np.intp]:
+    def candidates(
+        self, primary_scores: object, *, id: str | None = None, group: Membership = None
+    ) -> NDArray[np.intp]:
         """Return the indices of one query's candidates: a single one is chosen, several go to the Guardian.
 
         Args:
             primary_scores: one number per action; None or NaN anywhere means no opinion, so every action is kept.
             id: the query's id, fixed before its scores; required for boundary="random".
+            group: as in `decide`.
         """
-        return np.array(self.sight(primary_scores, id=id)[0], dtype=np.intp)
+        return np.array(self.sight(primary_scores, id=id, group=group)[0], dtype=np.intp)
 
-    def sight(self, primary_scores: object, *, id: str | None = None) -> tuple[list[int], float]:
+    def sight(
+        self, primary_scores: object, *, id: str | None = None, group: Membership = None
+    ) -> tuple[list[int], float]:
         """Return one query's candidates as plain integers, and its margin."""
         self._refuse_single(not _are_floats(primary_scores) and is_single(primary_scores))
-        u = 0.0 if self.boundary_u is None else self._draw(id)
-        return row_sight(primary_scores, self.relaxation, digits=self.score_digits, u=u, boundary_u=self.boundary_u)
+        relaxation, boundary_u = self.threshold(group)
+        u = 0.0 if boundary_u is None else self._draw(id)
+        return row_sight(primary_scores, relaxation, digits=self.score_digits, u=u, boundary_u=boundary_u)
 
-    def decide(self, primary_scores: object, *, guardian: object = None, id: str | None = None) -> Decision:
+    def threshold(self, group: Membership = None) -> tuple[float | None, float | None]:
+        """Return the relaxation and the boundary draw for a query; of several groups the largest one's."""
+        return (self.relaxation, self.boundary_u) if self.groups is None else group_threshold(self.groups, group)
+
+    def decide(
+        self,
+        primary_scores: object,
+        *,
+        guardian: object = None,
+        id: str | None = None,
+        group: Membership = None,
+    ) -> Decision:
         """Decide one query: the Primary's top action if it stands alone, otherwise the Guardian's choice.
 
         `decided_by` says whose decision it is. If it is the Primary's, `action` is final. If it is the Guardian's,
@@ -243,8 +274,9 @@ class Certificate:
             guardian: the Guardian's scores, one per action of the whole menu. Only those of the actions shown are
                 read, the others may be None; `action` stays None if one of those is None or NaN.
             id: the query's id, fixed before its scores; required for boundary="random".
+            group: the query's group or groups, for a certificate by groups; one that is not known defers.
         """
-        kept, margin = self.sight(primary_scores, id=id)
+        kept, margin = self.sight(primary_scores, id=id, group=group)
         deferred = len(kept) > 1
         action: int | None = kept[0]
         if deferred:
@@ -257,21 +289,48 @@ class Certificate:
             candidates=tuple(kept),
             decided_by="guardian" if deferred else "primary",
             margin=margin,
-            relaxation=self.relaxation,
+            relaxation=self.threshold(group)[0],
         )
 
     def apply(self, log: ScoreLog) -> Decisions:
         """Decide every row of a log."""
         self._refuse_single(log.score_digits < self.score_digits)
+        same_digits, sees_all = replace(log, score_digits=self.score_digits), self.guardian_sees != "candidates"
+        if self.groups is not None and self.by is not None:
+            u = draws(self.secret(), log) if self.boundary == "random" else None
+            return decide_by_group(same_digits, self.groups, by=self.by, u=u, sees_all=sees_all)
         u = None if self.boundary_u is None else draws(self.secret(), log)
-        same_digits = replace(log, score_digits=self.score_digits)
-        return decide_rows(
-            same_digits,
-            relaxation=self.relaxation,
-            boundary_u=self.boundary_u,
-            u=u,
-            sees_all=self.guardian_sees != "candidates",
+        return decide_rows(same_digits, relaxation=self.relaxation, boundary_u=self.boundary_u, u=u, sees_all=sees_all)
+
+    def choose(self, alpha: float) -> "Certificate":
+        """Return a dial set to another budget, the largest stop that does not exceed it; unsigned.
+
+        Raises:
+            CertificateError: this certificate has no dial.
+            OptionError: alpha lies below the lowest stop.
+        """
+        if self.dial is None:
+            raise CertificateError(
+                "this certificate has no dial, so its alpha was fixed before calibration; calibrate with dial=True (--dial)"
+            )
+        stop = lower_stop(self.dial, alpha)
+        chosen = replace(
+            self,
+            status="always_defer" if stop.relaxation is None else "ok",
+            alpha=stop.alpha,
+            relaxation=stop.relaxation,
+            boundary_u=stop.boundary_u,
+            empirical_risk=stop.empirical_risk,
+            slack=stop.alpha - stop.empirical_risk,
+            secret_id=None,
+            signature=None,
         )
+        return replace(chosen, guarantee=worded(chosen))
+
+    @property
+    def promise(self) -> Literal["crc", "high_probability"]:
+        """What kind of guarantee it is: on average over calibrations, or of this one with high probability."""
+        return "crc" if self.confidence is None else "high_probability"
 
     def _refuse_single(self, single: bool) -> None:
         """Refuse scores of less precision than the certificate's: equal scores would no longer have equal gaps."""
@@ -283,7 +342,8 @@ class Certificate:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what matters most as name and value pairs, for people."""
-        relaxation = "none: every query is deferred" if self.relaxation is None else f"{self.relaxation:.12g}"
+        none = "none: every query is deferred" if self.groups is None else "one for each group"
+        relaxation = none if self.relaxation is None else f"{self.relaxation:.12g}"
         relaxation += "  (the Primary alone keeps this budget; only ties are deferred)" if self.relaxation == 0 else ""
         relaxation += f"  (at this gap, draws up to {self.boundary_u:.6f})" if self.boundary_u else ""
         facts = [
@@ -294,6 +354,7 @@ class Certificate:
                 f"alpha {self.alpha:g}, losses in [{least_loss(self):g}, {self.loss_bound:g}], {self.n} rows",
             ),
         ]
+        facts += self._sure_facts()
         if self.cluster is not None:
             facts.append(
                 ("clusters", f"{self.clusters} by '{self.cluster}', at most {self.max_cluster_size} rows each")
@@ -306,6 +367,17 @@ class Certificate:
         if self.no_opinion_rows or self.missing_guardian_rows:
             missing = f"Primary in {self.no_opinion_rows} rows (deferred), Guardian in {self.missing_guardian_rows}"
             facts.append(("missing scores", missing))
+        return facts
+
+    def _sure_facts(self) -> list[tuple[str, str]]:
+        facts: list[tuple[str, str]] = []
+        if self.confidence is not None:
+            facts.append(("confidence", f"{self.confidence:g} that this certificate's long-run loss is at most alpha"))
+        if self.dial is not None:
+            facts.append(("dial", f"stops {', '.join(f'{stop.alpha:g}' for stop in self.dial)}; set to {self.alpha:g}"))
+        for name, group in (self.groups or {}).items():
+            rule = "deferred" if group.relaxation is None else f"relaxation {group.relaxation:.12g}"
+            facts.append((f"{self.by} {name}", f"{rule}, {group.n} rows"))
         return facts
 
     def with_looks(self, text: str) -> "Certificate":
@@ -343,6 +415,8 @@ class Certificate:
             router=self.router,
             relaxation=self.relaxation,
             guardian_sees=self.guardian_sees,
+            confidence=self.confidence,
+            by=self.by,
         )
 
     def with_key_of(self, secret: ProjectSecret) -> "Certificate":

@@ -3,11 +3,13 @@
 Knows nothing of files, signatures or how certificates are made.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from conformal_arbitrage.calibration.guarantee import TERMS, guarantee_text
 from conformal_arbitrage.calibration.options import NET, REGRET
+from conformal_arbitrage.calibration.stops import STOPS, DialStop, GroupThreshold, threshold_rank
 from conformal_arbitrage.core.losses import as_fraction
 from conformal_arbitrage.core.risk import SMALLEST_BOUND
 from conformal_arbitrage.errors import CertificateError
@@ -28,6 +30,11 @@ def refuse_contradictions(certificate: "Certificate", source: str) -> None:
         _refuse(certificate, _contradictions(certificate), source)
 
 
+def worded(certificate: "Certificate") -> str:
+    """Return the guarantee in the words that the fields of a certificate imply."""
+    return guarantee_text(**{name: getattr(certificate, name) for name in TERMS})
+
+
 def least_loss(certificate: "Certificate") -> float:
     """Return the smallest loss that a decision can have."""
     return -certificate.loss_bound if certificate.loss == NET else 0.0
@@ -36,7 +43,8 @@ def least_loss(certificate: "Certificate") -> float:
 def _impossible(certificate: "Certificate") -> dict[str, bool]:
     """Return which fields no certificate of any schema can have together."""
     return {
-        "relaxation": (certificate.relaxation is None) != (certificate.status == "always_defer")
+        "status": (certificate.status == "by_group") != (certificate.groups is not None),
+        "relaxation": (certificate.relaxation is None) != (certificate.status != "ok")
         or (certificate.relaxation is not None and not 0 <= certificate.relaxation < float("inf")),
         "alpha": not 0 < certificate.alpha < certificate.loss_bound < float("inf"),
         "full_sight_loss": not 0 <= certificate.full_sight_loss <= certificate.alpha
@@ -52,7 +60,7 @@ def _impossible(certificate: "Certificate") -> dict[str, bool]:
         or not (1 if certificate.max_cluster_size is None else certificate.max_cluster_size) >= 1,
         "columns": set(certificate.columns) != {"primary", "guardian"},
         "identities": certificate.identities != "unbound" and not _are_identities(certificate.identities),
-        "key_sha256": (certificate.key_sha256 is not None) != (certificate.boundary == "random"),
+        "key_sha256": (certificate.key_sha256 is not None) != _is_keyed(certificate),
     }
 
 
@@ -65,17 +73,18 @@ def _refuse(certificate: "Certificate", wrong: Mapping[str, bool], source: str) 
 
 def _contradictions(certificate: "Certificate") -> dict[str, bool]:
     """Return which fields are not what the others imply, as far as that shows without the log."""
-    total, unseen = certificate.empirical_risk * certificate.n, certificate.max_cluster_size or 1
-    slack = certificate.alpha - (total + unseen * certificate.loss_bound) / (certificate.n + unseen)
+    total, slack = certificate.empirical_risk * certificate.n, _expected_slack(certificate)
+    average = certificate.confidence is None and certificate.groups is None
     # otherwise deferring may be needed with budget left
-    sure = certificate.grid is None and certificate.full_sight_loss == 0
+    sure = average and certificate.grid is None and certificate.full_sight_loss == 0
     fewest, most, deferring = certificate.fewest_actions, certificate.most_actions, certificate.status == "always_defer"
     return {
         "loss_bound": certificate.loss_bound < SMALLEST_BOUND,
         "empirical_risk": not least_loss(certificate) <= certificate.empirical_risk <= certificate.loss_bound
         or (deferring and total != 0),
         "slack": abs(slack - certificate.slack) > 1e-12 * max(1.0, certificate.loss_bound)
-        or (sure and certificate.slack >= 0 if deferring else certificate.slack < 0),
+        or (sure and certificate.slack >= 0 if deferring else average and certificate.slack < 0),
+        **_wrong_parts(certificate),
         "grid": certificate.grid is not None and not _is_on_grid(certificate),
         "envelope_excess": certificate.envelope_excess < 0
         or (certificate.envelope_excess > 0 and certificate.loss in (REGRET, NET)),
@@ -90,8 +99,62 @@ def _contradictions(certificate: "Certificate") -> dict[str, bool]:
         "fewest_actions": fewest is None or most is None or not 1 <= fewest <= most,
         "router": certificate.router and (fewest, most) != (2, 2),
         "signature": (certificate.signature is None) != (certificate.secret_id is None),
-        "guarantee": certificate.guarantee != guarantee_text(**{name: getattr(certificate, name) for name in TERMS}),
+        "guarantee": certificate.guarantee != worded(certificate),
     }
+
+
+def _expected_slack(certificate: "Certificate") -> float:
+    if certificate.confidence is not None or certificate.groups is not None:
+        return certificate.alpha - certificate.empirical_risk
+    total, unseen = certificate.empirical_risk * certificate.n, certificate.max_cluster_size or 1
+    return certificate.alpha - (total + unseen * certificate.loss_bound) / (certificate.n + unseen)
+
+
+def _is_keyed(certificate: "Certificate") -> bool:
+    """Tell whether a key is behind the draws, or behind the order of the rows of the betting test."""
+    binary = certificate.zero_one or (
+        certificate.binarized and certificate.loss_bound == 1 and certificate.loss == REGRET
+    )
+    return certificate.boundary == "random" or (certificate.confidence is not None and not binary)
+
+
+def _wrong_parts(certificate: "Certificate") -> dict[str, bool]:
+    """Return which of confidence, dial and groups are not what the other fields imply."""
+    confidence, dial, groups = certificate.confidence, certificate.dial, certificate.groups
+    return {
+        "confidence": confidence is not None and (not 0 < confidence < 1 or certificate.cluster is not None),
+        "dial": dial is not None and (confidence is None or not _is_dial(certificate, dial)),
+        "by": (certificate.by is None) != (groups is None),
+        "groups": groups is not None and (certificate.cluster is not None or not _are_groups(certificate, groups)),
+    }
+
+
+def _is_dial(certificate: "Certificate", dial: Sequence[DialStop]) -> bool:
+    """Tell whether stops are the declared ones, ever smaller thresholds, and the chosen one is among them."""
+    bound = as_fraction(certificate.loss_bound, name="loss_bound")
+    ranks = [threshold_rank(stop.relaxation, stop.boundary_u) for stop in dial]
+    chosen = (certificate.alpha, certificate.relaxation, certificate.boundary_u, certificate.empirical_risk)
+    return (
+        [stop.alpha for stop in dial] == [float(Fraction(stop) * bound) for stop in STOPS]
+        and ranks == sorted(ranks, reverse=True)
+        and chosen in [(stop.alpha, stop.relaxation, stop.boundary_u, stop.empirical_risk) for stop in dial]
+    )
+
+
+def _are_groups(certificate: "Certificate", groups: Mapping[str, GroupThreshold]) -> bool:
+    """Tell whether groups have rows, thresholds and losses that make up the whole."""
+    losses = sum(group.n * group.empirical_risk for group in groups.values())
+    return (
+        sum(group.n for group in groups.values()) == certificate.n
+        and abs(losses / certificate.n - certificate.empirical_risk) <= 1e-12 * max(1.0, certificate.loss_bound)
+        and all(_is_group(certificate, group) for group in groups.values())
+    )
+
+
+def _is_group(certificate: "Certificate", group: GroupThreshold) -> bool:
+    drawn = certificate.boundary == "random" and group.relaxation is not None
+    relaxation, u = group.relaxation or 0.0, group.boundary_u or 0.0
+    return group.n >= 1 and 0 <= relaxation < float("inf") and (group.boundary_u is not None) == drawn and 0 <= u < 1
 
 
 def _is_on_grid(certificate: "Certificate") -> bool:

@@ -3,17 +3,19 @@
 Knows nothing of how the threshold was found.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from conformal_arbitrage.calibration.stops import GroupThreshold, group_threshold
 from conformal_arbitrage.core.arrays import Bools, Floats, Integers
 from conformal_arbitrage.core.choices import guardian_choices
 from conformal_arbitrage.core.gaps import is_candidate, margins, numbers_or_none, sorted_gaps
 from conformal_arbitrage.core.rows import blocks
-from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import Decision
 
@@ -29,6 +31,7 @@ class Decisions:
         margin: how far the Primary's top action leads.
         candidate: for every action of every row, flat: whether it is a candidate.
         relaxation: the threshold; None if every row is deferred.
+        by_group: the threshold of each row, infinite where it is deferred, if groups have their own; else None.
     """
 
     log: ScoreLog
@@ -37,6 +40,7 @@ class Decisions:
     margin: Floats
     candidate: Bools
     relaxation: float | None
+    by_group: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.action)
@@ -50,11 +54,16 @@ class Decisions:
             candidates=tuple(np.flatnonzero(self.candidate[start:stop]).tolist()),
             decided_by="guardian" if self.deferred[row] else "primary",
             margin=float(self.margin[row]),
-            relaxation=self.relaxation,
+            relaxation=self._relaxation(row),
         )
 
     def __iter__(self) -> Iterator[Decision]:
         return (self[row] for row in range(len(self)))
+
+    def _relaxation(self, row: int) -> float | None:
+        if self.by_group is None:
+            return self.relaxation
+        return float(self.by_group[row]) if np.isfinite(self.by_group[row]) else None
 
     def candidate_counts(self) -> Integers:
         """Return the number of candidates of every row."""
@@ -75,18 +84,42 @@ class Decisions:
             }
 
 
-def decide_rows(
-    log: ScoreLog, *, relaxation: float | None, boundary_u: float | None, u: Floats | None, sees_all: bool
+def decide_by_group(
+    log: ScoreLog, groups: Mapping[str, GroupThreshold], *, by: str, u: Floats | None, sees_all: bool
 ) -> Decisions:
-    """Apply a threshold to every row: the top action if it stands alone, otherwise the Guardian's choice."""
+    """Apply to every row the threshold of its group; a row of an unknown group, or of none, is deferred."""
+    names = column_texts(log, by)
+    if names is None:
+        raise ScoreLogError(f"{log.source}: there is no column '{by}', which the certificate takes its groups from")
+    pairs = [group_threshold(groups, name or None) for name in names]
+    relaxation = np.array([np.inf if low is None else low for low, _ in pairs])
+    boundary_u = None if u is None else np.array([1.0 if draw is None else draw for _, draw in pairs])
+    return decide_rows(log, relaxation=relaxation, boundary_u=boundary_u, u=u, sees_all=sees_all)
+
+
+def decide_rows(
+    log: ScoreLog,
+    *,
+    relaxation: float | Floats | None,
+    boundary_u: float | Floats | None,
+    u: Floats | None,
+    sees_all: bool,
+) -> Decisions:
+    """Apply a threshold, one for all rows or one for each, to every row.
+
+    The decision is the top action if it stands alone, otherwise the Guardian's choice.
+    """
     n = len(log)
     action, margin = np.empty(n, dtype=np.int64), np.empty(n)
     deferred = np.empty(n, dtype=np.bool_)
     candidate = np.empty(len(log.primary), dtype=np.bool_)
     draw = np.zeros(n) if u is None else u
+    thresholds = np.broadcast_to(np.inf if relaxation is None else relaxation, n)
+    draws_at = None if boundary_u is None else np.broadcast_to(boundary_u, n)
     for block in blocks(log.offsets):
         gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
-        kept = is_candidate(gap, relaxation, u=block.per_row(draw), boundary_u=boundary_u)
+        at = None if draws_at is None else block.per_row(draws_at)
+        kept = is_candidate(gap, block.per_row(thresholds), u=block.per_row(draw), boundary_u=at)
         last = kept.sum(axis=0) - 1
         choices = guardian_choices(block.of(log.guardian), order, sees_all=sees_all)
         chosen = np.take_along_axis(choices, last[None, :], axis=0)[0]
@@ -96,7 +129,13 @@ def decide_rows(
         np.put_along_axis(by_action, order, kept, axis=0)
         candidate[block.flat] = by_action.T.ravel()
     return Decisions(
-        log=log, action=action, deferred=deferred, margin=margin, candidate=candidate, relaxation=relaxation
+        log=log,
+        action=action,
+        deferred=deferred,
+        margin=margin,
+        candidate=candidate,
+        relaxation=None if isinstance(relaxation, np.ndarray) else relaxation,
+        by_group=relaxation if isinstance(relaxation, np.ndarray) else None,
     )
 
 

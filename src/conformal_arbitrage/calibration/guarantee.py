@@ -4,8 +4,12 @@ Every sentence is written here; a certificate whose text is not the one its fiel
 it. A change of wording is therefore a new schema of the certificate. docs/guarantee.md names the test behind each bound.
 """
 
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from math import sqrt
+
+from conformal_arbitrage.calibration.promises import sure_promise
+from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold
 
 
 def guarantee_text(
@@ -27,6 +31,11 @@ def guarantee_text(
     max_cluster_size: int | None = None,
     regret: float | None = None,
     spread: float | None = None,
+    confidence: float | None = None,
+    zero_one: bool | None = None,
+    dial: Sequence[DialStop] | None = None,
+    by: str | None = None,
+    groups: Mapping[str, GroupThreshold] | None = None,
 ) -> str:
     """Return the guarantee of one certificate as a paragraph."""
     own_loss = loss not in ("guardian_regret", "net")
@@ -34,12 +43,16 @@ def guarantee_text(
     if own_loss:
         seen = "With both answers in sight" if router else "With every action in sight"
         described += f" {seen} it is declared to be {_at_most(full_sight_loss)} for every query."
-    if status != "ok":
+    described += _ZERO_ONE.format(bound=f"{loss_bound:g}") if zero_one else ""
+    if status == "always_defer":
         deferring = _always_defer(alpha, full_sight_loss, own_loss=own_loss, router=router)
         return " ".join([deferring, described, _counted_without_guardian(missing_guardian)])
-    promise = (
-        _promise(alpha, n, loss) if clusters is None else _cluster_promise(alpha, n, clusters, max_cluster_size or 1)
-    )
+    if confidence is not None or groups is not None:
+        promise = sure_promise(alpha, n, confidence=confidence, dial=dial, by=by, groups=groups)
+    elif clusters is not None:
+        promise = _cluster_promise(alpha, n, clusters, max_cluster_size or 1)
+    else:
+        promise = _promise(alpha, n, loss)
     sight = _SIGHT if not own_loss else _OWN_SIGHT
     rule = _router_rule(relaxation, score_digits) if router else sight[guardian_sees]
     parts = [promise, described, rule]
@@ -47,23 +60,38 @@ def guarantee_text(
     if missing_guardian:
         which = _UNLABELLED if binarized and not own_loss else ""
         parts.append(_MISSING.format(bound=f"{loss_bound:g}", least=f"{full_sight_loss:g}", which=which))
-    usual = sqrt(alpha * (loss_bound - alpha) * (max_cluster_size or 1) / n)
-    parts.append(
-        f"The long-run loss of this one certificate may lie above {alpha:g} (in up to about half of all calibrations it "
-        f"does, typically by less than {usual if spread is None else spread:.2g}, one standard deviation)."
-    )
+    if confidence is None and groups is None:
+        usual = sqrt(alpha * (loss_bound - alpha) * (max_cluster_size or 1) / n)
+        parts.append(_LUCK.format(alpha=f"{alpha:g}", spread=f"{usual if spread is None else spread:.2g}"))
     if regret is not None:
         parts.append(f"With gains not counted, the mean loss on this log is {regret:.4g}.")
-    confidence = "confidence" if router else "margin"
-    return " ".join([*parts, _counted_without_guardian(missing_guardian), _NOT_PROMISED.format(confidence=confidence)])
+    not_promised = _NOT_PROMISED.format(
+        group="a subgroup" if groups is None else "another group or a part of one",
+        chosen="" if dial is not None else ", or for an alpha chosen after looking",
+        confidence="confidence" if router else "margin",
+    )
+    return " ".join([*parts, _counted_without_guardian(missing_guardian), not_promised])
 
 
 TERMS = tuple(signature(guarantee_text).parameters)
 """The fields of a certificate that its guarantee depends on."""
 
 
-def summary_lines(*, alpha: float, n: int, router: bool, relaxation: float | None, guardian_sees: str) -> str:
+def summary_lines(
+    *,
+    alpha: float,
+    n: int,
+    router: bool,
+    relaxation: float | None,
+    guardian_sees: str,
+    confidence: float | None = None,
+    by: str | None = None,
+) -> str:
     """Return the guarantee in two lines, for a screen; the certificate holds the whole."""
+    if by is not None:
+        return f"Each group by '{by}' has a threshold of its own; unknown groups are deferred.\n" + _bounded(
+            alpha, n, confidence
+        )
     if relaxation is None:
         return f"Every query goes to the Guardian: no relaxation keeps a budget of {alpha:g} on these {n} rows."
     if router:
@@ -73,10 +101,14 @@ def summary_lines(*, alpha: float, n: int, router: bool, relaxation: float | Non
         rule = (
             f"The Primary's choice stands where it leads by more than {relaxation!r}, else the Guardian sees {shown}."
         )
-    return (
-        f"{rule}\nThe expected loss of the next decision is at most {alpha:g}, if traffic, models and settings stay as in "
-        f"these {n} rows."
-    )
+    return f"{rule}\n{_bounded(alpha, n, confidence)}"
+
+
+def _bounded(alpha: float, n: int, confidence: float | None) -> str:
+    stays = f"if traffic, models and settings stay as in these {n} rows."
+    if confidence is None:
+        return f"The expected loss of the next decision is at most {alpha:g}, {stays}"
+    return f"With probability {confidence:g} the long-run loss of this certificate is at most {alpha:g}, {stays}"
 
 
 def _counted_without_guardian(missing_guardian: str | None) -> str:
@@ -146,8 +178,9 @@ def _loss(loss: str, bound: float, *, binarized: bool, router: bool) -> str:
 
 
 def _router_rule(relaxation: float | None, score_digits: int) -> str:
+    threshold = "the threshold of its group" if relaxation is None else repr(relaxation)
     return (
-        f"There are two answers: the Primary's is given where its confidence is above {relaxation!r}, compared after "
+        f"There are two answers: the Primary's is given where its confidence is above {threshold}, compared after "
         f"it is rounded to {score_digits} significant digits; otherwise the Guardian's is given."
     )
 
@@ -183,8 +216,13 @@ _WITHOUT_GUARDIAN = (
     "A deferred query whose Guardian cannot be had {counted}gets no answer, or a configured one that carries no guarantee, "
     "never the Primary's. The bound is on the average over all queries, not over those that got an answer."
 )
+_LUCK = (
+    "The long-run loss of this one certificate may lie above {alpha} (in up to about half of all calibrations it does, "
+    "typically by less than {spread}, one standard deviation)."
+)
+_ZERO_ONE = " Every loss is declared to be 0 or {bound}."
 _UNLABELLED = ", or in which it is unknown whether its top answer is right,"
 _NOT_PROMISED = (
-    "Nothing is promised for a subgroup, for changed or adversarial traffic, or for an alpha chosen after looking; whoever "
-    "writes the context can raise the Primary's {confidence}."
+    "Nothing is promised for {group}, for changed or adversarial traffic{chosen}; whoever writes the context can raise the "
+    "Primary's {confidence}."
 )

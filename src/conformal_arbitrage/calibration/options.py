@@ -10,7 +10,9 @@ from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
+from conformal_arbitrage.calibration.combinations import Feature, Kind, refuse_combination
 from conformal_arbitrage.calibration.draws import draws
+from conformal_arbitrage.calibration.stops import STOPS
 from conformal_arbitrage.core.arrays import Bools, Floats
 from conformal_arbitrage.core.losses import (
     GuardianSees,
@@ -48,6 +50,10 @@ class CalibrationKeywords(TypedDict, total=False):
     key: bytes | None
     cluster: str | None
     max_cluster_size: int | None
+    confidence: Number | None
+    zero_one: bool | None
+    dial: bool | None
+    by: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,12 @@ class CalibrationOptions:
         cluster: the column that says which rows belong together, such as a conversation; clusters rather than rows are
             then assumed exchangeable.
         max_cluster_size: the most rows that any cluster may ever have, as declared; required with `cluster`.
+        confidence: the probability, over calibration logs, with which the long-run loss of this one certificate is to be
+            at most alpha; None promises an average over calibrations instead. There is no default.
+        zero_one: declare that every loss is 0 or the bound, which makes a confidence cheaper; a binarized log with a
+            bound of 1 declares it by itself.
+        dial: certify ten fixed budgets together, so that alpha may be chosen among them after looking; needs `confidence`.
+        by: the column that says which group a row belongs to: one threshold, and one promise, for each.
     """
 
     guardian_sees: GuardianSees = "all"
@@ -84,6 +96,10 @@ class CalibrationOptions:
     key: bytes | None = None
     cluster: str | None = None
     max_cluster_size: int | None = None
+    confidence: Number | None = None
+    zero_one: bool = False
+    dial: bool = False
+    by: str | None = None
 
     def __post_init__(self) -> None:
         """Reject unknown values and options that exclude each other."""
@@ -100,14 +116,15 @@ class CalibrationOptions:
             raise OptionError("cluster and max_cluster_size belong together; give both or neither")
         if self.max_cluster_size is not None and not 1 <= self.max_cluster_size <= _LARGEST_CLUSTER:
             raise OptionError(f"max_cluster_size must lie in 1 to {_LARGEST_CLUSTER}; got {self.max_cluster_size!r}")
-        if self.boundary == "include" and self.key is not None:
-            raise OptionError('a key is used with boundary="random" only; drop one of the two')
+        if self.boundary == "include" and self.confidence is None and self.key is not None:
+            raise OptionError('a key is used with boundary="random" or a confidence only; drop one of the two')
         if self.boundary == "random" and self.grid is not None:
             raise OptionError('a grid is used with boundary="include" only; drop one of the two')
         if self.key is not None and not (isinstance(self.key, bytes) and self.key):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError("the key must be bytes and not empty; use 16 random bytes or more")
         if self.net:
             self._check_net()
+        self._check_sure()
         if self.own_loss is not None and self.loss_name in (REGRET, NET):
             raise OptionError(f"your own loss cannot be named {self.loss_name}; rename the function")
         if self.own_loss is not None and self.loss_bound is None:
@@ -130,6 +147,32 @@ class CalibrationOptions:
             )
         if self.cluster is not None:
             raise OptionError('loss="net" has no proof for clusters; leave cluster= out, or use the Guardian regret')
+
+    def _check_sure(self) -> None:
+        """Refuse what has no proof with high probability, with a dial or by groups."""
+        if self.confidence is not None and not 0 < as_fraction(self.confidence, name="confidence") < 1:
+            raise OptionError(f"confidence must lie above 0 and below 1; got {self.confidence!r}")
+        if self.dial and self.confidence is None:
+            raise OptionError("a dial holds with high probability only; give confidence= (--confidence 0.95)")
+        sure, grouped = self.confidence is not None, self.by is not None
+        features: list[tuple[Feature, bool]] = [("confidence", sure), ("dial", self.dial), ("groups", grouped)]
+        kinds: list[tuple[Kind, bool]] = [("net", self.net), ("cluster", self.cluster is not None), ("groups", grouped)]
+        for feature, wanted in features:
+            for kind, given in kinds:
+                if wanted and given:
+                    refuse_combination(feature, kind)
+
+    def delta(self, groups: int = 1) -> float | None:
+        """Return the level of each single test: what the confidence leaves, shared by the stops of a dial and by groups."""
+        if self.confidence is None:
+            return None
+        allowed = 1 - as_fraction(self.confidence, name="confidence")
+        return float(allowed / (len(STOPS) if self.dial else 1) / groups)
+
+    def is_binary(self, log: ScoreLog, bound: Fraction) -> bool:
+        """Tell whether every loss is 0 or the bound by declaration, never by what the log happens to show."""
+        binarized = log.binary is not None and self.loss is None and bound == 1
+        return self.zero_one or binarized
 
     @property
     def net(self) -> bool:

@@ -6,10 +6,11 @@ Knows nothing of scores or certificates.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import sqrt
+from math import ceil, log, log1p, sqrt
 
 import numpy as np
 
+from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.core.losses import Number, as_fraction
 from conformal_arbitrage.core.risk import check_alpha
 from conformal_arbitrage.errors import OptionError
@@ -58,6 +59,17 @@ def rows_needed(alpha: Number, loss_bound: Number = 1) -> int:
     """Return the fewest rows that can keep a budget without always deferring: ceil(B / alpha) - 1."""
     bound = as_fraction(loss_bound, name="loss_bound")
     return -int(-bound // check_alpha(alpha, bound)) - 1
+
+
+def sure_rows_needed(alpha: Number, loss_bound: Number = 1, *, confidence: Number, dial: bool = False) -> int:
+    """Return the fewest rows that can keep a budget with high probability without always deferring.
+
+    Without a single loss among n rows, a risk of alpha still has probability (1 - alpha / B)^n; no test can do with fewer
+    rows than make that delta or less. Graded losses may need more.
+    """
+    share = check_alpha(alpha, as_fraction(loss_bound, name="loss_bound")) / as_fraction(loss_bound, name="loss_bound")
+    delta = CalibrationOptions(confidence=confidence, dial=dial).delta() or 0.0
+    return ceil(log(delta) / log1p(-float(share)))
 
 
 def plan(alpha: Number, *, loss_bound: Number = 1, rows: Sequence[int] = ()) -> Plan:

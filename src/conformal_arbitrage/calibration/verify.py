@@ -67,7 +67,11 @@ def verify(certificate: Certificate, log: ScoreLog, *, loss: Loss | None = None)
         missing_guardian=certificate.missing_guardian,
         cluster=certificate.cluster,
         max_cluster_size=certificate.max_cluster_size,
-        key=certificate.secret() if certificate.boundary == "random" else None,
+        confidence=certificate.confidence,
+        zero_one=certificate.zero_one or False,
+        dial=certificate.dial is not None,
+        by=certificate.by,
+        key=None if certificate.key_sha256 is None else certificate.secret(),
     )
     rebinarize = certificate.binarized and log.binary is None
     recomputed = certify(log.binarized() if rebinarize else log, certificate.alpha, options)

@@ -11,6 +11,7 @@ import click
 
 from conformal_arbitrage.cli.certificates import apply_command, calibrate_command, plan_command, verify_command
 from conformal_arbitrage.cli.data import demo_command, router_log_command, split_command
+from conformal_arbitrage.cli.dials import certificate_command
 from conformal_arbitrage.cli.evaluation import assess_command, compare_command, evaluate_command, inspect_command
 from conformal_arbitrage.cli.grading import records_grade_command
 from conformal_arbitrage.cli.live import ask_command, check_command, collect_command, init_command
@@ -61,7 +62,7 @@ def cli() -> None:
 _COMMANDS = (
     init_command, check_command, collect_command, inspect_command, calibrate_command, verify_command, apply_command,
     ask_command, assess_command, evaluate_command, compare_command, plan_command, split_command, router_log_command,
-    reproduce_command, serve_command, keys_command, records_command, demo_command,
+    reproduce_command, serve_command, keys_command, records_command, demo_command, certificate_command,
 )  # fmt: skip
 for _command in _COMMANDS:
     cli.add_command(_command)

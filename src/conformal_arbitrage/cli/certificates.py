@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     "--config", metavar="FILE", help="Source of alpha and guardian_sees if not given.  [default: arbitrage.toml]"
 )
 @options.cluster
+@options.sure
 @click.option(
     "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
 )
@@ -43,9 +44,9 @@ def calibrate_command(
     loss: Any,
     loss_bound: str | None,
     binarize: bool,
-    missing_guardian: Any,
     cluster: str | None,
-    max_cluster_size: int | None,
+    confidence: str | None,
+    zero_one: bool,
     fixed_before: bool,
     primary_column: str | None,
     guardian_column: str | None,
@@ -53,12 +54,14 @@ def calibrate_command(
     key_file: str | None,
     output: str | None,
     as_json: bool,
+    **further: Any,
 ) -> None:
     """Find the threshold that keeps a risk budget, and certify it.
 
     \b
     arbitrage calibrate log.parquet --alpha 0.05 -o certificate.json
     arbitrage calibrate log.parquet -o certificate.json          alpha from arbitrage.toml
+    arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95    of this one certificate
     """
     from conformal_arbitrage.calibration.calibrate import calibrate
     from conformal_arbitrage.scorelog.fitness import repeats
@@ -68,6 +71,7 @@ def calibrate_command(
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
     loss, boundary = options.loss_and_boundary(loss, boundary)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    keyed = boundary == "random" or (confidence is not None and not (zero_one or binarize))
     certificate = calibrate(
         scores,
         alpha,
@@ -75,10 +79,11 @@ def calibrate_command(
         boundary=boundary,
         loss=loss,
         loss_bound=loss_bound,
-        missing_guardian=missing_guardian,
         cluster=cluster,
-        max_cluster_size=max_cluster_size,
-        key=_key(secret, key_file) if boundary == "random" or key_file is not None else None,
+        confidence=confidence,
+        zero_one=zero_one,
+        key=_key(secret, key_file) if keyed or key_file is not None else None,
+        **further,
     )
     looks = options.describe_looks(scores, log, config, fixed_before=fixed_before)
     certificate = certificate if looks is None else certificate.with_looks(looks)
@@ -99,8 +104,8 @@ def _key(secret: "ProjectSecret | None", key_file: str | None) -> bytes:
         return read_key(key_file)
     if secret is None:
         raise ConfigError(
-            "--boundary random draws with the project's secret, and there is none; run `arbitrage init`, or set "
-            "ARBITRAGE_SECRET to a long random text"
+            "--boundary random and --confidence draw with the project's secret, and there is none; run `arbitrage init`, "
+            "or set ARBITRAGE_SECRET to a long random text"
         )
     return secret.boundary_key
 
@@ -136,10 +141,8 @@ def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) ->
 def _show_certificate(
     certificate: "Certificate", scores: "ScoreLog", alpha: str, output: str | None, *, as_json: bool
 ) -> None:
-    from conformal_arbitrage.calibration.planning import rows_needed
-
     if certificate.status == "always_defer":
-        needed = rows_needed(alpha, certificate.loss_bound) * (certificate.max_cluster_size or 1)
+        needed = _rows_needed(certificate)
         options.warn(
             f"{certificate.n} rows cannot certify alpha {alpha}, so every query is deferred; at least {needed} rows are "
             "needed"
@@ -157,6 +160,15 @@ def _show_certificate(
             )
     else:
         click.echo(options.wrapped(certificate.guarantee))
+
+
+def _rows_needed(certificate: "Certificate") -> int:
+    from conformal_arbitrage.calibration.planning import rows_needed, sure_rows_needed
+
+    alpha, bound = certificate.alpha, certificate.loss_bound
+    if certificate.confidence is None:
+        return rows_needed(alpha, bound) * (certificate.max_cluster_size or 1)
+    return sure_rows_needed(alpha, bound, confidence=certificate.confidence, dial=certificate.dial is not None)
 
 
 def _use(certificate: "Certificate", scores: "ScoreLog") -> list[tuple[str, str]]:

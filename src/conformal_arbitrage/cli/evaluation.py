@@ -82,6 +82,7 @@ def show_inspection(inspection: "Inspection") -> None:
     help="Add random routing with this probability of using the Guardian; may be repeated.",
 )  # fmt: skip
 @options.rule
+@options.sure
 @options.columns
 @options.costs
 @click.option(

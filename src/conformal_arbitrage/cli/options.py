@@ -93,6 +93,24 @@ cluster = _chain(
         help="The most rows that any cluster may ever have; with --cluster.",
     ),
 )
+sure = _chain(
+    click.option(
+        "--confidence",
+        metavar="C",
+        help="Certify that the long-run loss of this one certificate is within the budget, with this probability.",
+    ),
+    click.option(
+        "--zero-one", is_flag=True, help="Declare that every loss is 0 or the bound; makes --confidence cheaper."
+    ),
+    click.option(
+        "--dial",
+        is_flag=True,
+        help="Certify ten budgets together: `arbitrage certificate choose` may pick one after looking; with --confidence.",
+    ),
+    click.option(
+        "--by", metavar="COLUMN", help="One threshold and one promise for each group of rows, such as a tenant."
+    ),
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 config_file = click.option(
     "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration file."

@@ -4,6 +4,7 @@ Knows nothing of certificates, logs or what the loss measures.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import ceil, e, exp, inf, lgamma, log, log1p
 
 Interval = tuple[float, float]
@@ -63,6 +64,7 @@ def binomial_cdf(successes: int, n: int, p: float) -> float:
     return 1.0 if successes >= n else beta_cdf(1 - p, n - successes, successes + 1)
 
 
+@lru_cache(maxsize=1024)
 def binomial_limit(n: int, p: float, delta: float) -> int:
     """Return the largest k with P(Bin(n, p) <= k) <= delta; -1 if there is none.
 

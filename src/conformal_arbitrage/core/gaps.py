@@ -148,13 +148,13 @@ def margins(ascending: Floats) -> Floats:
 
 
 def is_candidate(
-    gap: Floats, relaxation: float | None, *, u: Floats | float = 0.0, boundary_u: float | None = None
+    gap: Floats, relaxation: float | Floats | None, *, u: Floats | float = 0.0, boundary_u: float | Floats | None = None
 ) -> Bools:
     """Return which actions are candidates at a relaxation.
 
     Args:
         gap: the gaps.
-        relaxation: None keeps every action (always_defer).
+        relaxation: one for all rows or one for each; None, or infinity for a row, keeps every action (always_defer).
         u: the rows' draws, broadcast against `gap`; used with `boundary_u` only.
         boundary_u: with it, an action at gap > 0 is kept iff (gap, u) <= (relaxation, boundary_u) in
             lexicographic order; an action at gap 0 always is.
@@ -164,7 +164,7 @@ def is_candidate(
     return _within(gap, relaxation, u, boundary_u)
 
 
-def _within(gap: Any, relaxation: float, u: Any, boundary_u: float | None) -> Any:
+def _within(gap: Any, relaxation: float | Floats, u: Any, boundary_u: float | Floats | None) -> Any:
     """Return `is_candidate` at a finite relaxation, of arrays or of single numbers."""
     if boundary_u is None:
         return gap <= relaxation

@@ -223,6 +223,7 @@ def run_trials(
     alphas: Sequence[Number],
     *,
     bound: Fraction,
+    limits: Sequence[int] | None = None,
     grid: Floats | None = None,
     fixed: Mapping[str, Floats] | None = None,
 ) -> TrialResults:
@@ -233,11 +234,13 @@ def run_trials(
         splits: calibration and test rows, of one size each.
         alphas: the risk budgets.
         bound: the loss bound.
+        limits: the largest total loss for each alpha, in ticks; by default that of conformal risk control.
         grid: restrict relaxations to these points.
         fixed: further per-row columns to average over the test rows, such as the cost of the Primary.
     """
     stations = _stations(steps, grid)
-    limits = [spendable(alpha, bound, len(splits[0][0]), steps.tick_digits) for alpha in alphas]
+    if limits is None:
+        limits = [spendable(alpha, bound, len(splits[0][0]), steps.tick_digits) for alpha in alphas]
     relaxation = np.full((len(splits), len(alphas)), np.nan)
     means = np.empty((len(steps.names) + 1, len(splits), len(alphas) + 2))
     names = tuple(fixed or {})

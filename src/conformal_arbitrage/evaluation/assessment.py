@@ -3,7 +3,8 @@
 Describes one certificate on one log; changes neither. Knows nothing of terminals.
 """
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -17,10 +18,27 @@ from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of, routed_cost_per_1000
-from conformal_arbitrage.scorelog.fitness import cluster_sizes, refuse_unfit
+from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 
 Method = Literal["clopper-pearson", "chernoff-hoeffding", "chernoff-hoeffding by cluster"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAssessment:
+    """What a certificate by groups did on the rows of one group.
+
+    Attributes:
+        rows: number of queries.
+        loss: mean loss of the decisions.
+        interval: as in `Assessment`, for this group alone.
+        deferred: share of the queries that go to the Guardian.
+    """
+
+    rows: int
+    loss: float
+    interval: Interval
+    deferred: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +61,7 @@ class Assessment:
         missing_guardian_rows: rows whose loss is unknown; counted as the bound unless everything was in sight.
         verdict: whether the interval lies within the budget, in words.
         problems: why these figures may say nothing about the traffic, in words.
+        groups: the same for each group of a certificate by groups; else empty.
     """
 
     source: str
@@ -58,6 +77,7 @@ class Assessment:
     clusters: int | None = None
     verdict: str
     problems: tuple[str, ...]
+    groups: Mapping[str, GroupAssessment] = field(default_factory=dict[str, GroupAssessment])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the assessment as a JSON document."""
@@ -75,6 +95,10 @@ class Assessment:
         ]
         if self.cost_per_1000 is not None:
             facts.append(("dollars per 1000", f"{self.cost_per_1000:.4g}"))
+        for name, group in self.groups.items():
+            low, high = group.interval
+            where = f"{low:.4f} to {high:.4f}, {100 * group.deferred:.1f} % deferred, {group.rows} rows"
+            facts.append((f"group {name}", f"{group.loss:.4f}, interval {where}"))
         if self.missing_guardian_rows:
             facts.append(("unknown loss", f"{self.missing_guardian_rows} rows, counted as the worst case"))
         return facts
@@ -146,6 +170,7 @@ def assess(
         clusters=None if sizes is None else len(sizes),
         verdict=_verdict(certificate.alpha, interval, confidence),
         problems=tuple(_problems(certificate, scores, unknown)),
+        groups={} if certificate.by is None else _by_group(certificate.by, decisions, losses, certificate, confidence),
     )
 
 
@@ -172,6 +197,18 @@ def _interval_by_cluster(
     bound, share = certificate.loss_bound, float(sizes.mean()) / (certificate.max_cluster_size or 1)
     low, high = bounded_interval(min(float(losses.mean()) / bound, 1.0), len(sizes), confidence, share=share)
     return (bound * low, bound * high), "chernoff-hoeffding by cluster"
+
+
+def _by_group(
+    by: str, decisions: Decisions, losses: Floats, certificate: Certificate, confidence: float
+) -> dict[str, GroupAssessment]:
+    groups: dict[str, GroupAssessment] = {}
+    for name, rows in group_rows(decisions.log, by).items():
+        own = losses[rows]
+        interval, _ = _interval(own, certificate.loss_bound, confidence, signed=False)
+        deferred = float(decisions.deferred[rows].mean())
+        groups[name] = GroupAssessment(rows=len(rows), loss=float(own.mean()), interval=interval, deferred=deferred)
+    return groups
 
 
 def _measure(certificate: Certificate, loss: Loss | None) -> CalibrationOptions:

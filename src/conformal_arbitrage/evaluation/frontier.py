@@ -20,6 +20,7 @@ from conformal_arbitrage.calibration.options import (
     check_keywords,
     resolve_options,
 )
+from conformal_arbitrage.calibration.search import binomial_spendable, refuse_graded
 from conformal_arbitrage.core.arrays import Floats, Integers
 from conformal_arbitrage.core.losses import GuardianSees, Number
 from conformal_arbitrage.core.risk import check_alpha, check_bound, grid_points
@@ -274,13 +275,33 @@ def _points(
         options.check_full_sight(check_alpha(alpha, bound), steps.in_full_sight, tick=tick, source=log.source)
     fixed = {} if costs is None else {"primary": costs.primary, "guardian": costs.guardian.full()}
     grid = None if options.grid is None else grid_points(options.grid)
-    results = run_trials(steps, splits, alphas, bound=bound, grid=grid, fixed=fixed)
+    limits = _limits(log, alphas, options, bound, len(splits[0][0]), steps.tick_digits)
+    results = run_trials(steps, splits, alphas, bound=bound, limits=limits, grid=grid, fixed=fixed)
     sweep = _Sweep(results, log.outcome_names, *delta)
     conformal = [sweep.conformal(k, float(check_alpha(alpha, bound)), options) for k, alpha in enumerate(alphas)]
     matched = [sweep.cost_matched(point) for point in conformal]
     singles = [sweep.single("primary"), sweep.single("guardian")]
     random = [sweep.random_routing(np.full(len(splits), q), "random") for q in probabilities]
     return (*singles, *random, *conformal, *(point for point in matched if point is not None)), float(bound)
+
+
+def _limits(
+    log: ScoreLog, alphas: Sequence[Number], options: CalibrationOptions, bound: Fraction, n: int, tick_digits: int
+) -> list[int] | None:
+    """Return the largest total loss for each alpha if it has to hold with high probability; None if on average."""
+    delta = options.delta()
+    if options.by is not None:
+        raise OptionError(
+            "evaluate has one threshold for all rows, so it takes no groups; evaluate the rows of one group"
+        )
+    if delta is None:
+        return None
+    if not options.is_binary(log, bound):
+        raise OptionError(
+            "evaluate knows a confidence for losses of 0 or the bound only; declare zero_one=True (--zero-one) if they are"
+        )
+    refuse_graded(log, options, bound)
+    return [binomial_spendable(check_alpha(alpha, bound), bound, n, tick_digits, delta) for alpha in alphas]
 
 
 def _check_sweep(

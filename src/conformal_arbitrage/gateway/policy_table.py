@@ -187,6 +187,10 @@ class PolicyTable:
         """
         settings = self._config.policies[name]
         bound = Certificate.from_dict(dict(document), source=f"policy {name}")
+        if bound.groups is not None:
+            raise CertificateError(
+                f"policy {name}: requests cannot name a group, so a certificate by groups is not served"
+            )
         forfeited = self._check_signature(name, bound)
         bound = self._with_key(name, bound)
         pair = self._pairs[name]

@@ -10,7 +10,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.core.arrays import Floats, Indices, Integers
 from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -108,13 +108,31 @@ def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def cluster_sizes(log: ScoreLog, column: str) -> Integers:
     """Return the number of rows of each cluster, one per distinct value of a column."""
-    named = {"group": log.group, "context": log.context}
-    values = named[column] if named.get(column) is not None else log.extra.get(column)
-    if values is None:
+    texts = column_texts(log, column)
+    if texts is None:
         raise ScoreLogError(f"{log.source}: there is no column '{column}' to cluster by; name one with --cluster")
-    texts = ["" if value is None or value != value else str(value) for value in values.tolist()]
     if "" in texts:
         raise ScoreLogError(
             f"{log.source}: row {texts.index('') + 1}, column '{column}': no cluster; give every row one"
         )
     return np.unique(np.array(texts, dtype=np.object_), return_counts=True)[1]
+
+
+def group_rows(log: ScoreLog, column: str) -> dict[str, Indices]:
+    """Return the rows of each group, one per distinct value of a column, in the order of their names."""
+    texts = column_texts(log, column)
+    if texts is None:
+        raise ScoreLogError(f"{log.source}: there is no column '{column}' to group by; name one with --by")
+    if "" in texts:
+        raise ScoreLogError(f"{log.source}: row {texts.index('') + 1}, column '{column}': no group; give every row one")
+    names, member = np.unique(np.array(texts, dtype=np.object_), return_inverse=True)
+    return {str(name): np.flatnonzero(member == k) for k, name in enumerate(names.tolist())}
+
+
+def column_texts(log: ScoreLog, column: str) -> list[str] | None:
+    """Return a column with one value per row as texts, empty where there is none; None if the log lacks it."""
+    named = {"group": log.group, "context": log.context}
+    values = named[column] if named.get(column) is not None else log.extra.get(column)
+    if values is None:
+        return None
+    return ["" if value is None or value != value else str(value) for value in values.tolist()]

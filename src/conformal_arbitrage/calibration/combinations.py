@@ -11,10 +11,13 @@ from typing import Literal, get_args
 from conformal_arbitrage.errors import OptionError
 
 Feature = Literal["guard", "tighten", "several groups", "confidence", "dial", "groups", "range", "red line", "monitor"]
-Kind = Literal["net", "path", "learned", "cluster", "own loss"]
+Kind = Literal["net", "path", "learned", "cluster", "own loss", "groups"]
 
 _RISES = "the loss of {kind} may rise with the relaxation, and this rests on its falling"
 _CLUSTERED = "its rows are not independent of each other, and this counts them as if they were"
+_NOT_BUILT = (
+    "a proof exists, by walking every breakpoint from the side that defers, but not the search that would use it"
+)
 REFUSED: dict[tuple[Feature, Kind], str] = {
     ("guard", "net"): _RISES,
     ("guard", "path"): _RISES,
@@ -25,6 +28,13 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ("several groups", "net"): _RISES,
     ("several groups", "path"): _RISES,
     ("several groups", "learned"): _RISES,
+    ("confidence", "net"): _NOT_BUILT,
+    ("dial", "net"): _NOT_BUILT,
+    ("groups", "net"): _NOT_BUILT,
+    ("confidence", "path"): _NOT_BUILT,
+    ("dial", "path"): _NOT_BUILT,
+    ("groups", "path"): _NOT_BUILT,
+    ("dial", "groups"): "a dial has one threshold per stop; calibrate the rows of one group with a dial",
     ("confidence", "learned"): "the score was learned on the rows that it would be certified on",
     ("dial", "learned"): "the score was learned on the rows that it would be certified on",
     ("range", "net"): "its law is known for losses of 0 or the bound only",

@@ -2,8 +2,8 @@ from typing import get_args
 
 import pytest
 
+from conformal_arbitrage.calibration.combinations import REFUSED, Feature, Kind, refusal, refuse_combination
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.monitoring.combinations import REFUSED, Feature, Kind, refusal, refuse_combination
 
 
 @pytest.mark.parametrize(("feature", "kind"), REFUSED)
@@ -16,7 +16,7 @@ def test_a_combination_without_proof_is_refused_by_name(feature, kind):
 
 
 def test_everything_else_passes():
-    assert refusal("confidence", "net") is None
+    assert refusal("confidence", "own loss") is None
     refuse_combination("guard")
     refuse_combination("guard", "own loss")
     with pytest.raises(OptionError, match="unknown feature"):

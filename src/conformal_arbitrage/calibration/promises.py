@@ -1,0 +1,79 @@
+"""The sentences of certificates that promise more than an average over all queries: with high probability, by group.
+
+Part of the guarantee's wording; see `guarantee_text`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold
+
+
+def sure_promise(
+    alpha: float,
+    n: int,
+    *,
+    confidence: float | None,
+    dial: Sequence[DialStop] | None,
+    by: str | None,
+    groups: Mapping[str, GroupThreshold] | None,
+) -> str:
+    """Return the sentence of a certificate with a confidence, a dial or groups."""
+    if groups is not None:
+        sentence = _group_promise(alpha) if confidence is None else _sure_group_promise(alpha, confidence)
+        return f"{sentence} {_group_list(by or '', groups)}"
+    return (
+        _sure_promise(alpha, n, confidence or 0.0) if dial is None else _dial_promise(alpha, n, confidence or 0.0, dial)
+    )
+
+
+_INDEPENDENT = (
+    "are independent draws of the traffic to come (same models, prompts and settings; no row dropped because of its "
+    "outcome)"
+)
+_FIXED = "were fixed before this log was looked at"
+
+
+def _sure_promise(alpha: float, n: int, confidence: float) -> str:
+    return (
+        f"If these {n} logged queries {_INDEPENDENT}, and alpha, confidence, options, loss, bound and scores {_FIXED}, then "
+        f"with probability at least {confidence:g} over calibration logs of this size, the long-run loss of this one "
+        f"certificate, which is its expected loss per decision, is at most {alpha:g}."
+    )
+
+
+def _dial_promise(alpha: float, n: int, confidence: float, dial: Sequence[DialStop]) -> str:
+    stops = ", ".join(f"{stop.alpha:g}" for stop in dial)
+    return (
+        f"If these {n} logged queries {_INDEPENDENT}, and confidence, options, loss, bound and scores {_FIXED}, then with "
+        f"probability at least {confidence:g} over calibration logs of this size, the long-run loss at every stop of the "
+        f"dial ({stops}) is at most that stop, at all of them together. So alpha may be chosen among them after looking; it "
+        f"is set to {alpha:g}."
+    )
+
+
+def _group_promise(alpha: float) -> str:
+    return (
+        "If the logged queries of a group and its next one are exchangeable (same traffic, models, prompts and settings; no "
+        f"row dropped because of its outcome), and alpha, options, loss, bound, scores and groups {_FIXED}, then the "
+        "expected loss of the next decision of that group, averaged over calibration logs as well as over its queries, is "
+        f"at most {alpha:g}."
+    )
+
+
+def _sure_group_promise(alpha: float, confidence: float) -> str:
+    return (
+        f"If the logged queries of each group {_INDEPENDENT}, and alpha, confidence, options, loss, bound, scores and "
+        f"groups {_FIXED}, then with probability at least {confidence:g} over calibration logs, the long-run loss of the "
+        f"decisions of each group is at most {alpha:g}, in all groups together."
+    )
+
+
+def _group_list(by: str, groups: Mapping[str, GroupThreshold]) -> str:
+    """Return which groups have a threshold and which are deferred."""
+    kept = [f"{name} ({group.n} rows)" for name, group in groups.items() if group.relaxation is not None]
+    deferred = [f"{name} ({group.n} rows)" for name, group in groups.items() if group.relaxation is None]
+    parts = [f"Groups are given by '{by}'."]
+    parts += [f"Those with a threshold are {', '.join(kept)}."] if kept else []
+    parts += [f"Always deferred, since their rows cannot keep the budget: {', '.join(deferred)}."] if deferred else []
+    rest = "A query of no known group is deferred, and one of several groups gets the largest threshold of theirs."
+    return " ".join([*parts, rest])

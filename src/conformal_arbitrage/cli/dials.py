@@ -1,0 +1,49 @@
+"""The commands about an existing certificate: certificate choose."""
+
+from pathlib import Path
+
+import click
+
+from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.certificates import load_certificate
+from conformal_arbitrage.errors import ConfigError
+
+
+@click.group("certificate")
+def certificate_command() -> None:
+    """Change an existing certificate within what it promises.
+
+    \b
+    arbitrage certificate choose certificate.json --alpha 0.03
+    """
+
+
+@certificate_command.command("choose")
+@click.argument("certificate")
+@click.option(
+    "--alpha", required=True, type=float, metavar="A", help="The risk budget; between stops the lower one is taken."
+)
+@click.option("-o", "--output", metavar="FILE", help="Write the certificate to this file.  [default: in place]")
+@options.as_json
+def choose_command(certificate: str, *, alpha: float, output: str | None, as_json: bool) -> None:
+    """Set a dial to another budget, after looking at whatever you like.
+
+    \b
+    arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95 --dial -o certificate.json
+    arbitrage certificate choose certificate.json --alpha 0.03
+    """
+    loaded = load_certificate(certificate, None)
+    secret = options.project_secret(None, Path(certificate).parent, Path())
+    if loaded.signed and secret is None:
+        raise ConfigError(
+            f"{certificate} is signed, and the project's secret that would sign the choice is not here; run this where "
+            "ARBITRAGE_SECRET or arbitrage.secret is"
+        )
+    chosen = loaded.choose(alpha)
+    chosen = chosen.sign(secret) if loaded.signed and secret is not None else chosen
+    chosen.save(output or certificate)
+    if as_json:
+        options.print_json(chosen.to_dict())
+        return
+    options.print_facts(chosen.facts())
+    click.echo(f"\n{chosen.summary}\n\nWritten: {output or certificate}")

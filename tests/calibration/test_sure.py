@@ -1,0 +1,279 @@
+"""Certificates with a confidence, a dial, or groups: what they say, refuse, verify and decide."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage import (
+    Certificate,
+    CertificateError,
+    OptionError,
+    ProjectSecret,
+    ScoreLog,
+    ScoreLogError,
+    assess,
+    calibrate,
+    evaluate,
+    verify,
+)
+from conformal_arbitrage.calibration.planning import sure_rows_needed
+from conformal_arbitrage.calibration.stops import STOPS
+
+KEY = b"the key of these tests"
+SECRET = ProjectSecret((b"the secret of this project",))
+
+
+def world(n, seed=0, *, graded=False, groups=None):
+    rng = np.random.default_rng(seed)
+    margin = rng.random(n)
+    lost = rng.random(n) < 0.3 * (1 - margin)
+    size = rng.integers(1, 5, n) / 4 if graded else np.ones(n)
+    guardian = np.stack([1 - lost * size, np.ones(n)], axis=1)
+    names = None if groups is None else rng.choice(groups, n, p=[0.6, 0.38, 0.02])
+    return ScoreLog.from_arrays(
+        np.stack([margin, np.zeros(n)], axis=1), guardian, id=[f"{seed}-{k}" for k in range(n)], group=names
+    )
+
+
+BINARY, GRADED = world(800), world(800, graded=True)
+GROUPED = world(800, groups=["a", "b", "rare"])
+KINDS = {
+    "binomial": (BINARY, {"confidence": 0.95, "zero_one": True}),
+    "binomial, random": (BINARY, {"confidence": 0.9, "zero_one": True, "boundary": "random", "key": KEY}),
+    "betting": (GRADED, {"confidence": 0.95, "key": KEY}),
+    "betting, random": (GRADED, {"confidence": 0.95, "boundary": "random", "key": KEY}),
+    "betting on a grid": (GRADED, {"confidence": 0.9, "grid": "0.05", "key": KEY}),
+    "dial": (BINARY, {"confidence": 0.9, "zero_one": True, "dial": True}),
+    "betting dial": (GRADED, {"confidence": 0.9, "dial": True, "key": KEY}),
+    "groups": (GROUPED, {"by": "group"}),
+    "groups, random": (GROUPED, {"by": "group", "boundary": "random", "key": KEY}),
+    "sure groups": (GROUPED, {"by": "group", "confidence": 0.9, "zero_one": True}),
+    "declared": (BINARY, {"zero_one": True}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_loads_verifies_and_is_signed_as_a_whole(kind):
+    log, options = KINDS[kind]
+    certificate = calibrate(log, 0.05, **options)
+    assert certificate.status in ("ok", "by_group")
+    signed = certificate.sign(SECRET)
+    loaded = Certificate.from_dict(json.loads(json.dumps(signed.to_dict())), key=certificate.key)
+    assert loaded == signed
+    loaded.check_signature(SECRET)
+    assert verify(loaded, log)
+    for name in ("confidence", "zero_one", "dial", "by", "groups"):
+        if getattr(loaded, name) is not None:
+            with pytest.raises(CertificateError, match="was changed"):
+                replace(loaded, **{name: None}).check_signature(SECRET)
+
+
+def test_a_signature_of_a_certificate_without_new_fields_is_as_before():
+    document = json.loads(calibrate(BINARY, 0.05).sign(SECRET)._canonical())
+    assert not {"confidence", "zero_one", "dial", "by", "groups"} & set(document)
+
+
+def test_a_confidence_costs_something_and_is_worded():
+    average = calibrate(BINARY, 0.05)
+    exact = calibrate(BINARY, 0.05, confidence=0.95, zero_one=True)
+    betting = calibrate(BINARY, 0.05, confidence=0.95, key=KEY)
+    assert average.relaxation < min(exact.relaxation, betting.relaxation)
+    assert (average.promise, exact.promise) == ("crc", "high_probability")
+    assert exact.key_sha256 is None
+    assert betting.key_sha256 is not None
+    assert "with probability at least 0.95 over calibration logs" in exact.guarantee
+    assert "Every loss is declared to be 0 or 1." in exact.guarantee
+    assert "may lie above" not in exact.guarantee
+    assert "With probability 0.95" in exact.summary
+
+
+def test_a_binarized_log_declares_its_losses():
+    rng = np.random.default_rng(1)
+    primary, guardian = rng.random((400, 3)), rng.random((400, 3))
+    log = ScoreLog.from_arrays(primary, guardian, label=rng.integers(0, 3, 400)).binarized()
+    certificate = calibrate(log, 0.1, confidence=0.9)
+    assert certificate.key_sha256 is None
+    assert Certificate.from_dict(certificate.to_dict()) == certificate
+    assert verify(certificate, log)
+
+
+def test_the_order_of_the_betting_test_is_the_keys_not_the_files():
+    shuffled = GRADED.select(np.random.default_rng(2).permutation(len(GRADED)))
+    one, other = (calibrate(log, 0.05, confidence=0.95, key=KEY) for log in (GRADED, shuffled))
+    assert one.relaxation == other.relaxation
+    anonymous = ScoreLog.from_arrays(GRADED.primary.reshape(-1, 2), GRADED.guardian.reshape(-1, 2))
+    assert calibrate(anonymous, 0.05, confidence=0.95, key=KEY).status == "ok"
+    with pytest.raises(OptionError, match="needs a key"):
+        calibrate(GRADED, 0.05, confidence=0.95)
+
+
+def test_too_few_rows_always_defer():
+    few = BINARY.select(range(44))
+    deferring = calibrate(few, 0.05, confidence=0.9, zero_one=True)
+    assert deferring.status == "always_defer"
+    assert Certificate.from_dict(deferring.to_dict()) == deferring
+    none_lost = ScoreLog.from_arrays([[0.9, 0.1]] * 45, [[1, 1]] * 45)
+    assert calibrate(none_lost, 0.05, confidence=0.9, zero_one=True).relaxation == 0
+    assert calibrate(none_lost, 0.05, confidence=0.99, key=KEY).status == "always_defer"
+    assert sure_rows_needed(0.05, confidence=0.9) == 45
+    assert sure_rows_needed(0.05, confidence=0.9, dial=True) > 45
+
+
+def test_a_graded_loss_is_refused_where_none_was_declared():
+    with pytest.raises(ScoreLogError, match=r"row \d+: a loss of 0\.\d+ is neither 0 nor the bound 1"):
+        calibrate(GRADED, 0.05, zero_one=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"confidence": 1}, "above 0 and below 1"),
+        ({"confidence": 0}, "above 0 and below 1"),
+        ({"dial": True}, "give confidence="),
+        ({"confidence": 0.9, "cluster": "group", "max_cluster_size": 3}, "confidence and cluster do not go together"),
+        ({"by": "group", "cluster": "group", "max_cluster_size": 3}, "groups and cluster do not go together"),
+        ({"confidence": 0.9, "dial": True, "by": "group"}, "dial and groups do not go together"),
+        ({"confidence": 0.9, "loss": "net", "boundary": "random", "key": KEY}, "confidence and net do not go together"),
+        ({"key": KEY}, "a key is used with"),
+    ],
+)
+def test_what_has_no_proof_is_refused_by_name(options, message):
+    with pytest.raises(OptionError, match=message):
+        calibrate(GROUPED, 0.05, **options)
+
+
+def test_a_dial_may_be_set_after_looking():
+    dial = calibrate(BINARY, 0.06, confidence=0.9, zero_one=True, dial=True)
+    assert dial.alpha == 0.05
+    assert [stop.alpha for stop in dial.dial] == [float(stop) for stop in STOPS]
+    lower = dial.sign(SECRET).choose(0.139)
+    assert (lower.alpha, lower.signed) == (0.1, False)
+    assert lower.relaxation < dial.relaxation
+    assert "it is set to 0.1" in lower.guarantee
+    assert "chosen after looking" not in lower.guarantee
+    assert verify(lower, BINARY)
+    assert Certificate.from_dict(lower.to_dict()) == lower
+    assert ("dial", "stops 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2; set to 0.1") in lower.facts()
+    deferring = calibrate(BINARY.select(range(300)), 0.1, confidence=0.9, zero_one=True, dial=True).choose(0.01)
+    assert deferring.status == "always_defer"
+    assert Certificate.from_dict(deferring.to_dict()) == deferring
+    with pytest.raises(OptionError, match=r"lowest stop of the dial is 0\.01"):
+        dial.choose(0.009)
+    with pytest.raises(CertificateError, match="has no dial"):
+        calibrate(BINARY, 0.05).choose(0.05)
+
+
+def test_the_stops_of_a_dial_scale_with_the_bound():
+    scaled = ScoreLog.from_arrays(BINARY.primary.reshape(-1, 2), 3 * BINARY.guardian.reshape(-1, 2))
+    dial = calibrate(scaled, 0.15, loss_bound=3, confidence=0.9, zero_one=True, dial=True)
+    plain = calibrate(BINARY, 0.05, confidence=0.9, zero_one=True, dial=True)
+    assert dial.alpha == 0.15
+    assert [stop.relaxation for stop in dial.dial] == [stop.relaxation for stop in plain.dial]
+
+
+def test_each_group_has_its_own_threshold_and_unknown_ones_defer():
+    certificate = calibrate(GROUPED, 0.05, by="group")
+    alone = {
+        name: calibrate(GROUPED.select(np.flatnonzero(GROUPED.group == name)), 0.05) for name in ("a", "b", "rare")
+    }
+    for name, one in alone.items():
+        assert certificate.groups[name].relaxation == one.relaxation
+    assert alone["rare"].status == "always_defer"
+    assert certificate.groups["a"].relaxation != certificate.groups["b"].relaxation
+    assert "rare (" in certificate.guarantee.partition("Always deferred")[2]
+    assert "expected loss of the next decision of that group" in certificate.guarantee
+    assert any(name == "group a" for name, _ in certificate.facts())
+    assert certificate.summary.startswith("Each group by 'group' has a threshold of its own")
+    scores = [0.99, 0.0]
+    decided = {group: certificate.decide(scores, group=group).decided_by for group in ("a", "b", "rare", "c", None)}
+    assert decided == {"a": "primary", "b": "primary", "rare": "guardian", "c": "guardian", None: "guardian"}
+    assert certificate.candidates(scores).tolist() == [0, 1]
+    larger = max(certificate.groups["a"].relaxation, certificate.groups["b"].relaxation)
+    assert certificate.decide(scores, group=["a", "b"]).relaxation == larger
+    assert certificate.decide(scores, group=["a", "c"]).relaxation is None
+
+
+def test_a_log_is_decided_group_by_group():
+    for options in ({}, {"boundary": "random", "key": KEY}):
+        certificate = calibrate(GROUPED, 0.05, by="group", **options)
+        decisions = certificate.apply(GROUPED)
+        for row in range(0, 800, 7):
+            scores, group = GROUPED.row(row).primary.tolist(), str(GROUPED.group[row])
+            one = certificate.decide(scores, id=str(GROUPED.id[row]), group=group)
+            assert (decisions[row].decided_by, decisions[row].relaxation) == (one.decided_by, one.relaxation)
+    with pytest.raises(ScoreLogError, match="no column 'group'"):
+        calibrate(GROUPED, 0.05, by="group").apply(BINARY)
+    with pytest.raises(ScoreLogError, match="no column 'tenant' to group by"):
+        calibrate(GROUPED, 0.05, by="tenant")
+    holes = ScoreLog.from_arrays([[0.9, 0.1]] * 2, [[1, 0]] * 2, group=["a", ""])
+    with pytest.raises(ScoreLogError, match="row 2, column 'group': no group"):
+        calibrate(holes, 0.5, by="group")
+
+
+def test_groups_are_assessed_one_by_one(capsys):
+    certificate = calibrate(GROUPED, 0.05, by="group")
+    assessment = assess(certificate, world(500, 3, groups=["a", "b", "new"]))
+    assert set(assessment.groups) == {"a", "b", "new"}
+    assert (assessment.groups["new"].loss, assessment.groups["new"].deferred) == (0, 1)
+    assert any(name == "group new" for name, _ in assessment.facts())
+
+
+def test_a_router_by_groups_speaks_of_the_groups_threshold():
+    rng = np.random.default_rng(4)
+    log = ScoreLog.from_router(
+        confidence=rng.random(300), primary_grade=rng.random(300), guardian_grade=np.ones(300), group=["x"] * 300
+    )
+    certificate = calibrate(log, 0.3, by="group")
+    assert "where its confidence is above the threshold of its group" in certificate.guarantee
+    assert Certificate.from_dict(certificate.to_dict()) == certificate
+    small = calibrate(log.select(range(2)), 0.3, by="group")
+    assert "Those with a threshold" not in small.guarantee
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "named"),
+    [
+        ("binomial", {"confidence": 1.5}, "confidence"),
+        ("dial", {"confidence": None}, "dial|key_sha256|slack|guarantee"),
+        ("dial", {"relaxation": 0.123}, "dial"),
+        ("dial", {"alpha": 0.07}, "dial|slack"),
+        ("groups", {"status": "always_defer"}, "status"),
+        ("groups", {"by": None}, "by"),
+        ("groups", {"n": 900}, "groups"),
+        ("groups", {"relaxation": 0.2}, "relaxation"),
+        ("betting", {"key_sha256": None}, "key_sha256"),
+        ("binomial", {"slack": 0.5}, "slack"),
+        ("binomial", {"zero_one": None}, "key_sha256"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(kind, change, named):
+    log, options = KINDS[kind]
+    document = calibrate(log, 0.05, **options).to_dict() | change
+    with pytest.raises(CertificateError, match=f"({named}) .*contradicts the rest"):
+        Certificate.from_dict(document)
+
+
+def test_stops_and_groups_out_of_place_are_refused():
+    dial = calibrate(*KINDS["dial"][:1], 0.05, **KINDS["dial"][1]).to_dict()
+    dial["dial"] = [*dial["dial"][:-1], dial["dial"][-1] | {"relaxation": 0.999}]
+    with pytest.raises(CertificateError, match=r"dial .*contradicts"):
+        Certificate.from_dict(dial)
+    groups = calibrate(GROUPED, 0.05, by="group").to_dict()
+    groups["groups"]["a"] = groups["groups"]["a"] | {"boundary_u": 0.5}
+    with pytest.raises(CertificateError, match=r"groups .*contradicts"):
+        Certificate.from_dict(groups)
+
+
+def test_evaluate_knows_confidence_and_dial_for_declared_losses():
+    average = evaluate(BINARY, [0.05, 0.1], calibration_size=400, trials=5)
+    sure = evaluate(BINARY, [0.05, 0.1], calibration_size=400, trials=5, confidence=0.95, zero_one=True)
+    dial = evaluate(BINARY, [0.05, 0.1], calibration_size=400, trials=5, confidence=0.95, zero_one=True, dial=True)
+    for k in range(2):
+        share = [one.of("conformal")[k].figures["deferred"].mean() for one in (average, sure, dial)]
+        assert share[0] < share[1] < share[2]
+    with pytest.raises(OptionError, match="zero_one"):
+        evaluate(GRADED, [0.05], calibration_size=400, confidence=0.95)
+    with pytest.raises(OptionError, match="takes no groups"):
+        evaluate(GROUPED, [0.05], calibration_size=400, by="group")
