@@ -45,6 +45,7 @@ from conformal_arbitrage.store.base import Scope, Store
 from conformal_arbitrage.upstream.breaker import Breaker
 
 _BUSIEST = ("/v1/chat/completions", "/v1/decisions")
+_READY_SECONDS = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,9 @@ class _Routes:
         self._metrics = parts.metrics
         self._limits = RequestLimits(parts.config.gateway)
         self._authenticator = Authenticator(parts.store)
-        self._refresher = Refresher(parts.store, self._authenticator.refresh, parts.policies.refresh)
+        subscribers = (self._authenticator.refresh, parts.policies.refresh)
+        self._refresher = Refresher(parts.store.change_count, *subscribers)
+        self._recording = Refresher(parts.store.writable, *subscribers)  # before a model is paid
 
     def auditor(self) -> Auditor:
         """Return what runs audits, counted in the same metrics."""
@@ -125,7 +128,8 @@ class _Routes:
 
     def _guarded(self, path: str, scope: Scope, handler: Handler) -> ASGIApp:
         app: ASGIApp = RunHandler(handler, self._limits, self._parts.config.gateway.max_body)
-        app = Authenticated(app, scope, self._authenticator, self._refresher)
+        refresher = self._recording if path in _BUSIEST else self._refresher
+        app = Authenticated(app, scope, self._authenticator, refresher)
         return AccessLog(ErrorReplies(app), path, self._metrics, self._parts.log)
 
     def open(self) -> list[Route]:
@@ -180,7 +184,9 @@ class _Home:
 
 
 class _Ready:
-    """GET /health/ready: the store answers and there are policies; no model is called.
+    """GET /health/ready: a decision could be recorded now, and there are policies; no model is called.
+
+    The answer comes within a second, whatever the store does.
 
     A Guardian that is not called after repeated failures, or a model that is not the pinned one, is named under
     `problems`; the gateway stays ready, since whatever needs no such model is served.
@@ -189,13 +195,28 @@ class _Ready:
     def __init__(self, parts: Parts, metrics: Metrics) -> None:
         self._parts = parts
         self._metrics = metrics
+        self._checking: asyncio.Future[int] | None = None
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        await self._parts.store.change_count()
+        await self._check_store()
         names = [policy.name for policy in self._parts.policies.all()]
         document: dict[str, object] = {"status": "ready", "policies": names}
         problems = self._problems(names)
         await json_response({**document, "problems": problems} if problems else document)(scope, receive, send)
+
+    async def _check_store(self) -> None:
+        """Check that a decision could be recorded; all who ask at the same time share one check.
+
+        Raises:
+            StoreError: it could not, or that is not known yet.
+        """
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.ensure_future(self._parts.store.writable())
+            self._checking.add_done_callback(_seen)
+        await asyncio.wait({self._checking}, timeout=_READY_SECONDS)
+        if not self._checking.done():
+            raise StoreError(f"the store has not answered for {_READY_SECONDS} s; check that it runs and is not locked")
+        self._checking.result()
 
     def _problems(self, names: Sequence[str]) -> list[dict[str, str]]:
         resting = "it is not called for now, after repeated failures"
@@ -207,6 +228,12 @@ class _Ready:
 
 def _guardian_rests(parts: Parts, policy: str) -> bool:
     return any(breaker.resting for breaker in parts.guardian_breakers[policy])
+
+
+def _seen(checking: asyncio.Future[int]) -> None:
+    """Note the outcome of a check that no one waits for any more."""
+    if not checking.cancelled():
+        checking.exception()
 
 
 async def _not_served(request: Incoming) -> Response:

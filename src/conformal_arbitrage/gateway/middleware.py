@@ -30,7 +30,7 @@ from conformal_arbitrage.errors import (
 from conformal_arbitrage.gateway.auth import Authenticator, Caller
 from conformal_arbitrage.gateway.limits import RequestLimits, too_many
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.store.base import Scope, Store
+from conformal_arbitrage.store.base import Scope
 from conformal_arbitrage.store.record import JSONObject
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -203,12 +203,14 @@ class Refresher:
     """Picks up keys and policies that any gateway on the same store has changed, from the next request on.
 
     Args:
-        store: whose change count is read; reading it also shows that the store answers.
+        change_count: reads the store's; `Store.writable` does so if a decision could be recorded now, and fails otherwise.
         subscribers: called with the new count.
     """
 
-    def __init__(self, store: Store, *subscribers: Callable[[int], Awaitable[None]]) -> None:
-        self._store = store
+    def __init__(
+        self, change_count: Callable[[], Awaitable[int]], *subscribers: Callable[[int], Awaitable[None]]
+    ) -> None:
+        self._change_count = change_count
         self._subscribers = subscribers
         self._seen = -1
         self._rounds = 0
@@ -220,7 +222,7 @@ class Refresher:
         if self._current == this_round:
             return
         asyncio.get_running_loop().call_soon(self._end_round)  # before any request that has not arrived yet
-        count = await self._store.change_count()
+        count = await self._change_count()
         if count > self._seen:
             for subscriber in self._subscribers:
                 await subscriber(count)

@@ -264,6 +264,17 @@ class Store(Protocol):
         """Return a number that grows whenever any gateway installs or rolls back a policy, or creates or revokes a key."""
         ...
 
+    async def writable(self) -> int:
+        """Return the change count, once it is clear that a commit would succeed: the first step before models are paid.
+
+        A commit a moment ago is proof enough; otherwise something is written.
+
+        Raises:
+            StoreError: a commit would fail: the disk is full, the database is read-only, or its file was moved or
+                replaced.
+        """
+        ...
+
     async def create_key(
         self,
         *,

@@ -75,12 +75,17 @@ POSTGRES = Dialect(
 
 
 class Session:
-    """A connection, its dialect, the keys that sign what is stored and, if it writes, its chain of events."""
+    """A connection, its dialect, the keys that sign what is stored and, if it writes, its chain of events.
+
+    Attributes:
+        began: the database's time at the start of the transaction, where starting one tells it.
+    """
 
     def __init__(self, connection: Connection, dialect: Dialect, seals: Seals) -> None:
         self.dialect = dialect
         self.seals = seals
         self.chain = Chain()
+        self.began: float | None = None
         self._connection = connection
 
     def start_chain(self) -> None:
@@ -96,9 +101,8 @@ class Session:
         return self._execute(sql, values).fetchall()
 
     def now(self) -> float:
-        """Return the database's time, in seconds since 1970."""
-        [(now,)] = self.rows(f"select {self.dialect.now}")
-        return float(now)
+        """Return the database's time, in seconds since 1970; all gateways that share a database go by it."""
+        return self.began or float(self.rows(f"select {self.dialect.now}")[0][0])
 
     def define(self, sql: str) -> None:
         """Run a statement that names column types."""
@@ -110,4 +114,6 @@ class Session:
 
 @lru_cache(maxsize=256)
 def _with_placeholders(sql: str, placeholder: str) -> str:
-    return sql.replace("?", placeholder)
+    if placeholder != "?":
+        sql = sql.replace("%", "%%").replace("?", placeholder)
+    return sql

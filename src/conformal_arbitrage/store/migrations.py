@@ -13,6 +13,7 @@
     configured   per policy, the digest of the certificate file that the last start found
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
+    probes       what is written to find out whether writing works
 
 Knows nothing of what is done with the tables.
 """
@@ -96,11 +97,32 @@ def m004_seals(session: Session) -> None:
         session.define(statement)
 
 
+REPLACED = """kind = 'completion' and body like '%"decided_by":"fallback"%'"""
+"""The completions by which a safe action replaced the Guardian's; a partial index holds them."""
+
+
+def m005_every_filter(session: Session) -> None:
+    """Create an index for every filter of records, in the order of a page, and the table of probes.
+
+    A filter that names neither a key nor a policy, or not who decided, takes one range of an index for each value.
+    """
+    for statement in (
+        "drop index decisions_by_time",
+        "create index decisions_by_time on events (at, id) where kind = 'decision'",
+        "create index decisions_by_key on events (key_id, policy, decided_by, at, id) where kind = 'decision'",
+        "create index decisions_by_policy on events (policy, decided_by, at, id) where kind = 'decision'",
+        f"create index replaced_decisions on events (id) where {REPLACED}",
+        "create table probes (id {text} primary key, body {bytes} not null)",
+    ):
+        session.define(statement)
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
     m003_audit_retries_and_spending,
     m004_seals,
+    m005_every_filter,
 )
 """The function at index k takes a database from version k to k + 1."""
 

@@ -1,44 +1,42 @@
 """PostgresStore: a database that several gateways share; a few threads, each with a connection of its own.
 
+Reads that may take long have threads and connections of their own, so that decisions never wait for them.
+
 Knows nothing of what is stored.
 """
 
 import asyncio
+import os
+import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from conformal_arbitrage.errors import DamagedError, StoreError
+from msgspec import Struct
+
+from conformal_arbitrage.errors import LostClaimError, StoreError
+from conformal_arbitrage.store.connections import LostError, PostgresServer, SingleQuery, TimedConnection, Transaction
 from conformal_arbitrage.store.dialect import POSTGRES, Session
-from conformal_arbitrage.store.hash_chain import Checkpoint
-from conformal_arbitrage.store.migrations import migrate
-from conformal_arbitrage.store.seals import Seals
-from conformal_arbitrage.store.sql_store import BAD_VALUE, Job, SQLStore, bad_value
+from conformal_arbitrage.store.migrations import MIGRATIONS, migrate
+from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit
+from conformal_arbitrage.store.sql_store import DOUBT_BYTES, PROBE_BYTES, PROOF_SECONDS, Job, SQLStore
 
-_TIMEOUTS = {"connect_timeout": "2", "tcp_user_timeout": "2000", "keepalives_idle": "10"}
-"""How long to wait for an unresponsive server; parameters in the URL take precedence."""
+_WRITE = Transaction(begin="begin", statement=4.0, whole=4.0)
+_READ = Transaction(begin="begin read only", statement=4.0, whole=4.0)
+_SCAN = Transaction(begin=POSTGRES.snapshot, statement=30.0, whole=30.0, unlimited=True)
+_MAINTAIN = Transaction(begin="begin", statement=600.0, lock=600.0, whole=30.0, unlimited=True)
+_CLOSE_SECONDS = 10.0
 
-_RETRY_PAUSE = 0.5
-"""Seconds after a failed connection in which no other is tried."""
-
-_REMEDIES = {
-    None: "check that the server is running and that the URL is right",
-    "23505": "it already exists; use another id",
-    "53100": "free some space on the server's disk",
-}
-
-_DAMAGE = frozenset({"XX001", "XX002"})
+_COUNT = SingleQuery(CHANGE_COUNT)
+_COUNT_IF_WRITABLE = SingleQuery(
+    "select count, undelivered_until, current_setting('transaction_read_only') from changes"
+)
 
 _T = TypeVar("_T")
-
-
-class _LostError(StoreError):
-    """The connection broke before anything could have been committed."""
 
 
 class PostgresStore(SQLStore):
@@ -47,161 +45,136 @@ class PostgresStore(SQLStore):
     Args:
         url: postgresql://USER:PASSWORD@HOST:PORT/DATABASE
         connections: how many operations run at the same time.
+        readers: how many long reads run at the same time, beside them.
         keys: sign what is stored; the first signs, all verify.
 
     Raises:
         StoreError: psycopg is not installed, or the database cannot be used.
     """
 
-    def __init__(self, url: str, connections: int = 4, keys: Sequence[bytes] = ()) -> None:
+    def __init__(self, url: str, connections: int = 4, readers: int = 2, keys: Sequence[bytes] = ()) -> None:
         super().__init__(keys)
-        self._server = _Server(url, self._seals)
+        self._server = PostgresServer(url, self._seals)
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="store")
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="store reader")
         self._local = threading.local()
         self._closed = False
+        self._proven = 0.0
+        self._doubted = False
+        self._probing: asyncio.Task[None] | None = None
         try:
-            self._threads.submit(self._run, partial(migrate, location=self._server.name), "begin").result()
+            if not self._at_once(_is_current, _WRITE):
+                self._at_once(partial(migrate, location=self._server.name), _MAINTAIN)
         except StoreError:
-            self._threads.shutdown()
-            self._server.disconnect()
+            self._shut_down()
             raise
 
+    def _at_once(self, job: Job[_T], kind: Transaction) -> _T:
+        return self._threads.submit(self._run, job, kind, time.monotonic() + kind.whole).result()
+
     async def close(self) -> None:
-        """See `Store.close`."""
+        """See `Store.close`. Pending operations end in time; reads that take longer are cut off."""
         with suppress(StoreError):  # what cannot be signed now is signed at the next start
             await self.seal()
         self._closed = True
-        await asyncio.to_thread(self._threads.shutdown)
+        cutting = threading.Timer(_CLOSE_SECONDS, self._server.cut)
+        cutting.start()
+        try:
+            await asyncio.to_thread(self._shut_down)
+        finally:
+            cutting.cancel()
+
+    def _shut_down(self) -> None:
+        self._threads.shutdown()
+        self._readers.shutdown()
         self._server.disconnect()
 
+    async def change_count(self) -> int:
+        """See `Store.change_count`. Every request reads it, so this is one message to the server."""
+        [(count, until)] = await self._submit(self._threads, _COUNT, _READ)
+        self.has_undelivered = until > 0
+        return int(count)
+
+    async def writable(self) -> int:
+        """See `Store.writable`."""
+        [(count, until, read_only)] = await self._submit(self._threads, _COUNT_IF_WRITABLE, _WRITE)
+        self.has_undelivered = until > 0
+        if read_only == "on":
+            raise StoreError(
+                f"{self._server.name}: the database is read-only; make it writable, or name the server that accepts writes"
+            )
+        if time.monotonic() - self._proven > PROOF_SECONDS:
+            await self._probe_once()
+        return int(count)
+
+    async def _probe_once(self) -> None:
+        """Write something, unless another request is doing so: then wait for that."""
+        if self._probing is None or self._probing.done():
+            size = DOUBT_BYTES if self._doubted else PROBE_BYTES
+            self._probing = asyncio.create_task(self._write(_Probe(size)))
+        await asyncio.shield(self._probing)
+
     async def _write(self, job: Job[_T]) -> _T:
-        return await self._submit(job, "begin")
-
-    async def _read(self, job: Job[_T]) -> _T:
-        return await self._submit(job, None)
-
-    async def _scan(self, job: Job[_T]) -> _T:
-        return await self._submit(job, POSTGRES.snapshot)
-
-    async def _submit(self, job: Job[_T], begin: str | None) -> _T:
-        if self._closed:
-            raise StoreError(f"{self._server.name}: the store is closed; open it again")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job, begin)
-
-    def _run(self, job: Job[_T], begin: str | None) -> _T:
-        """Run a job on this thread's connection, or on a new one if that broke since its last use."""
-        writer: _Writer | None = getattr(self._local, "writer", None)
-        if writer is not None and writer.open:
-            with suppress(_LostError):
-                return writer.run(job, begin)
-        writer = self._local.writer = self._server.connect()
-        return writer.run(job, begin)
-
-
-class _Writer:
-    """One connection with its chain of events, in use until it breaks or a statement fails."""
-
-    def __init__(self, connection: Any, error: type[Exception], name: str, seals: Seals) -> None:
-        self._connection = connection
-        self._error = error
-        self._name = name
-        self._session = Session(connection, POSTGRES, seals)
-        self._session.start_chain()
-
-    @property
-    def open(self) -> bool:
-        """Whether it is usable, as far as is known."""
-        return not self._connection.closed
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-    def run(self, job: Job[_T], begin: str | None) -> _T:
-        """Run a job, in the transaction that `begin` starts or without one."""
-        end, committing = self._session.chain.end, False
         try:
-            if begin is None:
-                return job(self._session)
-            self._session.run(begin)
-            outcome = job(self._session)
-            committing = True
-            self._session.run("commit")
-        except (StoreError, *BAD_VALUE) as error:
-            self._undo(end)
-            raise bad_value(self._name, error) from None
-        except self._error as error:
-            lost = not self.open and not committing
-            self.close()  # and with it the chain, since its end may be unknown
-            damaged = getattr(error, "sqlstate", None) in _DAMAGE
-            raise (_LostError if lost else DamagedError if damaged else StoreError)(
-                _message(self._name, error)
-            ) from error
+            outcome = await self._submit(self._threads, job, _WRITE)
+        except LostClaimError:
+            raise
+        except StoreError:
+            self._proven, self._doubted = 0.0, True
+            raise
+        if isinstance(job, _Probe) or (isinstance(job, Commit) and job.events):
+            self._proven, self._doubted = time.monotonic(), False
         return outcome
 
-    def _undo(self, end: Checkpoint) -> None:
-        self._session.chain.end = end
-        with suppress(self._error):  # then the connection is closed and not used again
-            self._session.run("rollback")
+    async def _maintain(self, job: Job[_T]) -> _T:
+        return await self._submit(self._readers, job, _MAINTAIN)
 
+    async def _read(self, job: Job[_T]) -> _T:
+        return await self._submit(self._threads, job, _READ)
 
-class _Server:
-    """The address of the database, and the connections to it."""
+    async def _scan(self, job: Job[_T]) -> _T:
+        return await self._submit(self._readers, job, _SCAN)
 
-    def __init__(self, url: str, seals: Seals) -> None:
-        self._seals = seals
-        self._psycopg = _import_psycopg()
-        self._parameters = _parameters(self._psycopg, url)
-        address = {"host": "localhost", "port": "5432", "dbname": "", **self._parameters}
-        self.name = f"{address['host']}:{address['port']}/{address['dbname']}"
-        self._lock = threading.Lock()
-        self._writers: list[_Writer] = []
-        self._unreachable_until = 0.0
+    async def _submit(self, threads: ThreadPoolExecutor, job: Job[_T], kind: Transaction) -> _T:
+        """Run a job in one of these threads; it ends in time, since those before it do."""
+        if self._closed:
+            raise StoreError(f"{self._server.name}: the store is closed; open it again")
+        due = time.monotonic() + kind.whole
+        return await asyncio.get_running_loop().run_in_executor(threads, self._run, job, kind, due)
 
-    def connect(self) -> _Writer:
-        """Open a connection.
+    def _run(self, job: Job[_T], kind: Transaction, due: float) -> _T:
+        """Run a job on this thread's connection, or on a new one if that broke since its last use."""
+        if time.monotonic() > due:
+            raise StoreError(f"{self._server.name}: the server is too slow for what it is asked; try again later")
+        connection: TimedConnection | None = getattr(self._local, "connection", None)
+        if connection is not None and connection.open:
+            with suppress(LostError):
+                return self._run_on(connection, job, kind, due)
+        connection = self._local.connection = self._server.connect()
+        return self._run_on(connection, job, kind, due)
 
-        Raises:
-            StoreError: the server is unreachable; after about 2 seconds, or at once if the last attempt just failed.
-        """
-        if time.monotonic() < self._unreachable_until:
-            raise StoreError(
-                f"{self.name}: the server was unreachable a moment ago; start it, or wait until it is back"
-            )
+    def _run_on(self, connection: TimedConnection, job: Job[_T], kind: Transaction, due: float) -> _T:
         try:
-            connection = self._psycopg.connect(**self._parameters, autocommit=True)
-        except self._psycopg.Error as error:
-            self._unreachable_until = time.monotonic() + _RETRY_PAUSE
-            raise StoreError(_message(self.name, error)) from error
-        writer = _Writer(connection, self._psycopg.Error, self.name, self._seals)
-        with self._lock:
-            self._writers = [*(known for known in self._writers if known.open), writer]
-        return writer
-
-    def disconnect(self) -> None:
-        """Close all connections."""
-        for writer in self._writers:
-            writer.close()
+            return connection.run(job, kind, due)
+        finally:
+            if connection.was_cut:
+                self._server.rest()
 
 
-def _import_psycopg() -> Any:
-    try:
-        return import_module("psycopg")
-    except ImportError as error:
-        raise StoreError("PostgreSQL needs psycopg; run `pip install 'conformal-arbitrage[postgres]'`") from error
+class _Probe(Struct, frozen=True):
+    """Lock what a commit locks, write so many bytes, which cannot be compressed, and remove them again."""
+
+    size: int
+
+    def __call__(self, session: Session) -> None:
+        """Run within the transaction of a session."""
+        session.run("lock table events, claims, audits in row exclusive mode")
+        id = secrets.token_hex(8)
+        session.run("insert into probes (id, body) values (?, ?)", id, os.urandom(self.size))
+        session.run("delete from probes where id = ?", id)
 
 
-def _parameters(psycopg: Any, url: str) -> Mapping[str, Any]:
-    """Parse a URL; the error does not repeat it, since it may contain a password."""
-    try:
-        return {**_TIMEOUTS, **psycopg.conninfo.conninfo_to_dict(url)}
-    except psycopg.Error:
-        raise StoreError(
-            "the URL of the database is malformed; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
-            "with %XX for special characters"
-        ) from None
-
-
-def _message(name: str, error: Exception) -> str:
-    remedy = _REMEDIES.get(getattr(error, "sqlstate", None), "see the server's log")
-    return f"{name}: the store failed ({' '.join(str(error).split())}); {remedy}"
+def _is_current(session: Session) -> bool:
+    """Return whether a database has the tables of this release, without waiting for whoever migrates it."""
+    [(exists,)] = session.rows("select to_regclass('schema_version') is not null")
+    return exists and session.rows("select version from schema_version") == [(len(MIGRATIONS),)]

@@ -1,7 +1,6 @@
 """The operations of a store, each the body of one short transaction, the same for both databases.
 
-Leases and expiry depend on the clock of the calling gateway: the clocks of gateways that share a database must agree to
-well within a lease.
+Leases and expiry go by the database's clock, so gateways whose clocks disagree can share one.
 
 Knows nothing of threads, event loops or how a transaction begins and ends.
 """
@@ -44,6 +43,9 @@ KEEP_SECONDS = 600.0
 """How long a retry without a key may continue a decision, from its first attempt."""
 
 _DAY = 86400.0
+_LONGEST_LEASE = 120.0
+"""No lease ends later than that from now: one that does was written before the database's clock was set back."""
+
 _CHANGED = "update changes set count = count + 1"
 
 
@@ -66,7 +68,7 @@ class Commit(Struct, frozen=True):
     def __call__(self, session: Session) -> None:
         """Run within the transaction of a session."""
         if self.claim is not None:
-            _settle(session, self.claim, self.response, time.time())
+            _settle(session, self.claim, self.response, session.now())
             _note_begun(session, self.claim, self.begun)
         append(session, self.events)
         for event, _ in self.events:
@@ -78,7 +80,7 @@ class Commit(Struct, frozen=True):
 
 def append(session: Session, events: Sequence[tuple[Event, str]]) -> None:
     """Append events, up to `CHUNK` in one statement, since the number of values in a statement is limited."""
-    now = time.time()
+    now = session.began or time.time()
     for start in range(0, len(events), CHUNK):
         links = [session.chain.append(event, body, now) for event, body in events[start : start + CHUNK]]
         rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(links))
@@ -154,14 +156,14 @@ def take_undelivered(session: Session, digest: str) -> str | None:
 
 def claim(session: Session, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
     """Take a claim that is new, expired, or pending past its lease with the same body; else return the reason."""
-    now, owner = time.time(), secrets.token_hex(16)
+    now, owner = session.now(), secrets.token_hex(16)
     taken = session.run(
         "insert into claims (key_id, name, body_sha256, owner, state, lease, expires) "
         "values (?, ?, ?, ?, 'pending', ?, ?) on conflict (key_id, name) do update set owner = excluded.owner, "
         "body_sha256 = excluded.body_sha256, state = 'pending', lease = excluded.lease, expires = excluded.expires "
-        "where claims.expires <= ? or (claims.state <> 'finished' and claims.lease <= ? "
+        "where claims.expires <= ? or (claims.state <> 'finished' and (claims.lease <= ? or claims.lease > ?) "
         "and claims.body_sha256 = excluded.body_sha256)",
-        *(key_id, name, body_sha256, owner, now + lease, now + _DAY, now, now),
+        *(key_id, name, body_sha256, owner, now + lease, now + _DAY, now, now, now + _LONGEST_LEASE),
     )
     if not taken:
         return _refusal(session, key_id, name, body_sha256)
@@ -185,7 +187,7 @@ def _refusal(session: Session, key_id: str, name: str, body_sha256: str) -> Clai
 
 def renew(session: Session, claim: Claim, *, lease: float) -> bool:
     """Extend a claim's lease, if the owner still holds it."""
-    now = time.time()
+    now = session.now()
     held = session.run(
         "update claims set lease = ?, expires = ? where key_id = ? and name = ? and owner = ? and state <> 'finished'",
         *(now + lease, now + _DAY, claim.key_id, claim.name, claim.owner),
@@ -205,7 +207,7 @@ def release(session: Session, claim: Claim) -> None:
 
 def sweep(session: Session) -> bool:
     """Delete some of the expired claims and responses; return whether there may be more."""
-    now = time.time()
+    now = session.now()
     counts = [
         session.run(
             f"delete from {table} where (key_id, name) in "
@@ -347,7 +349,7 @@ def _next_version(session: Session, name: str) -> int:
 def _add_version(session: Session, name: str, version: int, *, origin: int, certificate: str, by: str) -> PolicyVersion:
     rows = session.rows("select seal from policies where name = ? and version = ?", name, version - 1)
     previous = "" if not rows else rows[0][0] or ""
-    row = (name, version, origin, certificate, time.time(), by)
+    row = (name, version, origin, certificate, session.now(), by)
     seal = version_seal(session, row, previous)
     session.run(f"insert into policies ({VERSION}, seal) values (?, ?, ?, ?, ?, ?, ?)", *row, seal)
     enrol(session, policies={name: (version, seal or "")})
@@ -369,12 +371,6 @@ def note_configured(session: Session, policy: str, sha256: str) -> None:
     )
 
 
-def change_count(session: Session) -> tuple[int, float]:
-    """Return how often a policy was installed, or a key created or revoked; and until when retries may continue."""
-    [(count, until)] = session.rows(CHANGE_COUNT)
-    return int(count), float(until)
-
-
 _KEYS = "select id, scope, label, created, revoked, expires, policies from keys "
 
 
@@ -382,7 +378,7 @@ def create_key(
     session: Session, *, id: str, sha256: str, scope: Scope, label: str, expires: float | None, policies: str | None
 ) -> None:
     """Store a key's digest."""
-    values = (id, sha256, scope, label, time.time(), expires, policies)
+    values = (id, sha256, scope, label, session.now(), expires, policies)
     session.run(
         "insert into keys (id, sha256, scope, label, created, expires, policies) values (?, ?, ?, ?, ?, ?, ?)", *values
     )
@@ -415,6 +411,6 @@ def _key(row: Sequence[Any]) -> KeyInfo:
 
 def revoke_key(session: Session, id: str) -> bool:
     """Mark a key as revoked, keeping the time of the first revocation; return whether there is such a key."""
-    count = session.run("update keys set revoked = coalesce(revoked, ?) where id = ?", time.time(), id)
+    count = session.run("update keys set revoked = coalesce(revoked, ?) where id = ?", session.now(), id)
     session.run(_CHANGED)
     return count == 1

@@ -38,6 +38,12 @@ Job = Callable[[Session], _T]
 BAD_VALUE = (ValueError, TypeError, LookupError, OverflowError)
 """What a job raises for a value that a database cannot store, or a row that is malformed; see `bad_value`."""
 
+PROOF_SECONDS = 0.25
+"""How long a commit proves that another would succeed."""
+
+PROBE_BYTES, DOUBT_BYTES = 4000, 256_000
+"""How much is written to prove it; more after a failure, since a disk that is nearly full takes a little."""
+
 _SWEEP_EVERY = 60.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -71,8 +77,20 @@ class SQLStore(ABC):
         """See `Store.close`."""
 
     @abstractmethod
+    async def change_count(self) -> int:
+        """See `Store.change_count`."""
+
+    @abstractmethod
+    async def writable(self) -> int:
+        """See `Store.writable`."""
+
+    @abstractmethod
     async def _write(self, job: Job[_T]) -> _T:
         """Run a job in a transaction of its own; return once it is committed."""
+
+    @abstractmethod
+    async def _maintain(self, job: Job[_T]) -> _T:
+        """Run a job that may take long in a transaction of its own; it appends nothing."""
 
     @abstractmethod
     async def _read(self, job: Job[_T]) -> _T:
@@ -125,6 +143,8 @@ class SQLStore(ABC):
 
     async def record(self, id: str) -> DecisionRecord | None:
         """See `Store.record`."""
+        if "\0" in id:
+            return None  # PostgreSQL has no such text
         return await self._read(lambda session: operations.record(session, id))
 
     async def records(
@@ -181,7 +201,7 @@ class SQLStore(ABC):
 
     async def policies(self) -> list[PolicyVersion]:
         """See `Store.policies`."""
-        return await self._scan(operations.policies)
+        return await self._read(operations.policies)
 
     async def policy_history(self, name: str) -> list[PolicyVersion]:
         """See `Store.policy_history`."""
@@ -203,12 +223,6 @@ class SQLStore(ABC):
     async def note_configured(self, policy: str, sha256: str) -> None:
         """See `Store.note_configured`."""
         await self._write(lambda session: operations.note_configured(session, policy, sha256))
-
-    async def change_count(self) -> int:
-        """See `Store.change_count`."""
-        count, until = await self._read(operations.change_count)
-        self.has_undelivered = until > 0
-        return count
 
     async def create_key(
         self,
@@ -233,7 +247,7 @@ class SQLStore(ABC):
 
     async def keys(self) -> list[KeyInfo]:
         """See `Store.keys`."""
-        return await self._scan(operations.keys)
+        return await self._read(operations.keys)
 
     async def revoke_key(self, id: str) -> bool:
         """See `Store.revoke_key`."""
@@ -246,10 +260,10 @@ class SQLStore(ABC):
         checkpoint.
         """
         total = 0
-        while count := await self._write(lambda session: pruning.prune(session, before=before)):
+        while count := await self._maintain(lambda session: pruning.prune(session, before=before)):
             total += count
-        await self._write(pruning.compact)
-        await self._write(lambda session: pruning.prune_replays(session, before=before))
+        await self._maintain(pruning.compact)
+        await self._maintain(lambda session: pruning.prune_replays(session, before=before))
         await self.sweep()
         return total
 

@@ -1,6 +1,6 @@
 """SQLiteStore: a store in one file; a thread writes, and commits all waiting jobs together.
 
-Short reads run on the event loop over a connection of their own, long ones in the thread pool.
+Short reads run on the event loop over a connection of their own, long ones in two threads, so that decisions come first.
 
 Knows nothing of what is stored.
 """
@@ -11,21 +11,32 @@ import sqlite3
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from conformal_arbitrage.errors import DamagedError, StoreError
+from conformal_arbitrage.errors import DamagedError, LostClaimError, StoreError
 from conformal_arbitrage.store.dialect import SQLITE, Session
 from conformal_arbitrage.store.migrations import migrate
 from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit, append
-from conformal_arbitrage.store.sql_store import BAD_VALUE, Job, SQLStore, bad_value
+from conformal_arbitrage.store.sql_store import (
+    BAD_VALUE,
+    DOUBT_BYTES,
+    PROBE_BYTES,
+    PROOF_SECONDS,
+    Job,
+    SQLStore,
+    bad_value,
+)
 
 _BUSY_TIMEOUT = 2.0
 _MOST_TOGETHER = 64
 _GATHER_SECONDS = 0.0005
+_CLOSE_SECONDS = 10.0
+_READERS = 2
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing; stop it or try again",
     sqlite3.SQLITE_LOCKED: "another process is writing; stop it or try again",
@@ -73,14 +84,19 @@ class SQLiteStore(SQLStore):
         self._writer = _Writer(self._path, self._seals)
         self._reader = _connect(self._path)
         self._session = Session(self._reader, SQLITE, self._seals)
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="store reader")
+        self._scanning: set[sqlite3.Connection] = set()
         self._writer.start()
 
     async def close(self) -> None:
-        """See `Store.close`."""
+        """See `Store.close`. Reads that take long are interrupted, and a disk that hangs is not waited for."""
         with suppress(StoreError):  # what cannot be signed now is signed at the next start
             await self.seal()
         self._writer.finish()
-        await asyncio.to_thread(self._writer.join)
+        for connection in tuple(self._scanning):
+            connection.interrupt()
+        await asyncio.to_thread(self._writer.join, _CLOSE_SECONDS)
+        self._readers.shutdown(wait=False, cancel_futures=True)
         self._reader.close()
 
     async def change_count(self) -> int:
@@ -93,7 +109,18 @@ class SQLiteStore(SQLStore):
         except _FAILURES as error:
             raise _translated(self._path, error) from error
 
+    async def writable(self) -> int:
+        """See `Store.writable`."""
+        writer = self._writer
+        writer.check_file()
+        if time.monotonic() - writer.proven > PROOF_SECONDS:
+            await writer.submit(_probe_more if writer.doubted else _probe)
+        return await self.change_count()
+
     async def _write(self, job: Job[_T]) -> _T:
+        return await self._writer.submit(job)
+
+    async def _maintain(self, job: Job[_T]) -> _T:
         return await self._writer.submit(job)
 
     async def _read(self, job: Job[_T]) -> _T:
@@ -105,7 +132,8 @@ class SQLiteStore(SQLStore):
 
     async def _scan(self, job: Job[_T]) -> _T:
         self._writer.check_open()
-        return await asyncio.to_thread(self._on_snapshot, job)
+        self._writer.check_file()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._on_snapshot, job)
 
     def _damage(self, session: Session) -> list[str]:
         """Run SQLite's own check of the whole file."""
@@ -113,13 +141,17 @@ class SQLiteStore(SQLStore):
         return [f"{self._path}: {text}" for (text,) in rows if text != "ok"]
 
     def _on_snapshot(self, job: Job[_T]) -> _T:
-        with closing(_connect(self._path)) as connection:
+        with closing(_connect(self._path, create=False)) as connection:
+            self._scanning.add(connection)
             try:
+                self._writer.check_open()
                 session = Session(connection, SQLITE, self._seals)
                 session.run(SQLITE.snapshot)
                 return job(session)
             except _FAILURES as error:
                 raise _translated(self._path, error) from error
+            finally:
+                self._scanning.discard(connection)
 
 
 class _Writer(threading.Thread):
@@ -127,12 +159,20 @@ class _Writer(threading.Thread):
 
     One commit makes a whole batch durable. A batch that only appends is one statement, because each return from the
     database makes this thread wait for the interpreter, and the event loop wait for this thread. Other jobs have a
-    savepoint each, so that one may fail without the others.
+    savepoint each, so that one may fail without the others. What is committed to a file that its name no longer leads to
+    fails: a restart would not find it.
+
+    Attributes:
+        proven: when something was last committed, on the monotonic clock.
+        doubted: whether the last commit failed.
     """
 
     def __init__(self, path: Path, seals: Seals) -> None:
         super().__init__(name=f"store {path}", daemon=True)
+        self.proven = 0.0
+        self.doubted = False
         self._path = path
+        self._files = (path, path.with_name(f"{path.name}-wal"))
         self._queue: SimpleQueue[_Pending | None] = SimpleQueue()
         self._connection = _connect(path)
         self._session = Session(self._connection, SQLITE, seals)
@@ -153,6 +193,21 @@ class _Writer(threading.Thread):
         if self._finished or not self.is_alive():
             raise StoreError(f"{self._path}: the store is closed; open it again")
 
+    def check_file(self) -> None:
+        """Refuse to go on if the database is no longer where it was.
+
+        Raises:
+            StoreError: its file was moved, deleted or replaced.
+        """
+        if _identity(self._files[0]) != self._identities[0]:
+            raise self._moved()
+
+    def _moved(self) -> StoreError:
+        return StoreError(
+            f"{self._path}: the file was moved, deleted or replaced while it was in use; put it back, or start the gateway "
+            "again with the file that is there"
+        )
+
     def finish(self) -> None:
         """Accept no more jobs, and stop when the queued ones are done."""
         self._finished = True
@@ -162,7 +217,7 @@ class _Writer(threading.Thread):
         """Commit batch after batch until `finish`."""
         with closing(self._connection):
             while batch := self._next_batch():
-                outcomes = self._commit_together([job for job, _ in batch])
+                outcomes = self._outcomes([job for job, _ in batch])
                 futures = [future for _, future in batch]
                 with suppress(RuntimeError):  # the loop is closed, so no one waits any more
                     futures[0].get_loop().call_soon_threadsafe(_resolve, futures, outcomes)
@@ -195,6 +250,16 @@ class _Writer(threading.Thread):
         except sqlite3.Error as error:
             self._start_over()
             return [_translated(self._path, error) for _ in jobs]
+        return outcomes
+
+    def _outcomes(self, jobs: Sequence[Job[Any]]) -> list[Any]:
+        """Run jobs in one transaction; note whether commits reach the file that a restart would open."""
+        outcomes = self._commit_together(jobs)
+        if tuple(map(_identity, self._files)) != self._identities:
+            outcomes = [self._moved() for _ in jobs]
+        failed = any(isinstance(one, StoreError) and not isinstance(one, LostClaimError) for one in outcomes)
+        if failed or any(job in _PROBES or (isinstance(job, Commit) and job.events) for job in jobs):
+            self.doubted, self.proven = failed, 0.0 if failed else time.monotonic()
         return outcomes
 
     def _append_together(self, jobs: Sequence[Job[Any]]) -> bool:
@@ -246,22 +311,50 @@ class _Writer(threading.Thread):
                 raise StoreError(f"{self._path}: write-ahead logging does not work there; name a file on a local disk")
             self._session.run("begin immediate")
             migrate(self._session, str(self._path))
+            _probe(self._session)
             self._session.run("commit")
+            self._identities = tuple(map(_identity, self._files))
         except (StoreError, *_FAILURES) as error:
             self._connection.close()
             raise _translated(self._path, error) from error
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
     """Open a connection that begins no transactions by itself and whose commits survive a power failure."""
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
     try:
-        with suppress(OSError):  # for its owner only, from the start; its journals take the same mode
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+        if create:
+            with suppress(OSError):  # for its owner only, from the start; its journals take the same mode
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        connection = sqlite3.connect(
+            uri, uri=True, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
+        )
         connection.execute("pragma synchronous = full")
     except _FAILURES as error:
         raise _translated(path, error) from error
     return connection
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return which file a name leads to, if any."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _probe(session: Session, size: int = PROBE_BYTES) -> None:
+    """Write so many bytes."""
+    session.run("insert or replace into probes (id, body) values ('', ?)", bytes(size))
+
+
+def _probe_more(session: Session) -> None:
+    """Write more, after a failure."""
+    _probe(session, DOUBT_BYTES)
+
+
+_PROBES = (_probe, _probe_more)
 
 
 def _resolve(futures: Sequence["asyncio.Future[Any]"], outcomes: Sequence[Any]) -> None:
