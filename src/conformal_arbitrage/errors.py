@@ -153,6 +153,7 @@ class UpstreamError(ScorerError):
         status: the HTTP status, None if there was none.
         retryable: whether a retry may succeed.
         retry_after: seconds to wait, as told by the endpoint.
+        elsewhere: how many other endpoints of its pool could be tried at once.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class UpstreamError(ScorerError):
         self.status = status
         self.retryable = retryable
         self.retry_after = retry_after
+        self.elsewhere = 0
 
 
 class DeadlineError(UpstreamError):

@@ -136,6 +136,7 @@ class Models:
             wrap=lambda port: self._around(port, model, role, section or role),
             on_close=self._open.push_async_callback,
             keyless=self._extras.keyless,
+            watch=self.breakers.append,
             request_settings=self.config.task.settings,
         )
 

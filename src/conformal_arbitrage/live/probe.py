@@ -91,6 +91,7 @@ async def _probe(
 ) -> None:
     """Find the first variant that works, then test what else depends on it."""
     await _first_variant(config, role, model, result)
+    await _check_members(config, role, model, result)
     probe = model.logprob_probe(role, config.task.form, result.pinned)
     result.logprobs = model.lists_logprobs if probe is None else await _succeeds(config, role, probe)
     if result.spent.reasoning_tokens:
@@ -99,6 +100,23 @@ async def _probe(
     if role in ("primary", "guardian"):
         for form in other_forms:
             await _ask(_with_form(config, form), role, model.with_pinned(result.pinned), result)
+
+
+async def _check_members(config: Config, role: Section, model: ModelConfig, result: ProbeResult) -> None:
+    """Ask every endpoint of a pool by itself: all must serve the same model string.
+
+    Raises:
+        ReplyError: one serves another.
+    """
+    unpinned = None if result.pinned is None else structs.replace(result.pinned, served=None)
+    served = result.served
+    for url, member in model.members().items():
+        await _ask(config, role, member.with_pinned(unpinned), result)
+        if result.served != served:
+            raise ReplyError(
+                f"{url} serves {result.served!r:.80}, and another endpoint of its pool {served!r:.80}; all must serve the "
+                "same model string"
+            )
 
 
 async def _first_variant(config: Config, role: Section, model: ModelConfig, result: ProbeResult) -> None:

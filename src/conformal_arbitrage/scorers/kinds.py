@@ -20,12 +20,16 @@ from conformal_arbitrage.scorers.completions import Mode, Settings, TokenField
 from conformal_arbitrage.scorers.request_fields import RequestSettings
 from conformal_arbitrage.scorers.terminal import Terminal
 from conformal_arbitrage.scorers.user_code import load_object
+from conformal_arbitrage.types import Role, Spent
 from conformal_arbitrage.upstream.base import Port
+from conformal_arbitrage.upstream.breaker import Breaker
 from conformal_arbitrage.upstream.endpoint import Endpoint, key_from
+from conformal_arbitrage.upstream.pool import FAILURES, Pool
 from conformal_arbitrage.upstream.pricing import Price, Pricing, list_price
 
 Form = Literal["menu", "text"]
 Section = Literal["primary", "guardian", "judge", "stronger"]
+ROLES: tuple[Role, Role] = ("primary", "guardian")
 
 
 class Pinned(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -48,6 +52,7 @@ class BuildContext:
         on_close: registers a coroutine function to call when the models are closed.
         keyless: no call will be sent, so no API key is needed: only identities or estimates are asked for.
         section: the section of the configuration, for messages; the role's own unless given.
+        watch: takes the breaker of every endpoint that has one of its own, for metrics.
         request_settings: whether chat requests keep their own settings; part of an answerer's identity.
     """
 
@@ -58,6 +63,7 @@ class BuildContext:
     on_close: Callable[[Callable[[], Awaitable[None]]], object]
     keyless: bool = False
     section: str = ""
+    watch: Callable[[Breaker], object] = lambda _: None
     request_settings: RequestSettings = "pinned"
 
     def __post_init__(self) -> None:
@@ -133,6 +139,14 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
             f"[{context.section}] kind '{self.kind}' cannot answer in free text; use 'chat' or 'function'"
         )
 
+    def mistake(self) -> tuple[str | None, str] | None:
+        """Return the key at fault, if there is one, and the reason, if this section cannot be used in any role."""
+        return None
+
+    def members(self) -> Mapping[str, "ModelConfig"]:
+        """Return the model at each endpoint of a pool, by address; nothing if it is not behind a pool."""
+        return {}
+
     def problem(self, role: Section, forms: Collection[Form]) -> tuple[str | None, str] | None:
         """Return the key at fault, if there is one, and the reason, if this section cannot play a role in these forms."""
         if "text" in forms and role != "stronger" and not self.answers_text:
@@ -188,11 +202,23 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 
 class EndpointConfig(ModelConfig, frozen=True, kw_only=True):
-    """A model behind an HTTP endpoint; `pictures` says that it takes those in questions about menus."""
+    """A model behind an HTTP endpoint, or behind several.
 
-    url: str
+    Attributes:
+        url: the endpoint.
+        urls: in its place, the endpoints of a pool.
+        pool: a name that stands for all of them in the identity.
+        weights: how often each is called, relative to the others; equally often unless set.
+        key_env: the environment variable with the API key; for a pool perhaps one for each endpoint.
+        pictures: whether the model takes pictures in questions about menus.
+    """
+
     model: str
-    key_env: str | None = None
+    url: str = ""
+    urls: tuple[str, ...] = ()
+    pool: str | None = None
+    weights: tuple[float, ...] = ()
+    key_env: str | tuple[str, ...] | None = None
     key_header: str = "Authorization"
     timeout: float = 60.0
     pictures: bool = False
@@ -207,10 +233,53 @@ class EndpointConfig(ModelConfig, frozen=True, kw_only=True):
 
     def connect(self, context: BuildContext) -> Port:
         """Return the endpoint, wrapped, to be closed with the models."""
-        key = None if context.keyless else key_from(self.key_env)
-        endpoint = Endpoint(self.url, key=key, key_header=self.key_header, timeout=self.timeout)
-        context.on_close(endpoint.close)
-        return context.wrap(endpoint)
+        endpoints: list[Endpoint] = []
+        for url, variable in self._addresses():
+            key = None if context.keyless else key_from(variable)
+            endpoints.append(Endpoint(url, key=key, key_header=self.key_header, timeout=self.timeout))
+            context.on_close(endpoints[-1].close)
+        return context.wrap(endpoints[0] if self.pool is None else self._pooled(self.pool, endpoints, context))
+
+    def _addresses(self) -> list[tuple[str, str | None]]:
+        """Return every endpoint with the variable that holds its key."""
+        urls = self.urls or (self.url,)
+        names = self.key_env if isinstance(self.key_env, tuple) else (self.key_env,) * len(urls)
+        return list(zip(urls, names, strict=True))
+
+    def _pooled(self, name: str, endpoints: Sequence[Endpoint], context: BuildContext) -> Pool:
+        members = [Breaker(endpoint, failures=FAILURES) for endpoint in endpoints]
+        for member in members:
+            context.watch(member)
+        served = None if self.pinned is None else self.pinned.served
+        return Pool(name, members, weights=self.weights or None, served=served)
+
+    def mistake(self) -> tuple[str | None, str] | None:
+        """Refuse a section without an endpoint, or with a pool that is not one."""
+        count, keys = len(self.urls), self.key_env
+        if not self.urls:
+            for key, value in (("pool", self.pool), ("weights", self.weights)):
+                if value:
+                    return key, f"has {key}, for several endpoints only; give urls = [...]"
+            if isinstance(keys, tuple):
+                return "key_env", "takes one name as key_env, unless there are urls"
+            return None if self.url else (None, "lacks the key 'url', or urls = [...] and pool")
+        if self.url:
+            return "urls", "has both url and urls; give one"
+        if not self.pool:
+            return "urls", 'needs pool = "NAME", which stands for the urls in the identity'
+        if len(set(self.urls)) < count:
+            return "urls", "has an endpoint twice in its urls"
+        if self.weights and (len(self.weights) != count or not all(0 < one < float("inf") for one in self.weights)):
+            return "weights", f"needs {count} weights above 0, one for each of the urls"
+        if isinstance(keys, tuple) and len(keys) != count:
+            return "key_env", f"takes one name as key_env, or {count}, one for each of the urls"
+        return None
+
+    def members(self) -> Mapping[str, ModelConfig]:
+        """Return the model at each endpoint of its pool."""
+        addresses = self._addresses() if self.urls else []
+        alone = replace(self, urls=(), pool=None, weights=())
+        return {url: replace(alone, url=url, key_env=variable) for url, variable in addresses}
 
     def require_pinned(self, section: str) -> Pinned:
         """Return the pinned values.
@@ -226,8 +295,11 @@ class EndpointConfig(ModelConfig, frozen=True, kw_only=True):
         return self.pinned
 
     def list_pricing(self) -> Pricing | None:
-        """Return the provider's list price, if there is one."""
-        return list_price(self.model, self.url)
+        """Return the provider's list price, if there is one, and the same at all endpoints."""
+        prices = [list_price(self.model, url) for url in self.urls or (self.url,)]
+        tokens = Spent(calls=1, input_tokens=1_000_000, output_tokens=1_000_000)
+        costs = {None if price is None else price.cost(tokens) for price in prices}
+        return prices[0] if len(costs) == 1 else None
 
     def variants(self, role: Section, form: Form) -> Sequence[ModelConfig]:
         """Return the one way to call it, as if checked."""

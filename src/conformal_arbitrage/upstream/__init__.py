@@ -6,6 +6,7 @@ from conformal_arbitrage.upstream.budget import Capped, SpendingLimit
 from conformal_arbitrage.upstream.cache import Cache
 from conformal_arbitrage.upstream.endpoint import Endpoint
 from conformal_arbitrage.upstream.limit import Limit, RateLimit
+from conformal_arbitrage.upstream.pool import Pool
 from conformal_arbitrage.upstream.pricing import Price, Priced
 from conformal_arbitrage.upstream.retry import Retry
 
@@ -16,6 +17,7 @@ __all__ = [
     "Capped",
     "Endpoint",
     "Limit",
+    "Pool",
     "Port",
     "Price",
     "Priced",

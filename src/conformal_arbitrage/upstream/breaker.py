@@ -33,6 +33,11 @@ class Breaker(Wrapper):
         """Whether calls currently fail immediately."""
         return self._failed >= self._most and asyncio.get_running_loop().time() < self._until
 
+    def open(self) -> None:
+        """Let calls fail immediately for a while, whatever came before."""
+        self._failed = self._most
+        self._until = asyncio.get_running_loop().time() + self._rest
+
     async def call(self, call: Call) -> Reply:
         """Return the port's reply, unless the breaker is open."""
         self._begin()

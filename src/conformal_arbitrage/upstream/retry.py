@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 class Retry(Wrapper):
     """Repeat calls after transient errors, within one deadline for all attempts together.
 
-    A stream is retried only until its first chunk has been passed on.
+    A stream is retried only until its first chunk has been passed on. A pool's other endpoints are tried without a pause.
 
     Args:
         port: the port to call.
@@ -78,7 +78,7 @@ class Retry(Wrapper):
 
     def _pause_after(self, error: UpstreamError, attempt: int, ends: float) -> float | None:
         """Return the seconds to wait before the next attempt, or None if there is none."""
-        pause = self._pause(attempt, error)
+        pause = 0.0 if attempt <= error.elsewhere else self._pause(attempt, error)
         late = asyncio.get_running_loop().time() + pause >= ends
         return None if not error.retryable or attempt >= self._attempts or late else pause
 

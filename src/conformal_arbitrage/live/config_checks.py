@@ -1,0 +1,126 @@
+"""What a configuration of the right types may still get wrong: each mistake is refused with its line.
+
+Knows nothing of how a file is read.
+"""
+
+import re
+from collections.abc import Callable
+from ipaddress import ip_network
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.scorers.kinds import ROLES, ModelConfig
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.live.config import Config
+
+_POSITIVE = (
+    "concurrency", "requests_per_minute", "tokens_per_minute", "attempts", "deadline", "timeout", "samples", "max_tokens",
+)  # fmt: skip
+
+
+def check_config(config: "Config", source: Path, text: str) -> None:
+    """Refuse values that have the right type and yet cannot be used."""
+
+    def refusal(place: tuple[str, ...], key: str | None, problem: str) -> ConfigError:
+        return ConfigError(f"{source}: line {line_of(text, place, key)}: {problem}")
+
+    for name in config.models:
+        if not re.fullmatch(r"[\w-]+", name):
+            raise refusal(("models", name), None, f"a model's name has letters, digits, _ and -; got {name!r}")
+    for section, model in config.sections.items():
+        place = tuple(section.split("."))
+        for name in _POSITIVE:
+            value = getattr(model, name, None)
+            if value is not None and not value > 0:
+                raise refusal(place, name, f"{name} must be above 0; got {value!r}")
+        if (mistake := model.mistake()) is not None:
+            raise refusal(place, mistake[0], f"[{section}] {mistake[1]}")
+        for role, forms in config.uses(section).items():
+            if (problem := model.problem(role, forms)) is not None:
+                raise refusal(place, *problem)
+    for policy in ("", *config.policies):
+        _check_pair(config, policy, refusal)
+    _check_gateway(config, source, text)
+    if not config.alpha > 0:
+        raise refusal((), "alpha", f"alpha must be above 0; got {config.alpha!r}")
+
+
+def _check_pair(config: "Config", policy: str, refusal: Callable[..., ConfigError]) -> None:
+    """Refuse a policy that names no pair, or two models of one name; without a policy, the pair of the short form."""
+    pair: list[ModelConfig] = []
+    for role in ROLES:
+        section = config.section_of(policy, role) if policy else role
+        if section not in config.sections and (policy or not config.models):
+            if section != role:
+                known = ", ".join(config.models) or "none"
+                raise refusal(("policies", policy), role, f"there is no section [{section}]; there are {known}")
+            own = f", or {role} = NAME in [policies.{policy}]" if config.models else ""
+            raise refusal((), None, f"the file lacks a section [{role}] with at least kind ={own}")
+        pair += [config.sections[section]] if section in config.sections else []
+    if len(pair) == 2 and _share_a_name(*pair):
+        place = tuple((config.section_of(policy, "guardian") if policy else "guardian").split("."))
+        problem = f"both {pair[1].kind}s are called {pair[1].label!r}; rename one, since replies and certificates are "
+        raise refusal(place, "name", f"{problem}bound to the name")
+
+
+_LIMITS = (
+    "max_body", "max_questions", "max_actions", "max_action_length", "max_depth", "max_in_flight", "requests_per_minute",
+    "guardian_calls_per_minute", "guardian_cost_per_hour", "audit_deadline", "max_header", "header_timeout", "body_timeout",
+    "body_rate", "idle_timeout", "write_timeout", "max_connections", "connections_per_address",
+)  # fmt: skip
+
+
+def _check_gateway(config: "Config", source: Path, text: str) -> None:
+    """Refuse limits that would admit nothing, or anything."""
+    gateway = config.gateway
+
+    def refusal(name: str, rule: str) -> ConfigError:
+        line = line_of(text, ("gateway",), name)
+        return ConfigError(f"{source}: line {line}: {name} must be {rule}; got {getattr(gateway, name)!r}")
+
+    for name in _LIMITS:
+        value = getattr(gateway, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise refusal(name, "above 0 and finite (leave it out for the default)")
+    if not 0 <= gateway.live_share < 1:
+        raise refusal("live_share", "at least 0 and below 1")
+    if not all(map(_is_network, gateway.trusted_proxies)):
+        raise refusal("trusted_proxies", "addresses, or networks such as 10.0.0.0/8")
+    calls, audited = gateway.guardian_calls_per_minute, any(one.audit_rate > 0 for one in config.policies.values())
+    if calls is not None and audited and calls * (1 - gateway.live_share) < 1:
+        remedy = f"at least {ceil(1 / (1 - gateway.live_share))}, or live_share lower, since audits could never be made"
+        raise refusal("guardian_calls_per_minute", remedy)
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _share_a_name(one: ModelConfig, other: ModelConfig) -> bool:
+    """Tell whether two different things would have the same identity."""
+    if one.kind != other.kind or one.alias is None or other.alias is None:
+        return False
+    return one.alias[0] == other.alias[0] and one.alias[1] != other.alias[1]
+
+
+def line_of(text: str, section: tuple[str, ...], key: str | None) -> int:
+    """Return the line of a key, or of its section's header if the key is absent; 1 if both are."""
+    here: tuple[str, ...] = ()
+    header = 1
+    for number, line in enumerate(text.splitlines(), start=1):
+        heading = re.match(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$", line)
+        if heading is not None:
+            here = tuple(part.strip().strip("\"'") for part in heading[1].split("."))
+            header = number if here == section else header
+            if key is not None and here == (*section, key):
+                return number
+        elif here == section and key is not None and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+            return number
+    return header
