@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live lint bench bench-live bench-gateway bench-connections soak clean
+.PHONY: demo demo-serve test coverage test-live lint bench bench-live bench-gateway bench-monitoring bench-connections soak clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -39,6 +39,9 @@ bench-live: .venv/.installed-dev
 
 bench-gateway: .venv/.installed .venv-litellm/.installed
 	$(BIN)/python -m benchmarks.gateway --litellm .venv-litellm/bin/python $(BENCH)
+
+bench-monitoring: .venv/.installed .venv-mapie/.installed
+	$(BIN)/python -m benchmarks.monitoring --mapie .venv-mapie/bin/python $(BENCH)
 
 bench-connections: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.connections $(BENCH)

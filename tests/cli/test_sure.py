@@ -79,3 +79,16 @@ def test_evaluate_takes_a_confidence(run, log):
         for document in (average, sure)
     ]
     assert deferred[0] < deferred[1]
+
+
+def test_plan_says_how_soon_audits_see_a_broken_budget(run):
+    arguments = ("plan", "--alpha", "0.05", "--audit-rate", "0.05", "--decisions-per-day", "10000")
+    shown = run(*arguments, "--guardian-cost", "0.002").stdout
+    assert "500 audits a day take up to 500 calls of the Guardian, $1;" in shown
+    assert "5,200" in shown
+    document = json.loads(run(*arguments, "--primary-share", "0.5", "--json").stdout)
+    assert document["audits"]["guardian_calls_per_day"] == 250
+    assert document["audits"]["delays"][2]["decisions"] == 5200
+    assert "audits" not in json.loads(run("plan", "--alpha", "0.05", "--json").stdout)
+    assert "belong together" in run("plan", "--alpha", "0.05", "--audit-rate", "0.05", code=2).stderr
+    assert "audit_rate must lie" in run(*arguments[:-3], "2", *arguments[-2:], code=2).stderr

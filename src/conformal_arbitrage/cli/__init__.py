@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from conformal_arbitrage.cli.certificates import apply_command, calibrate_command, plan_command, verify_command
+from conformal_arbitrage.cli.certificates import apply_command, calibrate_command, verify_command
 from conformal_arbitrage.cli.data import demo_command, router_log_command, split_command
 from conformal_arbitrage.cli.dials import certificate_command
 from conformal_arbitrage.cli.evaluation import assess_command, compare_command, evaluate_command, inspect_command
 from conformal_arbitrage.cli.grading import records_grade_command
 from conformal_arbitrage.cli.live import ask_command, check_command, collect_command, init_command
+from conformal_arbitrage.cli.planning import plan_command
 from conformal_arbitrage.cli.reproduction import reproduce_command
 from conformal_arbitrage.cli.service import keys_command, records_command, serve_command
 from conformal_arbitrage.errors import ArbitrageError

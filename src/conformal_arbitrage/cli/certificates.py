@@ -2,7 +2,6 @@
 
 import json
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -314,29 +313,3 @@ def _identities_differ(certificate: "Certificate", scores: "ScoreLog") -> bool:
     known = scores.identities or {}
     pairs = zip(roles, scores.columns, strict=False)
     return any(known.get(column) != certificate.identities.get(role) for role, column in pairs)
-
-
-@click.command("plan")
-@click.option("--alpha", required=True, metavar="A", help="The risk budget.")
-@click.option("--loss-bound", default="1", show_default=True, metavar="B", help="Largest possible loss.")
-@click.option("--rows", multiple=True, type=int, metavar="N", help="Report on this number of rows; may be repeated.")
-@options.as_json
-def plan_command(*, alpha: str, loss_bound: str, rows: tuple[int, ...], as_json: bool) -> None:
-    """Show how many rows a budget needs, and what more rows buy.
-
-    \b
-    arbitrage plan --alpha 0.02 --loss-bound 3
-    """
-    from conformal_arbitrage.calibration.planning import plan
-
-    sizes = plan(alpha, loss_bound=loss_bound, rows=rows)
-    if as_json:
-        options.print_json(asdict(sizes))
-        return
-    click.echo(f"At least {sizes.fewest_rows} rows: with fewer, every query is deferred.")
-    click.echo(f"About {sizes.suggested_rows} rows: then the finite sample costs a tenth of the budget.")
-    spendable = ["all deferred" if r.spendable is None else f"{r.spendable:.5f}" for r in sizes.rows]
-    lines = [[f"{r.n}", text, f"± {r.spread:.5f}"] for r, text in zip(sizes.rows, spendable, strict=True)]
-    options.print_table(
-        ["rows", "mean loss on the log, at most", "long-run loss: alpha ± one standard deviation"], lines
-    )

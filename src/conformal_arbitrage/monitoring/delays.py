@@ -1,6 +1,6 @@
 """Planning audits: how soon a loss above the line is seen, and what looking costs.
 
-The delays are measured (docs/monitoring.md), in audits over a, and nearly the same for every a.
+The delays are measured (docs/benchmarks-monitoring.md), in audits over a, and nearly the same for every a.
 Knows nothing of certificates or ledgers.
 """
 
