@@ -614,18 +614,21 @@ def test_a_stream_that_failed_is_not_kept_under_its_key(house):
     assert len(made.primary.bodies) == 1
 
 
-def test_a_caller_who_leaves_in_the_middle_frees_the_key_and_a_place(house):
-    made = live(house, "one ", threading.Event(), "two", gateway={"max_in_flight": 1})
+def test_a_caller_with_a_key_who_leaves_in_the_middle_finds_the_whole_answer_later(house):
+    gate = threading.Event()
+    made = live(house, "one ", gate, "two")
     with streaming(made, **KEY) as (_, coming):
         until_word(coming, "one ")
         assert claims(made) == ["decided"]
-    let_go(made)
-    made.guardian.reply = tells("theirs")
-    reply = made.chat(STREAM, headers=KEY)
-    assert content(chunks(reply)) == "theirs"
-    assert [one.finish for one in completions(made)] == ["cancelled", "stop"]
-    assert [record.id for record in made.records()] == [reply.headers["x-arbitrage-decision-id"]]
-    assert len(made.primary.bodies) == 1
+    time.sleep(0.3)
+    assert made.guardian.under_way == 1
+    gate.set()
+    made.guardian.reply = tells("another")
+    replies = [made.chat(STREAM, headers=KEY) for _ in range(2)]
+    assert [content(chunks(reply)) for reply in replies] == ["one two"] * 2
+    assert [one.finish for one in completions(made)] == ["stop"]
+    assert [record.id for record in made.records()] == [replies[0].headers["x-arbitrage-decision-id"]]
+    assert (len(made.primary.bodies), len(made.guardian.bodies)) == (1, 1)
     error_of(made.chat({**STREAM, "user": "another"}, headers=KEY), 422, "idempotency_key_reused")
 
 

@@ -6,7 +6,6 @@ import pytest
 import requests
 
 from conformal_arbitrage import ScoreLog
-from conformal_arbitrage.gateway.undelivered import KEEP_SECONDS, Undelivered
 from tests.gateway.house import CHAT, DECISION, UNSURE, error_of, failing, hanging, says, until, votes
 from tests.gateway.test_modes import exported
 
@@ -145,19 +144,6 @@ def test_a_drawn_or_keyed_decision_is_on_disk_while_the_guardian_is_being_asked(
         (True, None, bool(policy))
     ] * count
     asking.join()
-
-
-def test_undelivered_decisions_are_handed_out_once_and_not_after_ten_minutes():
-    now = [0.0]
-    undelivered = Undelivered(clock=lambda: now[0])
-    undelivered.keep(("caller", "policy", "question"), "one")
-    assert undelivered.take(("caller", "policy", "another")) is None
-    assert undelivered.take(("caller", "policy", "question")) == "one"
-    assert undelivered.take(("caller", "policy", "question")) is None
-    now[0] = KEEP_SECONDS - 1
-    undelivered.keep(("caller", "policy", "question"), "one")  # failed again: its first time counts
-    now[0] = KEEP_SECONDS + 1
-    assert undelivered.take(("caller", "policy", "question")) is None
 
 
 def test_a_text_that_was_chatted_about_in_vain_keeps_its_primary_s_answer_in_the_record(house):

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,18 +80,31 @@ def keys_command() -> None:
 
 @keys_command.command("create")
 @click.option(
-    "--scope", type=click.Choice(["call", "review", "admin"]), default="call", show_default=True,
+    "--scope", type=click.Choice(["call", "review", "admin", "metrics"]), default="call", show_default=True,
     help="What the key permits.",
 )  # fmt: skip
 @click.option("--label", default="", help="A note about the key, such as its owner.")
+@click.option(
+    "--expires", type=click.FloatRange(0, min_open=True), metavar="DAYS", help="Days until it stops being valid."
+)
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="The only policy it is good for; repeatable.")
 @options.config_file
 @options.as_json
-def keys_create_command(*, scope: Any, label: str, config: str, as_json: bool) -> None:
+def keys_create_command(
+    *, scope: Any, label: str, expires: float | None, policies: tuple[str, ...], config: str, as_json: bool
+) -> None:
     """Create a key; it is shown once, and only its digest is stored.
 
     \b
-    arbitrage keys create --scope call --label "web shop"
+    arbitrage keys create --scope call --label "web shop" --policy support --expires 90
+    arbitrage keys create --scope metrics --label prometheus
     """
+    from conformal_arbitrage.live.config import read_config
+
+    unknown = sorted(set(policies) - set(read_config(config).policies))
+    if unknown:
+        raise click.UsageError(f"there is no policy {unknown[0]!r} in {config}; add [policies.{unknown[0]}]")
+    ends = None if expires is None else time.time() + expires * 86400
     with _gateway_installed():
         from conformal_arbitrage.gateway.auth import new_key
     from conformal_arbitrage.store import new_id
@@ -102,14 +114,18 @@ def keys_create_command(*, scope: Any, label: str, config: str, as_json: bool) -
 
     async def create(store: "Store") -> bool:
         first = not await store.keys()
-        await store.create_key(id=id, sha256=sha256, scope=scope, label=label)
+        await store.create_key(id=id, sha256=sha256, scope=scope, label=label, expires=ends, policies=policies or None)
         return first
 
     first = with_store(config, create)
     if as_json:
-        options.print_json({"id": id, "key": key, "scope": scope, "first": first})
+        options.print_json(
+            {"id": id, "key": key, "scope": scope, "first": first, "expires": ends, "policies": policies or None}
+        )
         return
-    click.echo(f"{key}\nid {id}, scope {scope}; the key is not shown again")
+    limits = [f"until {_when(ends)}"] if ends is not None else []
+    limits += [f"for {', '.join(policies)}"] if policies else []
+    click.echo(f"{key}\n{', '.join([f'id {id}, scope {scope}', *limits])}; the key is not shown again")
     if first:
         options.warn(
             "this is the gateway's first key: from now on every call needs one, in the header Authorization: Bearer KEY"
@@ -121,12 +137,17 @@ def keys_create_command(*, scope: Any, label: str, config: str, as_json: bool) -
 @options.as_json
 def keys_list_command(*, config: str, as_json: bool) -> None:
     """List all keys, without their secrets."""
+    from msgspec.structs import asdict
+
     keys = with_store(config, lambda store: store.keys())
     if as_json:
         options.print_json([asdict(key) for key in keys])
         return
-    rows = [[k.id, k.scope, k.label, _when(k.created), "" if k.revoked is None else _when(k.revoked)] for k in keys]
-    options.print_table(["id", "scope", "label", "created", "revoked"], rows)
+    rows = [
+        [k.id, k.scope, k.label, ", ".join(k.policies or ()), *map(_when, (k.created, k.expires, k.revoked))]
+        for k in keys
+    ]
+    options.print_table(["id", "scope", "label", "policies", "created", "expires", "revoked"], rows)
 
 
 @keys_command.command("revoke")
@@ -314,5 +335,5 @@ def with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]") -> _Re
     return asyncio.run(run())
 
 
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def _when(seconds: float | None) -> str:
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -122,7 +122,7 @@ class _Routes:
             ("GET", "/v1/arbitrage/policies/{name}", "review", records.policy),
             ("PUT", "/v1/arbitrage/policies/{name}", "admin", records.install),
             ("POST", "/v1/arbitrage/policies/{name}/rollback", "admin", records.rollback),
-            ("GET", "/metrics", "review", self._figures),
+            ("GET", "/metrics", "metrics", self._figures),
         ]
         return [(method, path, self._guarded(path, scope, handler)) for method, path, scope, handler in routes]
 
@@ -147,6 +147,7 @@ class _Routes:
             {"id": p.name, "object": "model", "created": 0, "owned_by": "conformal-arbitrage",
              "arbitrage": {"alpha": p.alpha, "version": p.version, "mode": p.settings.mode, "form": p.pair.form}}
             for p in self._parts.policies.all()
+            if request.caller.policies is None or p.name in request.caller.policies
         ]  # fmt: skip
         return json_response({"object": "list", "data": listed})
 

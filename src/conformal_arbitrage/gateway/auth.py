@@ -7,6 +7,7 @@ import hashlib
 import ipaddress
 import re
 import secrets
+import time
 from dataclasses import dataclass
 
 from conformal_arbitrage.errors import ConfigError, RequestError
@@ -14,23 +15,43 @@ from conformal_arbitrage.store.base import KeyInfo, Scope, Store
 
 _ALLOWS: dict[Scope, frozenset[Scope]] = {
     "call": frozenset({"call"}),
-    "review": frozenset({"call", "review"}),
-    "admin": frozenset({"call", "review", "admin"}),
+    "review": frozenset({"call", "review", "metrics"}),
+    "admin": frozenset({"call", "review", "admin", "metrics"}),
+    "metrics": frozenset({"metrics"}),
 }
 ANONYMOUS = "loopback"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is calling: the id of an API key, and its scope."""
+    """Who is calling.
+
+    Attributes:
+        id: of the API key.
+        scope: what the key permits.
+        policies: the only policies it is good for; None for all.
+    """
 
     id: str
     scope: Scope
+    policies: tuple[str, ...] | None = None
 
     @property
     def sees_only(self) -> str | None:
         """The only key whose records this caller may see; None if it may see all."""
         return self.id if self.scope == "call" else None
+
+    def check_policy(self, name: str) -> None:
+        """Refuse a policy that the key is not good for.
+
+        Raises:
+            RequestError: it is not.
+        """
+        if self.policies is not None and name not in self.policies:
+            raise RequestError(
+                f"this key is bound to {', '.join(self.policies)}; policy {name} needs another", status=403,
+                code="insufficient_scope", param="model",
+            )  # fmt: skip
 
 
 _NO_KEYS_YET = Caller(ANONYMOUS, "admin")
@@ -113,6 +134,8 @@ class Authenticator:
             return _NO_KEYS_YET
         kind, _, key = authorization.decode("latin-1").partition(" ")
         info = await self._find(digest(key.strip())) if kind.lower() == "bearer" and key else None
+        if info is not None and info.expires is not None and info.expires <= time.time():
+            raise RequestError("this API key has expired; ask for a new one", status=401, code="expired_api_key")
         if info is None or info.revoked is not None:
             raise RequestError(
                 "a valid API key is required: Authorization: Bearer arb-...", status=401, code="invalid_api_key"
@@ -121,7 +144,7 @@ class Authenticator:
             raise RequestError(
                 f"this key has scope {info.scope}; scope {scope} is required", status=403, code="insufficient_scope"
             )
-        return Caller(info.id, info.scope)
+        return Caller(info.id, info.scope, info.policies)
 
     async def _find(self, sha256: str) -> KeyInfo | None:
         known = self._known  # a refresh while the store is queried replaces the cache, and this entry may be stale

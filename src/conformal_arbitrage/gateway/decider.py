@@ -42,6 +42,7 @@ from conformal_arbitrage.store.record import (
 from conformal_arbitrage.types import ChatRequest, Chunk, DecidedBy, Decision, Leg, Query, Spent
 
 _sorted = msgspec.json.Encoder(order="sorted")
+_lenient = msgspec.json.Encoder(order="sorted", enc_hook=str)
 _DECIDERS: Mapping[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
 _Reply = TypeVar("_Reply")
 
@@ -249,6 +250,10 @@ class Decider:
         if policy.settings.content == "off":
             return None
         return Content(**{name: self._digest(value) for name, value in _given(content)})
+
+    def digest(self, question: object) -> str:
+        """Return a keyed digest of a question with its caller and policy, by which a retry without a key is recognized."""
+        return blake2b(_lenient.encode(question), key=self._digest_key, digest_size=32).hexdigest()
 
     def _digest(self, value: object) -> str:
         return "blake2b-256:" + blake2b(_sorted.encode(value), key=self._digest_key, digest_size=32).hexdigest()

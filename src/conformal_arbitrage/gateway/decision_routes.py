@@ -33,7 +33,6 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import POLICY, Incoming
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.streaming import EventStream, event_stream, pieces_of
-from conformal_arbitrage.gateway.undelivered import Undelivered
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.live.policy import guardian_failure
 from conformal_arbitrage.store.base import Audit, SavedResponse, Store
@@ -55,12 +54,13 @@ class DecisionRoutes:
         self._decider = decider
         self._metrics = metrics
         self._idempotency = Idempotency(store, metrics)
-        self._undelivered = Undelivered()
 
     async def decisions(self, request: Incoming) -> Response:
         """Answer POST /v1/decisions."""
         body = read_decisions(request.content, self._config)
         policy = self._policies.named(body.model)
+        if request.caller.policies is not None:
+            request.caller.check_policy(policy.name)
         request.scope[POLICY] = policy.name
         async with self._turn(request, policy) as turn:
             if turn.response is None:
@@ -77,6 +77,8 @@ class DecisionRoutes:
         """Answer POST /v1/chat/completions."""
         chat = read_completion(request.content, self._config)
         policy = self._policies.named(chat.model)
+        if request.caller.policies is not None:
+            request.caller.check_policy(policy.name)
         request.scope[POLICY] = policy.name
         text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
         menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
@@ -131,10 +133,9 @@ class DecisionRoutes:
                 continue
             events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
             audits += [] if outcome.audit is None else [outcome.audit]
-        await turn.end_undelivered(events, audits, {place: one.event.id for place, one in turn.outcomes.items()})
-        if turn.claim is None:
-            for place, outcome in turn.outcomes.items():
-                self._undelivered.keep(turn.questions[place], outcome.event.id)
+        begun = {place: outcome.event.id for place, outcome in turn.outcomes.items()}
+        digests = {id: self._decider.digest(turn.questions[place]) for place, id in begun.items()}
+        await turn.end_undelivered(events, audits, begun, digests)
 
     async def _stream(
         self, request: Incoming, chat: CompletionRequest, policy: LivePolicy, menu: Menu | None, events: EventStream
@@ -181,14 +182,21 @@ class DecisionRoutes:
         return outcome
 
     async def _earlier(self, turn: Turn, place: int, policy: LivePolicy, question: object) -> DecisionRecord | None:
-        """Return the decision that an earlier attempt at the same question began under the same version, if any."""
+        """Return the decision that an earlier attempt at the same question began under the same version, if any.
+
+        Raises:
+            RequestError: it was begun under this idempotency key, and cannot be continued: a key has one decision.
+        """
         turn.questions[place] = question
+        id = None
         if turn.claim is not None:
             id = turn.claim.begun.get(place)
-        else:
-            id = self._undelivered.take(question) if self._undelivered.kept else None
+        elif self._store.has_undelivered:
+            id = await self._store.take_undelivered(self._decider.digest(question))
         record = None if id is None else await self._store.record(id)
         if record is None or not _continuable(record, policy):
+            if record is not None and turn.claim is not None:
+                raise _begun_otherwise(policy)
             return None
         turn.recorded.add(record.id)
         return record
@@ -323,6 +331,14 @@ def _continuable(record: DecisionRecord, policy: LivePolicy) -> bool:
     body = record.decision
     same = body.version == policy.version and body.mode == policy.settings.mode and body.form == policy.pair.form
     return same and (body.pending or (body.form == "menu" and body.action is not None))
+
+
+def _begun_otherwise(policy: LivePolicy) -> RequestError:
+    return RequestError(
+        f"this Idempotency-Key began a decision under another version or mode of policy {policy.name}, which cannot be "
+        "continued; send the request with a new key",
+        status=409, code="policy_changed",
+    )  # fmt: skip
 
 
 def _finish_of(policy: LivePolicy, outcome: Outcome) -> str:

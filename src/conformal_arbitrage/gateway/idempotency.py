@@ -17,6 +17,7 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import Incoming, caller_left
 from conformal_arbitrage.store.base import Audit, Claim, Claimed, SavedResponse, Store
 from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.store.pruning import GONE
 from conformal_arbitrage.store.record import CompletionBody, DecisionBody, Event
 
 LEASE = 6.0
@@ -26,7 +27,8 @@ LONGEST_WAIT = 120.0
 class Turn:
     """One request being answered.
 
-    A commit that has begun is never cancelled: if the caller leaves meanwhile, the decision stands.
+    A commit that has begun is never cancelled: if the caller leaves meanwhile, the decision stands. An answer under an
+    idempotency key that is being sent is finished even if the caller leaves, so that the key has one reply.
 
     Attributes:
         response: the reply under the request's idempotency key; set before the turn if the key was used earlier, and
@@ -77,8 +79,8 @@ class Turn:
             self.response = response
         finally:
             self._committing -= 1
-            if self.left and not self._committing and self.response is None:
-                self._cancel()
+            if self.left:
+                self._stop()
         self._metrics.commit.observe(time.perf_counter() - start)
 
     async def begin(self, place: int, outcome: Outcome) -> None:
@@ -99,10 +101,21 @@ class Turn:
             raise
         self.recorded.add(event.id)
 
-    async def end_undelivered(self, events: Sequence[Event], audits: Sequence[Audit], begun: Mapping[int, str]) -> None:
-        """Record decisions of which nothing was delivered; another attempt under the same key continues those begun."""
-        noted = begun if self.claim is not None else None
-        await self._store.commit(events, claim=self.claim, audits=audits, begun=noted)
+    async def end_undelivered(
+        self, events: Sequence[Event], audits: Sequence[Audit], begun: Mapping[int, str], digests: Mapping[str, str]
+    ) -> None:
+        """Record decisions of which nothing was delivered, for another attempt to continue.
+
+        Args:
+            events: how far each came.
+            audits: of those that are new.
+            begun: their ids by place, by which another attempt under the same key finds them.
+            digests: of their questions by id, by which a retry without a key does.
+        """
+        if self.claim is None:
+            await self._store.commit(events, audits=audits, undelivered=digests)
+        else:
+            await self._store.commit(events, claim=self.claim, audits=audits, begun=begun)
 
     async def end_early(self, finish: str) -> None:
         """Record that an answer which was opened has no end; it is not kept under the idempotency key."""
@@ -113,11 +126,12 @@ class Turn:
     def leave(self, _: object) -> None:
         """Cancel the turn because its caller has left; a commit finishes first, and after the last it is too late."""
         self.left = True
-        if not self._committing and self.response is None:
-            self._cancel()
+        self._stop()
 
-    def _cancel(self) -> None:
-        if self._task is not None:
+    def _stop(self) -> None:
+        """Cancel the turn, unless it is being committed, is over, or is an answer that its key will be asked for."""
+        begun = self.opened is not None and self.claim is not None
+        if self._task is not None and not self._committing and self.response is None and not begun:
             self._task.cancel()
 
     def was_cancelled_by_caller(self) -> bool:
@@ -174,6 +188,8 @@ class Idempotency:
         sha256 = hashlib.sha256(request.content).hexdigest()
         claimed = await self._claim(request.caller.id, key, sha256)
         if isinstance(claimed, SavedResponse):
+            if claimed.status == GONE:
+                raise RequestError("the reply under this Idempotency-Key was erased", status=GONE, code="erased")
             self._replay(turn, claimed)
             yield
             return

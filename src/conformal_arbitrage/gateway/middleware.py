@@ -105,7 +105,8 @@ def failure_of(error: ArbitrageError, policy: str = "") -> Failure:
         error = RequestError(message, status=422, code="unlimited_reply", param="max_tokens")
     if isinstance(error, RequestError):
         document = error_document(str(error), code=error.code, status=error.status, param=error.param)
-        return Failure(status=error.status, document=document, headers=error.headers)
+        hopeless = {"x-should-retry": "false"} if error.status in (409, 410) else {}
+        return Failure(status=error.status, document=document, headers={**hopeless, **error.headers})
     _log.error("%s: %s", type(error).__name__, error, extra={"policy": policy})
     status, code, message = 500, "internal_error", "the request could not be served"
     if isinstance(error, StoreError):

@@ -67,7 +67,9 @@ class RecordRoutes:
 
     async def many(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/records: newest first; a key of scope call sees its own."""
-        records = await self._store.records(**_filters(request), key_id=request.caller.sees_only)
+        records = await self._store.records(
+            **_own_policy(_filters(request), request.caller), key_id=request.caller.sees_only
+        )
         last = records[-1].id if records else None
         shown = [self._shown(record, request.caller) for record in records]
         return json_response({"object": "list", "data": shown, "next": last})
@@ -114,13 +116,16 @@ class RecordRoutes:
     async def _own(self, request: Incoming) -> DecisionRecord:
         record = await self._store.record(str(request.path_params["id"])[:64])
         own = request.caller.sees_only
-        if record is None or (own is not None and record.key_id != own):
+        bound = request.caller.policies
+        elsewhere = record is not None and bound is not None and record.policy not in bound
+        if record is None or elsewhere or (own is not None and record.key_id != own):
             raise RequestError("there is no such record", status=404, code="record_not_found")
         return record
 
     async def policy(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/policies/{name}: what is in force, and what was."""
         policy = self._policies.named(str(request.path_params["name"]))
+        request.caller.check_policy(policy.name)
         history = await self._store.policy_history(policy.name)
         return json_response(
             {"name": policy.name, "version": policy.version, "history": [_version(version) for version in history]}
@@ -130,14 +135,15 @@ class RecordRoutes:
         """PUT /v1/arbitrage/policies/{name}: a certificate, and nothing else."""
         body: Install = converted(decoded(request.content, self._config), Install)
         name = str(request.path_params["name"])
+        request.caller.check_policy(name)
         version = await self._policies.install(name, body.certificate, by=request.caller.id, dry_run=body.dry_run)
         return json_response({"status": "would be installed"} if version is None else _version(version))
 
     async def rollback(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/policies/{name}/rollback."""
-        return json_response(
-            _version(await self._policies.rollback(str(request.path_params["name"]), by=request.caller.id))
-        )
+        name = str(request.path_params["name"])
+        request.caller.check_policy(name)
+        return json_response(_version(await self._policies.rollback(name, by=request.caller.id)))
 
 
 def _version(version: PolicyVersion) -> dict[str, Any]:
@@ -160,6 +166,21 @@ def _filters(request: Incoming) -> dict[str, Any]:
     if not 1 <= limit <= MOST or limit != int(limit):
         raise RequestError(f"limit must be a whole number from 1 to {MOST}", param="limit")
     return {**texts, **times, "limit": int(limit)}
+
+
+def _own_policy(filters: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+    """Return the filters of a key that is bound to policies: they name one of these.
+
+    Raises:
+        RequestError: they name none of several, or another.
+    """
+    if caller.policies is None:
+        return dict(filters)
+    name = filters.get("policy", caller.policies[0] if len(caller.policies) == 1 else None)
+    if name is None:
+        raise RequestError(f"this key is bound to {', '.join(caller.policies)}; name one with ?policy=", param="policy")
+    caller.check_policy(name)
+    return {**filters, "policy": name}
 
 
 def _number(name: str, text: str) -> float:

@@ -116,6 +116,7 @@ class SQLStore(ABC):
         texts = [(event, encode(event.body, event.id)) for event in events]
         questions = [(audit, encode(audit.question, audit.id)) for audit in audits]
         await self._write(operations.Commit(texts, claim, response, questions, begun or {}, undelivered or {}))
+        self.has_undelivered = self.has_undelivered or bool(undelivered)
 
     async def claim(self, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
         """See `Store.claim`. Once a minute expired claims are removed first, so that no error follows a granted claim."""

@@ -1,0 +1,121 @@
+"""10. Certificates in the store: none that was changed is served, and a certificate file that changed is installed."""
+
+import asyncio
+import json
+import logging
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+
+from conformal_arbitrage.cli import main
+from conformal_arbitrage.errors import CertificateError, StoreError
+from tests.gateway.durability import SECRET, Gateway, certificate, run_sql, write_config
+from tests.gateway.house import House, error_of
+
+CHANGES = {
+    "another certificate of the project": "update policies set certificate = (select certificate from policies where "
+    "version = 1) where version = 2",
+    "another installer": "update policies set installed_by = 'nobody'",
+    "the newest version removed": "delete from policies where version = 2",
+    "a later version forged": "insert into policies (name, version, origin, certificate, installed, installed_by, seal) "
+    "select name, 3, 1, certificate, installed, installed_by, seal from policies where version = 1",
+}
+
+
+@pytest.fixture
+def made(where, tmp_path, monkeypatch):
+    monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
+    with House(tmp_path, gateway={"database": where}) as house:
+        other = house.certificate(alpha=0.1).to_dict()
+        assert house.put("/v1/arbitrage/policies/support", {"certificate": other}).status_code == 200
+        yield house
+
+
+def restarted(made):
+    made.stop()
+    made.start()
+
+
+def refused_at_start(made, error, match):
+    with pytest.raises(error, match=match):
+        made.start()
+    made._serving = None  # there is nothing to stop
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_version_that_was_changed_in_the_store_is_refused_at_the_next_start_and_found(made, where, name):
+    restarted(made)
+    made.stop()
+    run_sql(where, CHANGES[name])
+    refused_at_start(made, CertificateError, "it is not what was installed last")
+    result = CliRunner().invoke(main, ["records", "verify", "--config", str(made.path)])
+    assert result.exit_code == 1
+    assert "policy support" in result.output
+
+
+def test_a_policy_without_any_version_left_is_not_begun_anew(made, where):
+    made.stop()
+    run_sql(where, "delete from policies")
+    refused_at_start(made, StoreError, "version 2 was installed, and the store has none")
+
+
+def test_a_change_under_a_running_gateway_takes_the_policy_out_of_service_with_the_next_refresh(made, where):
+    run_sql(where, CHANGES["a later version forged"])
+    run_sql(where, "update changes set count = count + 1")
+    error_of(made.decide(), 503, "policy_unusable")
+
+
+def test_a_changed_file_is_the_way_out_and_an_edited_history_is_not_rolled_back_to(made, where):
+    run_sql(where, "update policies set installed_by = 'nobody' where version = 1")
+    error_of(made.post("/v1/arbitrage/policies/support/rollback", {}), 422, "certificate_refused")
+    made.stop()
+    run_sql(where, "update policies set installed_by = 'nobody' where version = 2")
+    made.certificate(alpha=0.2).save(made.folder / "rule.json")
+    made.start()
+    assert made.get("/v1/arbitrage/policies/support").json()["version"] == 3
+    assert made.decide().status_code == 200
+
+
+def alpha(made):
+    [policy] = made.get("/v1/models").json()["data"]
+    return policy["arbitrage"]["alpha"]
+
+
+def test_a_file_is_installed_whenever_it_changed_and_never_displaces_a_later_version_unchanged(made, caplog):
+    caplog.set_level(logging.INFO)
+    assert alpha(made) == 0.1
+    restarted(made)
+    assert alpha(made) == 0.1, "the file is unchanged since the last start"
+    assert "version 2 is in force, installed by loopback; the certificate file rule.json is not" in caplog.text
+    for value, version in ((0.2, 3), (0.05, 4), (0.05, 4), (0.2, 5)):  # the third is a start without a change
+        made.certificate(alpha=value).save(made.folder / "rule.json")
+        restarted(made)
+        assert alpha(made) == value
+        assert made.get("/v1/arbitrage/policies/support").json()["version"] == version
+        assert f"version {version} is in force, the certificate file rule.json" in caplog.text
+    assert made.with_store(lambda store: store.verify()) == []
+
+
+def test_a_real_gateway_says_on_stderr_which_version_is_in_force(where, tmp_path):
+    path = write_config(tmp_path, where)
+
+    async def story():
+        for level, version in ((0.1, 1), (0.2, 2), (0.1, 3)):  # an earlier file put back is a change
+            certificate(level).save(tmp_path / "certificate.json")
+            async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
+                async with session.get("/v1/models") as reply:
+                    [policy] = (await reply.json())["data"]
+                assert (policy["arbitrage"]["alpha"], policy["arbitrage"]["version"]) == (level, version)
+        document = json.loads((tmp_path / "certificate.json").read_text())
+        changed = json.dumps({**document, "relaxation": document["relaxation"] * 2}).replace("'", "''")
+        run_sql(where, f"update policies set certificate = '{changed}' where version = 3")
+        refused = Gateway(path)
+        with pytest.raises(AssertionError, match="is not what was installed last"):
+            await refused.start()
+        assert await refused.process.wait() == 2
+
+    asyncio.run(story())
+    lines = [json.loads(line) for line in path.with_suffix(".log").read_text().splitlines() if line.startswith("{")]
+    said = [line["message"] for line in lines if "in force" in line.get("message", "")]
+    assert said == [f"version {k} is in force, the certificate file certificate.json" for k in (1, 2, 3)]
