@@ -50,7 +50,7 @@ _READY_SECONDS = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What an application is made of; `log` takes a line of JSON for every request."""
+    """What an application is made of; `log` takes a line of JSON for every request, `traced` records those of a route."""
 
     config: Config
     store: Store
@@ -60,6 +60,7 @@ class Parts:
     guardian_breakers: Mapping[str, Sequence[Breaker]]
     log: Callable[[bytes], None]
     metrics: Metrics
+    traced: Callable[[ASGIApp, str], ASGIApp] | None = None
 
 
 def create_app(parts: Parts) -> ASGIApp:
@@ -130,7 +131,8 @@ class _Routes:
         app: ASGIApp = RunHandler(handler, self._limits, self._parts.config.gateway.max_body)
         refresher = self._recording if path in _BUSIEST else self._refresher
         app = Authenticated(app, scope, self._authenticator, refresher)
-        return AccessLog(ErrorReplies(app), path, self._metrics, self._parts.log)
+        app = AccessLog(ErrorReplies(app), path, self._metrics, self._parts.log)
+        return app if self._parts.traced is None else self._parts.traced(app, path)
 
     def open(self) -> list[Route]:
         """Return the routes that need no key."""

@@ -35,7 +35,7 @@ from conformal_arbitrage.store.record import JSONObject
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 DECISION_ID = "x-arbitrage-decision-id"
-_SENT = "arbitrage.sent"
+SENT = "arbitrage.sent"
 _CALLER = "arbitrage.caller"
 _HEADERS = "arbitrage.headers"
 POLICY = "arbitrage.policy"
@@ -76,7 +76,7 @@ class Sent(Protocol):
 
 Handler = Callable[[Incoming], Awaitable[Sent]]
 """Answers a request: returns the response to send, or a stream that has been sent already."""
-_NOTHING_SENT = Response(status_code=499)
+NOTHING_SENT = Response(status_code=499)
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -169,7 +169,7 @@ class AccessLog:
         """Serve the request and log it."""
         start = time.perf_counter()
         await self._app(scope, receive, send)
-        reply: Sent = scope.get(_SENT, _NOTHING_SENT)
+        reply: Sent = scope.get(SENT, NOTHING_SENT)
         self._metrics.request(self._path, reply.status_code)
         line = RequestLine(
             time=datetime.now(UTC),
@@ -196,7 +196,7 @@ class ErrorReplies:
         except ArbitrageError as error:
             failure = failure_of(error, scope.get(POLICY, ""))
             response = json_response(failure.document, status=failure.status, headers=failure.headers)
-            scope[_SENT] = response
+            scope[SENT] = response
             await response(scope, receive, send)
 
 
@@ -279,7 +279,7 @@ class RunHandler:
         """Serve the request."""
         content = await self._body(scope, receive) if scope["method"] in ("POST", "PUT") else b""
         with self._limits.admitted(scope[_CALLER].id):
-            response = scope[_SENT] = await self._handler(Incoming(scope, receive, send, content))
+            response = scope[SENT] = await self._handler(Incoming(scope, receive, send, content))
             if isinstance(response, Response):
                 await response(scope, receive, send)
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
@@ -35,6 +35,9 @@ from conformal_arbitrage.live.config import ROLES, Config
 from conformal_arbitrage.live.database import database_of, existing_secret, open_record
 from conformal_arbitrage.scorers.terminal import has_terminal
 from conformal_arbitrage.upstream.breaker import Breaker
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.gateway.telemetry import Telemetry
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -74,9 +77,13 @@ async def application(config: Config, log: Log = _unlogged, metrics: Metrics | N
     secret = secret_of(config)
     store = await open_record(config)
     spending = spending_limit(store, config.gateway)
+    telemetry = _telemetry() if config.gateway.otel else None
     try:
         await store.seal(everything=True)
-        extras = Extras(breaker=True, guardian_spending=spending, live_share=config.gateway.live_share)
+        extras = Extras(
+            breaker=True, guardian_spending=spending, live_share=config.gateway.live_share,
+            traced=None if telemetry is None else telemetry.port,
+        )  # fmt: skip
         async with Models(config, extras) as models:
             pairs = pairs_of(models, calls_limit(store, config.gateway))
             check_spending(config, models)
@@ -94,12 +101,30 @@ async def application(config: Config, log: Log = _unlogged, metrics: Metrics | N
                     guardian_breakers=_breakers_of_guardians(config, models),
                     log=log,
                     metrics=metrics or Metrics(),
+                    traced=None if telemetry is None else telemetry.route,
                 )
             )
     finally:
         if spending is not None:
             await spending.close()
         await store.close()
+        if telemetry is not None:
+            await telemetry.close()
+
+
+def _telemetry() -> "Telemetry":
+    """Set up OpenTelemetry.
+
+    Raises:
+        ConfigError: its packages are not installed.
+    """
+    try:
+        from conformal_arbitrage.gateway.telemetry import Telemetry
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"[gateway] otel = true needs {error.name}: pip install 'conformal-arbitrage[otel]', or remove the setting"
+        ) from error
+    return Telemetry()
 
 
 def _breakers_of_guardians(config: Config, models: Models) -> dict[str, list[Breaker]]:

@@ -45,6 +45,7 @@ class Extras:
         replies: a file that keeps each query's replies.
         breaker: whether an endpoint that is down is left alone for a while.
         instead: makes a port that takes the place of all wrappers, from the bare port, its price and its role.
+        traced: makes a port that records every call, from the bare port and its role.
         keyless: no call will be sent, so the environment need not hold any API key.
     """
 
@@ -55,6 +56,7 @@ class Extras:
     replies: Path | None = None
     breaker: bool = False
     instead: Callable[[Port, Pricing | None, str], Port] | None = None
+    traced: Callable[[Port, str], Port] | None = None
     keyless: bool = False
 
 
@@ -144,6 +146,8 @@ class Models:
         pricing = model.pricing()
         if self._extras.instead is not None:
             return self._extras.instead(port, pricing, role)
+        if self._extras.traced is not None:
+            port = self._extras.traced(port, role)
         port = Priced(port, pricing)
         port = self._capped(port, pricing, model, role, section)
         if not model.is_person:

@@ -94,6 +94,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         max_connections: over all callers; beyond, those idle longest are closed.
         connections_per_address: and requests at once, for an address that a trusted proxy names.
         trusted_proxies: addresses or networks whose X-Forwarded-For header is believed.
+        otel: whether to export traces and metrics with OpenTelemetry, as its standard variables say.
         requests_per_minute: per API key.
         guardian_calls_per_minute: over all callers and all gateways of the database; when the Primary is down, everything
             goes to the Guardian.
@@ -121,6 +122,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_connections: int = 10_000
     connections_per_address: int = 1000
     trusted_proxies: tuple[str, ...] = ()
+    otel: bool = False
     requests_per_minute: int | None = None
     guardian_calls_per_minute: int | None = None
     guardian_cost_per_hour: float | None = None

@@ -40,6 +40,7 @@ class Call(Struct, frozen=True, kw_only=True):
         id: the query it belongs to.
         sample: distinguishes equal requests of one query.
         output_limit: the most output tokens the reply can have; None if unknown.
+        headers: further headers, such as a trace context.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Call(Struct, frozen=True, kw_only=True):
     id: str | None = None
     sample: int = 0
     output_limit: int | None = None
+    headers: Mapping[str, str] | None = None
 
 
 class Reply(Struct, frozen=True, kw_only=True):

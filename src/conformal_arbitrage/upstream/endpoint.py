@@ -85,7 +85,7 @@ class Endpoint:
         Raises:
             UpstreamError: anything but a JSON object with status 200.
         """
-        posting = self._post(call.path, _encoded(call.body))
+        posting = self._post(call, _encoded(call.body))
         try:
             async with asyncio.timeout(self._timeout), posting as response:
                 return await self._whole(response)
@@ -103,7 +103,7 @@ class Endpoint:
         ends = asyncio.get_running_loop().time() + self._timeout
         body = _encoded({**call.body, **_STREAMED})
         begun = False
-        posting = self._post(call.path, body)
+        posting = self._post(call, body)
         try:
             async with await _until(ends, posting) as response:
                 if response.status != 200 or response.content_type != "text/event-stream":
@@ -136,9 +136,9 @@ class Endpoint:
             raise self._refused(response.status, response.headers, data)
         return self._reply(data)
 
-    def _post(self, path: str, body: bytes) -> "_RequestContextManager":
+    def _post(self, call: Call, body: bytes) -> "_RequestContextManager":
         session = self._session or self._connect()
-        return session.post(self._base + path, data=body, allow_redirects=False)
+        return session.post(self._base + call.path, data=body, headers=call.headers, allow_redirects=False)
 
     async def _chunks(self, response: "ClientResponse", ends: float) -> AsyncGenerator[Chunk]:
         async with aclosing(events(self._portions(response, ends))) as payloads:

@@ -1,0 +1,248 @@
+"""19. OpenTelemetry under its GenAI names, and a dashboard and alert rules that fit what /metrics says."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import yaml
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client.parser import text_string_to_metric_families
+
+from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.gateway import server
+from tests.gateway.durability import ROOT
+from tests.gateway.house import CHAT, DECISION, UNSURE, failing, says, votes
+from tests.scripted import Stream, chunk, ending, sse
+
+DEPLOY = ROOT / "deploy"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CALLER = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "tracestate": "vendor=7"}
+SECRET_WORDS = ("A letter.", "Which?", "Say it.", "theirs", "mine")
+
+
+class Collector:
+    """An OTLP collector on loopback that keeps what it gets."""
+
+    def __init__(self):
+        self.bodies = {"/v1/traces": [], "/v1/metrics": []}
+        bodies = self.bodies
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_POST(self):
+                bodies[self.path].append(self.rfile.read(int(self.headers["content-length"])))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+    def spans(self):
+        messages = [ExportTraceServiceRequest.FromString(body) for body in self.bodies["/v1/traces"]]
+        scopes = [scope for message in messages for one in message.resource_spans for scope in one.scope_spans]
+        return [span for scope in scopes for span in scope.spans]
+
+    def metrics(self):
+        messages = [ExportMetricsServiceRequest.FromString(body) for body in self.bodies["/v1/metrics"]]
+        scopes = [scope for message in messages for one in message.resource_metrics for scope in one.scope_metrics]
+        return {metric.name: metric for scope in scopes for metric in scope.metrics}
+
+
+def attributes(of):
+    kinds = {pair.key: pair.value for pair in of.attributes}
+    return {key: getattr(value, value.WhichOneof("value")) for key, value in kinds.items()}
+
+
+@pytest.fixture
+def collector(monkeypatch):
+    made = Collector()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
+    yield made
+    made.close()
+
+
+def test_a_request_is_one_trace_from_its_caller_to_both_models(house, collector):
+    made = house(primary=votes(*UNSURE), gateway={"otel": True})
+    reply = made.decide(headers=CALLER)
+    assert reply.status_code == 200
+    made.stop()
+    by_kind = {span.kind: span for span in collector.spans()}
+    served, calls = by_kind[2], [span for span in collector.spans() if span.kind == 3]
+    assert {span.trace_id.hex() for span in collector.spans()} == {TRACE}
+    assert served.parent_span_id.hex() == "b7ad6b7169203331"
+    assert served.name == "POST /v1/decisions"
+    decision = reply.headers["x-arbitrage-decision-id"]
+    assert attributes(served).items() >= {
+        "http.request.method": "POST", "http.route": "/v1/decisions", "http.response.status_code": 200,
+        "arbitrage.policy": "support", "arbitrage.decided_by": "guardian", "arbitrage.decision_id": decision,
+    }.items()  # fmt: skip
+    assert [attributes(span)["arbitrage.role"] for span in calls] == ["primary", "guardian"]
+    for span, upstream in zip(calls, (made.primary, made.guardian), strict=True):
+        assert span.parent_span_id == served.span_id
+        assert upstream.headers[0]["traceparent"] == f"00-{TRACE}-{span.span_id.hex()}-01"
+        assert upstream.headers[0]["tracestate"] == "vendor=7"
+        assert attributes(span).items() >= {
+            "gen_ai.operation.name": "decisions", "gen_ai.request.model": "m", "gen_ai.response.model": "m",
+            "gen_ai.usage.input_tokens": 10, "gen_ai.usage.output_tokens": 5, "server.address": "127.0.0.1",
+            "server.port": upstream.port, "arbitrage.decision_id": decision,
+        }.items()  # fmt: skip
+
+
+def test_measurements_have_the_names_units_and_labels_of_the_conventions(house, collector):
+    made = house(form="text", gateway={"otel": True})
+    assert made.chat().status_code == 200
+    made.stop()
+    metrics = collector.metrics()
+    assert set(metrics) == {
+        "gen_ai.client.operation.duration", "gen_ai.client.token.usage", "http.server.request.duration",
+    }  # fmt: skip
+    assert [metrics[name].unit for name in sorted(metrics)] == ["s", "{token}", "s"]
+    points = metrics["gen_ai.client.token.usage"].histogram.data_points
+    assert {(attributes(point)["gen_ai.token.type"], point.sum) for point in points} == {("input", 10), ("output", 5)}
+    assert attributes(points[0]).items() >= {
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "127.0.0.1", "gen_ai.request.model": "m",
+    }.items()  # fmt: skip
+
+
+def test_streams_and_errors_are_recorded_without_a_word_of_content(house, collector):
+    async def portions():
+        yield sse(chunk({"content": "theirs"}))
+        yield ending()
+
+    made = house(form="text", primary=says("mine", 0.1), guardian=lambda *_: Stream(portions()), gateway={"otel": True})
+    assert made.chat({**CHAT, "stream": True}).status_code == 200
+    made.guardian.reply = failing(503, "theirs is broken")
+    assert made.chat({**CHAT, "user": "other"}).status_code == 502
+    made.stop()
+    streamed, failed = [span for span in collector.spans() if attributes(span).get("arbitrage.role") == "guardian"]
+    assert attributes(streamed)["gen_ai.request.stream"] is True
+    assert attributes(streamed)["gen_ai.response.time_to_first_chunk"] > 0
+    assert attributes(streamed)["gen_ai.usage.output_tokens"] == 5
+    assert (attributes(failed)["error.type"], failed.status.code) == ("503", 2)
+    served = [span for span in collector.spans() if span.kind == 2]
+    assert [(attributes(span)["http.response.status_code"], span.status.code) for span in served] == [
+        (200, 0),
+        (502, 2),
+    ]
+    everything = b"".join(body for bodies in collector.bodies.values() for body in bodies)
+    assert not [word for word in SECRET_WORDS if word.encode() in everything]
+
+
+def test_a_collector_that_is_gone_costs_requests_nothing_and_holds_up_no_end(house, collector):
+    collector.close()
+    made = house(gateway={"otel": True})
+    assert {made.decide().status_code for _ in range(20)} == {200}
+    made.stop()  # within the 30 seconds that the house allows
+
+
+def test_nothing_of_it_is_loaded_unless_asked_for():
+    code = "import sys, conformal_arbitrage.gateway.server; print([m for m in sys.modules if 'opentelemetry' in m])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown == "[]\n"
+
+
+def test_a_trace_is_not_passed_on_unless_asked_for(house):
+    made = house()
+    assert made.decide(DECISION, headers=CALLER).status_code == 200
+    assert "traceparent" not in {name.lower() for name in made.primary.headers[0]}
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.delitem(sys.modules, "conformal_arbitrage.gateway.telemetry", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"otel = true needs opentelemetry\S*: pip install 'conformal-arbitrage\[otel\]'"
+    ):
+        server._telemetry()
+
+
+# files for Grafana and Prometheus
+
+
+def rules():
+    return yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
+
+
+def dashboard():
+    return json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
+
+
+def expressions():
+    """Every query of the rules and of the dashboard."""
+    alerts = [rule["expr"] for group in rules() for rule in group["rules"]]
+    panels = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+    variables = [
+        re.search(r"label_values\((\w+),", one["definition"])[1] for one in dashboard()["templating"]["list"][1:]
+    ]
+    return [*alerts, *panels, *variables]
+
+
+@pytest.fixture
+def families(house):
+    """The metrics after one request: by name of a sample, its labels."""
+    made = house()
+    assert made.decide().status_code == 200
+    named = {}
+    for family in text_string_to_metric_families(made.get("/metrics").text):
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
+        for suffix in suffixes:
+            named[family.name + suffix] = {label for sample in family.samples for label in sample.labels}
+    return named
+
+
+def test_every_query_names_a_metric_that_exists_and_labels_that_it_has(families):
+    for expression in expressions():
+        names = re.findall(r"\barbitrage_\w+", expression)
+        assert names, expression
+        assert not [name for name in names if name not in families], expression
+        for name, labels in re.findall(r"(arbitrage_\w+){([^}]*)}", expression):
+            used = set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", labels)) - {"job", "instance"}
+            known = families[name] or used  # a metric without samples yet shows no labels
+            assert used <= known, expression
+
+
+def test_the_dashboard_shows_each_kind_of_metric_and_the_rules_each_danger(families):
+    shown = {name for expression in expressions() for name in re.findall(r"\barbitrage_\w+", expression)}
+    for name in ("decisions", "deferred", "cost_dollars", "upstream_errors", "log_lines_dropped", "connections_closed"):
+        assert f"arbitrage_{name}_total" in shown
+    assert all({"summary", "description"} <= set(rule["annotations"]) for group in rules() for rule in group["rules"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+def test_promtool_accepts_the_rules_and_they_fire_when_they_should():
+    for command in (["check", "rules", "rules.yml"], ["test", "rules", "rules_test.yml"]):
+        done = subprocess.run(
+            ["promtool", *command], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+def test_promtool_accepts_the_metrics_and_every_query_of_the_dashboard(house, tmp_path):
+    made = house()
+    made.decide()
+    text = made.get("/metrics").text
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert "error" not in (done.stdout + done.stderr).lower(), done.stderr
+    queries = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+    listed = [{"record": f"q{k}", "expr": query.replace("$__rate_interval", "5m")} for k, query in enumerate(queries)]
+    path = tmp_path / "queries.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": listed}]}))
+    done = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
