@@ -1,0 +1,163 @@
+"""A store that cannot be written: full, read-only, or moved away. No model is paid, ready says no, and reading goes on."""
+
+import os
+import pwd
+import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from conformal_arbitrage.store.sql_store import PROOF_SECONDS
+from tests.attacks.databases import fill, small_volume
+from tests.gateway.house import DECISION, error_of
+
+TWICE = 2
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch):
+    monkeypatch.setenv("ARBITRAGE_SECRET", "the-secret-of-these-tests")
+
+
+@contextmanager
+def refused(made):
+    """Check that a gateway refuses what it could not record, before it asks a model, and says so at ready."""
+    time.sleep(1.1 * PROOF_SECONDS)  # a commit before that is proof that the next succeeds
+    paid = len(made.primary.bodies)
+    for k in range(TWICE):
+        error_of(made.decide({**DECISION, "input": f"refused {k}"}), 503, "record_unavailable")
+        error_of(made.get("/health/ready"), 503, "record_unavailable")
+    assert len(made.primary.bodies) == paid
+    yield
+
+
+def serves(made, text):
+    """Check that a gateway answers and is ready."""
+    reply = made.decide({**DECISION, "input": text})
+    assert reply.status_code == 200, reply.text
+    assert made.get("/health/ready").status_code == 200
+    return reply.headers["x-arbitrage-decision-id"]
+
+
+def file_of(made):
+    [path] = made.folder.glob("*.sqlite")
+    return path
+
+
+def test_a_database_file_that_is_moved_is_noticed_and_served_again_once_it_is_back(house):
+    made = house()
+    before = serves(made, "before")
+    path = file_of(made)
+    path.rename(path.with_suffix(".moved"))
+    with refused(made):
+        assert not path.exists(), "a reader created an empty database"
+    path.with_suffix(".moved").rename(path)
+    after = serves(made, "after")
+    assert {record.id for record in made.records()} >= {before, after}
+
+
+def test_a_database_file_that_is_deleted_is_noticed(house):
+    made = house()
+    serves(made, "before")
+    file_of(made).unlink()
+    with refused(made):
+        error_of(made.get("/v1/arbitrage/records"), 503)
+
+
+def test_a_database_file_that_is_replaced_is_noticed(house):
+    made = house()
+    serves(made, "before")
+    path = file_of(made)
+    shutil.copy(path, path.with_suffix(".copy"))
+    path.with_suffix(".copy").replace(path)
+    with refused(made):
+        pass
+
+
+def test_a_journal_that_is_deleted_is_noticed(house):
+    made = house()
+    serves(made, "before")
+    file_of(made).with_name(file_of(made).name + "-wal").unlink()
+    with refused(made):
+        pass
+
+
+def test_a_decision_that_reaches_a_file_that_is_moved_meanwhile_is_not_acknowledged(house):
+    made = house()
+    serves(made, "before")
+    path, reply = file_of(made), made.primary.reply
+
+    def moving(*call):
+        path.rename(path.with_suffix(".moved"))
+        return reply(*call)
+
+    made.primary.reply = moving
+    error_of(made.decide(), 503, "record_unavailable")
+
+
+def test_while_the_disk_is_full_no_model_is_paid(house, tmp_path):
+    with small_volume(tmp_path / "volume", 2**22) as volume:
+        made = house(gateway={"database": str(volume / "store.db")})
+        before = serves(made, "before")
+        ballast = fill(volume)
+        with refused(made):
+            shown = made.get("/v1/arbitrage/records").json()["data"]
+            assert [record["id"] for record in shown] == [before]
+        ballast.unlink()
+        serves(made, "after")
+        assert made.with_store(lambda store: store.verify()) == []
+        made.stop()
+
+
+def test_while_postgresql_is_read_only_no_model_is_paid_and_records_can_be_read(house, start_server, short_path):
+    server = start_server(short_path)
+    try:
+        made = house(gateway={"database": server.get_uri()})
+        before = serves(made, "before")
+        server.psql("alter system set default_transaction_read_only = on;")
+        server.psql("select pg_reload_conf();")
+        with refused(made):
+            shown = made.get("/v1/arbitrage/records").json()["data"]
+            assert [record["id"] for record in shown] == [before]
+        (Path(server.pgdata) / "postgresql.auto.conf").write_text("")
+        server.psql("select pg_reload_conf();")
+        time.sleep(0.5)
+        serves(made, "after")
+        made.stop()
+    finally:
+        server.cleanup()
+
+
+@pytest.fixture
+def full_database(start_server, short_path):
+    """A function that fills the volume of a PostgreSQL database, and the database's URL."""
+    server = start_server(short_path)
+    short_path.chmod(0o755)
+    with small_volume(short_path / "volume", 3 * 2**23) as volume:
+        space = volume / "space"
+        space.mkdir()
+        if server.system_user is not None:
+            user = pwd.getpwnam(server.system_user)
+            os.chown(space, user.pw_uid, user.pw_gid)
+        with psycopg.connect(server.get_uri(), autocommit=True) as admin:
+            admin.execute(f"create tablespace small location '{space}'")
+            admin.execute("create database small tablespace small")
+        yield volume, server.get_uri(database="small")
+        server.cleanup()
+
+
+def test_while_the_disk_of_postgresql_is_full_no_model_is_paid(house, full_database):
+    volume, url = full_database
+    made = house(gateway={"database": url})
+    before = serves(made, "before")
+    ballast = fill(volume)
+    with refused(made):
+        shown = made.get("/v1/arbitrage/records").json()["data"]
+        assert [record["id"] for record in shown] == [before]
+    ballast.unlink()
+    serves(made, "after")
+    assert made.with_store(lambda store: store.verify()) == []
+    made.stop()
