@@ -3,9 +3,11 @@
 Knows nothing of how decisions are made.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 from starlette.responses import Response
@@ -30,6 +32,7 @@ from conformal_arbitrage.store.record import (
 from conformal_arbitrage.types import Leg
 
 MOST = 1000
+_AT_ONCE = 8
 _TEXT_FILTERS = ("policy", "decided_by", "before")
 _TIME_FILTERS = ("since", "until")
 HIDDEN: Mapping[type[Struct], frozenset[str]] = {
@@ -70,9 +73,14 @@ class RecordRoutes:
         records = await self._store.records(
             **_own_policy(_filters(request), request.caller), key_id=request.caller.sees_only
         )
-        last = records[-1].id if records else None
-        shown = [self._shown(record, request.caller) for record in records]
-        return json_response({"object": "list", "data": shown, "next": last})
+        rendered: list[bytes] = []
+        for record in records:
+            rendered.append(msgspec.json.encode(self._shown(record, request.caller)))
+            if len(rendered) % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # decisions first
+        last = msgspec.json.encode(records[-1].id if records else None)
+        body = b'{"object":"list","data":[' + b",".join(rendered) + b'],"next":' + last + b"}"
+        return Response(body, media_type="application/json")
 
     async def one(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/records/{id}."""

@@ -190,7 +190,10 @@ class Store(Protocol):
         before: str | None = None,
         limit: int = 100,
     ) -> list[DecisionRecord]:
-        """Return decisions, newest first; `before` is the id at which the previous page ended."""
+        """Return decisions, the last recorded first; `before` is the id at which the previous page ended.
+
+        `since` is included, `until` is not. A page of large records is shorter than `limit`; only the end is empty.
+        """
         ...
 
     async def take_audits(

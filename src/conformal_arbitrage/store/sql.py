@@ -7,8 +7,8 @@ Knows nothing of threads, event loops or how a transaction begins and ends.
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, groupby
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from msgspec import Struct
@@ -18,9 +18,7 @@ from conformal_arbitrage.store.audits import queue_audits
 from conformal_arbitrage.store.base import Audit, Claim, Claimed, KeyInfo, PolicyVersion, SavedResponse, Scope
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import (
-    decode_decision,
     decode_json,
-    decode_later,
     decode_names,
     encode_json,
 )
@@ -28,13 +26,7 @@ from conformal_arbitrage.store.heads import CHUNK, LINK, VERSION, check_versions
 from conformal_arbitrage.store.ids import time_of
 from conformal_arbitrage.store.record import (
     AuditBody,
-    CompletionBody,
-    DecisionRecord,
     Event,
-    FeedbackBody,
-    LaterBody,
-    completion_of_record,
-    with_outcome,
 )
 
 CHANGE_COUNT = "select count, undelivered_until from changes"
@@ -219,45 +211,6 @@ def sweep(session: Session) -> bool:
     session.run("delete from undelivered where expires <= ?", now)
     session.run("update changes set undelivered_until = 0 where undelivered_until > 0 and undelivered_until <= ?", now)
     return CHUNK in counts
-
-
-def record(session: Session, id: str) -> DecisionRecord | None:
-    """Return a decision with its later events."""
-    return next(iter(_records(session, {"id = ?": id}, limit=1)), None)
-
-
-def records(session: Session, *, conditions: Mapping[str, Any], limit: int) -> list[DecisionRecord]:
-    """Return the decisions that meet all conditions, newest first; a condition whose value is None is ignored."""
-    return _records(session, {sql: value for sql, value in conditions.items() if value is not None}, limit)
-
-
-def _records(session: Session, conditions: Mapping[str, Any], limit: int) -> list[DecisionRecord]:
-    where = " and ".join(["kind = 'decision'", *conditions])
-    rows = session.rows(
-        "select d.id, d.at, d.policy, d.key_id, d.decided_by, d.body, e.kind, e.at, e.body from "
-        f"(select id, at, policy, key_id, decided_by, body from events where {where} order by id desc limit ?) d "
-        "left join events e on e.id = d.id and e.kind <> 'decision' order by d.id desc, e.at, e.writer, e.seq",
-        *(*conditions.values(), limit),
-    )
-    return [_decision(decision, [row[6:] for row in group]) for decision, group in groupby(rows, lambda row: row[:6])]
-
-
-def _decision(row: Sequence[Any], later: Iterable[Sequence[Any]]) -> DecisionRecord:
-    """Build a record."""
-    id, created, policy, key_id, decided_by, body = row
-    bodies: list[LaterBody] = [decode_later(kind, text, id, at) for kind, at, text in later if kind is not None]
-    completion = completion_of_record([body for body in bodies if isinstance(body, CompletionBody)])
-    return DecisionRecord(
-        id=id,
-        created=created,
-        policy=policy,
-        key_id=key_id,
-        decided_by=decided_by if completion is None else completion.decided_by or decided_by,
-        decision=with_outcome(decode_decision(body, id), completion),
-        completion=completion,
-        feedback=tuple(body for body in bodies if isinstance(body, FeedbackBody)),
-        audit=next((body for body in bodies if isinstance(body, AuditBody)), None),
-    )
 
 
 _VERSIONS = (

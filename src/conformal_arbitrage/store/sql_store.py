@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from conformal_arbitrage.errors import DamagedError, OptionError, StoreError
-from conformal_arbitrage.store import audits, heads, integrity, pruning, spending
+from conformal_arbitrage.store import audits, heads, integrity, pages, pruning, spending
 from conformal_arbitrage.store import sql as operations
 from conformal_arbitrage.store.base import (
     Audit,
@@ -146,7 +146,7 @@ class SQLStore(ABC):
         """See `Store.record`."""
         if "\0" in id:
             return None  # PostgreSQL has no such text
-        return await self._read(lambda session: operations.record(session, id))
+        return await self._read(lambda session: pages.record(session, id))
 
     async def records(
         self,
@@ -159,16 +159,11 @@ class SQLStore(ABC):
         before: str | None = None,
         limit: int = 100,
     ) -> list[DecisionRecord]:
-        """See `Store.records`; `since` is included, `until` is not."""
-        conditions = {
-            "policy = ?": policy,
-            "key_id = ?": key_id,
-            "decided_by = ?": decided_by,
-            "at >= ?": since,
-            "at < ?": until,
-            "id < ?": before,
-        }
-        return await self._scan(lambda session: operations.records(session, conditions=conditions, limit=limit))
+        """See `Store.records`."""
+        wanted = pages.RecordFilter(
+            policy=policy, key_id=key_id, decided_by=decided_by, since=since, until=until, before=before
+        )
+        return await self._scan(lambda session: pages.page(session, wanted, limit))
 
     async def take_audits(
         self, *, limit: int, lease: float, policies: Collection[str] | None = None, overdue: float | None = None

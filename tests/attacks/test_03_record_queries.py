@@ -1,0 +1,218 @@
+"""Records are found by an index whatever the filter, a page is bounded in bytes, and decisions come first."""
+
+import asyncio
+import itertools
+import threading
+
+import pytest
+
+from conformal_arbitrage.store import CompletionBody, Content, DecisionBody, PostgresStore, SQLiteStore, new_id, pages
+from conformal_arbitrage.store.pages import PAGE_BYTES, RecordFilter
+from tests.gateway.house import DECISION, UNSURE, failing, votes
+from tests.store.facts import BODY, decide, decision, later
+
+ROWS = 6000
+FILTERS = {
+    "policy": "support",
+    "key_id": "k1",
+    "decided_by": "guardian",
+    "since": 1000.0,
+    "until": 5000.0,
+    "before": f"{3000:08d}{0:018d}",
+}
+COMBINATIONS = [names for size in range(7) for names in itertools.combinations(FILTERS, size)]
+
+
+async def filled(store):
+    """Write many decisions, by a few keys, policies and deciders, and spread them over time."""
+    events = [
+        decision(
+            f"{k:08d}{0:018d}",
+            policy=("support", "sales")[k // 4 % 2],
+            key_id=f"k{k % 3}",
+            decided_by=("primary", "guardian", "fallback", "cancelled")[k % 4],
+        )
+        for k in range(ROWS)
+    ]
+    for start in range(0, ROWS, 1000):
+        await store.commit(events[start : start + 1000])
+
+
+class Noted:
+    """A session that notes the plan of each statement it runs."""
+
+    def __init__(self, session):
+        self._session = session
+        self.dialect, self.seals = session.dialect, session.seals
+        self.plans = []
+
+    def rows(self, sql, *values):
+        explain = "explain query plan " if self.dialect.placeholder == "?" else "explain "
+        plan = "\n".join(str(row[-1]) for row in self._session.rows(explain + sql, *values))
+        self.plans.append((sql, plan))
+        return self._session.rows(sql, *values)
+
+
+@pytest.mark.parametrize("where", ["sqlite", "postgres"], indirect=True)
+def test_every_combination_of_filters_is_a_search_in_an_index(store, sql):
+    async def story():
+        await filled(store)
+        sql("update events set at = cast(substr(id, 1, 8) as int)")
+        sql("analyze")
+        for names in COMBINATIONS:
+            wanted = RecordFilter(**{name: FILTERS[name] for name in names})
+
+            def explained(session, wanted=wanted):
+                noted = Noted(session)
+                found = pages.page(noted, wanted, 20)
+                return found, noted.plans
+
+            found, plans = await store._scan(explained)
+            assert len(found) == 20, names
+            for statement, plan in plans:
+                in_order = not names and plan == "SCAN events USING INDEX decisions_by_time"
+                assert in_order or "SCAN events" not in plan, (names, statement, plan)
+                assert "Seq Scan" not in plan, (names, statement, plan)
+                if "limit" in statement:
+                    assert "TEMP B-TREE" not in plan, (names, statement, plan)
+                    assert "Sort" not in plan, (names, statement, plan)
+
+    asyncio.run(story())
+
+
+def test_pages_hold_the_same_records_as_a_filter_over_all_of_them(store):
+    async def story():
+        await filled(store)
+        everything = await store.records(limit=ROWS)
+        assert len(everything) == ROWS
+        for names in itertools.chain.from_iterable(
+            itertools.combinations(("policy", "key_id", "decided_by"), k) for k in range(4)
+        ):
+            given = {name: FILTERS[name] for name in names}
+            expected = [r.id for r in everything if all(getattr(r, name) == value for name, value in given.items())]
+            found, before = [], None
+            while page := await store.records(**given, before=before, limit=700):
+                found += [record.id for record in page]
+                before = page[-1].id
+            assert found == expected, names
+
+    asyncio.run(story())
+
+
+def test_a_page_of_large_records_is_short_and_the_pages_together_complete(store):
+    async def story():
+        large = DecisionBody(content=Content(answer="x" * (PAGE_BYTES // 5)))
+        ids = await decide(store, 20, body=large)
+        await decide(store, 3)
+        found, before, sizes = [], None, []
+        while page := await store.records(before=before, limit=1000):
+            found += [record.id for record in page]
+            before = page[-1].id
+            sizes.append(sum(len(record.decision.content.answer) for record in page if record.decision.content))
+        assert set(ids) <= set(found)
+        assert len(found) == len(set(found)) == 23
+        assert max(sizes) <= 1.3 * PAGE_BYTES
+        assert len(sizes) >= 4
+
+    asyncio.run(story())
+
+
+def test_a_decision_that_the_safe_action_replaced_is_found_as_a_fallback_and_not_as_the_guardians(store):
+    async def story():
+        pending = DecisionBody(
+            **{f: getattr(BODY, f) for f in ("candidates", "margin", "legs", "mode", "form", "size")}, pending=True
+        )
+        ids = await decide(store, 3, body=pending, decided_by="guardian")
+        for id in ids[:2]:
+            await store.commit([later(id, CompletionBody(finish="stop", action=0, decided_by="fallback"))])
+        [plain] = await decide(store, 1, decided_by="fallback")
+        for limit in (1, 2, 100):
+            found, before = [], None
+            while page := await store.records(decided_by="fallback", before=before, limit=limit):
+                found += [record.id for record in page]
+                before = page[-1].id
+            assert found == [plain, ids[1], ids[0]]
+        assert [record.id for record in await store.records(decided_by="guardian", limit=1)] == [ids[2]]
+        assert await store.records(decided_by="fallback", policy="sales") == []
+        assert len(await store.records(decided_by="fallback", policy="support", key_id="k1", since=0.0)) == 3
+
+    asyncio.run(story())
+
+
+def test_a_replaced_decision_under_a_key_is_listed_by_the_gateway_as_a_fallback(house):
+    made = house(primary=votes(*UNSURE), guardian=failing(400), task={"safe_action": "c"})
+    reply = made.decide(DECISION, headers={"Idempotency-Key": "k"})
+    assert reply.status_code == 200, reply.text
+    listed = made.get("/v1/arbitrage/records?decided_by=fallback").json()["data"]
+    assert [record["id"] for record in listed] == [reply.headers["x-arbitrage-decision-id"]]
+
+
+@pytest.mark.parametrize("where", ["sqlite", "postgres"], indirect=True)
+def test_decisions_are_recorded_while_every_reader_is_busy(store):
+    held, reading = threading.Event(), threading.Semaphore(0)
+
+    def slow(session):
+        reading.release()
+        held.wait(60)
+
+    async def story():
+        readers = [asyncio.ensure_future(store._scan(slow)) for _ in range(8)]
+        await asyncio.to_thread(reading.acquire)
+        try:
+            ids = await asyncio.wait_for(decide(store, 5), 30)
+            assert await asyncio.wait_for(store.writable(), 30) >= 0
+            assert (await asyncio.wait_for(store.record(ids[0]), 30)).id == ids[0]
+            assert await asyncio.wait_for(store.policies(), 30) == []
+            assert await asyncio.wait_for(store.keys(), 30) == []
+        finally:
+            held.set()
+        await asyncio.gather(*readers)
+
+    asyncio.run(story())
+
+
+def test_a_page_whose_end_was_removed_goes_on_where_that_was(store):
+    async def story():
+        ids = await decide(store, 3)
+        await asyncio.sleep(0.02)
+        assert [record.id for record in await store.records(before=new_id())] == ids[::-1]
+        assert await store.records(before="no id") == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", [SQLiteStore, PostgresStore])
+def test_a_database_of_the_first_release_gets_the_indexes(kind, request, tmp_path):
+    from conformal_arbitrage.store import migrations
+
+    where = str(tmp_path / "s.db") if kind is SQLiteStore else request.getfixturevalue("postgres")
+
+    async def story():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:2])
+            if kind is PostgresStore:
+                patch.setattr("conformal_arbitrage.store.postgres.MIGRATIONS", migrations.MIGRATIONS[:2])
+                kind(where)._shut_down()
+            else:
+                migrate_only(where)
+        store = kind(where)
+        await decide(store, 2)
+        assert len(await store.records(policy="support")) == 2
+        await store.close()
+
+    asyncio.run(story())
+
+
+def migrate_only(where):
+    """Create an SQLite database with the tables of the patched release."""
+    import sqlite3
+    from contextlib import closing
+
+    from conformal_arbitrage.store.dialect import SQLITE, Session
+    from conformal_arbitrage.store.migrations import migrate
+    from conformal_arbitrage.store.seals import Seals
+
+    with closing(sqlite3.connect(where, isolation_level=None)) as connection:
+        connection.execute("begin immediate")
+        migrate(Session(connection, SQLITE, Seals()), where)
+        connection.execute("commit")
