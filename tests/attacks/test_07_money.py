@@ -4,12 +4,14 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
+import aiohttp
 import pytest
 
 from conformal_arbitrage.errors import ConfigError, QuotaError
 from conformal_arbitrage.gateway.guardian_limits import GuardianCalls, GuardianSpending
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import Reservation, Shortage
+from tests.gateway.durability import Gateway, decision_request, encoded, write_config
 from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, says, votes
 from tests.scripted import completion
 
@@ -210,5 +212,41 @@ def test_both_limits_are_shared_and_a_restart_forgets_nothing(where, opened):
         with pytest.raises(QuotaError, match="limit on cost") as failure:
             await GuardianSpending(opened(where), 1.0, live_share=0.5).reserve(0.3)
         assert failure.value.retry_after > 3000
+
+    asyncio.run(story())
+
+
+def costly(folder, database, limit):
+    """A configuration of models in child processes that defers nearly everything, at $0.05 a Guardian call."""
+    path = write_config(folder, database, audit_rate=0, alpha=0.01)
+    text = path.read_text().replace('name = "guardian"', 'name = "guardian"\nprice_per_call = 0.05')
+    path.write_text(text.replace("[gateway]", f"[gateway]\nguardian_cost_per_hour = {limit}"))
+    return path
+
+
+async def statuses_of(session, urls, count, name):
+    async def ask(k):
+        path, body = decision_request(f"{name}{k}")
+        headers = {"Content-Type": "application/json"}
+        async with session.post(urls[k % len(urls)] + path, data=encoded(body), headers=headers) as reply:
+            return reply.status
+
+    return await asyncio.gather(*(ask(k) for k in range(count)))
+
+
+def test_two_gateways_under_load_spend_what_one_may_and_a_kill_forgets_nothing(where, tmp_path):
+    async def story():
+        calls = tmp_path / "calls"
+        config = costly(tmp_path, where, 0.50)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            async with Gateway(config, CALLS=str(calls)) as one, Gateway(config, CALLS=str(calls)) as other:
+                statuses = await statuses_of(session, [one.url, other.url], 60, "a")
+                await one.kill()
+                assert 429 in await statuses_of(session, [other.url], 20, "b")
+            async with Gateway(config, CALLS=str(calls)) as third:
+                assert 429 in await statuses_of(session, [third.url], 20, "c")
+        assert set(statuses) == {200, 429}
+        asked = [line for line in calls.read_text().splitlines() if line.startswith("guardian")]
+        assert len(asked) == 10  # ten at $0.05, over three processes
 
     asyncio.run(story())

@@ -35,7 +35,7 @@ def take_audits(
     conditions, values = ["lease <= ?"], [now]
     if policies is not None:
         places = ", ".join("?" * len(policies)) or "null"
-        late = "false" if overdue is None else "queued <= ?"
+        late = "false" if overdue is None else "(queued > 0 and queued <= ?)"
         conditions.append(f"(policy in ({places}) or {late})")
         values += [*policies, *([] if overdue is None else [now - overdue])]
     rows = session.rows(
@@ -44,6 +44,9 @@ def take_audits(
         *(*values, limit),
     )
     renew_audits(session, [row[0] for row in rows], lease=lease)
+    for row in rows:
+        if not row[-1]:  # queued by a gateway of an earlier release: its age counts from now
+            session.run("update audits set queued = ? where id = ?", now, row[0])
     return [audit for row in rows if (audit := _audit(row, now)) is not None]
 
 
@@ -55,7 +58,7 @@ def _audit(row: Sequence[Any], now: float) -> Audit | None:
     except StoreError as error:
         _log.error("an audit is skipped: %s", error, extra={"policy": policy, "id": id})
         return None
-    return Audit(id=id, policy=policy, question=question, attempts=attempts, age=max(0.0, now - queued))
+    return Audit(id=id, policy=policy, question=question, attempts=attempts, age=max(0.0, now - (queued or now)))
 
 
 def renew_audits(session: Session, ids: Sequence[str], *, lease: float) -> None:
@@ -73,6 +76,11 @@ def postpone_audit(session: Session, id: str, *, seconds: float) -> None:
 
 def audit_backlog(session: Session) -> list[AuditBacklog]:
     """Return how many audits of each policy wait, and how long the oldest has."""
-    rows = session.rows("select policy, count(*), min(queued) from audits group by policy order by policy")
+    oldest = "min(case when queued > 0 then queued end)"
+    rows = session.rows(f"select policy, count(*), {oldest} from audits group by policy order by policy")
     now = session.now()
-    return [AuditBacklog(policy=policy, waiting=count, oldest=max(0.0, now - queued)) for policy, count, queued in rows]
+    ages = [max(0.0, now - (queued or now)) for _, _, queued in rows]
+    return [
+        AuditBacklog(policy=policy, waiting=count, oldest=age)
+        for (policy, count, _), age in zip(rows, ages, strict=True)
+    ]

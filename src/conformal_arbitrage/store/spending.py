@@ -53,7 +53,8 @@ def _lock(session: Session, name: str) -> float:
         "on conflict (name, part) do update set reserved = 0",
         *(name, _LOCK),
     )
-    return session.now()
+    [(now,)] = session.rows(f"select {session.dialect.now}")  # not when the transaction began: it may have waited
+    return float(now)
 
 
 def _wait(parts: list[tuple[int, int]], excess: int) -> int | None:
