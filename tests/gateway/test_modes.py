@@ -1,12 +1,16 @@
 import asyncio
 import socket
 import time
+from typing import ClassVar
 
 import numpy as np
 from click.testing import CliRunner
 
-from conformal_arbitrage import Certificate, ScoreLog
+from conformal_arbitrage import Certificate, Query, ScoreLog
 from conformal_arbitrage.cli import cli
+from conformal_arbitrage.gateway.decider import Decider
+from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair
+from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.store import Audit, MenuQuestion, TextQuestion
 from tests.gateway.house import (
     DECISION,
@@ -273,3 +277,36 @@ def test_a_shadow_row_whose_guardian_failed_stays_in_the_export_as_missing(house
     log = ScoreLog.read(exported(made, "--score-log"))
     assert log.missing.tolist() == [False, True, False]
     assert not log.no_opinion.any()
+
+
+class Hanging:
+    """A model that never answers and says how its call ended."""
+
+    identity: ClassVar = {}
+
+    def __init__(self):
+        self.ended = None
+
+    async def score(self, query):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.ended = "cancelled"
+            raise
+
+
+def test_in_shadow_mode_a_choice_abandoned_during_the_primary_s_call_ends_that_to_the_guardian():
+    guardian = Hanging()
+    policy = LivePolicy(
+        name="p", version=0, settings=PolicyConfig(mode="shadow"), certificate=None, rule=None, alpha=None,
+        pair=MenuPair(primary=Hanging(), guardian=guardian), identities_sha256="",
+    )  # fmt: skip
+
+    async def abandon():
+        beginning = asyncio.create_task(Decider(bytes(32)).begin_menu(policy, Query("q", ("a", "b"), id="1"), "caller"))
+        await asyncio.sleep(0.05)
+        beginning.cancel()
+        await asyncio.gather(beginning, return_exceptions=True)
+        return guardian.ended  # the end of the event loop would cancel it, too
+
+    assert asyncio.run(abandon()) == "cancelled"
