@@ -25,6 +25,9 @@ PACKAGE = "conformal_arbitrage."
 Pair = tuple[str, str]
 
 
+_BACKGROUND = (f"{PACKAGE}gateway.auditor", f"{PACKAGE}gateway.housekeeping")
+
+
 class Watch:
     """A profile function that counts calls from one module of the package to another."""
 
@@ -40,6 +43,8 @@ class Watch:
         self._entered.add(frame)
         callee = frame.f_globals.get("__name__", "")
         caller = frame.f_back.f_globals.get("__name__", "") if frame.f_back else ""
+        if caller in _BACKGROUND:  # no part of a request
+            return
         if callee.startswith(PACKAGE) and caller.startswith(PACKAGE) and caller != callee:
             self.calls[caller, callee] += 1
             self.functions[

@@ -23,6 +23,7 @@ from conformal_arbitrage.errors import (
     StoreError,
     UpstreamError,
 )
+from conformal_arbitrage.gateway.decider import recorded_error
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair, PolicyTable
 from conformal_arbitrage.live.policy import leg_of
@@ -160,7 +161,8 @@ class Auditor:
             self._metrics.leg(policy.name, leg)
             if isinstance(reply, Answer) and policy.settings.content == "full":
                 return AuditBody(cost=leg.spent.cost, served=leg.served, answer=answer_text(reply.message))
-        return AuditBody(scores=leg.scores, error=leg.error, cost=leg.spent.cost, served=leg.served)
+        error = recorded_error(leg.error, policy)
+        return AuditBody(scores=leg.scores, error=error, cost=leg.spent.cost, served=leg.served)
 
 
 async def _guardian_reply(policy: LivePolicy, audit: Audit) -> Scores | Answer:

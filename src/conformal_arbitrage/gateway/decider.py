@@ -4,6 +4,7 @@ Knows nothing of HTTP.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from hashlib import blake2b
@@ -200,7 +201,7 @@ class Decider:
         last = decision.legs[-1] if decision.legs and not _awaits_guardian(decision) else None
         body = CompletionBody(
             finish=finish,
-            leg=None if last is None else replace(last, reply=None),
+            leg=None if last is None else recorded_leg(last, policy),
             action=None if pending else decision.action,
             decided_by=decision.decided_by if replaced else None,
             no_guarantee=decision.no_guarantee if replaced else None,
@@ -222,7 +223,7 @@ class Decider:
             margin=None if decision.margin == float("inf") else decision.margin,
             relaxation=decision.relaxation,
             no_guarantee=decision.no_guarantee,
-            legs=tuple([leg if leg.reply is None else replace(leg, reply=None) for leg in legs]),
+            legs=tuple([leg if leg.reply is leg.error is None else recorded_leg(leg, policy) for leg in legs]),
             cost=decision.spent.cost,
             alpha=policy.alpha,
             version=policy.version,
@@ -257,6 +258,20 @@ class Decider:
 
     def _digest(self, value: object) -> str:
         return "blake2b-256:" + blake2b(_sorted.encode(value), key=self._digest_key, digest_size=32).hexdigest()
+
+
+def recorded_leg(leg: Leg, policy: LivePolicy) -> Leg:
+    """Return a leg as it is recorded: without its reply, and without an endpoint's words unless content is kept in full."""
+    return replace(leg, reply=None, error=recorded_error(leg.error, policy))
+
+
+def recorded_error(error: str | None, policy: LivePolicy) -> str | None:
+    """Return why a model failed: its kind and HTTP status, and the whole text if content is kept in full."""
+    if error is None or policy.settings.content == "full":
+        return error
+    kind, _, text = error.partition(":")
+    status = re.search(r": status (\d{3}) ", text)
+    return kind if status is None else f"{kind}: status {status[1]}"
 
 
 def _given(content: Content) -> list[tuple[str, object]]:

@@ -69,7 +69,7 @@ def _check_pair(config: "Config", policy: str, refusal: Callable[..., ConfigErro
 _LIMITS = (
     "max_body", "max_questions", "max_actions", "max_action_length", "max_depth", "max_in_flight", "requests_per_minute",
     "guardian_calls_per_minute", "guardian_cost_per_hour", "audit_deadline", "max_header", "header_timeout", "body_timeout",
-    "body_rate", "idle_timeout", "write_timeout", "max_connections", "connections_per_address",
+    "body_rate", "retain_days", "idle_timeout", "write_timeout", "max_connections", "connections_per_address",
 )  # fmt: skip
 
 
@@ -85,6 +85,13 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
         value = getattr(gateway, name)
         if value is not None and not 0 < value < float("inf"):
             raise refusal(name, "above 0 and finite (leave it out for the default)")
+    if not 0 <= gateway.port <= 65535:
+        raise refusal("port", "from 0 to 65535 (0 picks a free one)")
+    for name, policy in config.policies.items():
+        if not 0 <= policy.audit_rate <= 1:
+            line = line_of(text, ("policies", name), "audit_rate")
+            rule = "audit_rate must be a share, from 0 to 1 (0.05 for 5 %)"
+            raise ConfigError(f"{source}: line {line}: {rule}; got {policy.audit_rate!r}")
     if not 0 <= gateway.live_share < 1:
         raise refusal("live_share", "at least 0 and below 1")
     if not all(map(_is_network, gateway.trusted_proxies)):

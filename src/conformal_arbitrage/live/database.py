@@ -6,20 +6,29 @@ Knows nothing of what is in it.
 import os
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 from conformal_arbitrage.calibration.project_secret import SHORTEST_SECRET, ProjectSecret
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store import Store, open_store
 
+_QUOTED = r"[\w.~%!$&'()*+,;=-]*"
+"""What needs no quoting in a URL, or is quoted."""
+
 
 def database_of(config: Config) -> str:
-    """Return the database: a URL, or a file beside the configuration; {NAME} comes from the environment."""
+    """Return the database: a URL, or a file beside the configuration; {NAME} comes from the environment.
+
+    In the password of a URL, a value with special characters is quoted.
+    """
 
     def value(name: re.Match[str]) -> str:
         if name[1] not in os.environ:
             raise ConfigError(f"[gateway] database: the environment variable {name[1]} is not set")
-        return os.environ[name[1]]
+        text = os.environ[name[1]]
+        is_password = name.string[: name.start()].endswith(":") and name.string[name.end() :].startswith("@")
+        return quote(text, safe="") if is_password and not re.fullmatch(_QUOTED, text) else text
 
     location = re.sub(r"\{(\w+)\}", value, config.gateway.database)
     return location if "://" in location else str(Path(config.folder) / location)

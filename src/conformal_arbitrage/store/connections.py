@@ -8,6 +8,7 @@ Knows nothing of threads that run jobs, or of what the jobs do.
 
 import math
 import os
+import re
 import socket
 import threading
 import time
@@ -273,8 +274,13 @@ def _import_psycopg() -> Any:
 
 
 def _parameters(psycopg: Any, url: str) -> Mapping[str, Any]:
-    """Parse a URL; the error does not repeat it, since it may contain a password."""
+    """Parse a URL; the error does not repeat it, since it may contain a password.
+
+    A password with an unquoted / or @ would be read as a host or a database, and printed as such.
+    """
     try:
+        if re.search("[/@]", url.partition("://")[2].partition("?")[0].rpartition("@")[0]):
+            raise psycopg.ProgrammingError
         return {**_DEFAULTS, **psycopg.conninfo.conninfo_to_dict(url)}
     except psycopg.Error:
         raise StoreError(

@@ -21,6 +21,7 @@ import msgspec
 from conformal_arbitrage.errors import ConfigError, DeadlineError, UpstreamError
 from conformal_arbitrage.types import JSON, Chunk, Spent
 from conformal_arbitrage.upstream.base import Call, Reply
+from conformal_arbitrage.upstream.scrubbing import SplitSecret
 from conformal_arbitrage.upstream.sse import Assembly, assembled, events
 
 if TYPE_CHECKING:
@@ -141,12 +142,16 @@ class Endpoint:
         return session.post(self._base + call.path, data=body, headers=call.headers, allow_redirects=False)
 
     async def _chunks(self, response: "ClientResponse", ends: float) -> AsyncGenerator[Chunk]:
+        split = SplitSecret(self._secret) if len(self._secret) >= _SHORTEST_SECRET else None
         async with aclosing(events(self._portions(response, ends))) as payloads:
             async for payload in payloads:
                 if payload == b"[DONE]":
                     await _drain(response)
-                    return
-                yield self._chunk(payload)
+                    break
+                chunk = self._chunk(payload)
+                yield chunk if split is None else split.scrub(chunk)
+        if split is not None and (rest := split.rest()) is not None:
+            yield rest
 
     async def _portions(self, response: "ClientResponse", ends: float) -> AsyncGenerator[bytes]:
         size = 0

@@ -1,0 +1,181 @@
+"""14. Secrets and content: what must not be printed, stored or passed on is not."""
+
+import asyncio
+import json
+import stat
+
+import pytest
+from click.testing import CliRunner
+
+from conformal_arbitrage.cli import main
+from conformal_arbitrage.errors import ConfigError, StoreError
+from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.live.database import database_of, existing_secret
+from conformal_arbitrage.store import open_store
+from conformal_arbitrage.upstream.scrubbing import SplitSecret
+from tests.gateway.durability import SECRET, Gateway, run_sql, write_config
+from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, says, until, votes
+
+KEY = {"Idempotency-Key": "order-17"}
+PASSWORD = "pa/ss@wo:rd?#1"
+
+
+@pytest.mark.parametrize("password", ["pa/ss@word", "pass@word", "pa/ssword", PASSWORD])
+def test_a_password_that_needs_quoting_is_never_printed(password):
+    with pytest.raises(StoreError) as caught:
+        asyncio.run(open_store(f"postgresql://user:{password}@127.0.0.1:1/base"))
+    for part in ("pa", "ss", "word", "1/base"):
+        assert part not in str(caught.value).replace("PASSWORD", "").replace("pass", "p").replace("pad", ""), part
+
+
+def test_a_password_from_the_environment_is_quoted_where_it_needs_it(tmp_path, monkeypatch):
+    from psycopg.conninfo import conninfo_to_dict
+
+    path = write_config(tmp_path, "postgresql://user:{DATABASE_PASSWORD}@host:5432/base")
+    for value, parsed in ((PASSWORD, PASSWORD), ("plain", "plain"), ("p%40ss", "p@ss")):
+        monkeypatch.setenv("DATABASE_PASSWORD", value)
+        parameters = conninfo_to_dict(database_of(read_config(path)))
+        assert (parameters["password"], parameters["host"], parameters["dbname"]) == (parsed, "host", "base")
+
+
+def test_an_upstream_cannot_forge_a_line_of_the_log(tmp_path):
+    forged = '{"level":"info","message":"all is well"}'
+    with House(tmp_path, primary=votes(*UNSURE), guardian=failing(400, f"bad\n{forged}\n\r{forged}")) as made:
+
+        async def story():
+            async with Gateway(
+                made.path, ARBITRAGE_SECRET=(tmp_path / "arbitrage.secret").read_text().strip()
+            ) as other:
+                import requests
+
+                reply = await asyncio.to_thread(requests.post, f"{other.url}/v1/decisions", json=DECISION, timeout=30)
+                assert reply.status_code == 502
+
+        asyncio.run(story())
+    lines = made.path.with_suffix(".log").read_text().splitlines()
+    assert forged not in lines
+    assert any("all is well" in json.loads(line).get("message", "") for line in lines)
+
+
+@pytest.mark.parametrize("content", ["off", "hashed", "full"])
+def test_excerpts_in_errors_are_stored_only_with_full_content(where, tmp_path, monkeypatch, content):
+    monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
+    echo = failing(400, "cannot answer 'A letter.' SECRET-WORD")
+    policy = {"content": content, "audit_rate": 1.0}
+    with House(tmp_path, primary=votes(*UNSURE), guardian=echo, policy=policy, gateway={"database": where}) as made:
+        error_of(made.decide(), 502)
+        error_of(made.decide(headers=KEY), 502)
+        until(lambda: any(record.audit for record in made.records()))
+        texts = str(run_sql(where, "select body from events"))
+        assert ("SECRET-WORD" in texts) == (content == "full")
+        assert "UpstreamError: status 400" in texts if content != "full" else "status 400" in texts
+
+
+def test_no_content_remains_with_content_off_but_replies_for_a_day(where, tmp_path, monkeypatch):
+    monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
+    options = {"form": "text", "primary": says("mine SECRET-WORD", 0.9), "policy": {"content": "off"}}
+    with House(tmp_path, **options, gateway={"database": where}) as made:
+        body = {**CHAT, "messages": [{"role": "user", "content": "SECRET-WORD"}]}
+        first = made.chat(body, headers=KEY)
+        assert made.chat(body, headers=KEY).content == first.content
+        for table in ("events", "audits", "claims", "begun", "undelivered"):
+            assert "SECRET-WORD" not in str(run_sql(where, f"select * from {table}"))
+        made.with_store(lambda store: store.prune(before=0))
+        assert run_sql(where, "select count(*) from replays") == [(1,)]
+        run_sql(where, "update replays set expires = 1")
+        made.with_store(lambda store: store.prune(before=0))
+        assert run_sql(where, "select count(*) from replays") == [(0,)]
+
+
+def test_the_database_file_is_readable_by_its_owner_only(house):
+    made = house()
+    made.decide()
+    for file in made.folder.glob("arbitrage.sqlite*"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file.name
+
+
+@pytest.mark.parametrize("name", ["arbitrage.secret", "store.db.secret"])
+@pytest.mark.parametrize("content", [b"", b"\n", b"short"])
+def test_a_secret_that_can_be_guessed_is_refused(tmp_path, monkeypatch, name, content):
+    monkeypatch.delenv("ARBITRAGE_SECRET", raising=False)
+    path = write_config(tmp_path, "store.db")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match="a secret has 16"):
+        existing_secret(read_config(path))
+    result = CliRunner().invoke(main, ["serve", "--config", str(path), "--port", "0"])
+    assert result.exit_code == 2
+    assert "a secret has 16" in result.output
+
+
+def delta(text=None, finish=None, **rest):
+    return {
+        "choices": [
+            {"index": 0, "delta": {**({} if text is None else {"content": text}), **rest}, "finish_reason": finish}
+        ]
+    }
+
+
+@pytest.mark.parametrize("parts", range(1, 13))
+def test_a_key_in_pieces_is_kept_out_of_a_stream(parts):
+    secret = "sk-abcdefgh-12345"
+    whole = f"so s and sk-a {secret} the rest sk-ab"
+    size = -(-len(whole) // parts)
+    split = SplitSecret(secret)
+    chunks = [split.scrub(delta(whole[k : k + size])) for k in range(0, len(whole), size)]
+    chunks.append(split.scrub(delta(finish="stop")))
+    assert split.rest() is None
+    said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert said == whole.replace(secret, "***")
+
+
+def test_a_key_in_pieces_is_kept_out_of_tool_calls_and_of_streams_without_an_end():
+    def call(text, index=0):
+        return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+    split = SplitSecret("sk-abcdefgh")
+    pieces = [split.scrub(delta(**call(text))) for text in ('{"a":"sk-abc', 'defgh","b":"sk', "-no")]
+    pieces.append(split.scrub(delta(finish="tool_calls", **call("s"))))
+    texts = [one["function"]["arguments"] for p in pieces for one in p["choices"][0]["delta"]["tool_calls"]]
+    assert "".join(texts) == '{"a":"***","b":"sk-nos'
+    split.scrub(delta("it is sk-", **call("sk", 1)))
+    assert split.rest()["choices"][0]["delta"] == {"content": "sk-", **call("sk", 1)}
+    assert split.scrub({"choices": []}) == {"choices": []}
+    assert split.rest() is None
+
+
+def test_a_key_that_an_endpoint_echoes_in_two_chunks_reaches_no_caller(house, monkeypatch):
+    from tests.gateway.test_live_stream import STREAM, tells
+
+    monkeypatch.setenv("GUARDIAN_KEY", "sk-abcdefgh-12345")
+    made = house(
+        form="text", primary=says("mine", 0.1), guardian=tells("my key is sk-abcd", "efgh-12345", ", well"),
+        models={"guardian": {"key_env": "GUARDIAN_KEY"}},
+    )  # fmt: skip
+    reply = made.chat(STREAM)
+    assert reply.status_code == 200
+    assert "efgh" not in reply.text
+    assert "sk-abcd" not in reply.text
+    assert "***" in reply.text
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "message"),
+    [
+        ("[policies.support]", "audit_rate = 50", "audit_rate must be a share"),
+        ("[policies.support]", "audit_rate = -1", "audit_rate must be a share"),
+        ("[policies.support]", "audit_rate = nan", "audit_rate must be a share"),
+        ("[gateway]", "port = 99999", "port must be from 0 to 65535"),
+        ("[gateway]", "port = -1", "port must be from 0 to 65535"),
+        ("[gateway]", "retain_days = 0", "retain_days must be above 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_line(tmp_path, section, line, message):
+    path = write_config(tmp_path, "store.db")
+    text = path.read_text().replace("audit_rate = 0.3\n", "").replace(f"{section}\n", f"{section}\n{line}\n")
+    path.write_text(text)
+    for command in (["serve"], ["records", "verify"]):
+        result = CliRunner().invoke(main, [*command, "--config", str(path)])
+        assert result.exit_code == 2, result.output
+        assert message in result.output
+        assert f"line {text.splitlines().index(line) + 1}" in result.output
+        assert isinstance(result.exception, SystemExit)
