@@ -20,6 +20,7 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.calibration.planning import sure_rows_needed
 from conformal_arbitrage.calibration.stops import STOPS
+from conformal_arbitrage.core.trials import draw_splits
 
 KEY = b"the key of these tests"
 SECRET = ProjectSecret((b"the secret of this project",))
@@ -273,7 +274,29 @@ def test_evaluate_knows_confidence_and_dial_for_declared_losses():
     for k in range(2):
         share = [one.of("conformal")[k].figures["deferred"].mean() for one in (average, sure, dial)]
         assert share[0] < share[1] < share[2]
-    with pytest.raises(OptionError, match="zero_one"):
-        evaluate(GRADED, [0.05], calibration_size=400, confidence=0.95)
-    with pytest.raises(OptionError, match="takes no groups"):
-        evaluate(GROUPED, [0.05], calibration_size=400, by="group")
+    with pytest.raises(ScoreLogError, match="neither 0 nor the bound"):
+        evaluate(GRADED, [0.05], calibration_size=400, confidence=0.95, zero_one=True)
+
+
+@pytest.mark.parametrize("boundary", ["include", "random"])
+def test_evaluate_calibrates_as_calibrate_does_for_graded_losses_and_groups(boundary):
+    """Check the figures of a trial against a calibration on its rows, applied to its test rows."""
+    key = {"key": KEY} if boundary == "random" else {}
+    for log, options in ((GRADED, {"confidence": 0.9, "key": KEY}), (GROUPED, {"by": "group", **key})):
+        frontier = evaluate(log, [0.05, 0.002], calibration_size=400, trials=2, seed=3, boundary=boundary, **options)
+        rng = np.random.default_rng(3)
+        if boundary == "random" or "confidence" in options:
+            rng.bytes(32)
+        splits = draw_splits(len(log), calibration_size=400, test_size=None, trials=2, rng=rng)
+        for k, alpha in enumerate((0.05, 0.002)):
+            point = frontier.of("conformal")[k]
+            for t, (rows, test) in enumerate(splits):
+                certificate = calibrate(log.select(rows), alpha, boundary=boundary, **options)
+                deferred = certificate.apply(log.select(test)).deferred
+                assert point.figures["deferred"][t] == pytest.approx(deferred.mean(), abs=1e-12)
+
+
+def test_evaluate_defers_a_group_that_a_trial_did_not_see():
+    rare = ScoreLog.from_arrays([[0.9, 0.1]] * 60, [[1, 0]] * 60, group=["a"] * 59 + ["b"])
+    deferred = evaluate(rare, [0.1], calibration_size=55, trials=4, by="group").of("conformal")[0].figures["deferred"]
+    assert set(np.round(deferred * 5)) <= {0, 1}

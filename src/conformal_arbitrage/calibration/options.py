@@ -207,8 +207,9 @@ class CalibrationOptions:
         return within_unit(log.loss_scores if grades is None else grades)
 
     def with_key(self, key: bytes) -> "CalibrationOptions":
-        """Return the same options with a key, if the boundary is random and none was given."""
-        return replace(self, key=key) if self.boundary == "random" and self.key is None else self
+        """Return the same options with a key, if one is used (a random boundary, a confidence) and none was given."""
+        used = self.boundary == "random" or self.confidence is not None
+        return replace(self, key=key) if used and self.key is None else self
 
     def stairs(self, log: ScoreLog) -> LossStairs:
         """Return the loss of every row as its candidate set grows."""

@@ -6,7 +6,7 @@ step functions of the relaxation. Their steps are sorted by gap once; each split
 Knows nothing of tables, files or what an outcome means.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -203,6 +203,19 @@ def _quantities(
 
 
 @dataclass(frozen=True, slots=True)
+class TrialPart:
+    """The thresholds of one calibration for a part of the rows: all, or a group.
+
+    `relaxation` and `stop` have one entry per alpha: the threshold (NaN if every query is deferred), and how many steps of
+    the log it takes.
+    """
+
+    rows: Bools
+    relaxation: Floats
+    stop: Indices
+
+
+@dataclass(frozen=True, slots=True)
 class TrialResults:
     """Means over the test rows, per trial.
 
@@ -224,6 +237,7 @@ def run_trials(
     *,
     bound: Fraction,
     limits: Sequence[int] | None = None,
+    calibrate: Callable[[Indices], Sequence[TrialPart]] | None = None,
     grid: Floats | None = None,
     fixed: Mapping[str, Floats] | None = None,
 ) -> TrialResults:
@@ -235,6 +249,7 @@ def run_trials(
         alphas: the risk budgets.
         bound: the loss bound.
         limits: the largest total loss for each alpha, in ticks; by default that of conformal risk control.
+        calibrate: another way to find the thresholds for calibration rows, such as one for each group.
         grid: restrict relaxations to these points.
         fixed: further per-row columns to average over the test rows, such as the cost of the Primary.
     """
@@ -247,13 +262,15 @@ def run_trials(
     columns = np.array([(fixed or {})[name] for name in names]).reshape(len(names), len(steps.start_loss))
     averages, weight = np.empty((len(names), len(splits))), np.empty(len(steps.row))
     for t, (calibration, test) in enumerate(splits):
-        first = _calibrate(steps, stations, calibration, limits)
-        kept = first < len(stations.stop)
-        relaxation[t, kept] = stations.relaxation[first[kept]]
-        stops = np.append(stations.stop, len(steps.row))[first]
+        parts = [_part(steps, stations, calibration, limits)] if calibrate is None else calibrate(calibration)
+        relaxation[t] = np.fmax.reduce([part.relaxation for part in parts])
         member = _membership(steps, test).astype(np.float64)
-        member.take(steps.row, out=weight, mode="clip")  # into the same memory each time: fresh memory costs more
-        means[:, t] = _sums(steps, member, weight, np.concatenate([[0], stops, [len(steps.row)]])).T / len(test)
+        means[:, t] = 0.0
+        for part in parts:
+            own = member * part.rows
+            own.take(steps.row, out=weight, mode="clip")  # into the same memory each time: fresh memory costs more
+            stops = np.concatenate([[0], part.stop, [len(steps.row)]])
+            means[:, t] += _sums(steps, own, weight, stops).T / len(test)
         averages[:, t] = _weighted(columns, member) / len(test)
     named = dict(zip((*steps.names, "candidates"), means, strict=True))
     named["loss"] /= 10.0**steps.tick_digits
@@ -313,6 +330,16 @@ def _calibrate(steps: Steps, stations: _Stations, rows: Indices, limits: Sequenc
     fallen = np.concatenate([[0], np.cumsum(stations.drop * member.take(stations.row))])
     totals = steps.start_loss[rows].sum() - fallen[stations.drops_taken]
     return first_within(np.maximum.accumulate(totals[::-1])[::-1] if stations.signed else totals, limits)
+
+
+def _part(steps: Steps, stations: _Stations, calibration: Indices, limits: Sequence[int]) -> TrialPart:
+    """Return the thresholds that keep limits on the total loss, for all rows."""
+    first = _calibrate(steps, stations, calibration, limits)
+    return TrialPart(
+        rows=np.ones(len(steps.start_loss), dtype=np.bool_),
+        relaxation=np.append(stations.relaxation, np.nan)[first],
+        stop=np.append(stations.stop, len(steps.row))[first],
+    )
 
 
 def _sums(steps: Steps, member: Floats, weight: Floats, stops: Indices) -> Floats:

@@ -20,7 +20,7 @@ from conformal_arbitrage.calibration.options import (
     check_keywords,
     resolve_options,
 )
-from conformal_arbitrage.calibration.search import binomial_spendable, refuse_graded
+from conformal_arbitrage.calibration.search import binomial_spendable
 from conformal_arbitrage.core.arrays import Floats, Integers
 from conformal_arbitrage.core.losses import GuardianSees, Number
 from conformal_arbitrage.core.risk import check_alpha, check_bound, grid_points
@@ -35,6 +35,7 @@ from conformal_arbitrage.core.trials import (
 )
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
+from conformal_arbitrage.evaluation.sure_trials import trial_calibration
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import Boundary
@@ -225,7 +226,7 @@ def evaluate(
     _check_sweep(seed, trials, probabilities, balance_by, sample_size, delta_x)
     _check_outcomes(log, alphas, delta_of)
     rng = np.random.default_rng(seed)
-    if chosen.boundary == "random":
+    if chosen.boundary == "random" or chosen.confidence is not None:
         chosen = chosen.with_key(rng.bytes(32))
     splits = draw_splits(
         len(log), calibration_size=calibration_size, test_size=test_size, sample_size=sample_size, trials=trials,
@@ -276,7 +277,8 @@ def _points(
     fixed = {} if costs is None else {"primary": costs.primary, "guardian": costs.guardian.full()}
     grid = None if options.grid is None else grid_points(options.grid)
     limits = _limits(log, alphas, options, bound, len(splits[0][0]), steps.tick_digits)
-    results = run_trials(steps, splits, alphas, bound=bound, limits=limits, grid=grid, fixed=fixed)
+    rule = trial_calibration(log, steps, alphas, options, bound)
+    results = run_trials(steps, splits, alphas, bound=bound, limits=limits, calibrate=rule, grid=grid, fixed=fixed)
     sweep = _Sweep(results, log.outcome_names, *delta)
     conformal = [sweep.conformal(k, float(check_alpha(alpha, bound)), options) for k, alpha in enumerate(alphas)]
     matched = [sweep.cost_matched(point) for point in conformal]
@@ -288,19 +290,10 @@ def _points(
 def _limits(
     log: ScoreLog, alphas: Sequence[Number], options: CalibrationOptions, bound: Fraction, n: int, tick_digits: int
 ) -> list[int] | None:
-    """Return the largest total loss for each alpha if it has to hold with high probability; None if on average."""
+    """Return the largest total loss for each alpha by the binomial test; None if another rule applies."""
     delta = options.delta()
-    if options.by is not None:
-        raise OptionError(
-            "evaluate has one threshold for all rows, so it takes no groups; evaluate the rows of one group"
-        )
-    if delta is None:
+    if delta is None or not options.is_binary(log, bound):
         return None
-    if not options.is_binary(log, bound):
-        raise OptionError(
-            "evaluate knows a confidence for losses of 0 or the bound only; declare zero_one=True (--zero-one) if they are"
-        )
-    refuse_graded(log, options, bound)
     return [binomial_spendable(check_alpha(alpha, bound), bound, n, tick_digits, delta) for alpha in alphas]
 
 

@@ -1,0 +1,76 @@
+"""Held-out trials of calibrations that are not one search for a total: by betting, and by groups.
+
+Knows nothing of what is measured, nor of tables.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from conformal_arbitrage.calibration.options import CalibrationOptions
+from conformal_arbitrage.calibration.search import Fit, find_threshold, refuse_graded
+from conformal_arbitrage.core.arrays import Bools, Floats, Indices
+from conformal_arbitrage.core.losses import Number
+from conformal_arbitrage.core.risk import check_alpha
+from conformal_arbitrage.core.trials import Steps, TrialPart
+from conformal_arbitrage.scorelog.fitness import group_rows
+from conformal_arbitrage.scorelog.log import ScoreLog
+
+
+def trial_calibration(
+    log: ScoreLog, steps: Steps, alphas: Sequence[Number], options: CalibrationOptions, bound: Fraction
+) -> Callable[[Indices], Sequence[TrialPart]] | None:
+    """Return how each trial finds its thresholds; None if a limit on the total loss, or the usual rule, will do."""
+    if options.zero_one:
+        refuse_graded(log, options, bound)
+    if options.by is None and (options.confidence is None or options.is_binary(log, bound)):
+        return None
+    budgets = [check_alpha(alpha, bound) for alpha in alphas]
+    alone, masks = replace(options, by=None), _masks(log, options.by)
+
+    def calibrate(rows: Indices) -> list[TrialPart]:
+        delta = options.delta(sum(bool(mask[rows].any()) for mask in masks))
+        return [_part(log, steps, rows, mask, budgets, bound, alone, delta) for mask in masks]
+
+    return calibrate
+
+
+def _masks(log: ScoreLog, by: str | None) -> list[Bools]:
+    if by is None:
+        return [np.ones(len(log), dtype=np.bool_)]
+    return [np.isin(np.arange(len(log)), rows) for rows in group_rows(log, by).values()]
+
+
+def _part(
+    log: ScoreLog,
+    steps: Steps,
+    rows: Indices,
+    mask: Bools,
+    budgets: Sequence[Fraction],
+    bound: Fraction,
+    options: CalibrationOptions,
+    delta: float | None,
+) -> TrialPart:
+    """Calibrate on those calibration rows that belong to a group; a group without any is deferred."""
+    own = rows[mask[rows]]
+    fits: list[Fit | None] = [None] * len(budgets)
+    if own.size:
+        part = log.select(own)
+        curve = options.curve(part)
+        fits = [find_threshold(part, curve, alpha, bound, options, delta) for alpha in budgets]
+    relaxations = [np.nan if one is None or one.relaxation is None else one.relaxation for one in fits]
+    stops = [_steps_taken(steps, one) for one in fits]
+    return TrialPart(rows=mask, relaxation=np.array(relaxations), stop=np.array(stops, dtype=np.intp))
+
+
+def _steps_taken(steps: Steps, one: Fit | None) -> int:
+    """Return how many steps of a log a threshold takes."""
+    if one is None or one.relaxation is None:
+        return len(steps.row)
+    low, high = (int(np.searchsorted(steps.gap, one.relaxation, side=side)) for side in ("left", "right"))
+    draws: Floats | None = steps.u
+    if draws is None or one.boundary_u is None:
+        return high
+    return low + int(np.searchsorted(draws[low:high], one.boundary_u, side="right"))
