@@ -16,6 +16,7 @@ from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.decisions import decide_rows
 from conformal_arbitrage.calibration.guarantee import guarantee_text
 from conformal_arbitrage.calibration.options import (
+    REGRET,
     CalibrationKeywords,
     CalibrationOptions,
     check_keywords,
@@ -26,7 +27,7 @@ from conformal_arbitrage.calibration.stops import STOPS, DialStop, GroupThreshol
 from conformal_arbitrage.core.losses import Number, as_fraction, net_losses
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorelog.fitness import group_rows, refuse_unfit
+from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import FrameColumns, ScoreLog, as_score_log
 from conformal_arbitrage.scorelog.wide import ScoreColumns
 
@@ -103,6 +104,7 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
         "max_cluster_size": options.max_cluster_size,
         **_net_terms(log, options, found.fit.relaxation, found.fit.boundary_u),
         **_sure_terms(found, options),
+        "unit": _unit(log, options),
     }
     keyed = options.boundary == "random" or (options.confidence is not None and not options.is_binary(log, bound))
     key = options.key if keyed else None
@@ -202,6 +204,23 @@ def _slack(found: _Thresholds, bound: Fraction, options: CalibrationOptions) -> 
     return float(found.alpha - (total + unseen * bound) / (n + unseen))
 
 
+def _unit(log: ScoreLog, options: CalibrationOptions) -> Literal["session"] | None:
+    """Return what a row is: a session, or None for a single query.
+
+    Raises:
+        OptionError: the options have no sentence, and no proof, for sessions.
+    """
+    if not has_sessions(log):
+        return None
+    others = (options.cluster, options.confidence, options.by, options.dial or None)
+    if not log.is_router or options.loss_name != REGRET or any(one is not None for one in others):
+        raise OptionError(
+            f"{log.source}: its rows are sessions (column '{SESSION_TURNS}'), which are certified in router form with the "
+            "Guardian regret only; leave loss=, cluster=, confidence=, dial= and by= out"
+        )
+    return "session"
+
+
 def _net_terms(
     log: ScoreLog, options: CalibrationOptions, relaxation: float | None, boundary_u: float | None
 ) -> dict[str, float]:
@@ -246,4 +265,4 @@ def _identities(log: ScoreLog) -> dict[str, Any] | Literal["unbound"]:
     if not all(column in known for column in log.columns):
         return "unbound"
     identities = {role: known[column] for role, column in zip(("primary", "guardian"), log.columns, strict=True)}
-    return identities | ({"grader": known["grader"]} if "grader" in known else {})
+    return identities | {name: known[name] for name in ("grader", "session") if name in known}

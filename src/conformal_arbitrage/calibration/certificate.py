@@ -32,7 +32,7 @@ from conformal_arbitrage.types import Boundary, Decision, MissingGuardian, as_ob
 SCHEMA = 2
 _READABLE = (1, SCHEMA)
 _LARGEST_KEY = 1024
-_ADDED = ("regret", "spread", "confidence", "zero_one", "dial", "by", "groups")
+_ADDED = ("regret", "spread", "confidence", "zero_one", "dial", "by", "groups", "unit")
 """Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
 
 
@@ -84,6 +84,7 @@ class Certificate:
         dial: the stops among which alpha may be chosen after looking; None unless it is a dial.
         by: the column that says which group a row belongs to; None without groups.
         groups: the threshold of each group; None without groups.
+        unit: "session" if a row is a whole session and the guarantee is about the next one; None if a row is a query.
         looked_at: what is known of earlier looks at these rows, in words; None if there was none.
         secret_id: the fingerprint of the project secret that signed it, and behind the draws; None if unsigned.
         signature: of everything else, with the project's secret; None if unsigned, as all of schema 1 are.
@@ -130,6 +131,7 @@ class Certificate:
     dial: tuple[DialStop, ...] | None = None
     by: str | None = None
     groups: dict[str, GroupThreshold] | None = None
+    unit: Literal["session"] | None = None
     looked_at: str | None = None
     secret_id: str | None = None
     signature: str | None = None
@@ -417,6 +419,7 @@ class Certificate:
             guardian_sees=self.guardian_sees,
             confidence=self.confidence,
             by=self.by,
+            unit=self.unit,
         )
 
     def with_key_of(self, secret: ProjectSecret) -> "Certificate":

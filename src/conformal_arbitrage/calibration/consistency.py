@@ -92,6 +92,8 @@ def _contradictions(certificate: "Certificate") -> dict[str, bool]:
         or (certificate.regret is not None and certificate.regret < certificate.empirical_risk - 1e-12),
         "spread": (certificate.spread is None) != (certificate.loss != NET)
         or not 0 <= (certificate.spread or 0.0) <= certificate.loss_bound,
+        "unit": certificate.unit is not None
+        and (not certificate.router or certificate.loss != REGRET or certificate.cluster is not None),
         "no_opinion_rows": not 0 <= certificate.no_opinion_rows <= certificate.n,
         "missing_guardian_rows": not 0
         <= certificate.missing_guardian_rows

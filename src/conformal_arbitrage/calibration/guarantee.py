@@ -36,10 +36,11 @@ def guarantee_text(
     dial: Sequence[DialStop] | None = None,
     by: str | None = None,
     groups: Mapping[str, GroupThreshold] | None = None,
+    unit: str | None = None,
 ) -> str:
     """Return the guarantee of one certificate as a paragraph."""
     own_loss = loss not in ("guardian_regret", "net")
-    described = _loss(loss, loss_bound, binarized=binarized, router=router)
+    described = _loss(loss, loss_bound, binarized=binarized, router=router, unit=unit)
     if own_loss:
         seen = "With both answers in sight" if router else "With every action in sight"
         described += f" {seen} it is declared to be {_at_most(full_sight_loss)} for every query."
@@ -47,15 +48,16 @@ def guarantee_text(
     if status == "always_defer":
         deferring = _always_defer(alpha, full_sight_loss, own_loss=own_loss, router=router)
         return " ".join([deferring, described, _counted_without_guardian(missing_guardian)])
-    if confidence is not None or groups is not None:
+    if unit == "session":
+        promise = _session_promise(alpha, n)
+    elif confidence is not None or groups is not None:
         promise = sure_promise(alpha, n, confidence=confidence, dial=dial, by=by, groups=groups)
     elif clusters is not None:
         promise = _cluster_promise(alpha, n, clusters, max_cluster_size or 1)
     else:
         promise = _promise(alpha, n, loss)
-    sight = _SIGHT if not own_loss else _OWN_SIGHT
-    rule = _router_rule(relaxation, score_digits) if router else sight[guardian_sees]
-    parts = [promise, described, rule]
+    sight = (_OWN_SIGHT if own_loss else _SIGHT)[guardian_sees]
+    parts = [promise, described, _router_rule(relaxation, score_digits, unit) if router else sight]
     parts += [_RANDOM.format(what="Confidences" if router else "Actions")] if boundary == "random" else []
     if missing_guardian:
         which = _UNLABELLED if binarized and not own_loss else ""
@@ -86,6 +88,7 @@ def summary_lines(
     guardian_sees: str,
     confidence: float | None = None,
     by: str | None = None,
+    unit: str | None = None,
 ) -> str:
     """Return the guarantee in two lines, for a screen; the certificate holds the whole."""
     if by is not None:
@@ -101,13 +104,17 @@ def summary_lines(
         rule = (
             f"The Primary's choice stands where it leads by more than {relaxation!r}, else the Guardian sees {shown}."
         )
-    return f"{rule}\n{_bounded(alpha, n, confidence)}"
+    if unit == "session":
+        rule = (
+            f"The Primary answers a session if its confidence at first is above {relaxation!r}, else the Guardian does."
+        )
+    return f"{rule}\n{_bounded(alpha, n, confidence, unit)}"
 
 
-def _bounded(alpha: float, n: int, confidence: float | None) -> str:
+def _bounded(alpha: float, n: int, confidence: float | None, unit: str | None = None) -> str:
     stays = f"if traffic, models and settings stay as in these {n} rows."
     if confidence is None:
-        return f"The expected loss of the next decision is at most {alpha:g}, {stays}"
+        return f"The expected loss of the next {unit or 'decision'} is at most {alpha:g}, {stays}"
     return f"With probability {confidence:g} the long-run loss of this certificate is at most {alpha:g}, {stays}"
 
 
@@ -142,6 +149,16 @@ def _cluster_promise(alpha: float, n: int, clusters: int, largest: int) -> str:
     )
 
 
+def _session_promise(alpha: float, n: int) -> str:
+    return (
+        f"If these {n} logged sessions and the next one are exchangeable (same traffic, models, prompts and settings; no "
+        "session dropped because of its outcome), the loss of a turn does not depend on whose answers came before it in "
+        "its session, and alpha, options, bound and scores were fixed before this log was looked at, then the expected "
+        f"loss of the next session, averaged over calibration logs of this size as well as over sessions, is at most "
+        f"{alpha:g}. The unit is a session, not a turn: if long sessions lose more, the average over turns may be higher."
+    )
+
+
 def _at_most(loss: float) -> str:
     return f"at most {loss:g}" if loss else "0"
 
@@ -159,7 +176,9 @@ def _always_defer(alpha: float, full_sight_loss: float, *, own_loss: bool, route
     )
 
 
-def _loss(loss: str, bound: float, *, binarized: bool, router: bool) -> str:
+def _loss(loss: str, bound: float, *, binarized: bool, router: bool, unit: str | None) -> str:
+    if unit == "session":
+        return _SESSION_LOSS.format(bound=f"{bound:g}")
     if loss == "net":
         given = "answer given" if router else "action taken"
         what = (
@@ -177,7 +196,9 @@ def _loss(loss: str, bound: float, *, binarized: bool, router: bool) -> str:
     return f"The loss is {what}; it is assumed to lie in [0, {bound:g}]."
 
 
-def _router_rule(relaxation: float | None, score_digits: int) -> str:
+def _router_rule(relaxation: float | None, score_digits: int, unit: str | None) -> str:
+    if unit == "session":
+        return _SESSION_RULE.format(relaxation=repr(relaxation), digits=score_digits)
     threshold = "the threshold of its group" if relaxation is None else repr(relaxation)
     return (
         f"There are two answers: the Primary's is given where its confidence is above {threshold}, compared after "
@@ -207,6 +228,14 @@ _OWN_SIGHT = {
 _RANDOM = (
     "{what} exactly at the threshold are kept or not by a keyed hash of the query's id: the key is the same for every "
     "calibration of this project and is secret, and an id is fixed before its scores are known."
+)
+_SESSION_LOSS = (
+    "The loss of a session is the mean over its turns of how much better the Guardian's answer is graded than the one "
+    "given, and 0 where it is not better; it is assumed to lie in [0, {bound}]."
+)
+_SESSION_RULE = (
+    "The first turn decides for the whole session: the Primary answers every turn where its confidence in its first answer "
+    "is above {relaxation}, compared after it is rounded to {digits} significant digits; otherwise the Guardian does."
 )
 _MISSING = (
     "Rows without a Guardian score{which} were counted as a loss of {bound}, and of {least} with everything in sight; a "

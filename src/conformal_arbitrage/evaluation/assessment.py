@@ -18,7 +18,7 @@ from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of, routed_cost_per_1000
-from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, refuse_unfit
+from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 
 Method = Literal["clopper-pearson", "chernoff-hoeffding", "chernoff-hoeffding by cluster"]
@@ -145,7 +145,7 @@ def assess(
         raise OptionError(f"confidence must lie above 0 and below 1; got {confidence!r}")
     if (loss is None) != (certificate.loss in (REGRET, NET)):
         raise OptionError(f"the loss of this certificate is '{certificate.loss}'; pass that function as loss=")
-    refuse_unfit(log)
+    _refuse_other_rows(certificate, log)
     scores = log.binarized() if certificate.binarized and log.binary is None else log
     decisions = certificate.apply(scores)
     options = _measure(certificate, loss)
@@ -172,6 +172,15 @@ def assess(
         problems=tuple(_problems(certificate, scores, unknown)),
         groups={} if certificate.by is None else _by_group(certificate.by, decisions, losses, certificate, confidence),
     )
+
+
+def _refuse_other_rows(certificate: Certificate, log: ScoreLog) -> None:
+    """Refuse rows that were selected by their scores, or are another unit than the certificate's."""
+    refuse_unfit(log)
+    if has_sessions(log) != (certificate.unit == "session"):
+        raise OptionError(
+            "a certificate for sessions is assessed on rows of sessions, and any other on rows of queries"
+        )
 
 
 def _cluster_sizes(certificate: Certificate, log: ScoreLog) -> Integers | None:

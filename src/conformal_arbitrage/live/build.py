@@ -219,11 +219,17 @@ def bind_menu(
 
 
 def bind_text(
-    config: Config, certificate: Certificate, primary: Answerer, guardian: Answerer, *, allow: Collection[str] = ()
+    config: Config,
+    certificate: Certificate,
+    primary: Answerer,
+    guardian: Answerer,
+    *,
+    allow: Collection[str] = (),
+    session_idle: float | None = None,
 ) -> ConformalRouter:
     """Bind a certificate to two models in free text, with the safe answer that the configuration names.
 
-    Arguments and errors are those of `bind_menu`.
+    Arguments and errors are those of `bind_menu`; `session_idle` is that of `ConformalRouter`.
     """
     return ConformalRouter(
         primary=primary,
@@ -231,4 +237,5 @@ def bind_text(
         certificate=certificate,
         safe_answer=config.task.safe_answer,
         allow=allow,
+        session_idle=session_idle,
     )

@@ -144,9 +144,12 @@ class ConformalRouter:
         certificate: a certificate made from a log in router form.
         safe_answer: the answer to give if the Guardian fails; without one that is an error.
         allow, forfeited: as in `ConformalArbitrage`.
+        session_idle: seconds after which a session ends, if the certificate is for sessions: whoever calls `decide` then
+            has to keep the decision of the first turn for all others. None if it is for single queries.
 
     Raises:
-        CertificateError: the certificate was made from menus, whose relaxation is not a threshold on a confidence.
+        CertificateError: the certificate was made from menus, whose relaxation is not a threshold on a confidence, or
+            for sessions while this is for queries, or the other way round.
         StaleCalibrationError: as in `ConformalArbitrage`.
     """
 
@@ -156,12 +159,14 @@ class ConformalRouter:
     safe_answer: str | None = None
     allow: Collection[str] = ()
     forfeited: str | None = None
+    session_idle: float | None = None
     _no_guarantee: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Check the certificate's form, and the certificate against the models."""
-        _check_router_form(self.certificate)
-        reason = _check_identities(self.certificate, self.primary, self.guardian, self.allow)
+        """Check the certificate's form and unit, and the certificate against the models."""
+        _check_router_form(self.certificate, by_session=self.session_idle is not None)
+        idle = self.session_idle
+        reason = _check_identities(self.certificate, self.primary, self.guardian, self.allow, session_idle=idle)
         object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
 
     async def decide(self, request: ChatRequest) -> Decision:
@@ -422,12 +427,18 @@ def margin_of(scores: Collection[float | None], digits: int) -> float:
     return row_margin(row_gaps(tuple(scores), digits=digits))
 
 
-def _check_router_form(certificate: Certificate) -> None:
+def _check_router_form(certificate: Certificate, *, by_session: bool) -> None:
     """Refuse a certificate of menus; those of schema 1 do not record their form, and are compared by identities only.
 
     Raises:
-        CertificateError: it was made from a log that is not in router form.
+        CertificateError: it was made from a log that is not in router form, or whose rows are another unit.
     """
+    if by_session != (certificate.unit == "session"):
+        unit, other = ("session", "queries") if by_session else ("query", "sessions")
+        raise CertificateError(
+            f"the certificate was made for {other}, and this policy decides by {unit}; calibrate on rows of the right kind, "
+            f'or {"leave out" if by_session else "set"} sticky = "session" in the policy'
+        )
     if certificate.schema > 1 and not certificate.router:
         raise CertificateError(
             "the certificate was made from menus, and free text needs one from two graded answers and a confidence; "
@@ -436,7 +447,12 @@ def _check_router_form(certificate: Certificate) -> None:
 
 
 def _check_identities(
-    certificate: Certificate, primary: Scorer | Answerer, guardian: Scorer | Answerer, allow: Collection[str]
+    certificate: Certificate,
+    primary: Scorer | Answerer,
+    guardian: Scorer | Answerer,
+    allow: Collection[str],
+    *,
+    session_idle: float | None = None,
 ) -> str | None:
     """Return why decisions have no guarantee; None if they have one.
 
@@ -444,6 +460,9 @@ def _check_identities(
         StaleCalibrationError: the models differ in a way that is not allowed.
     """
     different = differences(certificate, primary.identity, guardian.identity)
+    if certificate.identities != "unbound" and session_idle is not None:
+        then = certificate.identities.get("session", {}).get("idle")
+        different |= {} if then == session_idle else {"session.idle": f"{then!r} then, {session_idle!r} now"}
     if not different:
         return None
     refused = [name for name in different if name not in allow]

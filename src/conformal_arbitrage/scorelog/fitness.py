@@ -18,6 +18,15 @@ UNFIT = "unfit_for_calibration"
 """A column that marks a log whose rows were selected by their scores."""
 
 
+SESSION_TURNS = "session_turns"
+"""A column that marks a log whose rows are whole sessions: how many turns each had."""
+
+
+def has_sessions(log: ScoreLog) -> bool:
+    """Return whether each row is a session: the score of its first turn, and the mean loss of all its turns."""
+    return SESSION_TURNS in log.extra
+
+
 def refuse_unfit(log: ScoreLog) -> None:
     """Refuse a log that is marked as selected by its scores."""
     if UNFIT in log.extra:
