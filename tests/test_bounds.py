@@ -20,14 +20,21 @@ GUARANTEE = (ROOT / "docs" / "guarantee.md").read_text()
 WORDS = dict(re.findall(r"^\| (.+?) \| `(test_\w+)` \|$", GUARANTEE, re.MULTILINE))
 TESTS = set(re.findall(r"^\| .+ \| `tests/\S+\.py::(\w+)` \|$", GUARANTEE, re.MULTILINE))
 STATES_A_BOUND = re.compile(
-    r"\b(expected|long-run|realised|average|mean)\b[^.]*\b(at most|above|below|exceed)"
+    r"\b(expected|long-run|realised|average|mean)\b[^.]*\b(at most|above|below|exceed)|\bbounds the\b"
     r"|\b(the|total) loss is then\b|declared to be"
     r"|\bkeeps? (the|its|your|a|that) (risk )?(budget|quota|bound)"
     r"|\b(budget|quota) (is|holds)\b[^.]*\bkept|worse than|deferr\w+ [^.]*costs nothing"
     r"|confidence interval|guarantee (still )?holds",
     re.IGNORECASE,
 )
-NO_PROMISES = ("no relaxation keeps", "breaks the guarantee", "who keeps the budget", "which decision rule", "asterisk")
+NO_PROMISES = (
+    "no relaxation keeps",
+    "breaks the guarantee",
+    "who keeps the budget",
+    "which decision rule",
+    "asterisk",
+    "c3po-like",
+)
 
 
 def sentences(text):

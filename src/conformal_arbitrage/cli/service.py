@@ -199,7 +199,11 @@ def records_export_command(
         raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
     configuration = read_config(config)
     identities = identities_of(configuration, policy) if policy in configuration.policies else None
-    log = with_store(config, lambda store: score_log_of(store, policy, identities=identities, everything=everything))
+    idle = configuration.policies[policy].session_idle if policy in configuration.policies else 3600.0
+    log = with_store(
+        config,
+        lambda store: score_log_of(store, policy, identities=identities, everything=everything, session_idle=idle),
+    )
     log.write(output)
     changed = grader_change(configuration, log.identities)
     if changed is not None:

@@ -6,10 +6,12 @@ audit. A row whose Guardian score is still missing stays in the log as missing; 
 Knows nothing of HTTP.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from conformal_arbitrage.collecting.session_rows import SessionTurn, session_log
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.live.grading import SEVERAL
 from conformal_arbitrage.scorelog.fitness import UNFIT
@@ -25,27 +27,37 @@ _NAN = float("nan")
 
 
 async def score_log_of(
-    store: Store, policy: str, *, identities: Mapping[str, Any] | None = None, everything: bool = False
+    store: Store,
+    policy: str,
+    *,
+    identities: Mapping[str, Any] | None = None,
+    everything: bool = False,
+    session_idle: float = 3600.0,
 ) -> ScoreLog:
-    """Return the decisions of a policy as a score log, oldest first.
+    """Return the decisions of a policy as a score log, oldest first; one row per session if it decides by session.
 
     Args:
         store: the decision record.
         policy: the policy's name.
         identities: of the models at hand; the log carries them if these models made every row.
         everything: include rows that were chosen by their scores; the log is then marked as unfit for calibration.
+        session_idle: seconds after its last turn when a session is over.
 
     Raises:
-        StoreError: there are no such rows, or the policy was served in both forms.
+        StoreError: there are no such rows, or the policy was served in both forms, or by session and by query.
     """
-    records = await (_decisions(store, policy) if everything else fit_records(store, policy))
+    decisions = await _decisions(store, policy)
+    by_session = any(record.decision.session is not None for record in decisions)
+    records = decisions if everything else _audited_sessions(decisions) if by_session else fit_only(decisions, policy)
     if not records:
-        raise StoreError(f"policy {policy!r} has no decisions on record")
+        raise StoreError(f"policy {policy!r} has no decisions on record that are fit for calibration")
     forms = {record.decision.form for record in records}
     if len(forms) > 1:
         raise StoreError(f"policy {policy!r} was served in menu form and in text form; prune one of the two first")
     sha256 = fingerprint(identities)
     same_models = all(record.decision.identities_sha256 == sha256 for record in records)
+    if by_session:
+        return _by_session(records, identities if same_models else None, session_idle, everything=everything)
     log = _router_log(records) if forms == {"text"} else _menu_log(records)
     marks = {"mode": strings([str(record.decision.mode) for record in records])}
     if everything:
@@ -55,18 +67,63 @@ async def score_log_of(
     return replace(log, identities=identities if same_models else None, extra={**log.extra, **marks})
 
 
+def _by_session(
+    records: Sequence[DecisionRecord], identities: Mapping[str, Any] | None, idle: float, *, everything: bool
+) -> ScoreLog:
+    """Return one row per session; every one is marked if turns were chosen by their scores."""
+    if any(record.decision.session is None for record in records):
+        raise StoreError("this policy was served by session and by query; prune one of the two first")
+    if identities is not None:
+        identities = {**identities, **_grader_of(records)}
+    turns = [_turn(record) for record in records]
+    log = session_log(turns, idle=idle, now=time.time(), identities=identities)
+    if not everything:
+        return log
+    chosen = {turn.session for turn, record in zip(turns, records, strict=True) if not fit(record)}
+    names = [] if log.id is None else [str(name) for name in log.id.tolist()]
+    marks = ["chosen by its scores" if name in chosen else "no" for name in names]
+    return replace(log, extra={**log.extra, UNFIT: strings(marks)})
+
+
+def _turn(record: DecisionRecord) -> SessionTurn:
+    grades = _first_grades(record)
+    return SessionTurn(
+        session=str(record.decision.session),
+        at=record.created,
+        confidence=(_scores(record, "primary") or (_NAN,))[0],
+        primary_grade=grades.primary,
+        guardian_grade=grades.guardian,
+        primary_failed=any(leg.role == "primary" and leg.error is not None for leg in record.decision.legs),
+    )
+
+
 async def fit_records(store: Store, policy: str) -> list[DecisionRecord]:
     """Return the decisions of a policy that are fit for calibration, oldest first.
 
     Raises:
         StoreError: there are none.
     """
-    records = [record for record in await _decisions(store, policy) if fit(record)]
+    return fit_only(await _decisions(store, policy), policy)
+
+
+def fit_only(decisions: Sequence[DecisionRecord], policy: str) -> list[DecisionRecord]:
+    """Return those of the decisions of a policy that are fit for calibration.
+
+    Raises:
+        StoreError: there are none.
+    """
+    records = [record for record in decisions if fit(record)]
     if not records:
         raise StoreError(
             f"policy {policy!r} has no rows fit for calibration; serve it in shadow mode, or set audit_rate"
         )
     return records
+
+
+def _audited_sessions(decisions: Sequence[DecisionRecord]) -> list[DecisionRecord]:
+    """Return all turns of the sessions whose first turn is fit: the coin is tossed once, and decides about the whole."""
+    first = {record.decision.session: record for record in reversed(decisions)}
+    return [record for record in decisions if fit(first[record.decision.session])]
 
 
 async def _decisions(store: Store, policy: str) -> list[DecisionRecord]:

@@ -64,6 +64,8 @@ def arbitrage_object(policy: LivePolicy, outcome: Outcome, menu: Menu | None = N
     }
     if decision.no_guarantee is not None:
         shown["reason"] = decision.no_guarantee
+    if outcome.session is not None:
+        shown |= {"session": outcome.session, "held": outcome.held is not None}
     if menu is not None and menu.ignored:
         shown["ignored"] = menu.ignored
     if full:

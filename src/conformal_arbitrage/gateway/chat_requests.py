@@ -32,6 +32,7 @@ _REFUSED = {
 _DEFAULTS = {"modalities": ["text"]}
 _OF_MENUS = frozenset({"messages", "response_format"})
 FEWEST_CHOICES = 2
+_LONGEST_NAME = 255
 _Shape = TypeVar("_Shape")
 
 
@@ -104,6 +105,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
         body: what is forwarded to the models unchanged.
         messages: the conversation, also part of the body.
         menu: the options, if it is a choice from a menu.
+        session: the caller's name for the conversation, if it has one.
     """
 
     model: str
@@ -112,6 +114,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     menu: Menu | None
     stream: bool
     include_usage: bool
+    session: str | None = None
 
 
 def decoded(data: bytes, limits: GatewayConfig) -> JSON:
@@ -214,7 +217,18 @@ def read_completion(data: bytes, limits: GatewayConfig) -> CompletionRequest:
         menu=menu if menu is None or passed_on.keys() <= _OF_MENUS else replace(menu, ignored=_ignored(passed_on)),
         stream=bool(body.get("stream")),
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        session=None if body.get("arbitrage") is None else _session(body["arbitrage"]),
     )
+
+
+def _session(own: Mapping[str, Any]) -> str | None:
+    """Return the name of the conversation that a request belongs to."""
+    name: JSON = own.get("session")
+    if name is not None and not (isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()):
+        raise RequestError(
+            f"arbitrage.session must have 1 to {_LONGEST_NAME} printable characters", param="arbitrage.session"
+        )
+    return name
 
 
 def _without_defaults(body: dict[str, Any], unknown: Set[str]) -> dict[str, Any]:
@@ -268,7 +282,8 @@ def _checked_messages(body: Mapping[str, Any]) -> Messages:
 
 def _menu(body: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
     tools = bool(body.get("tools"))
-    if body.get("arbitrage") is not None:
+    own = body.get("arbitrage")
+    if own is not None and ("actions" in own or "session" not in own):
         if tools:
             raise RequestError("tools and arbitrage.actions do not go together", status=422, param="tools")
         actions = _texts(body["arbitrage"].get("actions"), "arbitrage.actions")

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.project_secret import subkey
 from conformal_arbitrage.errors import RequestError
+from conformal_arbitrage.gateway.held_turns import held_turn
 from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair, TextPair, identities_of_pair
 from conformal_arbitrage.live.policy import (
     ConformalArbitrage,
@@ -29,7 +30,7 @@ from conformal_arbitrage.live.policy import (
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.rendering import unseen_by
 from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
-from conformal_arbitrage.store.base import Audit
+from conformal_arbitrage.store.base import Audit, Conversation
 from conformal_arbitrage.store.record import (
     AuditQuestion,
     CompletionBody,
@@ -56,12 +57,16 @@ class Outcome(Struct, frozen=True, kw_only=True):
         event: what is recorded unless an earlier event recorded the decision.
         audit: what is queued with that event.
         known_legs: how many of the legs belong to an earlier attempt.
+        session: id of the session, under a policy that decides by session.
+        held: the model that the session's first turn chose, if this is a later turn.
     """
 
     decision: Decision
     event: Event
     audit: Audit | None
     known_legs: int = 0
+    session: str | None = None
+    held: str | None = None
 
 
 class _Case(Struct, frozen=True):
@@ -72,6 +77,7 @@ class _Case(Struct, frozen=True):
     question: AuditQuestion
     overridden: str | None
     earlier: DecisionRecord | None
+    conversation: Conversation | None = None
 
 
 class MenuStart(Struct, frozen=True):
@@ -161,6 +167,7 @@ class Decider:
         caller_id: str,
         earlier: DecisionRecord | None = None,
         *,
+        conversation: Conversation | None = None,
         live: bool = False,
     ) -> AsyncGenerator[Outcome | Chunk]:
         """Answer in free text or with tool calls.
@@ -170,6 +177,7 @@ class Decider:
             request: the chat request.
             caller_id: whose call it is.
             earlier: the record of an earlier attempt, which is continued: its Primary is not asked again.
+            conversation: the session that the request goes on with, if it is not its first turn.
             live: pass on the Guardian's words as they come; in shadow mode they never do.
 
         Yields:
@@ -180,18 +188,38 @@ class Decider:
             RequestError: the policy chooses from menus, or the request overrides a pinned setting.
         """
         pair, overridden = _text_pair(policy), _overridden(policy, request.body)
-        case = _Case(policy, caller_id, TextQuestion(request=request.body), overridden, earlier)
+        case = _Case(policy, caller_id, TextQuestion(request=request.body), overridden, earlier, conversation)
         pending = None
         if earlier is not None:
             pending = _continued(earlier, ())
             yield self._outcome(case, pending)
         if isinstance(policy.rule, ConformalRouter) and policy.settings.mode == "enforce":
-            steps = policy.rule.steps(request, pending, live=live)
+            if conversation is None:
+                steps = policy.rule.steps(request, pending, live=live)
+            else:
+                steps = self._held(policy, policy.rule, request, conversation, pending, live=live)
         else:
             steps = _shadow_text(policy, pair, request, pending)
         async with aclosing(steps):
             async for step in steps:
                 yield self._outcome(case, step) if isinstance(step, Decision) else step
+
+    def _held(
+        self,
+        policy: LivePolicy,
+        rule: ConformalRouter,
+        request: ChatRequest,
+        conversation: Conversation,
+        pending: Decision | None,
+        *,
+        live: bool,
+    ) -> AsyncGenerator[Decision | Chunk]:
+        """Return the steps of a later turn of a session."""
+        reason = rule.no_guarantee
+        if conversation.version != policy.version:
+            reason = reason or f"the session began under version {conversation.version} of the policy"
+        audited = self._drawn(conversation.id, policy.settings.audit_rate)
+        return held_turn(rule, request, conversation, pending, audited=audited, live=live, no_guarantee=reason)
 
     def completion(self, policy: LivePolicy, outcome: Outcome, finish: str) -> Event:
         """Return the event that says how an attempt to answer ended whose decision was recorded earlier."""
@@ -216,7 +244,10 @@ class Decider:
         if overridden is not None and decision.no_guarantee is None:
             decision = replace(decision, no_guarantee=overridden)
         id, legs, pending = str(decision.id), decision.legs, decision.answer is None
-        audited = policy.settings.mode == "enforce" and self._drawn(id, policy.settings.audit_rate)
+        session = None
+        if policy.settings.sticky is not None:
+            session = id if case.conversation is None else case.conversation.id
+        audited = policy.settings.mode == "enforce" and self._drawn(session or id, policy.settings.audit_rate)
         body = DecisionBody(
             action=None if pending else decision.action,
             candidates=decision.candidates,
@@ -235,11 +266,14 @@ class Decider:
             overridden=overridden is not None,  # settings the certificate does not cover: other traffic
             audited=audited,
             pending=pending,
+            session=session,
+            held=case.conversation is not None and policy.settings.mode == "enforce",
         )
         event = Event(id=id, body=body, policy=policy.name, key_id=case.caller_id, decided_by=decision.decided_by)
         audit = Audit(id=id, policy=policy.name, question=question) if audited else None
         known = 0 if case.earlier is None else len(_known_legs(case.earlier))
-        return Outcome(decision=decision, event=event, audit=audit, known_legs=known)
+        held = None if case.conversation is None else case.conversation.decided_by
+        return Outcome(decision=decision, event=event, audit=audit, known_legs=known, session=session, held=held)
 
     def _drawn(self, id: str, rate: float) -> bool:
         """Toss the audit coin; it depends on the id and the secret only, so not on any score."""
@@ -287,7 +321,7 @@ def _content(question: AuditQuestion, decision: Decision) -> Content:
 
 def _primary_answer(decision: Decision) -> str | None:
     """Return what the Primary said if the Guardian's answer was given: both have to be graded."""
-    reply = decision.legs[0].reply
+    reply = decision.legs[0].reply if decision.legs and decision.legs[0].role == "primary" else None
     return None if decision.decided_by == "primary" or reply is None else answer_text(reply["choices"][0]["message"])
 
 
@@ -357,7 +391,7 @@ def _continued(earlier: DecisionRecord, actions: Sequence[str]) -> Decision:
 
 def _awaits_guardian(decision: Decision) -> bool:
     """Return whether the Guardian has neither answered nor failed yet."""
-    return decision.answer is None and decision.legs[-1].role == "primary"
+    return decision.answer is None and (not decision.legs or decision.legs[-1].role == "primary")
 
 
 def _menu_rule(policy: LivePolicy) -> ConformalArbitrage | None:

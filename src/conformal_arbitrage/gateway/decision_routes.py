@@ -32,6 +32,7 @@ from conformal_arbitrage.gateway.idempotency import Idempotency, Turn
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import POLICY, Incoming
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
+from conformal_arbitrage.gateway.sessions import Sessions, other_session
 from conformal_arbitrage.gateway.streaming import EventStream, event_stream, pieces_of
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.live.policy import guardian_failure
@@ -54,6 +55,7 @@ class DecisionRoutes:
         self._decider = decider
         self._metrics = metrics
         self._idempotency = Idempotency(store, metrics)
+        self._sessions = Sessions(store)
 
     async def decisions(self, request: Incoming) -> Response:
         """Answer POST /v1/decisions."""
@@ -158,10 +160,38 @@ class DecisionRoutes:
         if menu is not None:
             query = Query(chat.messages, menu.actions, id=new_id())
             return await self._choose(turn, 0, policy, query, request)
-        caller = request.caller.id
+        return await _last(await self._text(turn, policy, chat, request.caller.id))
+
+    async def _text(
+        self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, caller: str, *, live: bool = False
+    ) -> AsyncGenerator[Outcome | Chunk]:
+        """Return the steps that answer a chat request in free text."""
+        if policy.settings.sticky is not None:
+            return await self._session_text(turn, policy, chat, caller, live=live)
         earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body))
         chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
-        return await _last(self._noted(turn, 0, self._decider.text(policy, chat_request, caller, earlier)))
+        return self._noted(turn, 0, self._decider.text(policy, chat_request, caller, earlier, live=live))
+
+    async def _session_text(
+        self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, caller: str, *, live: bool
+    ) -> AsyncGenerator[Outcome | Chunk]:
+        """Return the steps that answer one turn of a session; a request that names none is a session of its own."""
+        conversation = await self._sessions.current(policy, caller, chat.session)
+        earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body, chat.session))
+        if earlier is not None and earlier.decision.session != (conversation or earlier).id:
+            if turn.claim is not None:
+                raise other_session()
+            turn.recorded.discard(earlier.id)  # the session began, or ended, since
+            earlier = None
+        chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
+        if earlier is not None and earlier.id == (conversation or earlier).id:
+            conversation = None  # another attempt at the first turn
+        options: dict[str, Any] = {"conversation": conversation, "live": live}
+        steps = self._noted(turn, 0, self._decider.text(policy, chat_request, caller, earlier, **options))
+        if chat.session is None:
+            return steps
+        version = policy.version if conversation is None else conversation.version
+        return self._sessions.settled(steps, policy, caller, chat.session, version)
 
     async def _choose(self, turn: Turn, place: int, policy: LivePolicy, query: Query, request: Incoming) -> Outcome:
         """Decide about one question of a request, or continue what an earlier attempt decided."""
@@ -220,10 +250,8 @@ class DecisionRoutes:
         start = time.perf_counter()
         live = _LiveAnswer(turn, events, policy, self._metrics, include_usage=chat.include_usage)
         outcome: Outcome | None = None
-        earlier = await self._earlier(turn, 0, policy, (caller_id, policy.name, chat.body))
-        chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
         try:
-            steps = self._noted(turn, 0, self._decider.text(policy, chat_request, caller_id, earlier, live=True))
+            steps = await self._text(turn, policy, chat, caller_id, live=True)
             async with aclosing(steps):
                 async for step in steps:
                     if isinstance(step, Outcome):
@@ -281,7 +309,7 @@ class DecisionRoutes:
 
 async def _keep_pending(turn: Turn, place: int, outcome: Outcome) -> None:
     """Record a pending decision before the Guardian is asked, if neither a crash nor a retry may lose it."""
-    lasting = turn.claim is not None or outcome.audit is not None
+    lasting = turn.claim is not None or outcome.audit is not None or outcome.session is not None
     if lasting and outcome.event.id not in turn.recorded:
         await turn.begin(place, outcome)
 

@@ -91,7 +91,12 @@ _SCHEMAS: dict[str, Any] = {
         model=_TEXT, messages=_array(_MESSAGE, minItems=1), response_format=_nullable(_MAP), stream=_nullable(_BOOLEAN),
         stream_options=_nullable(_object([], include_usage=_BOOLEAN)), n=_nullable({"const": 1}),
         logprobs=_nullable({"const": False}), top_logprobs=_nullable({"const": 0}),
-        arbitrage=_nullable(_object(["actions"], actions=_array({**_TEXT, "minLength": 1}, minItems=2, uniqueItems=True))),
+        arbitrage=_nullable(
+            _object(
+                [], actions=_array({**_TEXT, "minLength": 1}, minItems=2, uniqueItems=True),
+                session=_nullable({**_TEXT, "minLength": 1, "maxLength": 255}),
+            )
+        ),
     ),
     "ChatCompletion": _object(
         ["id", "object", "created", "model", "choices", "usage", "arbitrage"], id=_TEXT, object=_TEXT,

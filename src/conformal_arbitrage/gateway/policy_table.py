@@ -231,7 +231,9 @@ class PolicyTable:
         if isinstance(pair, MenuPair):
             bound = bind_menu(self._config, certificate, pair.primary, pair.guardian, allow=settings.allow)
         else:
-            bound = bind_text(self._config, certificate, pair.primary, pair.guardian, allow=settings.allow)
+            idle = None if settings.sticky is None else settings.session_idle
+            models = (pair.primary, pair.guardian)
+            bound = bind_text(self._config, certificate, *models, allow=settings.allow, session_idle=idle)
         return bound if forfeited is None else replace(bound, forfeited=forfeited)
 
     def named(self, model: str) -> LivePolicy:
@@ -340,14 +342,21 @@ def _keys(config: Config) -> dict[str, bytes]:
 
 
 def check_policies(config: Config) -> None:
-    """Check that a configuration has policies, and that no name or alias stands for two.
+    """Check that a configuration has policies, that no name or alias stands for two, and that sessions are possible.
 
     Raises:
-        ConfigError: it has none, or a name does.
+        ConfigError: it has none, or a name does, or a policy of menus is to decide by session.
     """
     if not config.policies:
         raise ConfigError("the configuration has no policy; add a section [policies.NAME] with a certificate")
     names = [alias for name, settings in config.policies.items() for alias in (name, *settings.aliases)]
+    for name, settings in config.policies.items():
+        if settings.sticky is not None and config.form_of(name) != "text":
+            raise ConfigError(
+                f'[policies.{name}] sticky = "session" is for free text; set form = "text", or leave it out'
+            )
+        if not 0 < settings.session_idle < float("inf"):
+            raise ConfigError(f"[policies.{name}] session_idle must be above 0 seconds; got {settings.session_idle!r}")
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ConfigError(f"{min(twice)!r} names two policies; give each name and alias once")

@@ -63,6 +63,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         overrides: in text form with pinned settings, what to do with a request that differs: refuse it, or answer without
             a guarantee.
         callers_grade: whether keys of scope call may send `grades`, which recalibration uses, for their own decisions.
+        sticky: "session" lets the first turn of a session choose the model for all its turns; free text only.
+        session_idle: seconds after its last turn when a session is over.
         aliases: further model names for this policy.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
     """
@@ -77,6 +79,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     expose: Literal["id", "full"] = "id"
     overrides: Literal["refuse", "none"] = "refuse"
     callers_grade: bool = False
+    sticky: Literal["session"] | None = None
+    session_idle: float = 3600.0
     aliases: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
 

@@ -169,6 +169,11 @@ class ConformalRouter:
         reason = _check_identities(self.certificate, self.primary, self.guardian, self.allow, session_idle=idle)
         object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
 
+    @property
+    def no_guarantee(self) -> str | None:
+        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
+        return self._no_guarantee
+
     async def decide(self, request: ChatRequest) -> Decision:
         """Decide whose answer is given.
 

@@ -81,6 +81,26 @@ class Shortage(Struct, frozen=True, kw_only=True):
     in_flight: bool
 
 
+class Conversation(Struct, frozen=True):
+    """A session of a caller: the model that its first turn chose answers all of its turns.
+
+    Attributes:
+        key_id: whose it is.
+        policy: the policy's name.
+        name: a digest of the caller's name for it.
+        id: that of the first turn's decision; the audit coin is tossed for it.
+        decided_by: the model it belongs to.
+        version: the policy's version when it began.
+    """
+
+    key_id: str
+    policy: str
+    name: str
+    id: str
+    decided_by: str
+    version: int
+
+
 class PolicyVersion(Struct, frozen=True, kw_only=True):
     """An installed certificate of a policy.
 
@@ -173,6 +193,14 @@ class Store(Protocol):
 
     async def take_undelivered(self, digest: str) -> str | None:
         """Hand out a decision about a question of which nothing was delivered, once, within ten minutes of its id."""
+        ...
+
+    async def conversation(self, key_id: str, policy: str, name: str) -> Conversation | None:
+        """Return a caller's conversation of that name, unless it is over."""
+        ...
+
+    async def settle_conversation(self, conversation: Conversation, *, idle: float) -> Conversation:
+        """Begin a conversation or, if it is in force, extend it to `idle` seconds from now; return the one in force."""
         ...
 
     async def record(self, id: str) -> DecisionRecord | None:

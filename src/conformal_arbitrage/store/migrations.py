@@ -11,6 +11,7 @@
     undelivered  decisions of which nothing was delivered, by a digest of their question, for a retry without a key
     policies     every installed certificate; `origin` is the version that first installed it
     configured   per policy, the digest of the certificate file that the last start found
+    conversations  sessions in force: the model that answers all turns, until it has been idle for long enough
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
     probes       what is written to find out whether writing works
@@ -117,12 +118,24 @@ def m005_every_filter(session: Session) -> None:
         session.define(statement)
 
 
+def m006_conversations(session: Session) -> None:
+    """Create the table of sessions, each with the model that answers all of its turns."""
+    for statement in (
+        "create table conversations (key_id {text} not null, policy {text} not null, name {text} not null, "
+        "id {text} not null, decided_by {text} not null, version {integer} not null, expires {real} not null, "
+        "primary key (key_id, policy, name))",
+        "create index conversations_by_expiry on conversations (expires)",
+    ):
+        session.define(statement)
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
     m003_audit_retries_and_spending,
     m004_seals,
     m005_every_filter,
+    m006_conversations,
 )
 """The function at index k takes a database from version k to k + 1."""
 

@@ -65,6 +65,8 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         audited: the decision was drawn for an audit.
         pending: recorded when the Primary had answered and the Guardian had not; a completion with an action, if there
             is one, tells what it chose.
+        session: id of the session's first decision, under a policy that decides by session.
+        held: decided by the session's first turn, not by this one.
         cancelled: the caller left before there was a decision; all other fields have their defaults.
     """
 
@@ -88,6 +90,8 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     overridden: bool = False
     audited: bool = False
     pending: bool = False
+    session: str | None = None
+    held: bool = False
     cancelled: bool = False
 
 

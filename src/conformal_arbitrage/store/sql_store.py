@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from conformal_arbitrage.errors import DamagedError, OptionError, StoreError
-from conformal_arbitrage.store import audits, heads, integrity, pages, pruning, spending
+from conformal_arbitrage.store import audits, conversations, heads, integrity, pages, pruning, spending
 from conformal_arbitrage.store import sql as operations
 from conformal_arbitrage.store.base import (
     Audit,
     AuditBacklog,
     Claim,
     Claimed,
+    Conversation,
     KeyInfo,
     PolicyVersion,
     Reservation,
@@ -70,7 +71,7 @@ class SQLStore(ABC):
     def __init__(self, keys: Sequence[bytes]) -> None:
         self.has_undelivered = False
         self._seals = Seals(keys)
-        self._swept = time.monotonic()
+        self._swept = self._swept_conversations = time.monotonic()
 
     @abstractmethod
     async def close(self) -> None:
@@ -141,6 +142,18 @@ class SQLStore(ABC):
     async def take_undelivered(self, digest: str) -> str | None:
         """See `Store.take_undelivered`."""
         return await self._write(lambda session: operations.take_undelivered(session, digest))
+
+    async def conversation(self, key_id: str, policy: str, name: str) -> Conversation | None:
+        """See `Store.conversation`."""
+        return await self._read(lambda session: conversations.find_conversation(session, key_id, policy, name))
+
+    async def settle_conversation(self, conversation: Conversation, *, idle: float) -> Conversation:
+        """See `Store.settle_conversation`. Once a minute, those that are over are removed first."""
+        if time.monotonic() - self._swept_conversations >= _SWEEP_EVERY:
+            self._swept_conversations = time.monotonic()
+            while await self._write(conversations.sweep_conversations):
+                pass
+        return await self._write(lambda session: conversations.settle_conversation(session, conversation, idle=idle))
 
     async def record(self, id: str) -> DecisionRecord | None:
         """See `Store.record`."""

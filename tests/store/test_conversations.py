@@ -1,0 +1,34 @@
+"""Conversations: which model a session belongs to, on both databases."""
+
+import asyncio
+
+from conformal_arbitrage.store import new_id
+from conformal_arbitrage.store.base import Conversation
+
+
+def test_a_conversation_is_settled_once_extended_by_its_own_id_and_ends(store):
+    async def story():
+        one, two = new_id(), new_id()
+        first = Conversation("k", "p", "n", one, "primary", 1)
+        other = Conversation("k", "p", "n", two, "guardian", 2)
+        assert await store.conversation("k", "p", "n") is None
+        assert await store.settle_conversation(first, idle=60.0) == first
+        assert await store.settle_conversation(other, idle=60.0) == first
+        assert await store.conversation("k", "p", "n") == first
+        assert await store.settle_conversation(first, idle=-1.0) == first
+        assert await store.conversation("k", "p", "n") is None
+        assert await store.settle_conversation(other, idle=60.0) == other
+        assert await store.conversation("k2", "p", "n") is None
+
+    asyncio.run(story())
+
+
+def test_conversations_that_are_over_are_removed(store, monkeypatch):
+    async def story():
+        for k in range(3):
+            await store.settle_conversation(Conversation("k", "p", f"n{k}", new_id(), "primary", 1), idle=-1.0)
+        monkeypatch.setattr("conformal_arbitrage.store.sql_store._SWEEP_EVERY", 0.0)
+        await store.settle_conversation(Conversation("k", "p", "new", new_id(), "primary", 1), idle=60.0)
+        return await store._scan(lambda session: session.rows("select name from conversations"))
+
+    assert asyncio.run(story()) == [("new",)]
