@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live lint bench bench-live bench-gateway bench-monitoring bench-connections soak clean
+.PHONY: demo demo-serve test coverage test-live lint bench bench-live bench-gateway bench-monitoring bench-connections soak nightly clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -48,6 +48,9 @@ bench-connections: .venv/.installed-dev
 
 soak: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.soak $(SOAK)
+
+nightly: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.nightly $(NIGHTLY)
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
