@@ -14,6 +14,7 @@ import pytest
 import requests
 
 from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.gateway.addresses import group_of
 from conformal_arbitrage.gateway.streaming import event_stream
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.upstream.sse import Assembly, events
@@ -358,6 +359,23 @@ def test_a_trusted_proxy_speaks_for_others_and_anyone_else_does_not(house):
         peer.close()
 
 
+@pytest.mark.parametrize(
+    ("host", "group"),
+    [
+        ("198.51.100.7", "198.51.100.7"),
+        ("198.51.100.7:4711", "198.51.100.7"),
+        ("::ffff:198.51.100.7", "198.51.100.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("[2001:db8:1:2:aaaa::1]:4711", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("unknown", "unknown"),
+        ("", ""),
+    ],
+)
+def test_addresses_are_grouped_by_who_has_them(host, group):
+    assert group_of(host) == group
+
+
 def test_a_full_gateway_closes_those_that_idle_longest_and_never_a_request(house):
     made = house(primary=hanging, gateway={**PATIENT, "max_connections": 10})
     busy = connect(made)
@@ -398,6 +416,30 @@ def _ended(peer):
         return False
     except ConnectionResetError:
         return True
+
+
+def test_a_connection_has_so_many_requests_in_line(house):
+    made = house(primary=hanging, gateway=PATIENT)
+    alive = b"GET /health/live HTTP/1.1\r\n" + HOST + b"\r\n"
+    with connect(made) as peer:
+        peer.sendall(alive * 60 + alive.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert everything(peer).count(b"alive") == 61
+    with connect(made) as peer:
+        peer.sendall(request(DECISION))
+        until(lambda: made.primary.under_way)
+        peer.sendall(alive * 2000)
+        assert everything(peer) == b""
+    until(lambda: not made.primary.under_way)  # the first in line is told that its caller is gone
+    assert closed(made, "malformed") == 1
+
+
+def test_whoever_leaves_with_requests_in_line_is_noticed(house):
+    made = house(primary=hanging, gateway=PATIENT)
+    peer = connect(made)
+    peer.sendall(request(DECISION) + b"GET /health/live HTTP/1.1\r\n")
+    until(lambda: made.primary.under_way)
+    peer.close()
+    until(lambda: not made.primary.under_way, 20)
 
 
 # replies

@@ -18,7 +18,6 @@ Knows nothing of routes, keys or decisions.
 import asyncio
 import ipaddress
 import logging
-import re
 import resource
 import socket
 from collections import Counter, deque
@@ -32,6 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from conformal_arbitrage.gateway.addresses import address_of, group_of
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import error_document
 from conformal_arbitrage.live.config import GatewayConfig
@@ -42,8 +42,8 @@ _REASONS = {
     400: "Bad Request", 408: "Request Timeout", 413: "Content Too Large", 429: "Too Many Requests",
     431: "Request Header Fields Too Large", 503: "Service Unavailable",
 }  # fmt: skip
-_PORT = re.compile(r"(?<=[\].])\d*:\d+$")
 _OTHER_FILES = 256
+_MOST_PIPELINED = 100
 _LINGER = 2.0
 _MOST_DISCARDED = 2**24
 _SEND_BUFFER = 2**17  # of the kernel: what a peer does not read should hold back the model, not fill memory
@@ -88,12 +88,12 @@ class Connections:
 
     def is_proxy(self, host: str) -> bool:
         """Return whether an address may speak for others."""
-        address = _address(host) if self._proxies else None
+        address = address_of(host) if self._proxies else None
         return address is not None and any(address in network for network in self._proxies)
 
     def take(self, connection: "GuardedProtocol", host: str) -> bool:
         """Count a connection, or a proxy's request, for an address; return whether that is within the limit."""
-        name = _group(host)
+        name = group_of(host) if ":" in host else host
         if self._addresses[name] >= self.config.connections_per_address:
             return False
         self._addresses[name] += 1
@@ -191,23 +191,6 @@ def _seniority(connection: "GuardedProtocol") -> float:
     return float("inf") if connection.since is None else connection.since
 
 
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    bare = _PORT.sub("", host.partition("%")[0]).strip("[]")
-    try:
-        address = ipaddress.ip_address(bare)
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
-def _group(host: str) -> str:
-    """Return what counts as one address: a network of 64 bits for IPv6, since a peer usually has a whole one."""
-    address = _address(host)
-    if isinstance(address, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return host if address is None else str(address)
-
-
 class ServerSettings(uvicorn.Config):
     """How the server runs an application, and the connections it keeps."""
 
@@ -280,6 +263,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.proxied = False
         self.addresses: deque[str] = deque()
         self._unread_since: float | None = None
+        self._answering: RequestResponseCycle | None = None
         self._served_app = config.served
         self._largest_head = config.guard.config.max_header
         self._room = self._largest_head  # bytes until what is being received is too large
@@ -301,6 +285,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self.guard.leave(self)
+        self._hang_up()
         del self._parse
         super().connection_lost(exc)
 
@@ -334,7 +319,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._room:
             self.data_received(data[fits:])
         elif self.phase == "draining":
-            self.transport.abort()
+            self._abort()
         elif self.phase == "body":
             self.guard.closed("body_too_large")
             self.refuse(413, f"the body is larger than {self.guard.config.max_body} bytes")
@@ -345,7 +330,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _discard(self, data: bytes) -> None:
         self._room -= len(data)
         if self._room < 0:
-            self.transport.abort()
+            self._abort()
 
     def on_message_begin(self) -> None:
         """Note that a request begins."""
@@ -358,6 +343,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._room = self.guard.largest_message
         if self.proxied:
             self.app = self._served_app if self._counted() else _too_many_requests  # pyright: ignore[reportUnknownMemberType]
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            raise ValueError("too many requests at once on one connection")  # the parser stops, and so do we
         super().on_headers_complete()
         self.headers = []  # trailers are no headers
 
@@ -383,6 +370,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._joined.head = b""
+        self._answering = cycle
         cycle.transport = self._joined
         super()._start_asgi_task(cycle, app)
 
@@ -425,7 +413,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return self.phase in ("idle", "head") and not self._is_answering()
 
     def _is_answering(self) -> bool:
-        return bool(self.cycle) and not self.cycle.response_complete
+        return self._answering is not None and not self._answering.response_complete
 
     def check(self, now: float) -> None:
         """Close the connection if its peer has taken too long."""
@@ -465,7 +453,20 @@ class GuardedProtocol(HttpToolsProtocol):
     def cut(self, reason: str) -> None:
         """Drop the connection, and what was to be sent."""
         self.guard.closed(reason)
+        self._abort()
+
+    def _abort(self) -> None:
+        self.phase = "refused"  # whatever else has arrived
+        self._hang_up()
         self.transport.abort()
+
+    def _hang_up(self) -> None:
+        """Tell the request that is being answered, which may not be the last that arrived, that its caller is gone."""
+        self.pipeline.clear()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+            self.flow.resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """Reply 400 to malformed HTTP and close."""
@@ -474,8 +475,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def refuse(self, status: int, message: str) -> None:
         """Reply to a request that is not whole, and end the connection; if another is being answered, only end it."""
         current = self._is_answering()
-        if self.pipeline or (current and (self.phase != "body" or self.cycle.response_started)):
-            self.transport.abort()
+        if current and (self._answering is not self.cycle or self.phase != "body" or self.cycle.response_started):
+            self._abort()
             return
         code = {400: "invalid_http", 429: "rate_limit_exceeded"}.get(status, _REASONS[status].lower().replace(" ", "_"))
         body = msgspec.json.encode(error_document(message, code=code, status=status))
@@ -484,9 +485,7 @@ class GuardedProtocol(HttpToolsProtocol):
         ending = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(f"{head}{again}{ending}".encode() + body)
         self.transport.write_eof()
-        if current:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._hang_up()
         self._forget("refused")
 
 
