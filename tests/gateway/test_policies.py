@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway import application
 from conformal_arbitrage.live.config import read_config
@@ -169,6 +170,12 @@ def test_an_unsigned_certificate_is_refused_with_both_remedies(house):
     message = error_of(made.put(URL, {"certificate": unsigned(made, 0.1)}), 422, "certificate_refused")["message"]
     assert "is unsigned; calibrate again" in message
     assert 'allow = ["unsigned"]' in message
+
+
+def test_a_certificate_by_groups_is_refused_by_name(house):
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 60, [[1, 0]] * 60, group=["a", "b"] * 30)
+    reply = house().put(URL, {"certificate": calibrate(log, 0.1, by="group").to_dict()})
+    assert "a certificate by groups is not served" in error_of(reply, 422, "certificate_refused")["message"]
 
 
 @pytest.mark.parametrize("change", [{"relaxation": 0.31}, {"created": "2020-01-01T00:00:00+00:00"}])
