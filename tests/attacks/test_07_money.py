@@ -10,10 +10,13 @@ import pytest
 from conformal_arbitrage.errors import ConfigError, QuotaError
 from conformal_arbitrage.gateway.guardian_limits import GuardianCalls, GuardianSpending
 from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.scorers import SamplingScorer, Settings
 from conformal_arbitrage.store import Reservation, Shortage
+from conformal_arbitrage.types import Query
+from conformal_arbitrage.upstream import Capped, Endpoint, Price, Priced
 from tests.gateway.durability import Gateway, decision_request, encoded, write_config
 from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, says, votes
-from tests.scripted import completion
+from tests.scripted import Upstream, completion
 
 LIMITS = "conformal_arbitrage.gateway.guardian_limits"
 LIMIT = "guardian_cost_per_hour = 1.0"
@@ -151,6 +154,26 @@ def test_a_request_whose_length_is_no_whole_number_is_refused_before_the_guardia
     assert made.chat({**CHAT, "max_tokens": 2.5}).status_code in (400, 422)
     assert not made.guardian.bodies
     assert made.chat({**CHAT, "max_tokens": 5}).status_code == 200
+
+
+def test_samples_that_no_longer_fit_cancel_none_that_are_paid_for(opened, tmp_path, monkeypatch):
+    """Five samples at once, money for three: those three are answered and settled at what they cost."""
+    monkeypatch.setattr(f"{LIMITS}.PATIENCE", 0.1)
+
+    async def story():
+        store = opened(str(tmp_path / "money.db"))
+        money, pricing = GuardianSpending(store, 0.35, live_share=0.5), Price(per_call=0.1)
+        async with Upstream(slow(lambda *_: completion("a"), 0.3)) as upstream, Endpoint(upstream.url) as endpoint:
+            port = Capped(Priced(endpoint, pricing), pricing, money)
+            scorer = SamplingScorer(port=port, settings=Settings(model="m"), samples=5)
+            with pytest.raises(QuotaError, match="limit on cost"):
+                await scorer.score(Query("Which?", ("a", "b"), id="q"))
+            await money.close()
+            assert len(upstream.bodies) == 3
+        shortage = await store.reserve("guardian_cost", 10**11, limit=round(0.35 * 10**12), seconds=3600)
+        assert not shortage.in_flight  # nothing is left reserved
+
+    asyncio.run(story())
 
 
 def test_a_call_that_could_never_fit_says_so(house):

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeGuard, TypeVar
 
 from msgspec import Struct, field
 
-from conformal_arbitrage.errors import ArbitrageError, CostLimitError, ScorerError
+from conformal_arbitrage.errors import ArbitrageError, CostLimitError, QuotaError, ScorerError
 from conformal_arbitrage.types import Chunk, Spent
 
 Result = TypeVar("Result")
@@ -143,13 +143,13 @@ async def together(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]
     """
     if len(calls) == 1:
         return [await calls[0]]
-    refused: list[CostLimitError] = []
+    refused: list[CostLimitError | QuotaError] = []
     results: dict[int, Result] = {}
 
     async def run(place: int, call: Coroutine[Any, Any, Result]) -> None:
         try:
             results[place] = await call
-        except CostLimitError as error:
+        except (CostLimitError, QuotaError) as error:
             refused.append(error)
 
     try:
