@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live lint bench bench-live bench-gateway bench-monitoring bench-connections soak nightly clean
+.PHONY: demo demo-serve test coverage test-live lint bench bench-live bench-gateway bench-monitoring bench-connections bench-records soak nightly clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -45,6 +45,9 @@ bench-monitoring: .venv/.installed .venv-mapie/.installed
 
 bench-connections: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.connections $(BENCH)
+
+bench-records: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.records $(BENCH)
 
 soak: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.soak $(SOAK)
