@@ -298,5 +298,5 @@ def test_evaluate_calibrates_as_calibrate_does_for_graded_losses_and_groups(boun
 
 def test_evaluate_defers_a_group_that_a_trial_did_not_see():
     rare = ScoreLog.from_arrays([[0.9, 0.1]] * 60, [[1, 0]] * 60, group=["a"] * 59 + ["b"])
-    deferred = evaluate(rare, [0.1], calibration_size=55, trials=4, by="group").of("conformal")[0].figures["deferred"]
-    assert set(np.round(deferred * 5)) <= {0, 1}
+    deferred = evaluate(rare, [0.1], calibration_size=55, trials=60, by="group").of("conformal")[0].figures["deferred"]
+    assert set(np.round(5 * deferred).tolist()) == {0, 1}  # the one row of b is in the test part of some trials
