@@ -28,7 +28,7 @@ from conformal_arbitrage.live.policy import (
     top_of,
 )
 from conformal_arbitrage.scorers.answers import answer_text
-from conformal_arbitrage.scorers.rendering import unseen_by
+from conformal_arbitrage.scorers.rendering import unseen, unseen_by
 from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
 from conformal_arbitrage.store.base import Audit, Conversation
 from conformal_arbitrage.store.record import (
@@ -327,6 +327,8 @@ def _primary_answer(decision: Decision) -> str | None:
 
 def _require_seen(pair: MenuPair, query: Query) -> None:
     """Refuse a question of which either model would not be shown everything."""
+    if unseen(query, pictures=False) is None:
+        return  # text alone, which every model is shown: identities need not be put together
     for role, identity in identities_of_pair(pair).items():
         lost = unseen_by(identity, query)
         if lost is not None:
