@@ -153,26 +153,34 @@ main(sys.argv[1:])
 """
 
 
+def without_extra(made, *command):
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRA, *command], cwd=made.folder, capture_output=True, text=True, check=False
+    )
+
+
 @pytest.mark.parametrize(
     "command",
     [
         ["serve"],
         ["keys", "create"],
-        ["keys", "list"],
-        ["records", "verify"],
-        ["records", "prune", "--older-than", "1"],
         ["records", "export", "--policy", "support", "--all", "-o", "log.parquet"],
     ],
     ids=" ".join,
 )
 def test_without_the_extra_the_command_says_what_to_install(house, command):
-    made = house()
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRA, *command], cwd=made.folder, capture_output=True, text=True, check=False
-    )
+    done = without_extra(house(), *command)
     assert done.returncode == 2
     assert "pip install 'conformal-arbitrage[gateway]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["keys", "list"], ["records", "verify"], ["records", "prune", "--older-than", "1"]], ids=" ".join
+)
+def test_commands_on_the_store_alone_need_no_extra(house, command):
+    done = without_extra(house(), *command)
+    assert done.returncode == 0, done.stderr
 
 
 def test_records_and_keys_need_no_key_of_a_provider(house, monkeypatch):
