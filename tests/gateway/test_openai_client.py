@@ -237,11 +237,6 @@ def test_errors_of_keys_limits_and_models_are_the_client_s_own_exceptions(house)
         assert int(caught.value.response.headers["retry-after"]) >= 1
 
 
-def test_the_responses_api_is_refused_in_words(menu):
-    with pytest.raises(openai.NotFoundError, match="not served"):
-        menu.openai.responses.create(model="support", input="x")
-
-
 def test_a_client_that_retries_under_its_idempotency_key_pays_once(menu):
     key = {"Idempotency-Key": "once"}
     made = [decided(menu, CHOICE, extra_headers=key) for _ in range(3)]

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from conformal_arbitrage.errors import RequestError, StoreError
+from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.auditor import Auditor
 from conformal_arbitrage.gateway.auth import Authenticator
 from conformal_arbitrage.gateway.decider import Decider
@@ -38,7 +38,7 @@ from conformal_arbitrage.gateway.middleware import (
     json_response,
 )
 from conformal_arbitrage.gateway.openapi import schema
-from conformal_arbitrage.gateway.policy_table import PolicyTable
+from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.record_routes import RecordRoutes
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store.base import Scope, Store
@@ -115,8 +115,9 @@ class _Routes:
         routes: list[tuple[str, str, Scope, Handler]] = [
             ("POST", "/v1/decisions", "call", deciding.decisions),
             ("POST", "/v1/chat/completions", "call", deciding.completions),
-            ("POST", "/v1/responses", "call", _not_served),
+            ("POST", "/v1/responses", "call", deciding.responses),
             ("GET", "/v1/models", "call", self._models),
+            ("GET", "/v1/models/{id}", "call", self._model),
             ("GET", "/v1/arbitrage/records", "call", records.many),
             ("GET", "/v1/arbitrage/records/{id}", "call", records.one),
             ("POST", "/v1/arbitrage/records/{id}/feedback", "call", records.feedback),
@@ -145,13 +146,15 @@ class _Routes:
 
     async def _models(self, request: Incoming) -> Response:
         """Answer GET /v1/models."""
-        listed = [
-            {"id": p.name, "object": "model", "created": 0, "owned_by": "conformal-arbitrage",
-             "arbitrage": {"alpha": p.alpha, "version": p.version, "mode": p.settings.mode, "form": p.pair.form}}
-            for p in self._parts.policies.all()
-            if request.caller.policies is None or p.name in request.caller.policies
-        ]  # fmt: skip
-        return json_response({"object": "list", "data": listed})
+        bound = request.caller.policies
+        policies = [p for p in self._parts.policies.all() if bound is None or p.name in bound]
+        return json_response({"object": "list", "data": [_model_object(policy) for policy in policies]})
+
+    async def _model(self, request: Incoming) -> Response:
+        """Answer GET /v1/models/{id}, for a policy or an alias."""
+        policy = self._parts.policies.named(str(request.path_params["id"]))
+        request.caller.check_policy(policy.name)
+        return json_response(_model_object(policy))
 
     async def _figures(self, request: Incoming) -> Response:
         """Answer GET /metrics."""
@@ -166,6 +169,14 @@ class _Routes:
             names = [policy.name for policy in self._parts.policies.all()]
             self._metrics.backlog(names, await self._parts.store.audit_backlog())
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _model_object(policy: LivePolicy) -> dict[str, object]:
+    """Return a policy as the models API shows a model."""
+    facts = {"alpha": policy.alpha, "version": policy.version, "mode": policy.settings.mode, "form": policy.pair.form}
+    return {
+        "id": policy.name, "object": "model", "created": 0, "owned_by": "conformal-arbitrage", "arbitrage": facts,
+    }  # fmt: skip
 
 
 class _Home:
@@ -237,13 +248,6 @@ def _seen(checking: asyncio.Future[int]) -> None:
     """Note the outcome of a check that no one waits for any more."""
     if not checking.cancelled():
         checking.exception()
-
-
-async def _not_served(request: Incoming) -> Response:
-    """Answer POST /v1/responses."""
-    raise RequestError(
-        "the Responses API is not served; use /v1/chat/completions or /v1/decisions", status=404, code="not_served"
-    )
 
 
 async def _alive(request: Request) -> Response:

@@ -5,10 +5,11 @@ Knows nothing of HTTP beyond headers.
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from conformal_arbitrage.gateway.chat_requests import Choice, Menu, Predicate, Question, Score
 from conformal_arbitrage.gateway.decider import Outcome
@@ -28,25 +29,66 @@ def decisions_reply(policy: LivePolicy, questions: Sequence[Question], outcomes:
         for question, outcome in zip(questions, outcomes, strict=True)
     ]
     spent = sum((outcome.decision.spent for outcome in outcomes), start=Spent())
-    body = {"model": policy.name, "answers": answers, "usage": _decisions_usage(spent)}
+    body = {"model": policy.name, "answers": answers, "usage": input_output_usage(spent)}
     headers = reply_headers(policy, outcomes[0]) if len(outcomes) == 1 else {}
-    return _json(body, headers)
+    return json_reply(body, headers)
 
 
-def completion_reply(policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
-    """Return the reply to a chat request that does not stream."""
-    return _json(completion(policy, outcome, menu), reply_headers(policy, outcome))
+class LiveEvents(Protocol):
+    """Renders an answer while it is being written."""
+
+    def first(self, outcome: Outcome, deltas: Sequence[Mapping[str, Any]]) -> bytes:
+        """Return the events that open the answer, and those for what has been said already."""
+        ...
+
+    def delta(self, delta: Mapping[str, Any]) -> bytes:
+        """Return the events that continue the answer."""
+        ...
+
+    def last(self, outcome: Outcome) -> tuple[str, bytes]:
+        """Return the finish reason, and the events that end the answer."""
+        ...
 
 
-def stream_reply(policy: LivePolicy, outcome: Outcome, menu: Menu | None, *, include_usage: bool) -> SavedResponse:
-    """Return the whole reply to a chat request that streams, for a decision that is made already."""
-    chunks = Chunks(policy, outcome, include_usage=include_usage, menu=menu)
-    message, _ = message_of_decision(outcome.decision, menu)
-    body = b"".join(_in_pieces(message, chunks, outcome))
-    return SavedResponse(status=200, headers={**reply_headers(policy, outcome), **EVENT_STREAM}, body=body)
+class ReplyShape(Protocol):
+    """How one API shows a decision."""
+
+    def whole(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
+        """Return the reply to a request that does not stream."""
+        ...
+
+    def streamed(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
+        """Return the whole reply to a request that streams, for a decision that is made already."""
+        ...
+
+    def live(self, policy: LivePolicy, outcome: Outcome) -> LiveEvents:
+        """Return what renders an answer while it is being written."""
+        ...
 
 
-def _json(document: Mapping[str, Any], headers: Mapping[str, str]) -> SavedResponse:
+class ChatShape(Struct, frozen=True):
+    """Replies to a chat request."""
+
+    include_usage: bool
+
+    def whole(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
+        """See `ReplyShape`."""
+        return json_reply(completion(policy, outcome, menu), reply_headers(policy, outcome))
+
+    def streamed(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
+        """See `ReplyShape`."""
+        chunks = Chunks(policy, outcome, include_usage=self.include_usage, menu=menu)
+        message, _ = message_of_decision(outcome.decision, menu)
+        body = chunks.first(outcome, deltas_of(message)) + chunks.last(outcome)[1]
+        return SavedResponse(status=200, headers={**reply_headers(policy, outcome), **EVENT_STREAM}, body=body)
+
+    def live(self, policy: LivePolicy, outcome: Outcome) -> LiveEvents:
+        """See `ReplyShape`."""
+        return Chunks(policy, outcome, include_usage=self.include_usage)
+
+
+def json_reply(document: Mapping[str, Any], headers: Mapping[str, str]) -> SavedResponse:
+    """Return a reply that is one JSON document."""
     body = msgspec.json.encode(document)
     return SavedResponse(status=200, headers={**headers, "content-type": "application/json"}, body=body)
 
@@ -92,7 +134,8 @@ def _usage(spent: Spent) -> dict[str, int]:
     return {"prompt_tokens": into, "completion_tokens": out, "total_tokens": into + out}
 
 
-def _decisions_usage(spent: Spent) -> dict[str, Any]:
+def input_output_usage(spent: Spent) -> dict[str, Any]:
+    """Return tokens under the names of the Decisions and Responses APIs."""
     into, out = spent.input_tokens or 0, spent.output_tokens or 0
     return {
         "input_tokens": into,
@@ -177,7 +220,11 @@ def message_of_decision(decision: Decision, menu: Menu | None) -> tuple[dict[str
     if menu is not None:
         content = str(decision.answer)
         if menu.field is not None:
-            content = json.dumps({menu.field: menu.values[decision.action or 0]}, ensure_ascii=False)
+            content = json.dumps(menu.document(decision.action or 0), ensure_ascii=False)
+        if menu.tool is not None:
+            function = {"name": menu.tool, "arguments": content}
+            calls = [{"id": f"call_{decision.id}", "type": "function", "function": function}]
+            return {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}, "tool_calls"
         return {"role": "assistant", "content": content, "refusal": None}, "stop"
     answer = decision.answer if isinstance(decision.answer, Mapping) else {"content": str(decision.answer)}
     message = {"role": "assistant", "content": None, "refusal": None, **answer}
@@ -233,19 +280,13 @@ class Chunks:
         return finish, b"".join([*pieces, b"data: [DONE]\n\n"])
 
 
-def _in_pieces(message: Mapping[str, Any], chunks: Chunks, outcome: Outcome) -> Iterator[bytes]:
-    """Yield a finished message as chunks."""
-    yield chunks.first(outcome, ())
+def deltas_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a finished message as what its chunks would have added."""
     rest = {name: value for name, value in message.items() if name not in _STREAMED_APART and value is not None}
-    if rest:
-        yield chunks.delta(rest)
     content = message.get("content") or ""
-    for start in range(0, len(content), _PIECE):
-        yield chunks.delta({"content": content[start : start + _PIECE]})
+    texts = [{"content": content[start : start + _PIECE]} for start in range(0, len(content), _PIECE)]
     calls: Sequence[Chunk] = message.get("tool_calls") or ()
-    for place, call in enumerate(calls):
-        yield chunks.delta({"tool_calls": [{"index": place, **call}]})
-    yield chunks.last(outcome)[1]
+    return [rest, *texts, *[{"tool_calls": [{"index": place, **call}]} for place, call in enumerate(calls)]]
 
 
 def event_bytes(document: Mapping[str, Any]) -> bytes:

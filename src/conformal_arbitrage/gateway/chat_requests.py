@@ -30,7 +30,8 @@ _REFUSED = {
     "web_search_options": "what a search finds changes from day to day, so no certificate covers it",
 }
 _DEFAULTS = {"modalities": ["text"]}
-_OF_MENUS = frozenset({"messages", "response_format"})
+_PLAIN_MENU = frozenset({"messages"})
+_OF_MENUS = frozenset({"messages", "parallel_tool_calls", "response_format", "tool_choice", "tools"})
 FEWEST_CHOICES = 2
 _LONGEST_NAME = 255
 _Shape = TypeVar("_Shape")
@@ -88,13 +89,23 @@ class Menu(Struct, frozen=True, kw_only=True):
         actions: the texts a model chooses from.
         field: the property that holds the choice in a JSON answer; None for plain text.
         values: the property's possible values, in the order of the actions.
+        rest: the other properties of the answer, which stay empty, in the schema's order around the choice.
+        tool: the function that is called with the answer; None if the answer is a message.
         ignored: the request's fields that have no effect, such as temperature.
     """
 
     actions: tuple[str, ...]
     field: str | None = None
     values: tuple[JSON, ...] = ()
+    rest: tuple[tuple[str, JSON], ...] = ()
+    tool: str | None = None
     ignored: tuple[str, ...] = ()
+
+    def document(self, action: int) -> dict[str, JSON]:
+        """Return the JSON answer for a choice."""
+        answer: dict[str, JSON] = dict(self.rest)
+        answer[str(self.field)] = self.values[action]
+        return answer
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
@@ -201,6 +212,11 @@ def read_completion(data: bytes, limits: GatewayConfig) -> CompletionRequest:
     body = decoded(data, limits)
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
+    return checked_completion(body, limits)
+
+
+def checked_completion(body: dict[str, Any], limits: GatewayConfig) -> CompletionRequest:
+    """Check a chat request, wherever it was read from."""
     unknown = body.keys() - _KNOWN
     if unknown:
         body = _without_defaults(body, unknown)
@@ -214,7 +230,9 @@ def read_completion(data: bytes, limits: GatewayConfig) -> CompletionRequest:
         model=body["model"],
         body=passed_on,
         messages=messages,
-        menu=menu if menu is None or passed_on.keys() <= _OF_MENUS else replace(menu, ignored=_ignored(passed_on)),
+        menu=menu
+        if menu is None or passed_on.keys() <= _PLAIN_MENU
+        else replace(menu, ignored=_ignored(menu, passed_on)),
         stream=bool(body.get("stream")),
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         session=None if body.get("arbitrage") is None else _session(body["arbitrage"]),
@@ -253,9 +271,12 @@ def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(str(error), param=str(error).partition(" ")[0], code="invalid_setting") from error
 
 
-def _ignored(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields that have no effect on a choice from a menu, where a model is asked about options."""
-    return tuple(sorted(body.keys() - _OF_MENUS))
+def _ignored(menu: Menu, body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields that have no effect on a choice from a menu, and the properties of its answer that stay empty."""
+    empty = [
+        f"{'response_format' if menu.tool is None else 'tools'}.{name}" for name, _ in menu.rest if name != menu.field
+    ]
+    return tuple(sorted([*(body.keys() - _OF_MENUS), *empty]))
 
 
 def _has_role(message: JSON) -> bool:
@@ -288,26 +309,59 @@ def _menu(body: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
             raise RequestError("tools and arbitrage.actions do not go together", status=422, param="tools")
         actions = _texts(body["arbitrage"].get("actions"), "arbitrage.actions")
         return Menu(actions=check_actions(actions, limits))
-    if tools or body.get("response_format") is None:
+    if tools:
+        return _tool_menu(body, limits)
+    if body.get("response_format") is None:
         return None
     return _schema_menu(as_object(as_object(body["response_format"].get("json_schema")).get("schema")), limits)
 
 
+def _tool_menu(body: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
+    """Return the menu of a single tool that must be called, if its parameters are one."""
+    tools, choice = as_list(body.get("tools")), body.get("tool_choice")
+    function = as_object(as_object(tools[0]).get("function"))
+    name = function.get("name")
+    forced = choice == "required" or as_object(as_object(choice).get("function")).get("name") == name
+    if len(tools) != 1 or not forced or not isinstance(name, str) or body.get("response_format") is not None:
+        return None
+    menu = _schema_menu(as_object(function.get("parameters")), limits)
+    return None if menu is None else replace(menu, tool=name)
+
+
 def _schema_menu(schema: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
-    """Return the menu of a schema that has exactly one property, an enum; None for any other."""
-    properties = as_object(schema.get("properties"))
-    if schema.get("type") != "object" or len(properties) != 1:
+    """Return the menu of a schema: one property is an enum or a boolean, and any others are free text.
+
+    The others, such as `reasoning`, stay empty: a decision is a choice. None for any other schema.
+    """
+    if schema.get("type") != "object":
         return None
-    field, inner = next(iter(properties.items()))
-    options: JSON = _resolved(as_object(inner), schema).get("enum")
+    properties = {name: _resolved(as_object(one), schema) for name, one in as_object(schema.get("properties")).items()}
+    options = {name: values for name, one in properties.items() if (values := _values(one))}
+    others = {name: one for name, one in properties.items() if name not in options}
+    if len(options) != 1 or not all(map(_may_be_empty, others.values())):
+        return None
+    [(field, values)] = options.items()
+    required = as_list(schema.get("required"))
+    rest = tuple((name, "" if name in others else None) for name in properties if name == field or name in required)
+    return Menu(actions=check_actions(tuple(map(_word, values)), limits), field=field, values=values, rest=rest)
+
+
+def _values(schema: Mapping[str, Any]) -> tuple[JSON, ...]:
+    """Return the values of an enum of plain values, or of a boolean; none for any other schema."""
+    options: JSON = [True, False] if schema.get("type") == "boolean" else schema.get("enum")
     listed: tuple[JSON, ...] = tuple(options) if isinstance(options, list) else ()
-    if not listed or any(isinstance(option, list | dict) for option in listed):
-        return None
-    return Menu(actions=check_actions(tuple(map(_word, listed)), limits), field=field, values=listed)
+    return () if any(isinstance(option, list | dict) for option in listed) else listed
+
+
+def _may_be_empty(schema: Mapping[str, Any]) -> bool:
+    """Return whether a property is a text without further conditions."""
+    return schema.get("type") == "string" and schema.keys().isdisjoint(("const", "format", "minLength", "pattern"))
 
 
 def _resolved(inner: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a property's schema, following a reference to the definitions beside it."""
+    whole = as_list(inner.get("allOf"))
+    inner = as_object(whole[0]) if len(whole) == 1 else inner
     name = str(inner.get("$ref", "")).removeprefix("#/$defs/")
     return as_object(as_object(schema.get("$defs")).get(name)) if "$ref" in inner else inner
 

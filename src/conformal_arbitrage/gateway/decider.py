@@ -342,8 +342,8 @@ def _require_seen(pair: MenuPair, query: Query) -> None:
 def _text_pair(policy: LivePolicy) -> TextPair:
     if not isinstance(policy.pair, TextPair):
         raise RequestError(
-            f"policy {policy.name} chooses from menus: give arbitrage.actions, or a response_format whose schema has "
-            "exactly one property, an enum of texts",
+            f"policy {policy.name} chooses from menus: give arbitrage.actions, or a response_format (or a single tool "
+            "that must be called) whose schema has one enum or boolean, and otherwise nothing but free text",
             status=422,
             code="wrong_form",
         )

@@ -19,12 +19,12 @@ from starlette.responses import Response
 from conformal_arbitrage.errors import GuardianError, LostClaimError, QuotaError, RequestError, StoreError
 from conformal_arbitrage.gateway.chat_replies import (
     EVENT_STREAM,
-    Chunks,
-    completion_reply,
+    ChatShape,
+    LiveEvents,
+    ReplyShape,
     decisions_reply,
     message_of_decision,
     reply_headers,
-    stream_reply,
 )
 from conformal_arbitrage.gateway.chat_requests import CompletionRequest, Menu, query_of, read_completion, read_decisions
 from conformal_arbitrage.gateway.decider import Decider, Outcome, cancelled
@@ -33,6 +33,8 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import POLICY, Incoming
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.sessions import Sessions, other_session
+from conformal_arbitrage.gateway.responses_replies import ResponseShape
+from conformal_arbitrage.gateway.responses_requests import read_response
 from conformal_arbitrage.gateway.streaming import EventStream, event_stream, pieces_of
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.live.policy import guardian_failure
@@ -44,7 +46,7 @@ from conformal_arbitrage.upstream.sse import delta_of
 
 
 class DecisionRoutes:
-    """POST /v1/decisions and /v1/chat/completions."""
+    """POST /v1/decisions, /v1/chat/completions and /v1/responses."""
 
     def __init__(
         self, config: GatewayConfig, store: Store, policies: PolicyTable, decider: Decider, metrics: Metrics
@@ -78,6 +80,14 @@ class DecisionRoutes:
     async def completions(self, request: Incoming) -> Response | EventStream:
         """Answer POST /v1/chat/completions."""
         chat = read_completion(request.content, self._config)
+        return await self._answer(request, chat, ChatShape(chat.include_usage))
+
+    async def responses(self, request: Incoming) -> Response | EventStream:
+        """Answer POST /v1/responses."""
+        body = read_response(request.content, self._config)
+        return await self._answer(request, body.chat, ResponseShape(body.echo))
+
+    async def _answer(self, request: Incoming, chat: CompletionRequest, shape: ReplyShape) -> Response | EventStream:
         policy = self._policies.named(chat.model)
         if request.caller.policies is not None:
             request.caller.check_policy(policy.name)
@@ -86,14 +96,14 @@ class DecisionRoutes:
         menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
         if chat.stream:
             async with event_stream(request.send, policy.name) as events:
-                await self._stream(request, chat, policy, menu, events)
+                await self._stream(request, chat, policy, menu, events, shape)
             return events
         async with self._turn(request, policy) as turn:
             if turn.response is None:
                 start = time.perf_counter()
                 outcome = await self._decide(turn, policy, chat, menu, request)
                 _require_answers([outcome])
-                reply = completion_reply(policy, outcome, menu)
+                reply = shape.whole(policy, outcome, menu)
                 await self._commit(turn, policy, [outcome], reply, start)
         return _response(turn)
 
@@ -140,17 +150,23 @@ class DecisionRoutes:
         await turn.end_undelivered(events, audits, begun, digests)
 
     async def _stream(
-        self, request: Incoming, chat: CompletionRequest, policy: LivePolicy, menu: Menu | None, events: EventStream
+        self,
+        request: Incoming,
+        chat: CompletionRequest,
+        policy: LivePolicy,
+        menu: Menu | None,
+        events: EventStream,
+        shape: ReplyShape,
     ) -> None:
         async with self._turn(request, policy) as turn:
             if turn.response is not None:
                 pass
             elif menu is None:
-                await self._stream_text(turn, events, policy, chat, request.caller.id)
+                await self._stream_text(turn, events, policy, chat, request.caller.id, shape)
             else:
                 start = time.perf_counter()
                 outcome = await self._decide(turn, policy, chat, menu, request)
-                await self._send_whole(turn, events, policy, chat, outcome, menu, start)
+                await self._send_whole(turn, events, policy, shape, outcome, menu, start)
         if turn.replayed and turn.response is not None:
             await events.replay(turn.response)
 
@@ -244,11 +260,17 @@ class DecisionRoutes:
                 yield step
 
     async def _stream_text(
-        self, turn: Turn, events: EventStream, policy: LivePolicy, chat: CompletionRequest, caller_id: str
+        self,
+        turn: Turn,
+        events: EventStream,
+        policy: LivePolicy,
+        chat: CompletionRequest,
+        caller_id: str,
+        shape: ReplyShape,
     ) -> None:
         """Pass on the Guardian's words as they come; any other answer is sent once it is complete."""
         start = time.perf_counter()
-        live = _LiveAnswer(turn, events, policy, self._metrics, include_usage=chat.include_usage)
+        live = _LiveAnswer(turn, events, policy, self._metrics, shape)
         outcome: Outcome | None = None
         try:
             steps = await self._text(turn, policy, chat, caller_id, live=True)
@@ -261,7 +283,7 @@ class DecisionRoutes:
             if outcome is None:
                 raise AssertionError("a stream ends with its outcome")
             if live.chunks is None:
-                await self._send_whole(turn, events, policy, chat, outcome, None, start)
+                await self._send_whole(turn, events, policy, shape, outcome, None, start)
             else:
                 await live.finish(outcome, self._decider)
         except (GuardianError, LostClaimError):
@@ -273,14 +295,14 @@ class DecisionRoutes:
         turn: Turn,
         events: EventStream,
         policy: LivePolicy,
-        chat: CompletionRequest,
+        shape: ReplyShape,
         outcome: Outcome,
         menu: Menu | None,
         start: float,
     ) -> None:
         """Commit a finished answer and send it in pieces; record it if the caller leaves before the last."""
         _require_answers([outcome])
-        reply = stream_reply(policy, outcome, menu, include_usage=chat.include_usage)
+        reply = shape.streamed(policy, outcome, menu)
         await self._commit(turn, policy, [outcome], reply, start)
         turn.opened = str(outcome.decision.id)
         events.headers = reply.headers
@@ -383,14 +405,14 @@ class _LiveAnswer:
     """
 
     def __init__(
-        self, turn: Turn, events: EventStream, policy: LivePolicy, metrics: Metrics, *, include_usage: bool
+        self, turn: Turn, events: EventStream, policy: LivePolicy, metrics: Metrics, shape: ReplyShape
     ) -> None:
-        self.chunks: Chunks | None = None
+        self.chunks: LiveEvents | None = None
         self._turn = turn
         self._events = events
         self._policy = policy
         self._metrics = metrics
-        self._include_usage = include_usage
+        self._shape = shape
         self._held: list[Mapping[str, Any]] = []
         self._sent: list[bytes] = []
 
@@ -413,7 +435,7 @@ class _LiveAnswer:
         await self._turn.open(replace(outcome.event, body=body), outcome.audit)
         self._metrics.decided(self._policy.name, [outcome])
         self._events.headers = {**reply_headers(self._policy, outcome), "x-arbitrage-cost": "unknown", **EVENT_STREAM}
-        self.chunks = Chunks(self._policy, outcome, include_usage=self._include_usage)
+        self.chunks = self._shape.live(self._policy, outcome)
         await self._put(self.chunks.first(outcome, self._held))
 
     async def _put(self, piece: bytes) -> None:

@@ -103,7 +103,22 @@ _SCHEMAS: dict[str, Any] = {
         created={"type": "integer"}, model=_TEXT, choices=_array(_MAP, minItems=1, maxItems=1), usage=_MAP,
         arbitrage={"$ref": "#/components/schemas/Arbitrage"},
     ),
-    "Models": _object(["object", "data"], object=_TEXT, data=_array(_object(["id", "object"], id=_TEXT, object=_TEXT))),
+    "ResponseRequest": _object(
+        ["model", "input"], more=False,
+        **{name: {} for name in ("metadata", "prompt_cache_key", "prompt_cache_options", "safety_identifier")},
+        model=_TEXT, input={"anyOf": [_TEXT, _array(_MAP, minItems=1)]}, instructions=_nullable(_TEXT),
+        stream=_nullable(_BOOLEAN), temperature=_nullable(_NUMBER), top_p=_nullable(_NUMBER),
+        max_output_tokens=_nullable({"type": "integer", "minimum": 1}), text=_nullable(_MAP), reasoning=_nullable(_MAP),
+        tools=_nullable(_array(_MAP)), tool_choice={}, parallel_tool_calls=_nullable(_BOOLEAN), store={}, user={},
+        arbitrage=_nullable(_object(["actions"], actions=_array({**_TEXT, "minLength": 1}, minItems=2, uniqueItems=True))),
+    ),
+    "Response": _object(
+        ["id", "object", "created_at", "status", "model", "output", "usage", "arbitrage"], id=_TEXT, object=_TEXT,
+        created_at={"type": "integer"}, status={"enum": ["completed", "incomplete"]}, model=_TEXT, output=_array(_MAP),
+        usage=_MAP, arbitrage={"$ref": "#/components/schemas/Arbitrage"},
+    ),
+    "Models": _object(["object", "data"], object=_TEXT, data=_array({"$ref": "#/components/schemas/Model"})),
+    "Model": _object(["id", "object"], id=_TEXT, object=_TEXT),
     "Records": _object(
         ["object", "data", "next"], object=_TEXT, data=_array({"$ref": "#/components/schemas/Record"}), next=_nullable(_TEXT)
     ),
@@ -177,6 +192,7 @@ def schema() -> dict[str, Any]:
             )
         },
         "/v1/models": {"get": _operation("models", "The policies", reply="Models")},
+        "/v1/models/{id}": {"get": _operation("model", "One policy", reply="Model", params=id)},
         "/v1/arbitrage/records": {"get": _operation("records", "Stored decisions", reply="Records", params=filters)},
         "/v1/arbitrage/records/{id}": {"get": _operation("record", "One decision", reply="Record", params=id)},
         "/v1/arbitrage/records/{id}/feedback": {
@@ -189,7 +205,12 @@ def schema() -> dict[str, Any]:
         "/v1/arbitrage/policies/{name}/rollback": {
             "post": _operation("rollback", "Go back one version", body="Nothing", reply="Version", params=name)
         },
-        "/v1/responses": {"post": _operation("responses", "Not served; says so", body="Nothing")},
+        "/v1/responses": {
+            "post": _operation(
+                "respond", "The same in the Responses API", body="ResponseRequest", reply="Response",
+                media=(_JSON, "text/event-stream"),
+            )
+        },
         "/metrics": {"get": _operation("metrics", "Figures for Prometheus", media=("text/plain",))},
         "/": {"get": _operation("home", "What this is, and where to go from here")},
         "/health/live": {"get": _operation("live", "The process runs")},

@@ -1,0 +1,209 @@
+"""Decisions in the shape of the Responses API: whole responses, and the events of a stream.
+
+Knows nothing of HTTP beyond headers.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from conformal_arbitrage.gateway.chat_replies import (
+    EVENT_STREAM,
+    arbitrage_object,
+    deltas_of,
+    input_output_usage,
+    json_reply,
+    message_of_decision,
+    reply_headers,
+)
+from conformal_arbitrage.gateway.chat_requests import Menu
+from conformal_arbitrage.gateway.decider import Outcome
+from conformal_arbitrage.gateway.policy_table import LivePolicy
+from conformal_arbitrage.store.base import SavedResponse
+from conformal_arbitrage.types import as_list, as_object
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponseShape(Struct, frozen=True):
+    """Replies to a request to /v1/responses; `echo` is what they repeat of it."""
+
+    echo: Mapping[str, Any]
+
+    def whole(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
+        """Return the reply to a request that does not stream."""
+        message, finish = message_of_decision(outcome.decision, menu)
+        items = [_item(outcome, *part) for part in _parts(message)]
+        return json_reply(self.document(policy, outcome, menu, items, finish), reply_headers(policy, outcome))
+
+    def streamed(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
+        """Return the whole reply to a request that streams, for a decision that is made already."""
+        message, _ = message_of_decision(outcome.decision, menu)
+        events = ResponseEvents(self, policy, outcome, menu)
+        body = events.first(outcome, deltas_of(message)) + events.last(outcome)[1]
+        return SavedResponse(status=200, headers={**reply_headers(policy, outcome), **EVENT_STREAM}, body=body)
+
+    def live(self, policy: LivePolicy, outcome: Outcome) -> "ResponseEvents":
+        """Return what renders an answer while it is being written."""
+        return ResponseEvents(self, policy, outcome, None)
+
+    def document(
+        self,
+        policy: LivePolicy,
+        outcome: Outcome,
+        menu: Menu | None,
+        items: Sequence[Mapping[str, Any]],
+        finish: str | None,
+    ) -> dict[str, Any]:
+        """Return a decision as a response; without a finish reason it is still in progress."""
+        incomplete = _INCOMPLETE.get(finish or "")
+        status = "in_progress" if finish is None else "completed" if incomplete is None else "incomplete"
+        return {
+            "id": f"resp_{outcome.decision.id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": status,
+            "error": None,
+            "incomplete_details": None if incomplete is None else {"reason": incomplete},
+            "model": policy.name,
+            "output": items,
+            **self.echo,
+            "usage": None if finish is None else input_output_usage(outcome.decision.spent),
+            "arbitrage": arbitrage_object(policy, outcome, menu),
+        }
+
+
+_Part = tuple[str, int, Mapping[str, Any]]
+
+
+def _parts(message: Mapping[str, Any]) -> list[_Part]:
+    """Return the items of an answer: its text or refusal, then its tool calls; each with its kind and place."""
+    texts = [(name, 0, {"text": message[name]}) for name in ("content", "refusal") if message.get(name)]
+    calls = [("call", place, as_object(call)) for place, call in enumerate(as_list(message.get("tool_calls")))]
+    return [*texts, *calls]
+
+
+def _item(
+    outcome: Outcome, kind: str, place: int, part: Mapping[str, Any], status: str = "completed"
+) -> dict[str, Any]:
+    """Return one item of a response's output."""
+    id = outcome.decision.id
+    if kind != "call":
+        content = [_text_part(kind, part["text"])]
+        return {"id": f"msg_{id}_{kind}", "type": "message", "role": "assistant", "status": status, "content": content}
+    shared = {"id": f"fc_{id}_{place}", "call_id": part.get("id") or f"call_{id}_{place}", "status": status}
+    if "custom" in part:
+        custom = as_object(part["custom"])
+        return {**shared, "type": "custom_tool_call", "name": custom.get("name"), "input": custom.get("input") or ""}
+    function = as_object(part.get("function"))
+    named = {"name": function.get("name"), "arguments": function.get("arguments") or ""}
+    return {**shared, "type": "function_call", **named}
+
+
+def _text_part(kind: str, text: str) -> dict[str, Any]:
+    if kind == "refusal":
+        return {"type": "refusal", "refusal": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+class ResponseEvents:
+    """The events of one response; the first and the last carry `arbitrage`. Items are closed at the end, all together.
+
+    Args:
+        shape: renders the response itself.
+        policy: the policy that decided.
+        outcome: the decision.
+        menu: what was chosen from, if anything.
+    """
+
+    def __init__(self, shape: ResponseShape, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> None:
+        self._shape = shape
+        self._policy = policy
+        self._outcome = outcome
+        self._menu = menu
+        self._open: dict[tuple[str, int], int] = {}  # places in the output, by kind and place in the message
+        self._sent = 0
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        document = {"type": kind, "sequence_number": self._sent, **fields}
+        self._sent += 1
+        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(document) + b"\n\n"
+
+    def first(self, outcome: Outcome, deltas: Sequence[Mapping[str, Any]]) -> bytes:
+        """Return the events that open the response, and those for what has been said already."""
+        response = self._shape.document(self._policy, outcome, self._menu, [], None)
+        opening = [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
+        return b"".join([*opening, *map(self.delta, deltas)])
+
+    def delta(self, delta: Mapping[str, Any]) -> bytes:
+        """Return the events that continue the answer; what the Responses API has no word for is left out."""
+        texts = [(kind, delta.get(kind)) for kind in ("content", "refusal")]
+        pieces = [self._text(kind, text) for kind, text in texts if isinstance(text, str) and text]
+        for call in as_list(delta.get("tool_calls")):
+            fields = as_object(call)
+            place = fields.get("index")
+            calls = sum(kind == "call" for kind, _ in self._open)
+            pieces.append(self._call(place if isinstance(place, int) else calls, fields))
+        return b"".join(pieces)
+
+    def _text(self, kind: str, text: str) -> bytes:
+        opening, at = self._opened(kind, 0, {"text": ""})
+        name = "response.output_text.delta" if kind == "content" else "response.refusal.delta"
+        logprobs: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
+        return opening + self._event(name, **at, content_index=0, delta=text, **logprobs)
+
+    def _call(self, place: int, call: Mapping[str, Any]) -> bytes:
+        kind, field = ("custom", "input") if "custom" in call else ("function", "arguments")
+        named = as_object(call.get(kind))
+        opening, at = self._opened("call", place, {**call, kind: {**named, field: ""}})
+        name = "response.custom_tool_call_input.delta" if kind == "custom" else "response.function_call_arguments.delta"
+        return opening + self._event(name, **at, delta=named[field]) if named.get(field) else opening
+
+    def _opened(self, kind: str, place: int, part: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
+        """Return the events that open an item, if it is new, and how later events name it."""
+        item = _item(self._outcome, kind, place, part, "in_progress")
+        known = self._open.get((kind, place))
+        at = {"item_id": item["id"], "output_index": len(self._open) if known is None else known}
+        if known is not None:
+            return b"", at
+        self._open[kind, place] = at["output_index"]
+        if kind == "call":
+            return self._event("response.output_item.added", output_index=at["output_index"], item=item), at
+        bare: dict[str, Any] = {**item, "content": []}
+        added = self._event("response.output_item.added", output_index=at["output_index"], item=bare)
+        return added + self._event("response.content_part.added", **at, content_index=0, part=item["content"][0]), at
+
+    def last(self, outcome: Outcome) -> tuple[str, bytes]:
+        """Return the finish reason, and the events that close all items and the response."""
+        message, finish = message_of_decision(outcome.decision, self._menu)
+        parts = {(kind, place): part for kind, place, part in _parts(message)}
+        pieces: list[bytes] = []
+        for (kind, place), part in parts.items():  # what a stream did not say, the whole answer does
+            if (kind, place) not in self._open:
+                pieces.append(self._call(place, part) if kind == "call" else self._text(kind, part["text"]))
+        items: list[dict[str, Any]] = []
+        for kind, place in sorted(parts, key=lambda key: self._open[key]):
+            items.append(_item(outcome, kind, place, parts[kind, place]))
+            pieces.append(self._closed(kind, self._open[kind, place], items[-1]))
+        response = self._shape.document(self._policy, outcome, self._menu, items, finish)
+        return finish, b"".join([*pieces, self._event(f"response.{response['status']}", response=response)])
+
+    def _closed(self, kind: str, index: int, item: Mapping[str, Any]) -> bytes:
+        """Return the events that close an item."""
+        at = {"item_id": item["id"], "output_index": index}
+        if item["type"] == "function_call":
+            whole = {"name": item["name"], "arguments": item["arguments"]}
+            pieces = [self._event("response.function_call_arguments.done", **at, **whole)]
+        elif item["type"] == "custom_tool_call":
+            pieces = [self._event("response.custom_tool_call_input.done", **at, input=item["input"])]
+        else:
+            [part] = item["content"]
+            if kind == "content":
+                text = self._event("response.output_text.done", **at, content_index=0, text=part["text"], logprobs=[])
+            else:
+                text = self._event("response.refusal.done", **at, content_index=0, refusal=part["refusal"])
+            pieces = [text, self._event("response.content_part.done", **at, content_index=0, part=part)]
+        return b"".join([*pieces, self._event("response.output_item.done", output_index=index, item=item)])
