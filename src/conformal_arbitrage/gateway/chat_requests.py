@@ -32,6 +32,13 @@ _REFUSED = {
 _DEFAULTS = {"modalities": ["text"]}
 _PLAIN_MENU = frozenset({"messages"})
 _OF_MENUS = frozenset({"messages", "parallel_tool_calls", "response_format", "tool_choice", "tools"})
+_TYPES: Mapping[str, tuple[type, str]] = {
+    "stream": (bool, "true or false"),
+    "stream_options": (dict, "an object"),
+    "arbitrage": (dict, "an object"),
+    "response_format": (dict, "an object"),
+    "tools": (list, "a list"),
+}
 FEWEST_CHOICES = 2
 _LONGEST_NAME = 255
 _Shape = TypeVar("_Shape")
@@ -295,9 +302,9 @@ def _checked_messages(body: Mapping[str, Any]) -> Messages:
         raise RequestError("n must be 1: a decision has one answer", param="n")
     if body.get("logprobs") or body.get("top_logprobs"):
         raise RequestError("logprobs are not returned; they serve as the confidence", param="logprobs")
-    for name, kind in (("stream", bool), ("stream_options", dict), ("arbitrage", dict), ("response_format", dict)):
+    for name, (kind, description) in _TYPES.items():
         if body.get(name) is not None and not isinstance(body[name], kind):
-            raise RequestError(f"{name} must be {'true or false' if kind is bool else 'an object'}", param=name)
+            raise RequestError(f"{name} must be {description}", param=name)
     return messages
 
 
