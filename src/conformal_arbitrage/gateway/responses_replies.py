@@ -23,6 +23,7 @@ from conformal_arbitrage.gateway.chat_requests import Menu
 from conformal_arbitrage.gateway.decider import Outcome
 from conformal_arbitrage.gateway.policy_table import LivePolicy
 from conformal_arbitrage.store.base import SavedResponse
+from conformal_arbitrage.store.record import JSONObject
 from conformal_arbitrage.types import as_list, as_object
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -31,7 +32,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 class ResponseShape(Struct, frozen=True):
     """Replies to a request to /v1/responses; `echo` is what they repeat of it."""
 
-    echo: Mapping[str, Any]
+    echo: JSONObject
 
     def whole(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
         """Return the reply to a request that does not stream."""

@@ -12,6 +12,7 @@ from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.chat_requests import CompletionRequest, checked_completion, decoded
 from conformal_arbitrage.gateway.input_items import item_message, merged_calls
 from conformal_arbitrage.live.config import GatewayConfig
+from conformal_arbitrage.store.record import JSONObject
 from conformal_arbitrage.types import JSON, as_object, is_list, is_object
 
 _SAME = (
@@ -47,7 +48,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     """
 
     chat: CompletionRequest
-    echo: Mapping[str, Any]
+    echo: JSONObject
 
 
 def read_response(data: bytes, limits: GatewayConfig) -> ResponseRequest:
