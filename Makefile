@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live lint bench bench-live bench-gateway bench-monitoring bench-connections bench-records soak nightly clean
+.PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-live bench-gateway bench-monitoring bench-connections bench-records soak nightly clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -24,6 +24,10 @@ coverage:
 
 test-live: .venv/.installed-live
 	$(BIN)/pytest -m live $(TEST)
+
+# Clients of applications, in environments of their own, against a gateway over scripted models.
+test-clients: .venv/.installed-dev .venv-clients/.installed .venv-clients-earlier/.installed
+	$(BIN)/pytest tests/clients $(TEST)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -81,5 +85,15 @@ nightly: .venv/.installed-dev
 	.venv-litellm/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/litellm.txt
 	touch $@
 
+.venv-clients/.installed: tests/clients/current.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
+	touch $@
+
+.venv-clients-earlier/.installed: tests/clients/earlier.txt
+	$(PYTHON) -m venv .venv-clients-earlier
+	.venv-clients-earlier/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
+	touch $@
+
 clean:
-	rm -rf .venv .venv-mapie .venv-litellm demo .coverage
+	rm -rf .venv .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage

@@ -296,7 +296,7 @@ class Verdict(BaseModel):
 )
 def test_menus_from_schemas_through_both_apis(house, shape, said):
     made = house()
-    empty = ["response_format.reasoning"] if "reasoning" in said else None
+    empty = {"response": ["text.format.reasoning"], "chat.completion": ["response_format.reasoning"]}
     with made.client() as client:
         response = client.responses.parse(model="support", input="A letter.", text_format=shape)
         completion = client.chat.completions.parse(
@@ -310,8 +310,17 @@ def test_menus_from_schemas_through_both_apis(house, shape, said):
         assert reply.arbitrage["guarantee"] == (
             "crc" if "team" in said else "none"
         )  # its certificate has seen menus of 3
-        assert reply.arbitrage.get("ignored") == empty
+        assert reply.arbitrage.get("ignored") == (empty[reply.object] if "reasoning" in said else None)
     assert len(set(made.primary.sent)) == 1
+
+
+def test_settings_without_effect_on_a_menu_have_their_own_names(house):
+    made = house()
+    asked = {"model": "support", "input": "x", "arbitrage": {"actions": ["a", "b", "c"]}, "temperature": 0}
+    settings = {"max_output_tokens": 5, "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}}
+    reply = made.post("/v1/responses", {**asked, **settings}).json()
+    assert reply["arbitrage"]["ignored"] == ["max_output_tokens", "reasoning.effort", "temperature", "text.verbosity"]
+    assert reply["output"][0]["content"][0]["text"] == "a"
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "route"}}], ids=str)

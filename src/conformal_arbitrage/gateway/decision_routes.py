@@ -32,9 +32,9 @@ from conformal_arbitrage.gateway.idempotency import Idempotency, Turn
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import POLICY, Incoming
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
-from conformal_arbitrage.gateway.sessions import Sessions, other_session
 from conformal_arbitrage.gateway.responses_replies import ResponseShape
 from conformal_arbitrage.gateway.responses_requests import read_response
+from conformal_arbitrage.gateway.sessions import Sessions, other_session
 from conformal_arbitrage.gateway.streaming import EventStream, event_stream, pieces_of
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.live.policy import guardian_failure

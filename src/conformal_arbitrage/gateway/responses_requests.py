@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.chat_requests import CompletionRequest, checked_completion, decoded
@@ -26,7 +27,7 @@ _REFUSED = {
     "access_programs": "no certificate covers it",
     "background": "an answer is sent when it is there",
     "context_management": "it changes what a model is shown",
-    "conversation": _STATE,
+    "conversation": f"{_STATE}; arbitrage.session names a conversation",
     "image": "answers are text or tool calls",
     "max_tool_calls": "it is for tools that the provider runs",
     "moderation": "it can withhold an answer, so no certificate covers it",
@@ -36,6 +37,9 @@ _REFUSED = {
 }
 _KNOWN = frozenset({*_SAME, *_CHANGED, *_WITHOUT_EFFECT, *_REFUSED})
 _DEFAULTS: Mapping[str, JSON] = {"background": False, "top_logprobs": 0}
+_OWN_NAMES = {
+    "max_completion_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity",
+}  # fmt: skip
 _CHOICES = ("auto", "none", "required")
 
 
@@ -60,7 +64,16 @@ def read_response(data: bytes, limits: GatewayConfig) -> ResponseRequest:
     _refuse_unsupported(body)
     same = {name: body[name] for name in _SAME if name in body}
     chat: dict[str, Any] = {**same, "messages": _messages(body), **_limits(body), **_text(body), **_tools(body)}
-    return ResponseRequest(chat=checked_completion(chat, limits), echo=_echo(body))
+    checked = checked_completion(chat, limits)
+    if checked.menu is not None and checked.menu.ignored:
+        ignored = tuple(sorted(map(_own_name, checked.menu.ignored)))
+        checked = replace(checked, menu=replace(checked.menu, ignored=ignored))
+    return ResponseRequest(chat=checked, echo=_echo(body))
+
+
+def _own_name(name: str) -> str:
+    """Return what a field of a chat request is called here."""
+    return _OWN_NAMES.get(name, name).replace("response_format.", "text.format.")
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:

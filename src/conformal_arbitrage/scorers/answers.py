@@ -76,14 +76,19 @@ class ChatAnswerer:
     mode: Mode = "plain"
     request_settings: RequestSettings = "pinned"
     _defaults: Mapping[str, Any] = field(init=False, repr=False, compare=False)
+    _identity: Identity = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Prepare the fields that go into every request."""
+        """Prepare the fields that go into every request, and the identity, which requests with settings look at."""
         object.__setattr__(self, "_defaults", self.settings.body())
+        object.__setattr__(self, "_identity", self._identified())
 
     @property
     def identity(self) -> Identity:
         """Endpoint, settings and the source of the confidence."""
+        return self._identity
+
+    def _identified(self) -> Identity:
         rating: dict[str, Any] = {"rendering": VERBATIM, "confidence": self.confidence}
         if self.confidence == "ask":
             rating |= {
