@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+from contextlib import ExitStack
 from enum import Enum
 from typing import Literal
 
@@ -63,12 +64,15 @@ def calling(shape):
 
 @pytest.fixture
 def text(house):
-    def start(**models):
-        made = house(form="text", task={"settings": "as requested"}, **models)
-        made.openai = made.client()
-        return made
+    """Start gateways in free text, each with a client that is closed in the end."""
+    with ExitStack() as clients:
 
-    return start
+        def start(**models):
+            made = house(form="text", task={"settings": "as requested"}, **models)
+            made.openai = clients.enter_context(made.client())
+            return made
+
+        yield start
 
 
 def test_every_field_of_the_official_client_is_known():
