@@ -220,3 +220,17 @@ def test_a_database_without_a_table_raises_a_store_error(store, sql):
     for call in (store.change_count(), store.find_key("f" * 64), store.keys()):
         with pytest.raises(StoreError, match="the store failed"):
             asyncio.run(call)
+
+
+def test_a_fault_of_ours_in_one_job_leaves_nobody_waiting(tmp_path, opened):
+    store = opened(str(tmp_path / "store.db"))
+
+    def faulty(session):
+        raise ZeroDivisionError
+
+    async def both():
+        with pytest.raises(StoreError, match="the store failed, and the log says how"):
+            await asyncio.wait_for(store._write(faulty), 10)
+        return await asyncio.wait_for(store._write(lambda session: session.rows("select 1")), 10)
+
+    assert list(asyncio.run(both())) == [(1,)]

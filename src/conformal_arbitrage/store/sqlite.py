@@ -6,6 +6,7 @@ Knows nothing of what is stored.
 """
 
 import asyncio
+import logging
 import os
 import sqlite3
 import threading
@@ -61,6 +62,7 @@ _DAMAGE = frozenset(
 )
 """Codes of errors that a damaged file causes; text that is not UTF-8 has none."""
 
+_log = logging.getLogger("conformal_arbitrage.gateway")
 _FAILURES = (sqlite3.Error, *BAD_VALUE)
 
 _T = TypeVar("_T")
@@ -217,10 +219,17 @@ class _Writer(threading.Thread):
         """Commit batch after batch until `finish`."""
         with closing(self._connection):
             while batch := self._next_batch():
-                outcomes = self._outcomes([job for job, _ in batch])
-                futures = [future for _, future in batch]
+                futures, outcomes = [future for _, future in batch], [self._stopped()] * len(batch)
+                try:
+                    outcomes = self._outcomes([job for job, _ in batch])
+                except Exception:  # noqa: BLE001 - the thread must live on, and whoever waits must hear of it
+                    self._start_over()
+                    _log.exception("the store failed at a job in a way that was not foreseen")
                 with suppress(RuntimeError):  # the loop is closed, so no one waits any more
                     futures[0].get_loop().call_soon_threadsafe(_resolve, futures, outcomes)
+
+    def _stopped(self) -> StoreError:
+        return StoreError(f"{self._path}: the store failed, and the log says how; nothing of this was recorded")
 
     def _next_batch(self) -> list[_Pending]:
         """Wait for a job; return it with all others that are queued by then, or an empty list at the end.
