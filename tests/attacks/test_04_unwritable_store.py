@@ -12,7 +12,7 @@ import pytest
 
 from conformal_arbitrage.store.sql_store import PROOF_SECONDS
 from tests.attacks.databases import fill, small_volume
-from tests.gateway.house import DECISION, error_of
+from tests.gateway.house import DECISION, MENU, error_of
 
 TWICE = 2
 
@@ -29,6 +29,9 @@ def refused(made):
     paid = len(made.primary.bodies)
     for k in range(TWICE):
         error_of(made.decide({**DECISION, "input": f"refused {k}"}), 503, "record_unavailable")
+        error_of(made.chat({**MENU, "user": f"refused {k}"}), 503, "record_unavailable")
+        response = {"model": "support", "input": f"refused {k}", "arbitrage": {"actions": ["a", "b", "c"]}}
+        error_of(made.post("/v1/responses", response), 503, "record_unavailable")
         error_of(made.get("/health/ready"), 503, "record_unavailable")
     assert len(made.primary.bodies) == paid
     yield

@@ -44,7 +44,7 @@ from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store.base import Scope, Store
 from conformal_arbitrage.upstream.breaker import Breaker
 
-_BUSIEST = ("/v1/chat/completions", "/v1/decisions")
+_DECIDING = ("/v1/chat/completions", "/v1/decisions", "/v1/responses")
 _READY_SECONDS = 0.8
 
 
@@ -86,7 +86,7 @@ def create_app(parts: Parts) -> ASGIApp:
         exception_handlers={404: _no_route, 405: _no_route, 500: _internal_error},
     )
     app.router.redirect_slashes = False
-    busiest = {path: app for method, path, app in served if method == "POST" and path in _BUSIEST}
+    busiest = {path: app for method, path, app in served if method == "POST" and path in _DECIDING}
     return ServerErrorMiddleware(Shortcut(busiest, app), handler=_internal_error)
 
 
@@ -130,7 +130,7 @@ class _Routes:
 
     def _guarded(self, path: str, scope: Scope, handler: Handler) -> ASGIApp:
         app: ASGIApp = RunHandler(handler, self._limits, self._parts.config.gateway.max_body)
-        refresher = self._recording if path in _BUSIEST else self._refresher
+        refresher = self._recording if path in _DECIDING else self._refresher
         app = Authenticated(app, scope, self._authenticator, refresher)
         app = AccessLog(ErrorReplies(app), path, self._metrics, self._parts.log)
         return app if self._parts.traced is None else self._parts.traced(app, path)
