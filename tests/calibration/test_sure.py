@@ -18,7 +18,9 @@ from conformal_arbitrage import (
     evaluate,
     verify,
 )
+from conformal_arbitrage.calibration.combinations import refusal
 from conformal_arbitrage.calibration.planning import sure_rows_needed
+from conformal_arbitrage.calibration.promises import as_written
 from conformal_arbitrage.calibration.stops import STOPS
 from conformal_arbitrage.core.trials import draw_splits
 
@@ -300,3 +302,25 @@ def test_evaluate_defers_a_group_that_a_trial_did_not_see():
     rare = ScoreLog.from_arrays([[0.9, 0.1]] * 60, [[1, 0]] * 60, group=["a"] * 59 + ["b"])
     deferred = evaluate(rare, [0.1], calibration_size=55, trials=60, by="group").of("conformal")[0].figures["deferred"]
     assert set(np.round(5 * deferred).tolist()) == {0, 1}  # the one row of b is in the test part of some trials
+
+
+def test_no_bound_is_printed_stronger_than_it_is():
+    assert [as_written(value) for value in (0.05, 1.0, 0.9999999, 0.20000004)] == [
+        "0.05",
+        "1",
+        "0.9999999",
+        "0.20000004",
+    ]
+
+
+def test_the_summary_of_clusters_speaks_of_clusters():
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 60, [[1.0, 0.0]] * 60, group=[str(i // 2) for i in range(60)])
+    summary = calibrate(log, 0.2, cluster="group", max_cluster_size=2).summary
+    assert "The expected total loss of the next cluster is at most 0.2 times its expected number of queries" in summary
+    assert "next decision" not in summary
+
+
+@pytest.mark.parametrize("feature", ["red line", "monitor"])
+@pytest.mark.parametrize("kind", ["net", "path"])
+def test_signed_losses_have_no_monitor_yet(feature, kind):
+    assert "gains would have to count" in refusal(feature, kind)

@@ -183,3 +183,40 @@ def test_features_that_are_not_known_are_zero():
 def test_a_fixed_menu_is_small():
     with pytest.raises(OptionError, match="menu_size must lie in 2 to 8; got 9"):
         FeatureSet(menu_size=9)
+
+
+def test_a_new_group_is_no_copy_of_a_row_without_a_group():
+    """A query with a column of its own has the features of a row without a group, yet the two are not alike."""
+    features, groups = np.array([[1.0], [1.0], [1.0], [0.0]]), ["a", "", "b", ""]
+    loss, u, margin = np.array([1, 1, 0, 0]), np.array([0.4, 0.3, 0.2, 0.1]), np.full(4, 0.5)
+    kept = 0
+    for j in range(4):
+        others = [i for i in range(4) if i != j]
+        known = [name for i, name in enumerate(groups) if i != j and name]
+        one_hot = np.array([[float(groups[i] == name) for name in known] for i in range(4)])
+        wide = np.column_stack([features, one_hot])
+        fits = fit_ridges(
+            wide[others], np.ones(wide.shape[1]), loss[others], u[others], margin[others], strengths=(1.0,)
+        )
+        new = np.array([float(groups[j] != "" and groups[j] not in known)])
+        decided = decide_learned(fits, wide[[j]], u[[j]], margin[[j]], budget=1, unseen=new, with_margin=False)
+        kept += int(loss[j] * decided.kept[0])
+    assert kept <= 1
+
+
+def test_scores_on_half_a_tick_tie_by_symmetry():
+    """Classes of 1,024 rows have scores that lie exactly between two decimals of the ninth digit."""
+    rng, n = np.random.default_rng(3), 2048
+    features = np.repeat(np.eye(2), n // 2, axis=0)
+    for _ in range(6):
+        loss = np.zeros(n, dtype=np.int64)
+        for half in (slice(0, n // 2), slice(n // 2, n)):
+            loss[half][rng.permutation(n // 2)[:41]] = 1
+        u, margin, budget = rng.random(n), np.full(n, 0.5), 30
+        kept = 0
+        for j in np.flatnonzero(loss):
+            others = np.arange(n) != j
+            fits = fit_ridges(features[others], np.ones(2), loss[others], u[others], margin[others], strengths=(1.0,))
+            one = [j]
+            kept += decide_learned(fits, features[one], u[one], margin[one], budget=budget, with_margin=False).kept[0]
+        assert kept <= budget

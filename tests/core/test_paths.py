@@ -66,6 +66,9 @@ def test_broken_walks_violate_the_inequality(broken):
 def test_losses_below_minus_the_bound_are_refused_since_they_break_the_proof():
     with pytest.raises(OptionError, match="losses of -1, 0 or 1"):
         calibrate_path(np.ones((3, 1)), np.array([[-2], [0], [1]]), np.zeros(3), alpha=Fraction(1, 2))
+    for entry in (-np.inf, np.nan):
+        with pytest.raises(OptionError, match="got NaN or -inf"):
+            calibrate_path(np.full((3, 1), entry), np.zeros((3, 1), dtype=int), np.zeros(3), alpha=Fraction(1, 2))
     with pytest.raises(OptionError, match="shapes"):
         calibrate_path(np.ones((3, 1)), np.zeros((3, 2), dtype=int), np.zeros(3), alpha=Fraction(1, 2))
 
@@ -98,3 +101,5 @@ def test_rounding_by_a_draw_keeps_the_expectation():
     assert rounded.mean(axis=0) == pytest.approx([0.3, -0.6], abs=0.01)
     with pytest.raises(OptionError, match=r"must lie in \[-1, 1\]"):
         rounded_losses(np.array([[1.5]]), np.zeros(1))
+    with pytest.raises(OptionError, match=r"must lie in \[-1, 1\]"):
+        rounded_losses(np.array([[np.nan]]), np.zeros(1))

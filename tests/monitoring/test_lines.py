@@ -55,8 +55,11 @@ def test_too_few_rows_have_no_red_line():
 
 
 def test_several_policies_share_one_level():
-    lines = watch_lines(0.05, n=500, confidence=0.95, policies=10)
-    assert lines.false_red == pytest.approx(0.05 + 0.0025)
-    assert lines.log_red > watch_lines(0.05, n=500, confidence=0.95).log_red
+    lines = watch_lines(0.05, n=500, confidence=0.99, policies=10)
+    assert lines.false_red == pytest.approx(10 * 0.01 + 0.025)
+    assert lines.log_red > watch_lines(0.05, n=500, confidence=0.99).log_red
+    one, ten = (watch_lines(0.05, n=500, binary=True, policies=policies) for policies in (1, 10))
+    assert one.false_red == ten.false_red == pytest.approx(0.05)
+    assert ten.red > one.red, "each has a tenth of the luck"
     with pytest.raises(OptionError, match="1 or more"):
         watch_lines(0.05, n=500, policies=0)

@@ -217,3 +217,12 @@ def test_what_the_ledger_does_not_know_turns_amber_too():
     assert judge(QUIET, guardian_fails=True)[0] == "amber"
     assert judge(QUIET, stale="stale: not looked at yet") == ("amber", ("stale: not looked at yet",))
     assert judge(replace(QUIET, log_peak=(9.0, 9.0)), stale="old")[0] == "red"
+
+
+def test_gains_and_losses_above_the_bound_are_refused():
+    lines = watch_lines(0.05, n=500)
+    for loss in (-0.2, 1.5, float("nan")):
+        with pytest.raises(OptionError, match="a loss is a number from 0 to 1"):
+            Monitor(lines).observe([LedgerRow(seq=1, due=0.0, loss=loss)])
+    with pytest.raises(OptionError, match="a loss is a number from 0 to 1"):
+        Monitor.from_ledger(lines, np.array([0.0, -1.0]))

@@ -21,6 +21,7 @@ from conformal_arbitrage.calibration.draws import draw, draws
 from conformal_arbitrage.calibration.guarantee import summary_lines
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.calibration.promises import as_written
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold, Membership, group_threshold, lower_stop
 from conformal_arbitrage.core.gaps import SINGLE_DIGITS, is_single, row_gaps, row_sight
 from conformal_arbitrage.core.losses import GuardianSees
@@ -353,7 +354,8 @@ class Certificate:
             ("rule", f"the Guardian sees {self.guardian_sees}; boundary {self.boundary}"),
             (
                 "risk budget",
-                f"alpha {self.alpha:g}, losses in [{least_loss(self):g}, {self.loss_bound:g}], {self.n} rows",
+                f"alpha {as_written(self.alpha)}, losses in [{as_written(least_loss(self))}, "
+                f"{as_written(self.loss_bound)}], {self.n} rows",
             ),
         ]
         facts += self._sure_facts()
@@ -374,9 +376,16 @@ class Certificate:
     def _sure_facts(self) -> list[tuple[str, str]]:
         facts: list[tuple[str, str]] = []
         if self.confidence is not None:
-            facts.append(("confidence", f"{self.confidence:g} that this certificate's long-run loss is at most alpha"))
+            facts.append(
+                ("confidence", f"{as_written(self.confidence)} that this certificate's long-run loss is at most alpha")
+            )
         if self.dial is not None:
-            facts.append(("dial", f"stops {', '.join(f'{stop.alpha:g}' for stop in self.dial)}; set to {self.alpha:g}"))
+            facts.append(
+                (
+                    "dial",
+                    f"stops {', '.join(f'{as_written(stop.alpha)}' for stop in self.dial)}; set to {as_written(self.alpha)}",
+                )
+            )
         for name, group in (self.groups or {}).items():
             rule = "deferred" if group.relaxation is None else f"relaxation {group.relaxation:.12g}"
             facts.append((f"{self.by} {name}", f"{rule}, {group.n} rows"))
@@ -420,6 +429,7 @@ class Certificate:
             confidence=self.confidence,
             by=self.by,
             unit=self.unit,
+            clusters=self.clusters,
         )
 
     def with_key_of(self, secret: ProjectSecret) -> "Certificate":

@@ -18,6 +18,7 @@ _CLUSTERED = "its rows are not independent of each other, and this counts them a
 _NOT_BUILT = (
     "a proof exists, by walking every breakpoint from the side that defers, but not the search that would use it"
 )
+_SIGNED = "gains would have to count, in the evidence and in the line, and the monitor takes losses from 0 to 1"
 REFUSED: dict[tuple[Feature, Kind], str] = {
     ("guard", "net"): _RISES,
     ("guard", "path"): _RISES,
@@ -40,6 +41,10 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ("range", "net"): "its law is known for losses of 0 or the bound only",
     ("range", "path"): "its law is known for one threshold only",
     ("range", "learned"): "its law is known for a score that was fixed before",
+    ("red line", "net"): _SIGNED,
+    ("red line", "path"): _SIGNED,
+    ("monitor", "net"): _SIGNED,
+    ("monitor", "path"): _SIGNED,
     (
         "red line",
         "learned",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from math import sqrt
 
-from conformal_arbitrage.calibration.promises import sure_promise
+from conformal_arbitrage.calibration.promises import as_written, sure_promise
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold
 
 
@@ -44,7 +44,7 @@ def guarantee_text(
     if own_loss:
         seen = "With both answers in sight" if router else "With every action in sight"
         described += f" {seen} it is declared to be {_at_most(full_sight_loss)} for every query."
-    described += _ZERO_ONE.format(bound=f"{loss_bound:g}") if zero_one else ""
+    described += _ZERO_ONE.format(bound=as_written(loss_bound)) if zero_one else ""
     if status == "always_defer":
         deferring = _always_defer(alpha, full_sight_loss, own_loss=own_loss, router=router)
         return " ".join([deferring, described, _counted_without_guardian(missing_guardian)])
@@ -60,11 +60,11 @@ def guarantee_text(
     parts = [promise, described, _router_rule(relaxation, score_digits, unit) if router else sight]
     parts += [_RANDOM.format(what="Confidences" if router else "Actions")] if boundary == "random" else []
     if missing_guardian:
-        which = _UNLABELLED if binarized and not own_loss else ""
-        parts.append(_MISSING.format(bound=f"{loss_bound:g}", least=f"{full_sight_loss:g}", which=which))
+        which, least = _UNLABELLED if binarized and not own_loss else "", as_written(full_sight_loss)
+        parts.append(_MISSING.format(bound=as_written(loss_bound), least=least, which=which))
     if confidence is None and groups is None:
-        usual = sqrt(alpha * (loss_bound - alpha) * (max_cluster_size or 1) / n)
-        parts.append(_LUCK.format(alpha=f"{alpha:g}", spread=f"{usual if spread is None else spread:.2g}"))
+        usual = sqrt(alpha * (loss_bound - alpha) * (max_cluster_size or 1) / n) if spread is None else spread
+        parts.append(_LUCK.format(alpha=as_written(alpha), spread=f"{usual:.2g}"))
     if regret is not None:
         parts.append(f"With gains not counted, the mean loss on this log is {regret:.4g}.")
     not_promised = _NOT_PROMISED.format(
@@ -89,6 +89,7 @@ def summary_lines(
     confidence: float | None = None,
     by: str | None = None,
     unit: str | None = None,
+    clusters: int | None = None,
 ) -> str:
     """Return the guarantee in two lines, for a screen; the certificate holds the whole."""
     if by is not None:
@@ -96,7 +97,9 @@ def summary_lines(
             alpha, n, confidence
         )
     if relaxation is None:
-        return f"Every query goes to the Guardian: no relaxation keeps a budget of {alpha:g} on these {n} rows."
+        return (
+            f"Every query goes to the Guardian: no relaxation keeps a budget of {as_written(alpha)} on these {n} rows."
+        )
     if router:
         rule = f"The Primary's answer is given where its confidence is above {relaxation!r}, else the Guardian's."
     else:
@@ -108,14 +111,20 @@ def summary_lines(
         rule = (
             f"The Primary answers a session if its confidence at first is above {relaxation!r}, else the Guardian does."
         )
+    if clusters is not None:
+        return (
+            f"{rule}\nThe expected total loss of the next cluster is at most {as_written(alpha)} times its expected number "
+            f"of queries, if traffic, models and settings stay as in these {clusters} clusters."
+        )
     return f"{rule}\n{_bounded(alpha, n, confidence, unit)}"
 
 
 def _bounded(alpha: float, n: int, confidence: float | None, unit: str | None = None) -> str:
     stays = f"if traffic, models and settings stay as in these {n} rows."
     if confidence is None:
-        return f"The expected loss of the next {unit or 'decision'} is at most {alpha:g}, {stays}"
-    return f"With probability {confidence:g} the long-run loss of this certificate is at most {alpha:g}, {stays}"
+        return f"The expected loss of the next {unit or 'decision'} is at most {as_written(alpha)}, {stays}"
+    sure = f"With probability {as_written(confidence)} the long-run loss of this certificate"
+    return f"{sure} is at most {as_written(alpha)}, {stays}"
 
 
 def _counted_without_guardian(missing_guardian: str | None) -> str:
@@ -126,10 +135,10 @@ def _counted_without_guardian(missing_guardian: str | None) -> str:
 def _promise(alpha: float, n: int, loss: str) -> str:
     bounded = (
         "expected grade of the next decision, averaged over calibration logs of this size as well as over queries, is at "
-        f"most {alpha:g} below that of the Guardian's choice, gains counted."
+        f"most {as_written(alpha)} below that of the Guardian's choice, gains counted."
         if loss == "net"
         else "expected loss of the next decision, averaged over calibration logs of this size as well as over queries, is "
-        f"at most {alpha:g}."
+        f"at most {as_written(alpha)}."
     )
     return (
         f"If these {n} logged queries and the next one are exchangeable (same traffic, models, prompts and settings; no "
@@ -144,7 +153,8 @@ def _cluster_promise(alpha: float, n: int, clusters: int, largest: int) -> str:
         "prompts and settings; no row dropped because of its outcome), no cluster ever has more than "
         f"{largest} queries, and alpha, options, loss, bound and scores were fixed before this log was looked at, then the "
         "expected total loss over the queries of the next cluster, averaged over calibration logs as well as over "
-        f"clusters, is at most {alpha:g} times its expected number of queries: {alpha:g} per query over many new clusters. "
+        f"clusters, is at most {as_written(alpha)} times its expected number of queries: {as_written(alpha)} per query over "
+        "many new clusters. "
         "A query of a cluster that is in this log is not covered."
     )
 
@@ -155,12 +165,13 @@ def _session_promise(alpha: float, n: int) -> str:
         "session dropped because of its outcome), the loss of a turn does not depend on whose answers came before it in "
         "its session, and alpha, options, bound and scores were fixed before this log was looked at, then the expected "
         f"loss of the next session, averaged over calibration logs of this size as well as over sessions, is at most "
-        f"{alpha:g}. The unit is a session, not a turn: if long sessions lose more, the average over turns may be higher."
+        f"{as_written(alpha)}. The unit is a session, not a turn: if long sessions lose more, the average over turns may be "
+        "higher."
     )
 
 
 def _at_most(loss: float) -> str:
-    return f"at most {loss:g}" if loss else "0"
+    return f"at most {as_written(loss)}" if loss else "0"
 
 
 def _always_defer(alpha: float, full_sight_loss: float, *, own_loss: bool, router: bool) -> str:
@@ -171,20 +182,20 @@ def _always_defer(alpha: float, full_sight_loss: float, *, own_loss: bool, route
         else "with more than one action goes to the Guardian with every action in sight"
     )
     return (
-        f"No relaxation keeps the budget {alpha:g} on this log, so every query {where}. The loss is then "
+        f"No relaxation keeps the budget {as_written(alpha)} on this log, so every query {where}. The loss is then "
         f"{_at_most(full_sight_loss)}: {why}."
     )
 
 
 def _loss(loss: str, bound: float, *, binarized: bool, router: bool, unit: str | None) -> str:
     if unit == "session":
-        return _SESSION_LOSS.format(bound=f"{bound:g}")
+        return _SESSION_LOSS.format(bound=as_written(bound))
     if loss == "net":
         given = "answer given" if router else "action taken"
         what = (
             f"the grade of the Guardian's choice minus that of the {given}, negative where the latter is the better one"
         )
-        return f"The loss is {what}; it is assumed to be at most {bound:g}."
+        return f"The loss is {what}; it is assumed to be at most {as_written(bound)}."
     if loss != "guardian_regret":
         what = f"the user's own '{loss}', on its monotone envelope"
     elif router:
@@ -193,7 +204,7 @@ def _loss(loss: str, bound: float, *, binarized: bool, router: bool, unit: str |
         what = "1 if the Guardian's top answer is right and not in sight, else 0"
     else:
         what = "the Guardian regret: its best score over all actions minus its best score over those in sight"
-    return f"The loss is {what}; it is assumed to lie in [0, {bound:g}]."
+    return f"The loss is {what}; it is assumed to lie in [0, {as_written(bound)}]."
 
 
 def _router_rule(relaxation: float | None, score_digits: int, unit: str | None) -> str:

@@ -8,6 +8,12 @@ from collections.abc import Mapping, Sequence
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold
 
 
+def as_written(value: float) -> str:
+    """Return a number as short as it can be written exactly: a bound that is rounded may promise more than is proved."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
 def sure_promise(
     alpha: float,
     n: int,
@@ -36,18 +42,18 @@ _FIXED = "were fixed before this log was looked at"
 def _sure_promise(alpha: float, n: int, confidence: float) -> str:
     return (
         f"If these {n} logged queries {_INDEPENDENT}, and alpha, confidence, options, loss, bound and scores {_FIXED}, then "
-        f"with probability at least {confidence:g} over calibration logs of this size, the long-run loss of this one "
-        f"certificate, which is its expected loss per decision, is at most {alpha:g}."
+        f"with probability at least {as_written(confidence)} over calibration logs of this size, the long-run loss of this "
+        f"one certificate, which is its expected loss per decision, is at most {as_written(alpha)}."
     )
 
 
 def _dial_promise(alpha: float, n: int, confidence: float, dial: Sequence[DialStop]) -> str:
-    stops = ", ".join(f"{stop.alpha:g}" for stop in dial)
+    stops = ", ".join(f"{as_written(stop.alpha)}" for stop in dial)
     return (
         f"If these {n} logged queries {_INDEPENDENT}, and confidence, options, loss, bound and scores {_FIXED}, then with "
-        f"probability at least {confidence:g} over calibration logs of this size, the long-run loss at every stop of the "
-        f"dial ({stops}) is at most that stop, at all of them together. So alpha may be chosen among them after looking; it "
-        f"is set to {alpha:g}."
+        f"probability at least {as_written(confidence)} over calibration logs of this size, the long-run loss at every stop "
+        f"of the dial ({stops}) is at most that stop, at all of them together. So alpha may be chosen among them after "
+        f"looking; it is set to {as_written(alpha)}."
     )
 
 
@@ -56,15 +62,15 @@ def _group_promise(alpha: float) -> str:
         "If the logged queries of a group and its next one are exchangeable (same traffic, models, prompts and settings; no "
         f"row dropped because of its outcome), and alpha, options, loss, bound, scores and groups {_FIXED}, then the "
         "expected loss of the next decision of that group, averaged over calibration logs as well as over its queries, is "
-        f"at most {alpha:g}."
+        f"at most {as_written(alpha)}."
     )
 
 
 def _sure_group_promise(alpha: float, confidence: float) -> str:
     return (
         f"If the logged queries of each group {_INDEPENDENT}, and alpha, confidence, options, loss, bound, scores and "
-        f"groups {_FIXED}, then with probability at least {confidence:g} over calibration logs, the long-run loss of the "
-        f"decisions of each group is at most {alpha:g}, in all groups together."
+        f"groups {_FIXED}, then with probability at least {as_written(confidence)} over calibration logs, the long-run loss "
+        f"of the decisions of each group is at most {as_written(alpha)}, in all groups together."
     )
 
 

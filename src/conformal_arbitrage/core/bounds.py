@@ -10,7 +10,7 @@ from math import ceil, e, exp, inf, lgamma, log, log1p
 Interval = tuple[float, float]
 _BISECTIONS = 100
 _TINY, _CONVERGED = 1e-300, 1e-14
-_SURE = 1 - 1e-12
+_SURE = 1 - 1e-8
 """A tail counts as small enough only by more than its rounding error."""
 
 

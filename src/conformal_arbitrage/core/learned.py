@@ -17,7 +17,7 @@ from conformal_arbitrage.core.arrays import Bools, Floats, Indices, Integers
 
 STRENGTHS = (1.0, 5.0, 30.0, 300.0)
 """Of the penalty, in the order of preference among equals; the margin comes before all of them."""
-_TICKS = 1e9
+_TICKS, _SHIFT = 1e9, 0.3819660112501051
 _QUERIES_AT_ONCE = 2_000_000
 
 
@@ -164,7 +164,7 @@ def _decide_block(
     *,
     with_margin: bool,
 ) -> LearnedDecisions:
-    copies = _copies(fits, features)
+    copies = _copies(fits, features if unseen is None else np.where(unseen[:, None] > 0, np.nan, features))
     count, kept, score, candidate = (
         np.full(len(u), -1),
         np.zeros(len(u), np.bool_),
@@ -213,8 +213,12 @@ def _left_out_scores(
 
 
 def _rounded(values: Floats) -> Floats:
-    """Round scores to nine decimals, so that rows equal in all features tie whatever the noise of the last digits."""
-    return np.rint(values * _TICKS) / _TICKS
+    """Round scores to nine decimals, so that scores equal by symmetry tie whatever the noise of the last digits.
+
+    The edges between two roundings lie at places that no such score has: shares such as 1 / 1024 lie exactly between two
+    decimals.
+    """
+    return (np.rint(values * _TICKS + _SHIFT) - _SHIFT) / _TICKS
 
 
 def _query_weight(unseen: Floats, penalty: float) -> Floats:
@@ -223,7 +227,10 @@ def _query_weight(unseen: Floats, penalty: float) -> Floats:
 
 
 def _copies(fits: RidgeFits, features: Floats) -> list[tuple[int, Indices]]:
-    """Return, for each query with such rows, those with a loss whose features are the query's to the bit."""
+    """Return, for each query with such rows, those with a loss whose features are the query's to the bit.
+
+    A query with a column of its own has no copies; its features come as NaN.
+    """
     rows: dict[bytes, list[int]] = {}
     for row, content in zip(fits.loss_rows.tolist(), fits.features, strict=True):
         rows.setdefault(content.tobytes(), []).append(row)

@@ -42,6 +42,8 @@ def calibrate_path(
     """
     if entries.shape != losses.shape or len(u) != len(entries):
         raise OptionError(f"entries and losses have shapes {entries.shape} and {losses.shape}, with {len(u)} draws")
+    if np.isnan(entries).any() or (entries == -np.inf).any():
+        raise OptionError("an entry is a position on the path, or inf for never; got NaN or -inf")
     if not np.isin(losses, (-1, 0, 1)).all():
         raise OptionError("a path needs losses of -1, 0 or 1 in units of the bound; round others by a draw")
     spendable = alpha * (len(entries) + 1) / bound - 1
@@ -86,6 +88,6 @@ def rounded_losses(losses: Floats, v: Floats) -> Integers:
         losses: rows x models, in units of the bound.
         v: one draw per row, other than the one that orders the path.
     """
-    if (np.abs(losses) > 1).any():
+    if not (np.abs(losses) <= 1).all():
         raise OptionError(f"losses must lie in [-1, 1] in units of the bound; got {np.abs(losses).max():g}")
     return (losses > v[:, None]).astype(np.int64) - (-losses > v[:, None]).astype(np.int64)

@@ -2,7 +2,7 @@
 
 All decisions under one certificate share its luck. For losses of 0 or the bound and continuous scores, the risk of a
 calibration on n rows follows Beta(k, n + 1 - k) with k = floor(a (n + 1)), so the losses among the next N decisions follow a
-beta-binomial law; more traffic does not average calibration luck out. Graded losses spread less.
+beta-binomial law; more traffic does not average calibration luck out.
 
 A certificate expires by evidence, not by date. Knows nothing of ledgers or clocks.
 """
@@ -18,7 +18,7 @@ from conformal_arbitrage.monitoring.limits import Limits
 
 FRESH_DAYS = 30
 SEES_DOUBLING = 27
-"""This many audits over a show a doubled loss with a probability of 90 %."""
+"""This many audits over a show, as amber, a loss that is doubled from installation on, with a probability of 90 %."""
 _MOST_DECISIONS = 1_000_000
 """Beyond this the range no longer changes."""
 
@@ -26,8 +26,9 @@ _MOST_DECISIONS = 1_000_000
 def next_range(n: int, share: Number, decisions: int, *, confidence: float = 0.95) -> Limits | None:
     """Return the range of the mean loss over the next N decisions, as shares of the loss bound; None if all are deferred.
 
-    It holds for a share `confidence` of calibrations and traffic if they are exchangeable; for graded losses or coarse
-    scores it is wider than need be on the upper side.
+    It holds for a share `confidence` of calibrations and traffic if they are exchangeable, losses are 0 or the bound, and
+    the budget is spent: scores without ties, or a random boundary, and a Primary that needs the Guardian. Where it is not
+    spent, the mean may lie below. For graded losses there is no such law: watch the limits of the running mean.
 
     Args:
         n: rows of the certificate.
@@ -57,12 +58,15 @@ def _beta_binomial(total: int, a: float, b: float) -> Floats:
 
 
 def audits_to_see_doubling(share: float) -> int:
-    """Return how many audits show a doubled loss with a probability of 90 %."""
+    """Return how many audits from installation on show a doubled loss, as amber, with a probability of 90 %.
+
+    A loss that doubles later shows later: the evidence has earlier audits to outweigh.
+    """
     return ceil(SEES_DOUBLING / share)
 
 
 def blind_decisions(share: float, audit_rate: float) -> int | None:
-    """Return after how many decisions a doubled loss shows with a probability of 90 %; None without audits."""
+    """Return how many decisions that takes, see `audits_to_see_doubling`; None without audits."""
     return ceil(SEES_DOUBLING / share / audit_rate) if audit_rate > 0 else None
 
 
@@ -79,4 +83,5 @@ def freshness(known_lately: int, share: float, *, last_known: str | None = None,
     if known_lately >= needed:
         return None
     since = "not looked at yet" if last_known is None else f"not looked at enough since {last_known}"
-    return f"stale: {since}; {known_lately} audits became known in the last {days} days, and {needed} would show a doubling"
+    known = f"{known_lately} audits became known in the last {days} days"
+    return f"stale: {since}; {known}, and a new certificate's doubling takes {needed} to show"

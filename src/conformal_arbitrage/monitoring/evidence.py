@@ -1,9 +1,10 @@
 """Evidence that the loss lies above a line, valid at every moment: a mixture of fixed bets over blocks and starts.
 
 A block's mean X multiplies the wealth of bet eta at line c by (1 + eta X) / (1 + eta c), whose expectation is at most 1
-while the expected loss is at most c. A new set of bets starts every ten blocks with weight 1 / (s (s + 1)); the weight of
-later starts stays in cash. The sum E is a non-negative supermartingale from 1, so P(E ever reaches 1 / delta) <= delta
-(Ville). Bets are fixed, so E is monotone in every loss: a pending outcome counted as 0 gives a lower bound of E.
+while the expected loss, given everything earlier, is at most c. A new set of bets starts every ten blocks with weight
+1 / (s (s + 1)); the weight of later starts stays in cash. The sum E is a non-negative supermartingale from 1, so P(E ever
+reaches 1 / delta) <= delta (Ville). Bets are fixed, so E is monotone in every loss: a pending outcome counted as 0 gives a
+lower bound of E.
 
 Logarithms are rounded down to multiples of 2^-40 and added as integers. That lowers E by nothing that matters, and makes
 every number independent of the order in which outcomes arrive, to the bit.

@@ -39,7 +39,7 @@ class Lines:
         false_red: the most that the probability of red, ever, can be if traffic is exchangeable and no audit is missing,
             averaged over calibrations; None if red stands at alpha although the certificate only promises an average.
         note: why there is no red line, or no bound on false reds; None if there are both.
-        policies: how many policies one statement about false reds covers: red then takes that many times the evidence.
+        policies: how many policies `false_red` covers together: each then has that share of the probability only.
     """
 
     alpha: float
@@ -80,27 +80,29 @@ def watch_lines(
         raise OptionError(f"policies must be 1 or more; got {policies}")
     bound = as_fraction(loss_bound, name="loss_bound")
     share = check_alpha(alpha, bound) / bound
-    red, luck, note = _red_line(share, n, binary=binary, confidence=confidence, alarm_line=alarm_line)
+    red, luck, note = _red_line(
+        share, n, binary=binary, confidence=confidence, alarm_line=alarm_line, policies=policies
+    )
     return Lines(
         alpha=float(share),
         red=red,
         block=block_size(share),
-        false_red=None if luck is None else luck + 1 / RED_EVIDENCE / policies,
+        false_red=None if luck is None else luck + 1 / RED_EVIDENCE,
         note=note,
         policies=policies,
     )
 
 
 def _red_line(
-    share: Fraction, n: int, *, binary: bool, confidence: Number | None, alarm_line: AlarmLine
+    share: Fraction, n: int, *, binary: bool, confidence: Number | None, alarm_line: AlarmLine, policies: int
 ) -> tuple[float | None, float | None, str | None]:
-    """Return the red line, the probability that the loss of a valid certificate lies above it, and a note."""
+    """Return the red line, the probability that the loss of any of so many valid certificates lies above it, and a note."""
     if confidence is not None:
-        return float(share), 1 - float(as_fraction(confidence, name="confidence")), None
+        return float(share), policies * (1 - float(as_fraction(confidence, name="confidence"))), None
     if alarm_line == "alpha":
         note = "red stands at alpha, which the loss of a valid certificate may exceed: there is no bound on false reds"
         return float(share), None, note
-    red = luck_line(n, share, binary=binary)
+    red = luck_line(n, share, binary=binary, luck=LUCK / policies)
     if red > _HIGHEST_LINE:
         return None, None, f"{n} rows say too little about this certificate for red to fire; calibrate on more rows"
     return red, LUCK, None

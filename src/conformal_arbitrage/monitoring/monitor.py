@@ -9,7 +9,7 @@ Knows nothing of databases, policies or what is done about an alarm.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import inf, isnan
+from math import inf
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from conformal_arbitrage.monitoring.lines import LOG_AMBER, Lines
 from conformal_arbitrage.monitoring.states import Cause, Figures, Standing, judge
 
 _ONE = 10**12
+_NOISE = 1e-9
+_NOT_A_LOSS = "a loss is a number from 0 to 1, or None while it is unknown; got {loss!r}"
 """A loss of the whole bound, in ticks."""
 _ABSENT, _PENDING, _MISSING = -3, -2, -1
 _FEW_VALUES = 4096
@@ -129,6 +131,9 @@ class Monitor:
     def _load(self, losses: Floats, due: Floats) -> None:
         known = ~np.isnan(losses)
         self._reserve(len(losses))
+        outside = losses[known][(losses[known] < -_NOISE) | (losses[known] > 1 + _NOISE)]
+        if outside.size:
+            raise OptionError(_NOT_A_LOSS.format(loss=outside[0]))
         ticks = np.rint(np.clip(losses, 0.0, 1.0) * _ONE)
         self._cells[: len(losses)] = np.where(known, ticks, _PENDING).astype(np.int64)
         self._rows, self._pending = len(losses), int((~known).sum())
@@ -226,9 +231,9 @@ class Monitor:
 
 
 def _ticks(loss: float) -> int:
-    """Return a loss in ticks; one that rounding has put outside [0, 1] is clipped."""
-    if isnan(loss):
-        raise OptionError("a loss is a number from 0 to 1, or None while it is unknown; got nan")
+    """Return a loss in ticks; one that rounding has put outside [0, 1] is clipped, any other outside is refused."""
+    if not -_NOISE <= loss <= 1 + _NOISE:
+        raise OptionError(_NOT_A_LOSS.format(loss=loss))
     return round(min(max(loss, 0.0), 1.0) * _ONE)
 
 
