@@ -22,7 +22,8 @@
         └── ReplyError         the reply cannot be parsed
             ├── OtherModelError    the endpoint answers as another model than the pinned one
             ├── CutOffError        the reply reached its token limit before any content
-            └── RefusalError       the model refused to answer
+            ├── RefusalError       the model refused to answer
+            └── NotRecordedError   a replay has no recorded row for the question
 
 Messages carry the value, the limit and the remedy, on one line.
 """
@@ -191,3 +192,7 @@ class CutOffError(ReplyError):
 
 class RefusalError(ReplyError):
     """A model refused to answer."""
+
+
+class NotRecordedError(ReplyError):
+    """A model that replays recorded rows has none for this question."""

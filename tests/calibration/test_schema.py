@@ -131,6 +131,7 @@ def test_a_menu_outside_the_range_of_the_log_has_no_guarantee(certificate, scien
     assert (certificate.fewest_actions, certificate.most_actions) == (science.sizes.min(), science.sizes.max())
     assert certificate.outside(int(science.sizes.min())) is None
     assert "the query has 200 actions; those of the certificate's log have" in certificate.outside(200)
+    assert "the query has 1 action; those" in certificate.outside(1)
 
 
 def test_router_form_speaks_of_two_answers_and_a_confidence():

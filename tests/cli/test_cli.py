@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from conformal_arbitrage import Certificate, ScoreLog
-from conformal_arbitrage.cli import cli
+from conformal_arbitrage.cli import cli, options, tour
 from tests.conftest import BUNDLED
 
 PAIR = ["--primary-column", "qwen15b", "--guardian-column", "expert"]
@@ -46,6 +48,50 @@ def test_calibrate_verify_and_apply_work_together(run):
         "row": 1, "id": "arc-easy/MCAS_1998_4_22", "action": 3, "decided_by": "guardian",
         "candidates": [0, 1, 2, 3], "margin": 0.005496,
     }  # fmt: skip
+
+
+def test_a_missing_secret_is_reported_for_the_option_that_needs_it(run):
+    arguments = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR]
+    net = run(*arguments, "--loss", "net", code=2).stderr
+    assert "--loss net draws with the project's secret, and there is none here: run `arbitrage init`" in net
+    assert "--confidence" not in net
+    assert "--boundary random draws" in run(*arguments, "--boundary", "random", code=2).stderr
+
+
+def test_plan_takes_alpha_from_the_configuration(run):
+    arguments = ["plan", "--audit-rate", "0.05", "--decisions-per-day", "10000", "--json"]
+    assert "give --alpha" in run(*arguments, code=2).stderr
+    run("init")
+    Path("arbitrage.toml").write_text(re.sub(r"(?m)^alpha = .*$", "alpha = 0.07", Path("arbitrage.toml").read_text()))
+    configured = run(*arguments).stdout
+    assert configured == run(*arguments, "--alpha", "0.07").stdout
+    assert configured != run(*arguments, "--alpha", "0.05").stdout
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 170])
+def test_the_frontier_keeps_whole_figures_at_any_width(run, monkeypatch, width):
+    monkeypatch.setattr(options, "console", lambda: Console(width=width, highlight=False))
+    sweep = [
+        "--alpha",
+        "0.05",
+        "--calibration-size",
+        "400",
+        "--trials",
+        "3",
+        "--primary-cost",
+        "1",
+        "--guardian-cost",
+        "20",
+    ]
+    shown = run("evaluate", "log.parquet", *PAIR, *sweep).stdout
+    assert "…" not in shown
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert (shown.count("±") > 1) == ("±: standard error" in shown) == (width == 170)
+    assert ("Left out for want of width: relaxation" in shown) == (width < 120)
+    [row] = [line for line in shown.splitlines() if line.strip().startswith("conformal, alpha 0.05")]
+    figures = json.loads(run("evaluate", "log.parquet", *PAIR, *sweep, "--json").stdout)
+    conformal = next(p for p in figures["points"] if p["policy"] == "conformal")
+    assert f"{conformal['loss']['mean']:.3f}" in row
 
 
 def test_the_net_loss_takes_the_random_boundary_that_it_needs(run, monkeypatch):
@@ -109,7 +155,7 @@ RANDOM = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--boundary", "r
 
 
 def test_a_random_boundary_draws_with_the_projects_secret(run, monkeypatch):
-    assert "run `arbitrage init`, or set ARBITRAGE_SECRET" in run(*RANDOM, "-o", "c.json", code=2).stderr
+    assert "run `arbitrage init`, which writes one, or set ARBITRAGE_SECRET" in run(*RANDOM, "-o", "c.json", code=2).stderr
     run("init")
     run(*RANDOM, "-o", "c.json")
     assert files() == ["arbitrage.secret", "arbitrage.toml", "c.json", "log.parquet"]
@@ -183,7 +229,10 @@ def test_assess_measures_a_certificate_on_other_rows(run):
     document = json.loads(run("assess", "c.json", "new.parquet", *costs, "--json").stdout)
     assert document["interval"][0] < document["loss"] < document["interval"][1]
     assert document["method"] == "clopper-pearson"
-    assert "made from" in run("assess", "c.json", "old.parquet").stderr
+    own = run("assess", "c.json", "old.parquet")
+    assert "made from" in own.stderr
+    assert "No verdict" in own.stdout
+    assert "Within the budget" not in own.stdout
 
 
 def test_inspect_distinguishes_a_good_pair_from_a_poor_one(run):
@@ -265,7 +314,10 @@ def test_the_demo_runs_and_writes_its_files(run):
     assert "300 questions that were not used for calibration" in shown
     written = {"arbitrage.toml", "certificate.json", "frontier.png", "gateway.json", "science.parquet"}
     assert written <= {p.name for p in Path("tour").iterdir()}
+    assert "the risk budget is 0.05" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 170
     run("verify", "tour/certificate.json", "tour/science.parquet")
+    run("keys", "create", "--config", "tour/arbitrage.toml")  # the tour has a record of its own, which asks for no key
     document = json.loads(run("demo", "--out", "tour", "--json").stdout)
     assert 0.4 < document["deferred"] < 0.6
     assert document["poor"]["worth_routing"] is False
@@ -275,7 +327,18 @@ def test_the_demo_runs_and_writes_its_files(run):
     assert served["cost"] == pytest.approx(0.5 * served["deferred"] + 0.0002 * served["questions"])
 
 
+def test_without_the_extra_the_demo_says_that_its_last_step_was_skipped(run, monkeypatch):
+    monkeypatch.setattr(tour, "find_spec", lambda name: None)
+    monkeypatch.setattr(tour, "TRIALS", 20)
+    shown = " ".join(run("demo", "--out", "tour").stdout.split())
+    assert "Skipped: the gateway needs its extra, which is not installed; run `pip install '.[gateway]'`" in shown
+
+
 BAD = [
+    (
+        ["compare", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "3000"],
+        "3000 rows to calibrate on leave none of its 2369 to test on",
+    ),
     (["calibrate", "none.parquet", "--alpha", "0.1"], "none.parquet: there is no such file"),
     (["calibrate", "log.parquet", "--alpha", "0.1"], "there is no column 'primary'"),
     (["calibrate", "log.parquet"], "give --alpha"),

@@ -31,7 +31,10 @@ def log(run):
 def test_a_confidence_needs_the_projects_secret_unless_losses_are_declared(run, log, monkeypatch):
     arguments = ("calibrate", log, "--alpha", "0.05", "--confidence", "0.95")
     run(*arguments, "--zero-one", "-o", "c.json")
-    assert "--confidence draw with the project's secret" in run(*arguments, code=2).stderr
+    refused = run(*arguments, code=2).stderr
+    assert "--confidence draws with the project's secret" in refused
+    assert "--zero-one needs none" in refused
+    assert "--boundary" not in refused
     monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
     shown = run(*arguments, "-o", "graded.json").stdout
     assert "With probability 0.95 the long-run loss" in shown
@@ -48,7 +51,10 @@ def test_a_dial_is_set_in_place_and_signed_again(run, log, monkeypatch):
     monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
     options = ("--alpha", "0.05", "--confidence", "0.9", "--zero-one", "--dial")
     run("calibrate", log, *options, "-o", "dial.json")
-    shown = run("certificate", "choose", "dial.json", "--alpha", "0.12").stdout
+    choosing = run("certificate", "choose", "dial.json", "--alpha", "0.12")
+    assert "0.12 is not a stop of this dial (" in choosing.stderr
+    assert choosing.stderr.endswith("; set to 0.1\n")
+    shown = choosing.stdout
     assert "set to 0.1" in shown
     assert "Written: dial.json" in shown
     document = json.loads(Path("dial.json").read_text())

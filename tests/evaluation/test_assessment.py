@@ -43,6 +43,7 @@ def test_a_random_boundary_and_a_binarized_certificate_are_assessed_as_deployed(
     assessment = assess(certificate, log)
     assert assessment.loss == pytest.approx(certificate.empirical_risk)
     assert "made from" in assessment.problems[0]
+    assert assessment.verdict.startswith("No verdict")
 
 
 def test_rows_without_a_guardian_count_as_the_bound_unless_they_defer():

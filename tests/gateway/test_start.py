@@ -171,7 +171,7 @@ def without_extra(made, *command):
 def test_without_the_extra_the_command_says_what_to_install(house, command):
     done = without_extra(house(), *command)
     assert done.returncode == 2
-    assert "pip install 'conformal-arbitrage[gateway]'" in done.stderr
+    assert "pip install '.[gateway]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

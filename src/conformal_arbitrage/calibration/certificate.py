@@ -415,7 +415,7 @@ class Certificate:
         if size in self.sizes:
             return None
         covered = f"{self.fewest_actions} to {self.most_actions}"
-        return f"the query has {size} actions; those of the certificate's log have {covered}"
+        return f"the query has {size} action{'' if size == 1 else 's'}; those of the certificate's log have {covered}"
 
     @property
     def summary(self) -> str:

@@ -56,7 +56,7 @@ def cli() -> None:
     arbitrage inspect LOG                     see whether a pair of models is worth routing
     arbitrage calibrate LOG --alpha 0.05      find the threshold that keeps the budget
     arbitrage ask CERTIFICATE QUESTION        make one live decision
-    arbitrage serve                           run an OpenAI-compatible gateway that keeps the quota
+    arbitrage serve                           run an OpenAI-compatible gateway that keeps the risk budget
     """
 
 

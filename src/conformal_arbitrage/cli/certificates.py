@@ -70,7 +70,7 @@ def calibrate_command(
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
     loss, boundary = options.loss_and_boundary(loss, boundary)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
-    keyed = boundary == "random" or (confidence is not None and not (zero_one or binarize))
+    drawing = _drawing(loss, boundary, None if zero_one or binarize else confidence)
     certificate = calibrate(
         scores,
         alpha,
@@ -81,7 +81,7 @@ def calibrate_command(
         cluster=cluster,
         confidence=confidence,
         zero_one=zero_one,
-        key=_key(secret, key_file) if keyed or key_file is not None else None,
+        key=_key(secret, key_file, drawing) if drawing or key_file is not None else None,
         **further,
     )
     looks = options.describe_looks(scores, log, config, fixed_before=fixed_before)
@@ -95,16 +95,24 @@ def calibrate_command(
     _show_certificate(certificate, scores, alpha, output, as_json=as_json)
 
 
-def _key(secret: "ProjectSecret | None", key_file: str | None) -> bytes:
+def _drawing(loss: str | None, boundary: str, confidence: str | None) -> str | None:
+    """Return the option that takes draws, as a user knows it; None if none does."""
+    if boundary == "random":
+        return "--boundary random" if loss is None else "--loss net"
+    return None if confidence is None else "--confidence"
+
+
+def _key(secret: "ProjectSecret | None", key_file: str | None, drawing: str | None) -> bytes:
     """Return the key behind the draws: a file's, or the project's."""
     from conformal_arbitrage.calibration.certificate import read_key
 
     if key_file is not None:
         return read_key(key_file)
     if secret is None:
+        cheaper = "; if every loss is 0 or the bound, --zero-one needs none" if drawing == "--confidence" else ""
         raise ConfigError(
-            "--boundary random and --confidence draw with the project's secret, and there is none; run `arbitrage init`, "
-            "or set ARBITRAGE_SECRET to a long random text"
+            f"{drawing} draws with the project's secret, and there is none here: run `arbitrage init`, which writes one, or "
+            f"set ARBITRAGE_SECRET to a long random text{cheaper}"
         )
     return secret.boundary_key
 
@@ -124,16 +132,14 @@ def _warn_of_grader(scores: "ScoreLog", config: str | None) -> None:
 
 def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) -> tuple[str, Any]:
     """Return alpha and guardian_sees as given on the command line, otherwise as configured in arbitrage.toml."""
-    from conformal_arbitrage.live.config import FILE, read_config
+    from conformal_arbitrage.live.config import FILE
 
     source = click.get_current_context().get_parameter_source("guardian_sees")
     explicit = source is not click.core.ParameterSource.DEFAULT
     absent = config is None and not Path(FILE).exists()
     if alpha is not None and (absent or (explicit and config is None)):
         return alpha, guardian_sees
-    if absent:
-        raise click.UsageError(f"give --alpha, the risk budget; there is no {FILE} here to take it from")
-    configuration = read_config(config or FILE)
+    configuration = options.read_configured(config)
     return alpha or repr(configuration.alpha), guardian_sees if explicit else configuration.guardian_sees
 
 

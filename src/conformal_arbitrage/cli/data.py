@@ -108,7 +108,7 @@ def demo_command(*, out: str, as_json: bool) -> None:
     if as_json:
         options.print_json(demo.to_dict())
         return
-    click.echo(tour.STORY)
+    click.echo(options.wrapped(tour.STORY))
     click.echo("\n1. Is the pair worth routing?   arbitrage inspect\n")
     show_inspection(demo.good)
     click.echo("  note: choose a real alpha on other rows than those you certify; see docs/choosing.md")
@@ -117,21 +117,24 @@ def demo_command(*, out: str, as_json: bool) -> None:
     click.echo(f"\nOn this log {100 * demo.deferred:.0f} % of the questions go to the expert.")
     click.echo("\n3. What each budget buys, on held-out questions   arbitrage evaluate\n")
     show_frontier(demo.frontier)
-    click.echo("4. A pair not worth routing: SmolLM2-135M is the Primary, Qwen2.5-Coder-1.5B the Guardian\n")
-    click.echo(demo.poor.verdict)
-    if demo.served is not None:
-        _show_served(demo.served)
-    click.echo("\nWritten: " + ", ".join(demo.files))
+    click.echo("\n4. A pair not worth routing   arbitrage inspect\n")
+    click.echo(options.wrapped(f"SmolLM2-135M is the Primary, Qwen2.5-Coder-1.5B the Guardian. {demo.poor.verdict}"))
+    click.echo("\n5. The same in production: an OpenAI-compatible gateway   arbitrage serve\n")
+    click.echo(options.wrapped(_describe_served(demo.served)))
+    click.echo("\n" + options.wrapped("Written: " + ", ".join(demo.files)))
 
 
-def _show_served(served: "Served") -> None:
+def _describe_served(served: "Served | None") -> str:
     from conformal_arbitrage.cli.tour import ALPHA
 
-    click.echo("\n5. The same in production: an OpenAI-compatible gateway on this machine   arbitrage serve\n")
-    saved = served.questions - served.deferred
-    click.echo(
-        f"{served.questions} questions that were not used for calibration were sent to POST /v1/decisions. "
-        f"{served.deferred} went to the expert,\n{saved} calls were saved: ${served.cost:.2f} instead of "
-        f"${served.always:.2f}. The loss was {served.loss:.3f}; the quota is {ALPHA:g}.\n`make demo-serve` keeps the "
-        "gateway running."
+    if served is None:
+        return (
+            "Skipped: the gateway needs its extra, which is not installed; run `pip install '.[gateway]'` in a clone of the "
+            "repository, then the demo again."
+        )
+    return (
+        f"{served.questions} questions that were not used for calibration were sent to POST /v1/decisions on this machine. "
+        f"{served.deferred} went to the expert, {served.questions - served.deferred} calls were saved: ${served.cost:.2f} "
+        f"instead of ${served.always:.2f}. The loss was {served.loss:.3f}; the risk budget is {ALPHA:g}. `make demo-serve` "
+        "keeps the gateway running."
     )

@@ -42,6 +42,9 @@ def choose_command(certificate: str, *, alpha: float, output: str | None, as_jso
     chosen = loaded.choose(alpha)
     chosen = chosen.sign(secret) if loaded.signed and secret is not None else chosen
     chosen.save(output or certificate)
+    if chosen.alpha != alpha:
+        stops = ", ".join(f"{stop.alpha:g}" for stop in loaded.dial or ())
+        click.echo(f"arbitrage: {alpha:g} is not a stop of this dial ({stops}); set to {chosen.alpha:g}", err=True)
     if as_json:
         options.print_json(chosen.to_dict())
         return

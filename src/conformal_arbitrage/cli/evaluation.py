@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from conformal_arbitrage.evaluation.frontier import Frontier
     from conformal_arbitrage.evaluation.inspection import Inspection
 
+_WIDTH_WITH_SPREAD = 160
+"""Columns of a terminal from which each mean has its standard error beside it."""
+
 
 @click.command("inspect")
 @click.argument("log")
@@ -202,14 +205,19 @@ def show_frontier(frontier: "Frontier", form: str | None = None) -> None:
         to_text = {"csv": tables.to_csv, "markdown": tables.to_markdown, "latex": tables.to_latex}[form]
         click.echo(to_text(frontier), nl=False)
         return
-    header, rows = tables.cells(frontier, spread=options.console().width >= 160, standard_error=True)
+    width = options.console().width
+    spread = width >= _WIDTH_WITH_SPREAD
+    header, rows = tables.cells(frontier, spread=spread, standard_error=True)
+    header, rows, left_out = tables.fitted(header, rows, width)
     title = f"{frontier.trials} trials: {frontier.calibration_size} rows to calibrate, {frontier.test_size} to test"
     options.print_table(header, rows, title=title)
-    click.echo(f"±: standard error over trials of this log. {_standard_error(frontier)}")
+    footnote = "±: standard error over trials of this log. " if spread and frontier.trials > 1 else ""
+    click.echo(options.wrapped(f"{footnote}{_standard_error(frontier)}"))
+    if left_out:
+        click.echo(options.wrapped(f"Left out for want of width: {', '.join(left_out)}; --json has every figure."))
     if frontier.points[0].values("cost_per_1000") is None:
-        click.echo(
-            "No costs, so no random routing at the same cost and no delta: give --primary-cost and --guardian-cost."
-        )
+        remedy = "give --primary-cost and --guardian-cost"
+        click.echo(options.wrapped(f"No costs, so no random routing at the same cost and no delta: {remedy}."))
 
 
 def _standard_error(frontier: "Frontier") -> str:

@@ -52,14 +52,16 @@ rule = _chain(
         type=click.Choice(["include", "random"]),
         default="include",
         show_default=True,
-        help="Keep every action exactly at the threshold gap, or a random share of them, which spends the whole budget.",
+        help="Keep every action exactly at the threshold gap, or a random share of them, which spends the whole budget "
+        "and needs the project's secret.",
     ),
     click.option(
         "--loss",
         type=click.Choice(["regret", "net"]),
         default="regret",
         show_default=True,
-        help="What the Guardian does better, or net: what it does better minus what it does worse; net needs labels.",
+        help="What the Guardian does better, or net: what it does better minus what it does worse; net needs labels and "
+        "the project's secret.",
     ),
     click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."),
     binarize,
@@ -97,7 +99,8 @@ sure = _chain(
     click.option(
         "--confidence",
         metavar="C",
-        help="Certify that the long-run loss of this one certificate is within the budget, with this probability.",
+        help="Certify that the long-run loss of this one certificate is within the budget, with this probability; needs "
+        "the project's secret, except with --zero-one or --binarize.",
     ),
     click.option(
         "--zero-one", is_flag=True, help="Declare that every loss is 0 or the bound; makes --confidence cheaper."
@@ -105,7 +108,8 @@ sure = _chain(
     click.option(
         "--dial",
         is_flag=True,
-        help="Certify ten budgets together: `arbitrage certificate choose` may pick one after looking; with --confidence.",
+        help="Certify ten budgets together: `arbitrage certificate choose` may pick one after looking; with --confidence "
+        "and the secret that it needs.",
     ),
     click.option(
         "--by", metavar="COLUMN", help="One threshold and one promise for each group of rows, such as a tenant."
@@ -129,6 +133,19 @@ def read_pair(config: str, policy: str | None) -> "Config":
 
     configuration = read_config(config)
     return configuration if policy is None else configuration.for_policy(policy)
+
+
+def read_configured(config: str | None) -> "Config":
+    """Read the configuration that alpha is taken from.
+
+    Raises:
+        UsageError: none is named, and there is none here.
+    """
+    from conformal_arbitrage.live.config import FILE, read_config
+
+    if config is None and not Path(FILE).exists():
+        raise click.UsageError(f"give --alpha, the risk budget; there is no {FILE} here to take it from")
+    return read_config(config or FILE)
 
 
 def loss_and_boundary(loss: str, boundary: str) -> tuple[Any, Any]:
@@ -216,8 +233,9 @@ def warn(message: str) -> None:
 
 
 def wrapped(text: str) -> str:
-    """Return a paragraph wrapped to a readable width."""
-    return textwrap.fill(text, width=100)
+    """Return a paragraph wrapped to a readable width, or to that of a narrower terminal; no word is broken."""
+    width = min(100, console().width)
+    return textwrap.fill(text, width=width, break_long_words=False, break_on_hyphens=False)
 
 
 def progress(line: str) -> None:

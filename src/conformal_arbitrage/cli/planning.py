@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 @click.command("plan")
-@click.option("--alpha", required=True, metavar="A", help="The risk budget.")
+@click.option("--alpha", metavar="A", help="The risk budget.  [default: as configured]")
+@click.option("--config", metavar="FILE", help="Source of alpha if not given.  [default: arbitrage.toml]")
 @click.option("--loss-bound", default="1", show_default=True, metavar="B", help="Largest possible loss.")
 @click.option("--rows", multiple=True, type=int, metavar="N", help="Report on this number of rows; may be repeated.")
 @click.option("--audit-rate", type=float, metavar="Q", help="Report on audits: the share of decisions to audit.")
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 @options.as_json
 def plan_command(
     *,
-    alpha: str,
+    alpha: str | None,
+    config: str | None,
     loss_bound: str,
     rows: tuple[int, ...],
     audit_rate: float | None,
@@ -44,6 +46,7 @@ def plan_command(
     from conformal_arbitrage.calibration.planning import plan
     from conformal_arbitrage.monitoring.delays import plan_audits
 
+    alpha = alpha or repr(options.read_configured(config).alpha)
     sizes, audits = plan(alpha, loss_bound=loss_bound, rows=rows), None
     if (audit_rate is None) != (decisions_per_day is None):
         raise click.UsageError("--audit-rate and --decisions-per-day belong together; give both or neither")

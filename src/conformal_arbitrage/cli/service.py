@@ -63,7 +63,7 @@ def _gateway_installed() -> Generator[None]:
         yield
     except ModuleNotFoundError as error:
         raise click.ClickException(
-            f"the gateway needs its extra, which has {error.name}: pip install 'conformal-arbitrage[gateway]'"
+            f"the gateway needs its extra, which has {error.name}: run `pip install '.[gateway]'` in a clone"
         ) from error
 
 
@@ -200,10 +200,16 @@ def records_export_command(
     configuration = read_config(config)
     identities = identities_of(configuration, policy) if policy in configuration.policies else None
     idle = configuration.policies[policy].session_idle if policy in configuration.policies else 3600.0
-    log = with_store(
-        config,
-        lambda store: score_log_of(store, policy, identities=identities, everything=everything, session_idle=idle),
-    )
+    try:
+        log = with_store(
+            config,
+            lambda store: score_log_of(store, policy, identities=identities, everything=everything, session_idle=idle),
+        )
+    except StoreError as error:
+        if policy in configuration.policies:
+            raise
+        known = ", ".join(configuration.policies) or "none"
+        raise StoreError(f"there is no policy {policy!r} in {config}; there are {known} ({error})") from error
     log.write(output)
     changed = grader_change(configuration, log.identities)
     if changed is not None:
@@ -245,11 +251,17 @@ def records_verify_command(*, copy: str | None, config: str, as_json: bool) -> N
     arbitrage records verify
     arbitrage records verify --head head-2026-01-31.json
     """
-    signed, problems = _verified(config, None if copy is None else _read_head(copy))
+    head = None if copy is None else _read_head(copy)
+    signed, problems = _verified(config, head)
+    events = None if head is None else sum(number for number, _ in head.writers.values())
     if as_json:
-        options.print_json({"ok": not problems, "problems": problems, "signatures_checked": signed})
+        document = {"ok": not problems, "problems": problems, "signatures_checked": signed, "head_events": events}
+        options.print_json(document)
     else:
         click.echo("\n".join(problems) or "The hash chains are intact.")
+    if head is not None and not as_json:
+        outcome = "the record does not agree with it" if problems else "the record still accounts for all of them"
+        click.echo(f"Compared with {copy} of {_when(head.at)}, which covers {events} events: {outcome}.")
     if not signed:
         options.warn("there is no project secret here, so that signatures were not checked; set ARBITRAGE_SECRET")
     if problems:

@@ -4,10 +4,12 @@ Knows nothing of terminals; `demo_command` prints what it returns.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,12 @@ from msgspec import structs
 from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
-from conformal_arbitrage.errors import OutputError
+from conformal_arbitrage.errors import ConfigError, OutputError
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.figures import save_figure
 from conformal_arbitrage.evaluation.frontier import Frontier, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
-from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.scorelog.files import write_bytes, write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorers import ReplayScorer
@@ -31,8 +33,8 @@ CALIBRATION, QUESTIONS, TRIALS = 1000, 300, 2000
 ALPHAS = (0.02, 0.05, 0.1, 0.15, 0.2)
 PRIMARY_COST, GUARDIAN_COST = 0.0002, 0.50
 STORY = """\
-2369 science questions (ARC, OpenBookQA, SciQ), each with its options. Qwen2.5-Coder-1.5B, a small local model, is the
-Primary; a human expert (the answer key) is the Guardian. Assumed costs per question: $0.0002 for the model, $0.50 for
+2369 science questions (ARC, OpenBookQA, SciQ), each with its options. Qwen2.5-Coder-1.5B, a small local model, is the \
+Primary; a human expert (the answer key) is the Guardian. Assumed costs per question: $0.0002 for the model, $0.50 for \
 the expert. How often is the expert needed if at most 5 % of the answers may be worse than the expert's?"""
 
 
@@ -104,7 +106,7 @@ def run_demo(out: str | Path) -> Demo:
     served = None
     if find_spec("starlette") and find_spec("uvicorn"):
         write_gateway(folder, log)
-        served = asyncio.run(_through_the_gateway(folder, log))
+        served = _serve(folder, log)
         written += tuple(str(folder / name) for name in ("arbitrage.toml", "gateway.json"))
     return Demo(
         good=inspect(log, costs=costs),
@@ -126,17 +128,19 @@ def write_gateway(folder: Path, log: ScoreLog) -> None:
     write_text(folder / "arbitrage.toml", CONFIGURATION)
 
 
-async def _through_the_gateway(folder: Path, log: ScoreLog) -> Served:
-    """Send rows that were not used for calibration, in OpenAI's wire format, to a gateway on loopback."""
-    import aiohttp
+def _serve(folder: Path, log: ScoreLog) -> Served:
+    """Send rows that were not used for calibration to a gateway with a record of its own: the folder's may ask for keys.
 
-    from conformal_arbitrage.gateway import running
-
+    Raises:
+        KeyboardInterrupt: the gateway was told to stop.
+    """
     config = read_config(folder / "arbitrage.toml")
-    config = structs.replace(config, gateway=structs.replace(config.gateway, port=0))
     rest = np.random.default_rng(0).permutation(len(log))[CALIBRATION : CALIBRATION + QUESTIONS].tolist()
-    async with running(config) as (url, _), aiohttp.ClientSession(url) as session:
-        answers = await asyncio.gather(*(_ask(session, log, row) for row in rest))
+    with TemporaryDirectory(prefix="arbitrage-demo-") as own:
+        listening = structs.replace(config.gateway, port=0, database=str(Path(own) / "decisions.sqlite"))
+        answers = asyncio.run(_through_the_gateway(structs.replace(config, gateway=listening), log, rest))
+    if answers is None:
+        raise KeyboardInterrupt
     chosen = np.array([int(answer["choice"]) for answer in answers])
     seen = [answer["arbitrage"] for answer in answers]
     cost = sum(leg["cost"] for one in seen for leg in one["legs"])
@@ -149,6 +153,24 @@ async def _through_the_gateway(folder: Path, log: ScoreLog) -> Served:
     )
 
 
+async def _through_the_gateway(config: Config, log: ScoreLog, rows: Sequence[int]) -> list[dict[str, Any]] | None:
+    """Return the answers to rows sent in OpenAI's wire format to a gateway on loopback; None if a signal stopped it."""
+    import aiohttp
+
+    from conformal_arbitrage.gateway import running
+
+    async with running(config) as (url, stopped), aiohttp.ClientSession(url) as session:
+        questions = asyncio.gather(*(_ask(session, log, row) for row in rows))
+        try:
+            await asyncio.wait([questions, stopped], return_when=asyncio.FIRST_COMPLETED)
+            return None if stopped.done() else await questions
+        except aiohttp.ClientError:  # a gateway that stops takes no further connections
+            await stopped
+            return None
+        finally:
+            questions.cancel()
+
+
 async def _ask(session: Any, log: ScoreLog, row: int) -> dict[str, Any]:
     choices = [{"value": str(k)} for k in range(int(log.sizes[row]))]
     question = {"type": "choice", "instructions": "Answer this science question.", "choices": choices}
@@ -156,6 +178,8 @@ async def _ask(session: Any, log: ScoreLog, row: int) -> dict[str, Any]:
     body = {"model": "science", "input": name, "questions": [question]}
     async with session.post("/v1/decisions", json=body) as response:
         document = await response.json()
+    if response.status != 200:
+        raise ConfigError(f"the demo's gateway answered {response.status}: {document['error']['message']}")
     return document["answers"][0]
 
 

@@ -50,7 +50,8 @@ async def score_log_of(
     by_session = any(record.decision.session is not None for record in decisions)
     records = decisions if everything else _audited_sessions(decisions) if by_session else fit_only(decisions, policy)
     if not records:
-        raise StoreError(f"policy {policy!r} has no decisions on record that are fit for calibration")
+        fitness = "" if everything else " that are fit for calibration"
+        raise StoreError(f"policy {policy!r} has no decisions on record{fitness}")
     forms = {record.decision.form for record in records}
     if len(forms) > 1:
         raise StoreError(f"policy {policy!r} was served in menu form and in text form; prune one of the two first")

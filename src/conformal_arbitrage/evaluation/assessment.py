@@ -23,6 +23,8 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 
 Method = Literal["clopper-pearson", "chernoff-hoeffding", "chernoff-hoeffding by cluster"]
 
+_USED = "No verdict: these are the rows that the certificate was made from; assess rows that it has not seen."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAssessment:
@@ -59,7 +61,7 @@ class Assessment:
         clusters: number of clusters, if the certificate is for clusters; they, not the rows, are then the independent
             draws, and the interval is for the loss per query over many new clusters.
         missing_guardian_rows: rows whose loss is unknown; counted as the bound unless everything was in sight.
-        verdict: whether the interval lies within the budget, in words.
+        verdict: whether the interval lies within the budget, in words; withheld on the certificate's own log.
         problems: why these figures may say nothing about the traffic, in words.
         groups: the same for each group of a certificate by groups; else empty.
     """
@@ -168,7 +170,7 @@ def assess(
         cost_per_1000=None if prices is None else routed_cost_per_1000(prices, decisions, certificate.guardian_sees),
         missing_guardian_rows=int(unknown.sum()),
         clusters=None if sizes is None else len(sizes),
-        verdict=_verdict(certificate.alpha, interval, confidence),
+        verdict=_USED if _is_its_own_log(certificate, scores) else _verdict(certificate.alpha, interval, confidence),
         problems=tuple(_problems(certificate, scores, unknown)),
         groups={} if certificate.by is None else _by_group(certificate.by, decisions, losses, certificate, confidence),
     )
@@ -260,6 +262,10 @@ def _interval(losses: Floats, bound: float, confidence: float, *, signed: bool) 
     return (bound * low, bound * high), "chernoff-hoeffding"
 
 
+def _is_its_own_log(certificate: Certificate, log: ScoreLog) -> bool:
+    return log.sha256() == certificate.log_sha256
+
+
 def _verdict(alpha: float, interval: Interval, confidence: float) -> str:
     low, high = interval
     sure = f"with {100 * (1 + confidence) / 2:g} % confidence"
@@ -272,7 +278,7 @@ def _verdict(alpha: float, interval: Interval, confidence: float) -> str:
 
 def _problems(certificate: Certificate, log: ScoreLog, unknown: Bools) -> list[str]:
     problems: list[str] = []
-    if log.sha256() == certificate.log_sha256:
+    if _is_its_own_log(certificate, log):
         problems.append(
             "this is the log that the certificate was made from, so the loss is that which the threshold was fitted to, and "
             "the interval does not hold; use new rows"

@@ -180,6 +180,11 @@ def compare(
         raise OptionError(f"{log.source}: {int(log.unknown_loss.sum())} rows have no known loss; compare complete rows")
     rng = np.random.default_rng(seed)
     rest = len(log) - calibration_size
+    if rest < 1:
+        raise OptionError(
+            f"{log.source}: {calibration_size} rows to calibrate on leave none of its {len(log)} to test on; give a smaller "
+            "calibration size (--calibration-size), or a log with more rows"
+        )
     rows = _rows(log, menu_size)
     rules, left_out = _applicable(rows)
     size = min(rest, USUAL_TEST_SIZE) if test_size is None else test_size

@@ -13,6 +13,16 @@ _NAMES = {
     "cost_matched": "random routing, same cost",
     "conformal": "conformal",
 }
+_TITLES = {
+    "loss": "loss",
+    "cost_per_1000": "$ / 1000",
+    "deferred": "sent to the Guardian",
+    "candidates": "candidates",
+    "relaxation": "relaxation",
+    "delta": "delta",
+}
+_LEAST = ("relaxation", "candidates", "delta")
+"""Columns that a narrow table does without, the first to go first; delta follows from the other rows."""
 
 
 def policy_name(point: FrontierPoint) -> str:
@@ -36,18 +46,32 @@ def cells(
     shown_error = frontier.trials**0.5 if standard_error else 1.0
     divisor = shown_error if spread else None
     outcomes = list(frontier.points[0].outcomes)
-    wanted = {
-        **{name: name for name in outcomes},
-        "loss": "loss",
-        "cost_per_1000": "$ / 1000",
-        "deferred": "sent to the Guardian",
-        "candidates": "candidates",
-        "relaxation": "relaxation",
-        "delta": "delta",
-    }
+    wanted = {**{name: name for name in outcomes}, **_TITLES}
     shown = {name: title for name, title in wanted.items() if any(p.mean(name) is not None for p in frontier.points)}
     rows = [[policy_name(p), *(_cell(p, name, divisor=divisor) for name in shown)] for p in frontier.points]
     return ["policy", *shown.values()], rows
+
+
+def fitted(
+    header: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return a table whose figures fit a width in characters, and the titles of the columns left out for it.
+
+    Loss, cost and the share of deferrals always stay. Titles may break between words, figures may not.
+    """
+    outcomes = [title for title in reversed(header[1:]) if title not in _TITLES.values()]
+    kept, left_out = list(range(len(header))), list[str]()
+    for title in (*_LEAST, *outcomes):
+        if title in header and _width(header, rows, kept) > width:
+            kept.remove(header.index(title))
+            left_out.append(title)
+    return [header[k] for k in kept], [[row[k] for k in kept] for row in rows], left_out
+
+
+def _width(header: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
+    """Return the characters a table takes: its columns, three between two of them, and one at either edge."""
+    columns = [max(len(part) for part in (*header[k].split(), *(row[k] for row in rows))) for k in kept]
+    return sum(columns) + 3 * (len(kept) - 1) + 2
 
 
 def _cell(point: FrontierPoint, name: str, *, divisor: float | None) -> str:

@@ -150,7 +150,7 @@ def _from_hub(corpus: Corpus, names: Sequence[str]) -> dict[str, list[Any]]:
         datasets: Any = import_module("datasets")
     except ImportError as error:
         raise SourceError(
-            f"{corpus}: loading {_HUB[corpus][0]} needs the extra: pip install 'conformal-arbitrage[datasets]'; or give a "
+            f"{corpus}: loading {_HUB[corpus][0]} needs the extra: run `pip install '.[datasets]'` in a clone; or give a "
             "local copy with --data PATH"
         ) from error
     name, subset, splits = _HUB[corpus]

@@ -122,7 +122,7 @@ def _telemetry() -> "Telemetry":
         from conformal_arbitrage.gateway.telemetry import Telemetry
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"[gateway] otel = true needs {error.name}: pip install 'conformal-arbitrage[otel]', or remove the setting"
+            f"[gateway] otel = true needs {error.name}: run `pip install '.[otel]'` in a clone, or remove the setting"
         ) from error
     return Telemetry()
 
@@ -155,11 +155,11 @@ async def running(
     counted = metrics or Metrics()
     async with application(config, log, counted) as app:
         listening = _listen(config.gateway.host, config.gateway.port)
+        host, port = listening.getsockname()[:2]  # a signal may have closed it as soon as the server has started
         server = _Server(ServerSettings(app, Connections(config.gateway, counted)))
         task = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started and not task.done():
             await asyncio.sleep(0.005)
-        host, port = listening.getsockname()[:2]
         yield f"http://{f'[{host}]' if ':' in host else host}:{port}", task
         server.should_exit = True
         await task

@@ -399,6 +399,7 @@ _FAILURES = {
     "OtherModelError": ("answered as another model than the pinned one", False),
     "CutOffError": ("ran out of tokens before it answered", False),
     "RefusalError": ("declined to answer", False),
+    "NotRecordedError": ("replays recorded rows and has none with this id and these actions", False),
 }
 
 

@@ -107,7 +107,7 @@ class LocalModel(WholePort):
         try:
             xllamacpp: Any = import_module("xllamacpp")
         except ImportError as error:
-            raise ConfigError("local models need xllamacpp; run `pip install 'conformal-arbitrage[local]'`") from error
+            raise ConfigError("local models need xllamacpp; run `pip install '.[local]'` in a clone") from error
         params = xllamacpp.CommonParams()
         params.model.path = str(self._path)
         params.n_ctx = _CONTEXT

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conformal_arbitrage.core.gaps import Floats, Integers
-from conformal_arbitrage.errors import OptionError, ReplyError, ScoreLogError
+from conformal_arbitrage.errors import NotRecordedError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.files import Table
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorers.base import Identity, Scores
@@ -126,12 +126,14 @@ class ReplayScorer:
         if row is None:  # a gateway assigns its own ids
             row = self._rows.get(query.text.rsplit("\n", 1)[-1].removeprefix("user: "))
         if row is None:
-            raise ReplyError(f"no row with id {query.id!r:.80} was recorded")
+            raise NotRecordedError(f"no row with id {query.id!r:.80} was recorded")
         places = range(len(query.actions)) if query.places is None else query.places
         whole = self._recorded(row, max(places) + 1)
         known = len(whole) == len(query.actions) if query.places is None else len(whole) > max(places)
         if not known or np.isnan(whole).any():
-            raise ReplyError(f"nothing was recorded for id {query.id!r:.80} and these {len(query.actions)} actions")
+            raise NotRecordedError(
+                f"nothing was recorded for id {query.id!r:.80} and these {len(query.actions)} actions"
+            )
         cost = None if self._costs is None else float(self._costs[row])
         return Scores(values=tuple(float(whole[k]) for k in places), spent=Spent(calls=1, cost=cost))
 

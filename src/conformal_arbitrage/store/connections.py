@@ -270,7 +270,7 @@ def _import_psycopg() -> Any:
     try:
         return import_module("psycopg")
     except ImportError as error:
-        raise StoreError("PostgreSQL needs psycopg; run `pip install 'conformal-arbitrage[postgres]'`") from error
+        raise StoreError("PostgreSQL needs psycopg; run `pip install '.[postgres]'` in a clone") from error
 
 
 def _parameters(psycopg: Any, url: str) -> Mapping[str, Any]:
