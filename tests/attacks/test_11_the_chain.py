@@ -251,8 +251,11 @@ def test_a_gateway_signs_within_a_second_and_when_it_stops(where, tmp_path, monk
     copy = tmp_path / "head.json"
     copy.write_text(invoke("head", path))
     assert json.loads(invoke("verify", path, "--head", str(copy), "--json")) == {
-        "ok": True, "problems": [], "signatures_checked": True,
+        "ok": True, "problems": [], "signatures_checked": True, "head_events": 9,
     }  # fmt: skip
+    shown = invoke("verify", path, "--head", str(copy))
+    assert f"Compared with {copy} of 20" in shown
+    assert "which covers 9 events: the record still accounts for all of them." in shown
     run_sql(where, "delete from events where seq > 1")
     asyncio.run(served(path, 2, kill=False))  # a start signs nothing that is missing
     for more in ([], ["--head", str(copy)]):

@@ -155,7 +155,9 @@ RANDOM = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--boundary", "r
 
 
 def test_a_random_boundary_draws_with_the_projects_secret(run, monkeypatch):
-    assert "run `arbitrage init`, which writes one, or set ARBITRAGE_SECRET" in run(*RANDOM, "-o", "c.json", code=2).stderr
+    assert (
+        "run `arbitrage init`, which writes one, or set ARBITRAGE_SECRET" in run(*RANDOM, "-o", "c.json", code=2).stderr
+    )
     run("init")
     run(*RANDOM, "-o", "c.json")
     assert files() == ["arbitrage.secret", "arbitrage.toml", "c.json", "log.parquet"]

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,6 +78,63 @@ def test_the_printed_call_of_the_demo_works_with_and_without_keys(demo):
         assert any("ARBITRAGE_KEY" in line for line in lines)
         [again] = paste(lines, ARBITRAGE_KEY=created["key"])["answers"]
     assert again["choice"] == answer["choice"]
+
+
+def test_a_question_that_was_not_recorded_is_not_worth_a_retry(demo):
+    with serving(demo) as lines:
+        call = next(line for line in lines if line.startswith("curl"))
+        url = re.search(r"http://[^/]+/v1/decisions", call)[0]
+        choices = [{"value": "a"}, {"value": "b"}]
+        body = {"model": "science", "input": "Why?", "questions": [{"type": "choice", "choices": choices}]}
+        request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=30)
+        message = json.load(caught.value)["error"]["message"]
+    assert (caught.value.code, caught.value.headers["x-should-retry"]) == (502, "false")
+    assert "replays recorded rows and has none with this id" in message
+    assert message.endswith("a retry will not help")
+
+
+def test_an_unknown_policy_cannot_be_exported(demo):
+    for how in ("--all", "--score-log"):
+        done = run(demo, "records", "export", "--policy", "nope", how, "-o", "x.parquet")
+        assert done.returncode == 2
+        assert "there is no policy 'nope' in arbitrage.toml; there are science" in done.stderr
+    assert "policy 'science' has no decisions on record\n" in run(
+        demo, "records", "export", "--policy", "science", "--all", "-o", "x.parquet"
+    ).stderr  # fmt: skip
+
+
+INTERRUPTED = """
+import os, signal, sys
+from conformal_arbitrage.cli import cli, tour
+
+ask, counts = tour._ask, {"sent": 0, "answered": 0}
+
+def count(step):
+    counts[step] += 1
+    if step == sys.argv[1] and counts[step] == 20:
+        os.kill(os.getpid(), signal.SIGINT)
+
+async def interrupting(*arguments):
+    count("sent")
+    answer = await ask(*arguments)
+    count("answered")
+    return answer
+
+tour._ask, tour.TRIALS = interrupting, 20
+cli(["demo", "--out", "tour"])
+"""
+
+
+@pytest.mark.parametrize("when", ["sent", "answered"])
+def test_interrupting_the_demo_while_it_serves_leaves_no_traceback(tmp_path, when):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, when], cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.strip()) == (130, "arbitrage: interrupted")
+    assert not list(tmp_path.glob("arbitrage-demo-*"))
 
 
 @pytest.mark.parametrize("form", ["menu", "text"])
