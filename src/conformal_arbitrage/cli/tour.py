@@ -4,6 +4,8 @@ Knows nothing of terminals; `demo_command` prints what it returns.
 """
 
 import asyncio
+import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import as_file, files
@@ -159,16 +161,16 @@ async def _through_the_gateway(config: Config, log: ScoreLog, rows: Sequence[int
 
     from conformal_arbitrage.gateway import running
 
-    async with running(config) as (url, stopped), aiohttp.ClientSession(url) as session:
+    async with running(config) as (url, _), aiohttp.ClientSession(url) as session:
         questions = asyncio.gather(*(_ask(session, log, row) for row in rows))
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # in place of the gateway's, which would answer them all
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, questions.cancel)
         try:
-            await asyncio.wait([questions, stopped], return_when=asyncio.FIRST_COMPLETED)
-            return None if stopped.done() else await questions
-        except aiohttp.ClientError:  # a gateway that stops takes no further connections
-            await stopped
+            return await questions
+        except (asyncio.CancelledError, aiohttp.ClientConnectorError):  # nothing listens once it was told to stop
             return None
-        finally:
-            questions.cancel()
 
 
 async def _ask(session: Any, log: ScoreLog, row: int) -> dict[str, Any]:
