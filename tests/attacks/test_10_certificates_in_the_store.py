@@ -89,7 +89,8 @@ def test_a_file_is_installed_whenever_it_changed_and_never_displaces_a_later_ver
     assert alpha(made) == 0.1, "the file is unchanged since the last start"
     assert "version 2 is in force, installed by loopback; the certificate file rule.json is not" in caplog.text
     for value, version in ((0.2, 3), (0.05, 4), (0.05, 4), (0.2, 5)):  # the third is a start without a change
-        made.certificate(alpha=value).save(made.folder / "rule.json")
+        if alpha(made) != value:
+            made.certificate(alpha=value).save(made.folder / "rule.json")
         restarted(made)
         assert alpha(made) == value
         assert made.get("/v1/arbitrage/policies/support").json()["version"] == version

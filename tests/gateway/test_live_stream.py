@@ -28,6 +28,12 @@ ODD = "a\n\nb\r\ndata: [DONE]\n\n\u2028\u0085\x00é日本"
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
+@pytest.fixture(autouse=True)
+def proven(monkeypatch):
+    """The first step of a request takes the record for writable, so that a test may lock it for the steps after."""
+    monkeypatch.setattr("conformal_arbitrage.store.sqlite.PROOF_SECONDS", float("inf"))
+
+
 @pytest.fixture
 def impatient(monkeypatch):
     """Headers wait 0.2 s for the decision, not 10."""

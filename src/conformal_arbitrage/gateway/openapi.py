@@ -8,6 +8,7 @@ from typing import Any
 from conformal_arbitrage.scorers.request_fields import PASSED_ON
 
 _JSON = "application/json"
+_EVENTS = "text/event-stream"
 _ERROR = {"$ref": "#/components/schemas/Error"}
 _MAP: dict[str, Any] = {"type": "object"}
 _TEXT = {"type": "string"}
@@ -155,7 +156,7 @@ def _operation(
     params: Any = (),
     media: tuple[str, ...] = (_JSON,),
 ) -> Any:
-    content: dict[str, Any] = {kind: {"schema": _TEXT} for kind in media}
+    content: dict[str, Any] = {kind: {} if kind == _EVENTS else {"schema": _TEXT} for kind in media}
     if _JSON in content:
         content[_JSON] = {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}
     responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
@@ -188,7 +189,7 @@ def schema() -> dict[str, Any]:
         "/v1/chat/completions": {
             "post": _operation(
                 "complete", "Chat, with a guarantee", body="ChatRequest", reply="ChatCompletion",
-                media=(_JSON, "text/event-stream"),
+                media=(_JSON, _EVENTS),
             )
         },
         "/v1/models": {"get": _operation("models", "The policies", reply="Models")},
@@ -208,7 +209,7 @@ def schema() -> dict[str, Any]:
         "/v1/responses": {
             "post": _operation(
                 "respond", "The same in the Responses API", body="ResponseRequest", reply="Response",
-                media=(_JSON, "text/event-stream"),
+                media=(_JSON, _EVENTS),
             )
         },
         "/metrics": {"get": _operation("metrics", "Figures for Prometheus", media=("text/plain",))},
