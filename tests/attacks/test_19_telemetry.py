@@ -166,9 +166,7 @@ def test_a_trace_is_not_passed_on_unless_asked_for(house):
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "conformal_arbitrage.gateway.telemetry", raising=False)
-    with pytest.raises(
-        ConfigError, match=r"otel = true needs opentelemetry\S*: pip install 'conformal-arbitrage\[otel\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"otel = true needs opentelemetry\S*: run `pip install '\.\[otel\]'`"):
         server._telemetry()
 
 
