@@ -99,7 +99,7 @@ def test_an_incomplete_copy_is_rejected(tmp_path):
 
 
 def test_the_hub_needs_its_extra():
-    with pytest.raises(SourceError, match=r"conformal-arbitrage\[datasets\].*--data PATH"):
+    with pytest.raises(SourceError, match=r"\.\[datasets\].*--data PATH"):
         load_corpus("truthfulqa")
 
 
