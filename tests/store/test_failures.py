@@ -146,7 +146,7 @@ def test_a_full_disk_fails_whole_commits_until_there_is_space(tmp_path, opened):
 
 def test_postgresql_without_psycopg_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(StoreError, match=r"conformal-arbitrage\[postgres\]"):
+    with pytest.raises(StoreError, match=r"\.\[postgres\]"):
         asyncio.run(open_store("postgresql://localhost/x"))
 
 
