@@ -17,15 +17,17 @@ from schemathesis import GenerationMode
 from schemathesis.checks import load_all_checks, not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    response_schema_conformance,
     status_code_conformance,
 )
 
 from conformal_arbitrage.gateway.openapi import schema
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, UNSURE, House, error_of, says, votes
 
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 load_all_checks()
 REQUESTS = int(os.environ.get("ARBITRAGE_SCHEMA_REQUESTS", "600"))
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 OPERATIONS = [(method, path) for path, methods in schema()["paths"].items() for method in methods]
 WITH_INPUT = [
     (method, path) for method, path in OPERATIONS if method != "get" or "{" in path or path.endswith("records")
@@ -62,7 +64,7 @@ def test_generated_requests_get_no_5xx_and_nothing_outside_the_schema(running, m
             if isinstance(case.body, dict) and "model" in case.body:
                 case.body["model"] = "support"
         case.call_and_validate(
-            base_url=running.url, headers=running.headers, session=running.session, checks=CHECKS, timeout=120
+            base_url=running.url, headers=running.headers, session=running.session, checks=CHECKS, timeout=30
         )
 
     run()
@@ -73,7 +75,7 @@ def test_generated_requests_get_no_5xx_and_nothing_outside_the_schema(running, m
 
 def raw(made, path, data, *, method="POST", headers=()):
     """Send bytes as they are; the status and the error's document."""
-    connection = http.client.HTTPConnection("127.0.0.1", made.port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", made.port, timeout=30)
     connection.putrequest(method, path, skip_accept_encoding=True)
     for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **dict(headers)}.items():
         connection.putheader(name, value)
