@@ -196,6 +196,9 @@ def test_another_endpoint_is_tried_without_a_pause_and_then_with_one():
             with pytest.raises(UpstreamError) as failure:
                 await Retry(pool(), attempts=2, pause=60.0).call(CALL)
             assert failure.value.spent.calls == 2
+            with pytest.raises(UpstreamError) as failure:  # a third would come after 15 s or more
+                await Retry(pool(), deadline=10, pause=60.0).call(CALL)
+            assert failure.value.spent.calls == 2
 
     asyncio.run(story())
 
