@@ -1,0 +1,43 @@
+"""A certificate's sentence, followed by hand: whoever does what it says about two answers keeps the budget."""
+
+import re
+
+import numpy as np
+
+from conformal_arbitrage import ScoreLog, calibrate
+from tests.validity.simulation import keeps
+
+N, ALPHA, TIMES, FRESH = 60, 0.05, 400, 200
+RULE = re.compile(
+    r"the Primary's is given where its confidence is above (\S+), compared after it is rounded to (\d+) significant digits"
+)
+
+
+def answers(rng, n):
+    """Return confidences and grades; two confidences that differ in the fifth digit are very different answers."""
+    confidence = rng.choice([0.90004, 0.90008, 0.95], size=n, p=[0.3, 0.4, 0.3])
+    grade = np.where(confidence == 0.90004, 0.0, 1.0)
+    return confidence, np.where(rng.random(n) < 0.02, 0.0, grade)
+
+
+def mean_loss(read):
+    """Return the mean loss, over logs and queries, of the threshold and digits that `read` takes from a sentence."""
+    rng, means = np.random.default_rng(1), []
+    for _ in range(TIMES):
+        confidence, grade = answers(rng, N)
+        log = ScoreLog.from_router(confidence=confidence, primary_grade=grade, guardian_grade=np.ones(N))
+        threshold, digits = read(RULE.search(calibrate(log, ALPHA).guarantee))
+        confidence, grade = answers(rng, FRESH)
+        rounded = np.array([float(f"{value:.{digits}g}") for value in confidence])
+        means.append(np.where(rounded > threshold, 1 - grade, 0.0).mean())
+    return float(np.mean(means)), float(np.std(means, ddof=1) / TIMES**0.5)
+
+
+def test_the_threshold_as_it_is_written_keeps_the_budget():
+    measured = mean_loss(lambda rule: (float(rule[1]), int(rule[2])))
+    assert keeps(ALPHA, measured), measured
+
+
+def test_three_digits_of_it_would_not():
+    measured = mean_loss(lambda rule: (float(f"{float(rule[1]):.3g}"), int(rule[2])))
+    assert not keeps(ALPHA, measured), measured
