@@ -6,7 +6,7 @@ Knows nothing of HTTP.
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -404,11 +404,10 @@ def _menu_rule(policy: LivePolicy) -> ConformalArbitrage | None:
 async def _shadow_menu(policy: LivePolicy, pair: MenuPair, query: Query) -> tuple[Decision, asyncio.Task[Leg]]:
     """Ask both models; the Guardian's choice will be the answer, and the Primary's scores are recorded."""
     asking = asyncio.create_task(scored("guardian", pair.guardian, query))
-    try:
+    async with AsyncExitStack() as on_failure:
+        on_failure.push_async_callback(cancelled, asking)
         first = await scored("primary", pair.primary, query)
-    except BaseException:
-        await cancelled(asking)
-        raise
+        on_failure.pop_all()
     return _shadowed(policy, query.id, first.scores or (None,) * len(query.actions), first), asking
 
 

@@ -219,17 +219,23 @@ class _Writer(threading.Thread):
         """Commit batch after batch until `finish`."""
         with closing(self._connection):
             while batch := self._next_batch():
-                futures, outcomes = [future for _, future in batch], [self._stopped()] * len(batch)
-                try:
-                    outcomes = self._outcomes([job for job, _ in batch])
-                except Exception:  # noqa: BLE001 - the thread must live on, and whoever waits must hear of it
-                    self._start_over()
-                    _log.exception("the store failed at a job in a way that was not foreseen")
+                outcomes, futures = self._guarded([job for job, _ in batch]), [future for _, future in batch]
                 with suppress(RuntimeError):  # the loop is closed, so no one waits any more
                     futures[0].get_loop().call_soon_threadsafe(_resolve, futures, outcomes)
 
-    def _stopped(self) -> StoreError:
-        return StoreError(f"{self._path}: the store failed, and the log says how; nothing of this was recorded")
+    def _guarded(self, jobs: Sequence[Job[Any]]) -> list[Any]:
+        """Run jobs; after a bug in one, return an error for each.
+
+        This is the boundary of the thread: an exception that passed it would end the thread, and every caller with a job
+        in the queue, now or later, would wait for ever. Everything foreseen is handled further in.
+        """
+        try:
+            return self._outcomes(jobs)
+        except Exception:  # noqa: BLE001 - whatever a bug raises
+            _log.exception("a job of the store raised an unexpected exception; its batch was rolled back")
+            self._start_over()
+            text = f"{self._path}: the store failed, and the log says how; nothing of this was recorded"
+            return [StoreError(text) for _ in jobs]
 
     def _next_batch(self) -> list[_Pending]:
         """Wait for a job; return it with all others that are queued by then, or an empty list at the end.

@@ -7,9 +7,10 @@ Knows nothing of exporters, and is imported only where telemetry is asked for.
 """
 
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import aclosing, contextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
@@ -86,28 +87,18 @@ class Traced(Wrapper):
                         operation.ends(item)
                     yield item
 
-    @contextmanager
-    def _operation(self, call: Call, *, streamed: bool = False) -> Generator["_Operation"]:
+    def _operation(self, call: Call, *, streamed: bool = False) -> "_Operation":
         name = _OPERATIONS.get(call.path, call.path.strip("/").replace("/", "."))
         labels = {"gen_ai.operation.name": name, "gen_ai.request.model": str(call.body.get("model", "")), **self._place}
         span = self._instruments.tracer.start_span(
             f"{name} {labels['gen_ai.request.model']}", kind=SpanKind.CLIENT,
             attributes={**labels, **_requested(call.body), "arbitrage.role": self._role, **_id(call, streamed=streamed)},
         )  # fmt: skip
-        operation = _Operation(call, span, {**labels, "arbitrage.role": self._role}, self._instruments)
-        try:
-            yield operation
-        except GeneratorExit:  # whoever asked has heard enough
-            raise
-        except BaseException as error:
-            operation.fails(error)
-            raise
-        finally:
-            operation.close()
+        return _Operation(call, span, {**labels, "arbitrage.role": self._role}, self._instruments)
 
 
 class _Operation:
-    """One call while it is made."""
+    """A call in progress; the end of the `with` block ends its span."""
 
     def __init__(self, call: Call, span: Span, labels: Mapping[str, Any], instruments: Instruments) -> None:
         headers: dict[str, str] = {}
@@ -118,6 +109,17 @@ class _Operation:
         self._instruments = instruments
         self._start = time.perf_counter()
         self._chunks = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, GeneratorExit):  # a caller that stops reading is no failure
+            self._fail(error)
+        self._instruments.duration.record(time.perf_counter() - self._start, self._labels)
+        self._span.end()
 
     def chunk(self) -> None:
         """Note when the first chunk came."""
@@ -143,7 +145,7 @@ class _Operation:
                 self._span.set_attribute(f"gen_ai.usage.{kind}_tokens", count)
                 self._instruments.tokens.record(count, {**self._labels, "gen_ai.token.type": kind})
 
-    def fails(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Note the kind of an error, not its text, which may quote an answer."""
         kind = type(error).__name__
         if isinstance(error, UpstreamError) and error.status is not None:
@@ -151,11 +153,6 @@ class _Operation:
         self._labels["error.type"] = kind
         self._span.set_attribute("error.type", kind)
         self._span.set_status(Status(StatusCode.ERROR))
-
-    def close(self) -> None:
-        """End the span."""
-        self._instruments.duration.record(time.perf_counter() - self._start, self._labels)
-        self._span.end()
 
 
 def _requested(body: Mapping[str, Any]) -> dict[str, Any]:
