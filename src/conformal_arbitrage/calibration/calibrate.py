@@ -82,13 +82,13 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
     """Calibrate under options that already have their key; the step that `verify` repeats."""
     curve = options.curve(log)
     bound = curve.bound(options.loss_bound)
-    found = _thresholds(log, curve, check_alpha(alpha, bound), bound, options)
+    thresholds = _thresholds(log, curve, check_alpha(alpha, bound), bound, options)
     tick = Fraction(1, 10**curve.tick_digits)
-    least = found.alpha if found.dial is None else as_fraction(found.dial[0].alpha, name="alpha")
+    least = thresholds.alpha if thresholds.dial is None else as_fraction(thresholds.dial[0].alpha, name="alpha")
     declared = options.check_full_sight(least, curve.in_full_sight, tick=tick, source=log.source)
     terms: dict[str, Any] = {
-        "status": found.status,
-        "alpha": _stored(found.alpha, alpha, "alpha"),
+        "status": thresholds.status,
+        "alpha": _stored(thresholds.alpha, alpha, "alpha"),
         "n": curve.n,
         "loss": options.loss_name,
         "loss_bound": _stored(bound, options.loss_bound, "loss_bound"),
@@ -98,23 +98,23 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
         "binarized": log.binary is not None,
         "router": log.is_router,
         "score_digits": log.score_digits,
-        "relaxation": found.fit.relaxation,
+        "relaxation": thresholds.fit.relaxation,
         "missing_guardian": options.missing_guardian,
         "clusters": options.clusters(log),
         "max_cluster_size": options.max_cluster_size,
-        **_net_terms(log, options, found.fit.relaxation, found.fit.boundary_u),
-        **_sure_terms(found, options),
+        **_net_terms(log, options, thresholds.fit.relaxation, thresholds.fit.boundary_u),
+        **_sure_terms(thresholds, options),
         "unit": _unit(log, options),
     }
     keyed = options.boundary == "random" or (options.confidence is not None and not options.is_binary(log, bound))
     key = options.key if keyed else None
     return Certificate(
         **terms,
-        boundary_u=found.fit.boundary_u,
+        boundary_u=thresholds.fit.boundary_u,
         key_sha256=None if key is None else hashlib.sha256(key).hexdigest(),
         grid=None if options.grid is None else _stored(as_fraction(options.grid, name="grid"), options.grid, "grid"),
-        empirical_risk=float(found.fit.total / curve.n),
-        slack=_slack(found, bound, options),
+        empirical_risk=float(thresholds.fit.total / curve.n),
+        slack=_slack(thresholds, bound, options),
         cluster=options.cluster,
         envelope_excess=curve.envelope_excess,
         missing_guardian_rows=int(options.unknown_loss(log).sum()),
@@ -183,25 +183,25 @@ def _group(one: Fit) -> GroupThreshold:
     )
 
 
-def _sure_terms(found: _Thresholds, options: CalibrationOptions) -> dict[str, Any]:
+def _sure_terms(thresholds: _Thresholds, options: CalibrationOptions) -> dict[str, Any]:
     """Return what only a certificate with a confidence, a dial, groups or declared losses says."""
     confidence = options.confidence
     sure = None if confidence is None else _stored(as_fraction(confidence, name="confidence"), confidence, "confidence")
     return {
         "confidence": sure,
         "zero_one": options.zero_one or None,
-        "dial": found.dial,
+        "dial": thresholds.dial,
         "by": options.by,
-        "groups": found.groups,
+        "groups": thresholds.groups,
     }
 
 
-def _slack(found: _Thresholds, bound: Fraction, options: CalibrationOptions) -> float:
+def _slack(thresholds: _Thresholds, bound: Fraction, options: CalibrationOptions) -> float:
     """Return the unspent part of the budget, after the next unit's rows at the bound where the promise is an average."""
-    total, n, unseen = found.fit.total, found.fit.n, options.unseen
+    total, n, unseen = thresholds.fit.total, thresholds.fit.n, options.unseen
     if options.confidence is not None or options.by is not None:
-        return float(found.alpha) - float(total / n)
-    return float(found.alpha - (total + unseen * bound) / (n + unseen))
+        return float(thresholds.alpha) - float(total / n)
+    return float(thresholds.alpha - (total + unseen * bound) / (n + unseen))
 
 
 def _unit(log: ScoreLog, options: CalibrationOptions) -> Literal["session"] | None:

@@ -134,7 +134,7 @@ def read_menus(
     for row, menu in enumerate(menus, start=1):
         if not menu or not all(menu):
             raise ScoreLogError(f"{path}: row {row} has no options or an empty one; correct that row")
-    queries = [Query(asked, tuple(menu), id=name) for asked, menu, name in zip(contexts, menus, ids, strict=True)]
+    queries = [Query(context, tuple(menu), id=name) for context, menu, name in zip(contexts, menus, ids, strict=True)]
     labels = None if answer is None else _labels(str(path), answer, menus, answer_is)
     return Menus(queries=queries, labels=labels, groups=groups, answer_column=answer_name)
 
@@ -159,9 +159,11 @@ def read_requests(
     with Table(path) as table:
         if question_column not in (None, _MESSAGES):
             texts = _column(table, question_column, "--question-column")
-            asked = [{_MESSAGES: [{"role": "user", "content": text}]} for text in texts]
             settings = _rows_of(table, tuple(SETTINGS))
-            bodies = [own | more for own, more in zip(asked, settings, strict=True)]
+            bodies = [
+                {_MESSAGES: [{"role": "user", "content": text}], **given}
+                for text, given in zip(texts, settings, strict=True)
+            ]
         else:
             bodies = _bodies(table, _BODY)
         bodies = [_with_settings(table.path, row, body) for row, body in enumerate(bodies, start=1)]

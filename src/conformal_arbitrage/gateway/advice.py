@@ -36,8 +36,8 @@ def _example_request(config: Config, policy: str) -> tuple[str, Mapping[str, Any
     question, size = _recorded_question(config, policy) or ("Which of these is a colour?", _menu_size(config, policy))
     names = ["red", "seven", *(f"option {place}" for place in range(3, size + 1))][:size]
     choices = [{"value": name} for name in names]
-    asked = {"type": "choice", "instructions": "Which?", "choices": choices}
-    return "/v1/decisions", {"model": policy, "input": question, "questions": [asked]}
+    choice = {"type": "choice", "instructions": "Which?", "choices": choices}
+    return "/v1/decisions", {"model": policy, "input": question, "questions": [choice]}
 
 
 def _recorded_question(config: Config, policy: str) -> tuple[str, int] | None:

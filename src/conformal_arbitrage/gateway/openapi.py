@@ -161,13 +161,13 @@ def _operation(
         content[_JSON] = {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}
     responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
     responses |= {str(status): {"description": "refused", "content": {_JSON: {"schema": _ERROR}}} for status in _ERRORS}
-    made: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
     if params:
-        made["parameters"] = list(params)
+        operation["parameters"] = list(params)
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body}"}
-        made["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
-    return made
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+    return operation
 
 
 def _param(name: str, where: str, kind: Any = None) -> dict[str, Any]:

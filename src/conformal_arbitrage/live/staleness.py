@@ -30,10 +30,10 @@ def certificates_at_hand(config: Config, installed: Sequence[PolicyVersion] = ()
     """
     folder = Path(config.folder)
     named = {folder / one.certificate for one in config.policies.values() if one.certificate is not None}
-    found: dict[str, Certificate] = {}
+    certificates: dict[str, Certificate] = {}
     for path in sorted({*named, *folder.glob("*.json")}):
         try:
-            found[path.name] = Certificate.load(path)
+            certificates[path.name] = Certificate.load(path)
         except CertificateError:  # absent, or another kind of JSON
             continue
     for version in installed:
@@ -41,9 +41,9 @@ def certificates_at_hand(config: Config, installed: Sequence[PolicyVersion] = ()
             certificate = Certificate.from_dict(dict(version.certificate))
         except CertificateError:  # `serve` refuses it, with the reason
             continue
-        if certificate not in found.values():
-            found[f"version {version.version} of policy {version.name} in the database"] = certificate
-    return found
+        if certificate not in certificates.values():
+            certificates[f"version {version.version} of policy {version.name} in the database"] = certificate
+    return certificates
 
 
 def stale_certificates(

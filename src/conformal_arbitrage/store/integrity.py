@@ -139,10 +139,10 @@ def policy_faults(session: Session, copy: Head | None = None) -> list[str]:
     copied: Mapping[str, tuple[int, str]] = {} if copy is None else copy.policies
     for known, kind in ((listed, "signed list"), (copied, "copy of the head")):
         for name, (version, seal) in known.items():
-            found = {int(row[1]): row[-1] for row in rows if row[0] == name}
+            stored = {int(row[1]): row[-1] for row in rows if row[0] == name}
             if newest.get(name, (0, ""))[0] < version:
                 faults.append(f"policy {name}: version {version} was removed; the {kind} has it")
-            elif found.get(version) != seal:
+            elif stored.get(version) != seal:
                 faults.append(f"policy {name}, version {version}: it is not the one in the {kind}")
     return faults
 
