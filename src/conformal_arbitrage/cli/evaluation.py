@@ -214,7 +214,7 @@ def show_frontier(frontier: "Frontier", form: str | None = None) -> None:
     footnote = "±: standard error over trials of this log. " if spread and frontier.trials > 1 else ""
     click.echo(options.wrapped(f"{footnote}{_standard_error(frontier)}"))
     if left_out:
-        click.echo(options.wrapped(f"Left out for want of width: {', '.join(left_out)}; --json has every figure."))
+        click.echo(options.wrapped(f"Columns left out at this width: {', '.join(left_out)}; --json has every figure."))
     if frontier.points[0].values("cost_per_1000") is None:
         remedy = "give --primary-cost and --guardian-cost"
         click.echo(options.wrapped(f"No costs, so no random routing at the same cost and no delta: {remedy}."))
