@@ -263,8 +263,8 @@ def test_a_caller_who_leaves_while_sending_is_not_a_failure(house, caplog):
         time.sleep(0.2)
     time.sleep(0.3)
     assert made.decide().status_code == 200
-    assert "Traceback" not in caplog.text
-    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+    own = [r for r in caplog.records if not r.name.startswith("opentelemetry")]  # its thread outlives its own tests
+    assert not [r for r in own if r.levelname == "ERROR" or r.exc_info]
 
 
 def test_a_shadow_row_whose_guardian_failed_stays_in_the_export_as_missing(house):
