@@ -3,8 +3,9 @@
 import typing as _typing
 
 from conformal_arbitrage.calibration.calibrate import calibrate
-from conformal_arbitrage.calibration.certificate import Certificate, read_key
+from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.decisions import Decisions
+from conformal_arbitrage.calibration.key_files import read_key
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, split
 from conformal_arbitrage.calibration.project_secret import ProjectSecret

@@ -17,7 +17,7 @@ from conformal_arbitrage import (
     read_key,
     verify,
 )
-from conformal_arbitrage.calibration.certificate import key_path
+from conformal_arbitrage.calibration.key_files import key_path
 
 SECRET = ProjectSecret((b"the secret of this project",))
 OTHER = ProjectSecret((b"the secret of another one",))

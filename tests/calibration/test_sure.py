@@ -19,6 +19,7 @@ from conformal_arbitrage import (
     verify,
 )
 from conformal_arbitrage.calibration.combinations import refusal
+from conformal_arbitrage.calibration.documents import signed_bytes
 from conformal_arbitrage.calibration.planning import sure_rows_needed
 from conformal_arbitrage.calibration.promises import as_written
 from conformal_arbitrage.calibration.stops import STOPS
@@ -74,7 +75,7 @@ def test_every_kind_loads_verifies_and_is_signed_as_a_whole(kind):
 
 
 def test_a_signature_of_a_certificate_without_new_fields_is_as_before():
-    document = json.loads(calibrate(BINARY, 0.05).sign(SECRET)._canonical())
+    document = json.loads(signed_bytes(calibrate(BINARY, 0.05).sign(SECRET).to_dict()))
     assert not {"confidence", "zero_one", "dial", "by", "groups"} & set(document)
 
 

@@ -5,36 +5,33 @@ Knows nothing of how the threshold was found, nor of live models, evaluation or 
 
 import hashlib
 import hmac
-import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from sys import maxsize
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.calibration.consistency import least_loss, refuse_contradictions, worded
+from conformal_arbitrage.calibration.consistency import refuse_contradictions, worded
 from conformal_arbitrage.calibration.decisions import Decisions, decide_by_group, decide_rows, guardian_choice
+from conformal_arbitrage.calibration.documents import (
+    SCHEMA,
+    convert_document,
+    read_document,
+    signed_bytes,
+    write_document,
+)
 from conformal_arbitrage.calibration.draws import draw, draws
-from conformal_arbitrage.calibration.guarantee import summary_lines
+from conformal_arbitrage.calibration.facts import certificate_facts, certificate_summary
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
-from conformal_arbitrage.calibration.promises import as_written
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold, Membership, group_threshold, lower_stop
 from conformal_arbitrage.core.gaps import SINGLE_DIGITS, is_single, row_gaps, row_sight
 from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.errors import CertificateError, OptionError
-from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.types import Boundary, Decision, MissingGuardian, as_object
-
-SCHEMA = 2
-_READABLE = (1, SCHEMA)
-_LARGEST_KEY = 1024
-_ADDED = ("regret", "spread", "confidence", "zero_one", "dial", "by", "groups", "unit")
-"""Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
+from conformal_arbitrage.types import Boundary, Decision, MissingGuardian
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +150,7 @@ class Certificate:
                 the signature is wrong.
         """
         source = Path(path)
-        try:
-            document = json.loads(source.read_bytes(), parse_constant=_refuse_constant)
-        except OSError as error:
-            raise CertificateError(f"{source}: cannot be read ({error.strerror})") from error
-        except (ValueError, RecursionError) as error:
-            raise CertificateError(f"{source}: is not JSON ({error}); calibrate again") from error
-        certificate = cls.from_dict(document, key=key, source=str(source))
+        certificate = cls.from_dict(read_document(source), key=key, source=str(source))
         if secret is None:
             return certificate
         certificate.check_signature(secret, source=str(source))
@@ -174,20 +165,7 @@ class Certificate:
             key: as in `load`.
             source: where the document came from, for error messages.
         """
-        content = as_object(document)
-        schema = content.get("schema")
-        if schema not in _READABLE:
-            raise CertificateError(
-                f"{source}: schema version {schema!r} is none of those that this release reads, 1 and {SCHEMA}; calibrate "
-                "again"
-            )
-        unknown = set(content) - ({f.name for f in fields(cls)} - {"key"})
-        if unknown:
-            raise CertificateError(f"{source}: unknown field {min(unknown)!r}; calibrate again")
-        try:
-            certificate = msgspec.convert(content, cls)
-        except msgspec.ValidationError as error:
-            raise CertificateError(f"{source}: {error}; calibrate again") from error
+        certificate = convert_document(document, cls, source)
         refuse_contradictions(certificate, source)
         return certificate if key is None else certificate._with_key(key)
 
@@ -199,7 +177,7 @@ class Certificate:
 
     def save(self, path: str | Path) -> None:
         """Write certificate.json; the key is not part of it."""
-        write_text(path, json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_document(path, self.to_dict())
 
     @property
     def signed(self) -> bool:
@@ -209,7 +187,7 @@ class Certificate:
     def sign(self, secret: ProjectSecret) -> "Certificate":
         """Return the certificate signed with the project's secret."""
         unsigned = replace(self, schema=SCHEMA, secret_id=secret.id, signature=None)
-        return replace(unsigned, signature=secret.sign(unsigned._canonical()))
+        return replace(unsigned, signature=secret.sign(signed_bytes(unsigned.to_dict())))
 
     def check_signature(self, secret: ProjectSecret, *, source: str = "certificate") -> None:
         """Check that this certificate is as it was signed.
@@ -219,18 +197,11 @@ class Certificate:
         """
         if self.signature is None:
             raise CertificateError(f"{source}: is unsigned; calibrate again with the project's secret at hand")
-        if not secret.verifies(replace(self, signature=None)._canonical(), self.signature):
+        if not secret.verifies(signed_bytes(replace(self, signature=None).to_dict()), self.signature):
             raise CertificateError(
                 f"{source}: the signature is not that of this project's secret {secret.id}: the certificate was changed, "
                 f"or signed with another secret ({self.secret_id}); calibrate again, or add that secret after a comma"
             )
-
-    def _canonical(self) -> bytes:
-        document = self.to_dict()
-        for name in _ADDED:
-            if document[name] is None:
-                del document[name]
-        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     def candidates(
         self, primary_scores: object, *, id: str | None = None, group: Membership = None
@@ -345,51 +316,7 @@ class Certificate:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what matters most as name and value pairs, for people."""
-        none = "none: every query is deferred" if self.groups is None else "one for each group"
-        relaxation = none if self.relaxation is None else f"{self.relaxation:.12g}"
-        relaxation += "  (the Primary alone keeps this budget; only ties are deferred)" if self.relaxation == 0 else ""
-        relaxation += f"  (at this gap, draws up to {self.boundary_u:.6f})" if self.boundary_u else ""
-        facts = [
-            ("relaxation", relaxation),
-            ("rule", f"the Guardian sees {self.guardian_sees}; boundary {self.boundary}"),
-            (
-                "risk budget",
-                f"alpha {as_written(self.alpha)}, losses in [{as_written(least_loss(self))}, "
-                f"{as_written(self.loss_bound)}], {self.n} rows",
-            ),
-        ]
-        facts += self._sure_facts()
-        if self.cluster is not None:
-            facts.append(
-                ("clusters", f"{self.clusters} by '{self.cluster}', at most {self.max_cluster_size} rows each")
-            )
-        if self.status == "ok":
-            gross = "" if self.regret is None else f" (with gains not counted {self.regret:.4f})"
-            facts.append(("on this log", f"loss {self.empirical_risk:.4f}{gross}, unused budget {self.slack:.4f}"))
-        if self.looked_at is not None:
-            facts.append(("looked at before", self.looked_at))
-        if self.no_opinion_rows or self.missing_guardian_rows:
-            missing = f"Primary in {self.no_opinion_rows} rows (deferred), Guardian in {self.missing_guardian_rows}"
-            facts.append(("missing scores", missing))
-        return facts
-
-    def _sure_facts(self) -> list[tuple[str, str]]:
-        facts: list[tuple[str, str]] = []
-        if self.confidence is not None:
-            facts.append(
-                ("confidence", f"{as_written(self.confidence)} that this certificate's long-run loss is at most alpha")
-            )
-        if self.dial is not None:
-            facts.append(
-                (
-                    "dial",
-                    f"stops {', '.join(f'{as_written(stop.alpha)}' for stop in self.dial)}; set to {as_written(self.alpha)}",
-                )
-            )
-        for name, group in (self.groups or {}).items():
-            rule = "deferred" if group.relaxation is None else f"relaxation {group.relaxation:.12g}"
-            facts.append((f"{self.by} {name}", f"{rule}, {group.n} rows"))
-        return facts
+        return certificate_facts(self)
 
     def with_looks(self, text: str) -> "Certificate":
         """Return the certificate with what is known of earlier looks at its rows, in words."""
@@ -420,17 +347,7 @@ class Certificate:
     @property
     def summary(self) -> str:
         """The guarantee in two lines; `guarantee` is the whole."""
-        return summary_lines(
-            alpha=self.alpha,
-            n=self.n,
-            router=self.router,
-            relaxation=self.relaxation,
-            guardian_sees=self.guardian_sees,
-            confidence=self.confidence,
-            by=self.by,
-            unit=self.unit,
-            clusters=self.clusters,
-        )
+        return certificate_summary(self)
 
     def with_key_of(self, secret: ProjectSecret) -> "Certificate":
         """Return the certificate with the key behind its draws, if that is derived from the project's secret."""
@@ -468,26 +385,3 @@ class Certificate:
 def _are_floats(scores: Any) -> bool:
     """Tell whether scores are Python's own floats, as live ones are."""
     return type(scores) in (tuple, list) and all(type(score) is float for score in scores)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
-
-
-def key_path(certificate: str | Path) -> Path:
-    """Return where earlier releases saved the key of a certificate."""
-    path = Path(certificate)
-    return path.with_suffix(".key") if path.suffix == ".json" else path.with_name(path.name + ".key")
-
-
-def read_key(path: str | Path) -> bytes:
-    """Read a key from a file, such as those that earlier releases saved beside certificates."""
-    try:
-        key = Path(path).read_bytes()
-    except OSError as error:
-        raise CertificateError(f"{path}: the key cannot be read ({error.strerror})") from error
-    if not 0 < len(key) <= _LARGEST_KEY:
-        raise CertificateError(
-            f"{path}: is not a key file ({len(key)} bytes); use the one that the certificate was made with"
-        )
-    return key

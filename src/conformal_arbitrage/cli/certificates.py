@@ -104,7 +104,7 @@ def _drawing(loss: str | None, boundary: str, confidence: str | None) -> str | N
 
 def _key(secret: "ProjectSecret | None", key_file: str | None, drawing: str | None) -> bytes:
     """Return the key behind the draws: a file's, or the project's."""
-    from conformal_arbitrage.calibration.certificate import read_key
+    from conformal_arbitrage.calibration.key_files import read_key
 
     if key_file is not None:
         return read_key(key_file)
@@ -242,7 +242,8 @@ def _columns(certificate: "Certificate", primary: str | None, guardian: str | No
 
 def load_certificate(path: str, key_file: str | None, *folders: Path) -> "Certificate":
     """Load a certificate with its key; a signature is verified if the project's secret is at hand."""
-    from conformal_arbitrage.calibration.certificate import Certificate, key_path, read_key
+    from conformal_arbitrage.calibration.certificate import Certificate
+    from conformal_arbitrage.calibration.key_files import key_path, read_key
 
     certificate = Certificate.load(path, key=None if key_file is None else read_key(key_file))
     secret = options.project_secret(None, *folders, Path(path).parent, Path())

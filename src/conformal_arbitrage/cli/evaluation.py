@@ -254,7 +254,8 @@ def assess_command(
     \b
     arbitrage assess certificate.json new-rows.parquet
     """
-    from conformal_arbitrage.calibration.certificate import Certificate, read_key
+    from conformal_arbitrage.calibration.certificate import Certificate
+    from conformal_arbitrage.calibration.key_files import read_key
     from conformal_arbitrage.evaluation.assessment import assess
 
     loaded = Certificate.load(certificate, key=None if key_file is None else read_key(key_file))

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from conformal_arbitrage.calibration.certificate import Certificate, key_path, read_key
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.key_files import key_path, read_key
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, ConfigError, RequestError
 from conformal_arbitrage.live.build import bind_menu, bind_text

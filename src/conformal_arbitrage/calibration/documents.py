@@ -1,0 +1,76 @@
+"""The certificate as a JSON document: which schemas are read, how one is read and written, and what a signature covers.
+
+Knows nothing of what the fields mean; `consistency.py` says which contradict each other.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from conformal_arbitrage.errors import CertificateError
+from conformal_arbitrage.scorelog.files import write_text
+from conformal_arbitrage.types import as_object
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SCHEMA = 2
+_READABLE = (1, SCHEMA)
+_NOT_WRITTEN = frozenset({"key"})
+_ADDED = ("regret", "spread", "confidence", "zero_one", "dial", "by", "groups", "unit")
+"""Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
+_Certificate = TypeVar("_Certificate", bound="DataclassInstance")
+
+
+def read_document(source: Path) -> Any:
+    """Return the JSON document in a file.
+
+    Raises:
+        CertificateError: it is missing, or not JSON.
+    """
+    try:
+        return json.loads(source.read_bytes(), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise CertificateError(f"{source}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise CertificateError(f"{source}: is not JSON ({error}); calibrate again") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def write_document(path: str | Path, document: Mapping[str, Any]) -> None:
+    """Write a document as JSON that people can read."""
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def convert_document(document: object, kind: type[_Certificate], source: str) -> _Certificate:
+    """Return a document as the dataclass `kind`, checked field by field.
+
+    Raises:
+        CertificateError: it is of another schema version, or a field is unknown or of another type.
+    """
+    content = as_object(document)
+    schema = content.get("schema")
+    if schema not in _READABLE:
+        raise CertificateError(
+            f"{source}: schema version {schema!r} is none of those that this release reads, 1 and {SCHEMA}; calibrate again"
+        )
+    unknown = set(content) - ({f.name for f in fields(kind)} - _NOT_WRITTEN)
+    if unknown:
+        raise CertificateError(f"{source}: unknown field {min(unknown)!r}; calibrate again")
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise CertificateError(f"{source}: {error}; calibrate again") from error
+
+
+def signed_bytes(document: Mapping[str, Any]) -> bytes:
+    """Return what a signature covers: every field, those that came later only where they are set."""
+    covered = {name: value for name, value in document.items() if name not in _ADDED or value is not None}
+    return json.dumps(covered, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

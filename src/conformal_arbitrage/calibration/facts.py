@@ -1,0 +1,79 @@
+"""What a certificate says to people, besides its guarantee: the facts that matter most, and the rule in two lines.
+
+Knows nothing of files, terminals or notebooks.
+"""
+
+from typing import TYPE_CHECKING
+
+from conformal_arbitrage.calibration.consistency import least_loss
+from conformal_arbitrage.calibration.guarantee import summary_lines
+from conformal_arbitrage.calibration.promises import as_written
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.calibration.certificate import Certificate
+
+
+def certificate_facts(certificate: "Certificate") -> list[tuple[str, str]]:
+    """Return what matters most as name and value pairs, for people."""
+    none = "none: every query is deferred" if certificate.groups is None else "one for each group"
+    relaxation = none if certificate.relaxation is None else f"{certificate.relaxation:.12g}"
+    relaxation += (
+        "  (the Primary alone keeps this budget; only ties are deferred)" if certificate.relaxation == 0 else ""
+    )
+    relaxation += f"  (at this gap, draws up to {certificate.boundary_u:.6f})" if certificate.boundary_u else ""
+    facts = [
+        ("relaxation", relaxation),
+        ("rule", f"the Guardian sees {certificate.guardian_sees}; boundary {certificate.boundary}"),
+        (
+            "risk budget",
+            f"alpha {as_written(certificate.alpha)}, losses in [{as_written(least_loss(certificate))}, "
+            f"{as_written(certificate.loss_bound)}], {certificate.n} rows",
+        ),
+    ]
+    facts += _sure_facts(certificate)
+    if certificate.cluster is not None:
+        sizes = f"at most {certificate.max_cluster_size} rows each"
+        facts.append(("clusters", f"{certificate.clusters} by '{certificate.cluster}', {sizes}"))
+    if certificate.status == "ok":
+        gross = "" if certificate.regret is None else f" (with gains not counted {certificate.regret:.4f})"
+        unused = f"unused budget {certificate.slack:.4f}"
+        facts.append(("on this log", f"loss {certificate.empirical_risk:.4f}{gross}, {unused}"))
+    if certificate.looked_at is not None:
+        facts.append(("looked at before", certificate.looked_at))
+    no_opinion, missing = certificate.no_opinion_rows, certificate.missing_guardian_rows
+    if no_opinion or missing:
+        facts.append(("missing scores", f"Primary in {no_opinion} rows (deferred), Guardian in {missing}"))
+    return facts
+
+
+def _sure_facts(certificate: "Certificate") -> list[tuple[str, str]]:
+    facts: list[tuple[str, str]] = []
+    if certificate.confidence is not None:
+        facts.append(
+            (
+                "confidence",
+                f"{as_written(certificate.confidence)} that this certificate's long-run loss is at most alpha",
+            )
+        )
+    if certificate.dial is not None:
+        stops = ", ".join(as_written(stop.alpha) for stop in certificate.dial)
+        facts.append(("dial", f"stops {stops}; set to {as_written(certificate.alpha)}"))
+    for name, group in (certificate.groups or {}).items():
+        rule = "deferred" if group.relaxation is None else f"relaxation {group.relaxation:.12g}"
+        facts.append((f"{certificate.by} {name}", f"{rule}, {group.n} rows"))
+    return facts
+
+
+def certificate_summary(certificate: "Certificate") -> str:
+    """Return the guarantee in two lines."""
+    return summary_lines(
+        alpha=certificate.alpha,
+        n=certificate.n,
+        router=certificate.router,
+        relaxation=certificate.relaxation,
+        guardian_sees=certificate.guardian_sees,
+        confidence=certificate.confidence,
+        by=certificate.by,
+        unit=certificate.unit,
+        clusters=certificate.clusters,
+    )
