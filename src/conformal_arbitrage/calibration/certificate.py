@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from conformal_arbitrage.calibration.ancestry import Ancestry
 from conformal_arbitrage.calibration.consistency import refuse_contradictions, worded
 from conformal_arbitrage.calibration.decisions import Decisions, decide_by_group, decide_rows, guardian_choice
 from conformal_arbitrage.calibration.documents import (
@@ -84,6 +85,8 @@ class Certificate:
         groups: the threshold of each group; None without groups.
         unit: "session" if a row is a whole session and the guarantee is about the next one; None if a row is a query.
         looked_at: what is known of earlier looks at these rows, in words; None if there was none.
+        ancestry: where it stands in a chain of certificates; None if it begins one. If it was tightened, `relaxation` and
+            `boundary_u` are larger than the log gave, and everything else is as the log gave it.
         secret_id: the fingerprint of the project secret that signed it, and behind the draws; None if unsigned.
         signature: of everything else, with the project's secret; None if unsigned, as all of schema 1 are.
         key: the secret behind the draws; never part of the saved certificate.
@@ -131,6 +134,7 @@ class Certificate:
     groups: dict[str, GroupThreshold] | None = None
     unit: Literal["session"] | None = None
     looked_at: str | None = None
+    ancestry: Ancestry | None = None
     secret_id: str | None = None
     signature: str | None = None
     key: bytes | None = field(default=None, repr=False, compare=False)

@@ -10,11 +10,18 @@ from typing import Literal, get_args
 
 from conformal_arbitrage.errors import OptionError
 
-Feature = Literal["guard", "tighten", "several groups", "confidence", "dial", "groups", "range", "red line", "monitor"]
-Kind = Literal["net", "path", "learned", "cluster", "own loss", "groups"]
+Feature = Literal[
+    "guard", "tighten", "renewal", "several groups", "confidence", "dial", "groups", "range", "red line", "monitor"
+]
+Kind = Literal["net", "path", "learned", "cluster", "own loss", "groups", "session"]
 
 _RISES = "the loss of {kind} may rise with the relaxation, and this rests on its falling"
 _CLUSTERED = "its rows are not independent of each other, and this counts them as if they were"
+_BY_HAND = "; export the rows and calibrate by hand, which begins a new chain"
+_NO_CLUSTERS = "stored rows do not say which cluster they belong to" + _BY_HAND
+_NO_GROUPS = "stored rows do not say which group they belong to" + _BY_HAND
+_NO_OWN_LOSS = "the gateway can only compute losses that are registered with it by name" + _BY_HAND
+_NO_SESSIONS = "the schedule counts rows of single queries, and a session is due when it is over" + _BY_HAND
 _NOT_BUILT = (
     "a proof exists, by walking every breakpoint from the side that defers, but not the search that would use it"
 )
@@ -26,6 +33,16 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ("tighten", "net"): _RISES,
     ("tighten", "path"): _RISES,
     ("tighten", "learned"): _RISES,
+    ("tighten", "cluster"): _NO_CLUSTERS,
+    ("tighten", "groups"): _NO_GROUPS,
+    ("tighten", "own loss"): _NO_OWN_LOSS,
+    ("tighten", "session"): _NO_SESSIONS,
+    ("renewal", "path"): "stored rows hold the scores of two models" + _BY_HAND,
+    ("renewal", "learned"): "stored rows hold no features to learn from" + _BY_HAND,
+    ("renewal", "cluster"): _NO_CLUSTERS,
+    ("renewal", "groups"): _NO_GROUPS,
+    ("renewal", "own loss"): _NO_OWN_LOSS,
+    ("renewal", "session"): _NO_SESSIONS,
     ("several groups", "net"): _RISES,
     ("several groups", "path"): _RISES,
     ("several groups", "learned"): _RISES,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from conformal_arbitrage.calibration.ancestry import Ancestry, chain_words
 from conformal_arbitrage.calibration.guarantee import TERMS, guarantee_text
 from conformal_arbitrage.calibration.options import NET, REGRET
 from conformal_arbitrage.calibration.stops import STOPS, DialStop, GroupThreshold, threshold_rank
@@ -16,6 +17,11 @@ from conformal_arbitrage.errors import CertificateError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.calibration.certificate import Certificate
+
+_MOST_RENEWALS = 60
+"""More doublings than any store has rows for."""
+_FAR_FUTURE = 2.0**37
+"""Seconds since 1970 that no clock will show; a later time could not be written as a date."""
 
 
 def refuse_contradictions(certificate: "Certificate", source: str) -> None:
@@ -32,7 +38,11 @@ def refuse_contradictions(certificate: "Certificate", source: str) -> None:
 
 def worded(certificate: "Certificate") -> str:
     """Return the guarantee in the words that the fields of a certificate imply."""
-    return guarantee_text(**{name: getattr(certificate, name) for name in TERMS})
+    text = guarantee_text(**{name: getattr(certificate, name) for name in TERMS})
+    if certificate.ancestry is None:
+        return text
+    terms = {name: getattr(certificate, name) for name in ("alpha", "confidence", "relaxation", "by")}
+    return chain_words(text, certificate.ancestry, **terms)
 
 
 def least_loss(certificate: "Certificate") -> float:
@@ -60,6 +70,7 @@ def _impossible(certificate: "Certificate") -> dict[str, bool]:
         or not (1 if certificate.max_cluster_size is None else certificate.max_cluster_size) >= 1,
         "columns": set(certificate.columns) != {"primary", "guardian"},
         "identities": certificate.identities != "unbound" and not _are_identities(certificate.identities),
+        "ancestry": certificate.ancestry is not None and not _fits_chain(certificate, certificate.ancestry),
         "key_sha256": (certificate.key_sha256 is not None) != _is_keyed(certificate),
     }
 
@@ -157,6 +168,22 @@ def _is_group(certificate: "Certificate", group: GroupThreshold) -> bool:
     drawn = certificate.boundary == "random" and group.relaxation is not None
     relaxation, u = group.relaxation or 0.0, group.boundary_u or 0.0
     return group.n >= 1 and 0 <= relaxation < float("inf") and (group.boundary_u is not None) == drawn and 0 <= u < 1
+
+
+def _fits_chain(certificate: "Certificate", ancestry: Ancestry) -> bool:
+    """Tell whether a certificate has the rows of its place in the chain and, if it was tightened, a larger relaxation."""
+    calibrated, counted = ancestry.calibrated, ancestry.step in ("scheduled", "after red")
+    own = threshold_rank(certificate.relaxation, certificate.boundary_u)
+    rows = 0 if ancestry.renewal < 1 else ancestry.first * 2 ** (ancestry.renewal - 1) + ancestry.collected
+    return (
+        0 <= ancestry.renewal <= _MOST_RENEWALS
+        and ancestry.first >= 1
+        and 0 <= ancestry.collected <= certificate.n
+        and 0 <= ancestry.since < _FAR_FUTURE
+        and (calibrated is not None) == (ancestry.step == "tightened")
+        and (calibrated is None or own > threshold_rank(calibrated.relaxation, calibrated.boundary_u))
+        and (not counted or certificate.n == rows)
+    )
 
 
 def _is_on_grid(certificate: "Certificate") -> bool:

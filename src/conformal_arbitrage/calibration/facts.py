@@ -5,6 +5,7 @@ Knows nothing of files, terminals or notebooks.
 
 from typing import TYPE_CHECKING
 
+from conformal_arbitrage.calibration.ancestry import chain_facts
 from conformal_arbitrage.calibration.consistency import least_loss
 from conformal_arbitrage.calibration.guarantee import summary_lines
 from conformal_arbitrage.calibration.promises import as_written
@@ -40,6 +41,8 @@ def certificate_facts(certificate: "Certificate") -> list[tuple[str, str]]:
         facts.append(("on this log", f"loss {certificate.empirical_risk:.4f}{gross}, {unused}"))
     if certificate.looked_at is not None:
         facts.append(("looked at before", certificate.looked_at))
+    if certificate.ancestry is not None:
+        facts += chain_facts(certificate.ancestry)
     no_opinion, missing = certificate.no_opinion_rows, certificate.missing_guardian_rows
     if no_opinion or missing:
         facts.append(("missing scores", f"Primary in {no_opinion} rows (deferred), Guardian in {missing}"))
@@ -65,7 +68,9 @@ def _sure_facts(certificate: "Certificate") -> list[tuple[str, str]]:
 
 
 def certificate_summary(certificate: "Certificate") -> str:
-    """Return the guarantee in two lines."""
+    """Return the guarantee in two lines; that there is none, if so."""
+    if certificate.ancestry is not None and certificate.ancestry.no_guarantee is not None:
+        return f"There is no guarantee: {certificate.ancestry.no_guarantee}."
     return summary_lines(
         alpha=certificate.alpha,
         n=certificate.n,

@@ -4,11 +4,13 @@ Knows nothing of how the differences are shown.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold
 from conformal_arbitrage.calibration.calibrate import certify
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.consistency import worded
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError
@@ -57,7 +59,25 @@ def verify(certificate: Certificate, log: ScoreLog, *, loss: Loss | None = None)
             f"the loss of this certificate is '{certificate.loss}'; "
             "from Python: verify(certificate, log, loss=THAT_FUNCTION)"
         )
-    options = CalibrationOptions(
+    options = options_of(certificate, loss=loss)
+    rebinarize = certificate.binarized and log.binary is None
+    recomputed = certify(log.binarized() if rebinarize else log, certificate.alpha, options)
+    if certificate.ancestry is not None:
+        recomputed = _in_place_of(certificate, certificate.ancestry, recomputed)
+    skipped = _NOT_RECOMPUTED | _NOT_IN_SCHEMA_1 if certificate.schema == 1 else _NOT_RECOMPUTED
+    names = [f.name for f in fields(Certificate) if f.name not in skipped]
+    pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
+    return Verification(differences={name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
+
+
+def options_of(certificate: Certificate, *, loss: Loss | None = None) -> CalibrationOptions:
+    """Return the options that a certificate was calibrated with.
+
+    Args:
+        certificate: the certificate, with its key if it has one.
+        loss: your own loss, if the certificate names one.
+    """
+    return CalibrationOptions(
         guardian_sees=certificate.guardian_sees,
         boundary=certificate.boundary,
         loss_bound=certificate.loss_bound,
@@ -73,9 +93,13 @@ def verify(certificate: Certificate, log: ScoreLog, *, loss: Loss | None = None)
         by=certificate.by,
         key=None if certificate.key_sha256 is None else certificate.secret(),
     )
-    rebinarize = certificate.binarized and log.binary is None
-    recomputed = certify(log.binarized() if rebinarize else log, certificate.alpha, options)
-    skipped = _NOT_RECOMPUTED | _NOT_IN_SCHEMA_1 if certificate.schema == 1 else _NOT_RECOMPUTED
-    names = [f.name for f in fields(Certificate) if f.name not in skipped]
-    pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
-    return Verification(differences={name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
+
+
+def _in_place_of(certificate: Certificate, ancestry: Ancestry, recomputed: Certificate) -> Certificate:
+    """Return what the log gives, put where a certificate stands in its chain."""
+    if ancestry.calibrated is not None:
+        own = CalibratedThreshold(relaxation=recomputed.relaxation, boundary_u=recomputed.boundary_u)
+        ancestry = replace(ancestry, calibrated=own)
+        recomputed = replace(recomputed, relaxation=certificate.relaxation, boundary_u=certificate.boundary_u)
+    recomputed = replace(recomputed, ancestry=ancestry)
+    return replace(recomputed, guarantee=worded(recomputed))

@@ -1,4 +1,4 @@
-"""The commands about an existing certificate: certificate choose."""
+"""The commands about an existing certificate: certificate show and choose."""
 
 from pathlib import Path
 
@@ -11,11 +11,29 @@ from conformal_arbitrage.errors import ConfigError
 
 @click.group("certificate")
 def certificate_command() -> None:
-    """Change an existing certificate within what it promises.
+    """Show an existing certificate, or change it within what it promises.
 
     \b
+    arbitrage certificate show certificate.json
     arbitrage certificate choose certificate.json --alpha 0.03
     """
+
+
+@certificate_command.command("show")
+@click.argument("certificate")
+@options.as_json
+def show_command(certificate: str, *, as_json: bool) -> None:
+    """Show what a certificate says, and its whole guarantee.
+
+    \b
+    arbitrage certificate show certificate.json
+    """
+    loaded = load_certificate(certificate, None)
+    if as_json:
+        options.print_json(loaded.to_dict())
+        return
+    options.print_facts(loaded.facts())
+    click.echo(f"\n{loaded.summary}\n\n{options.wrapped(loaded.guarantee)}")
 
 
 @certificate_command.command("choose")

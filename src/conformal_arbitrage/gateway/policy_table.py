@@ -192,7 +192,9 @@ class PolicyTable:
             raise CertificateError(
                 f"policy {name}: requests cannot name a group, so a certificate by groups is not served"
             )
-        forfeited = self._check_signature(name, bound)
+        forfeited = self._check_signature(name, bound) or (
+            None if bound.ancestry is None else bound.ancestry.no_guarantee
+        )
         bound = self._with_key(name, bound)
         pair = self._pairs[name]
         return LivePolicy(

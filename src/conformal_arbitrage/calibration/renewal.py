@@ -1,0 +1,218 @@
+"""Renewal: when a certificate is replaced by one from more rows, on which rows, and what is never done.
+
+A certificate is calibrated again at row counts that double, on exactly the first so many rows, and is installed whatever
+comes out: each certificate is exchangeable with the next decision, and overlapping rows do no harm. The time of a renewal
+may not depend on losses, so it is when the last row's outcome is due, whether or not it is known. Installing a certificate
+only if it is cheaper keeps the lucky ones, and breaks the budget. Raising the relaxation is allowed at any time, since the
+loss falls. After an alarm only rows that came after it count.
+
+Knows nothing of databases, clocks or where rows come from.
+"""
+
+from dataclasses import dataclass, replace
+
+from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold, Step, document_sha256
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.combinations import Kind, refuse_combination
+from conformal_arbitrage.calibration.consistency import worded
+from conformal_arbitrage.calibration.options import NET, REGRET
+from conformal_arbitrage.calibration.planning import plan, sure_rows_needed
+from conformal_arbitrage.calibration.stops import threshold_rank
+from conformal_arbitrage.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewalChain:
+    """Where a policy stands in its schedule.
+
+    Attributes:
+        root_sha256: digest of the certificate that the chain began with.
+        since: rows of queries that arrived after this time count, in seconds since 1970.
+        first: rows that the first renewal takes.
+        renewal: the number of the last renewal; 0 if there was none.
+        alarmed: whether the next renewal begins a new chain, after an alarm.
+    """
+
+    root_sha256: str
+    since: float
+    first: int
+    renewal: int = 0
+    alarmed: bool = False
+
+    def rows(self, renewal: int) -> int:
+        """Return how many rows a renewal takes: first x 2^(renewal - 1)."""
+        return self.first * 2 ** (renewal - 1)
+
+    def due(self, rows: int) -> int | None:
+        """Return the newest renewal that is due, or None.
+
+        Args:
+            rows: how many rows since the start are due: their outcomes are known, or count as missing.
+        """
+        renewal = self.renewal
+        while self.rows(renewal + 1) <= rows:
+            renewal += 1
+        return None if renewal == self.renewal else renewal
+
+
+def chain_of(certificate: Certificate, *, installed: float, alarm: float | None = None) -> RenewalChain:
+    """Return the chain that a certificate in force belongs to.
+
+    Args:
+        certificate: the one in force.
+        installed: when it was first installed, in seconds since 1970.
+        alarm: when the policy's last alarm was raised.
+    """
+    ancestry = certificate.ancestry
+    if ancestry is None:
+        chain = RenewalChain(root_sha256=document_sha256(certificate.to_dict()), since=installed, first=certificate.n)
+    else:
+        chain = RenewalChain(
+            root_sha256=ancestry.root_sha256, since=ancestry.since, first=ancestry.first, renewal=ancestry.renewal
+        )
+    if alarm is None or alarm <= chain.since:
+        return chain
+    return replace(chain, since=alarm, first=rows_after_alarm(certificate), renewal=0, alarmed=True)
+
+
+def rows_after_alarm(certificate: Certificate) -> int:
+    """Return how many rows since an alarm the next certificate takes: those that `plan` suggests, or what it needs."""
+    suggested = plan(certificate.alpha, loss_bound=certificate.loss_bound).suggested_rows
+    if certificate.confidence is None:
+        return suggested
+    sure = sure_rows_needed(
+        certificate.alpha,
+        certificate.loss_bound,
+        confidence=certificate.confidence,
+        dial=certificate.dial is not None,
+    )
+    return max(suggested, sure)
+
+
+def renewed(
+    calibrated: Certificate,
+    predecessor: Certificate,
+    chain: RenewalChain,
+    *,
+    step: Step,
+    renewal: int,
+    collected: int = 0,
+) -> Certificate:
+    """Return a certificate in its place in the chain, unsigned.
+
+    Args:
+        calibrated: what the rows gave.
+        predecessor: the one that it replaces.
+        chain: where the policy stands.
+        step: how it comes to follow.
+        renewal: the number of the last scheduled renewal, this one included if it is one.
+        collected: rows of the log that the chain began with, among those of this certificate.
+    """
+    before = document_sha256(predecessor.to_dict())
+    ancestry = Ancestry(
+        step=step,
+        renewal=renewal,
+        first=chain.first,
+        since=chain.since,
+        collected=collected,
+        root_sha256=before if step == "after red" else chain.root_sha256,
+        predecessor_sha256=before,
+    )
+    return _worded(replace(calibrated, ancestry=ancestry, secret_id=None, signature=None))
+
+
+def tightened(
+    predecessor: Certificate, fresh: Certificate, largest_margin: float, chain: RenewalChain
+) -> Certificate | None:
+    """Return the predecessor with the larger relaxation of another calibration, unsigned; None if that is not larger.
+
+    Rows, budget and log stay the predecessor's, and so does its promise: the loss only falls.
+
+    Args:
+        predecessor: the certificate in force.
+        fresh: a calibration of the same kind, on any rows.
+        largest_margin: of those rows; it is the new relaxation if none keeps the budget on them.
+        chain: where the policy stands.
+
+    Raises:
+        OptionError: there is no proof for this kind of certificate.
+    """
+    refuse_tightening(predecessor)
+    if predecessor.status == "always_defer":
+        return None
+    raised = CalibratedThreshold(relaxation=fresh.relaxation, boundary_u=fresh.boundary_u)
+    if fresh.relaxation is None:
+        drawn = predecessor.boundary == "random"
+        raised = CalibratedThreshold(relaxation=largest_margin, boundary_u=_LAST_DRAW if drawn else None)
+    new, old = (threshold_rank(one.relaxation, one.boundary_u) for one in (raised, predecessor))
+    if new <= old:
+        return None
+    earlier = predecessor.ancestry
+    known = None if earlier is None else earlier.calibrated
+    own = CalibratedThreshold(relaxation=predecessor.relaxation, boundary_u=predecessor.boundary_u)
+    before = document_sha256(predecessor.to_dict())
+    ancestry = Ancestry(
+        step="tightened",
+        renewal=chain.renewal,
+        first=chain.first,
+        since=chain.since,
+        collected=0 if earlier is None else earlier.collected,
+        root_sha256=chain.root_sha256,
+        predecessor_sha256=before,
+        calibrated=known or own,
+    )
+    raised_certificate = replace(
+        predecessor,
+        relaxation=raised.relaxation,
+        boundary_u=raised.boundary_u,
+        ancestry=ancestry,
+        secret_id=None,
+        signature=None,
+    )
+    return _worded(raised_certificate)
+
+
+_LAST_DRAW = 1 - 2**-53
+"""The largest draw there is: every action at the threshold is kept."""
+
+
+def refuse_renewal(certificate: Certificate) -> None:
+    """Refuse a certificate that stored rows cannot renew.
+
+    Raises:
+        OptionError: with the reason.
+    """
+    refuse_combination("renewal", *_kinds(certificate))
+
+
+def refuse_tightening(certificate: Certificate) -> None:
+    """Refuse a certificate whose loss may rise with the relaxation, or that has several thresholds.
+
+    Raises:
+        OptionError: with the reason.
+    """
+    refuse_combination("tighten", *_kinds(certificate))
+    if certificate.dial is not None:
+        raise OptionError(
+            "a dial is tightened by setting it to a lower stop: arbitrage certificate choose --alpha ..., then install it"
+        )
+    if certificate.ancestry is not None and certificate.ancestry.no_guarantee is not None:
+        raise OptionError(
+            "the certificate in force was installed after looking, so that there is no promise to keep by tightening; wait "
+            "for the next scheduled renewal, or calibrate on new rows"
+        )
+
+
+def _kinds(certificate: Certificate) -> list[Kind]:
+    kinds: dict[Kind, bool] = {
+        "net": certificate.loss == NET,
+        "own loss": certificate.loss not in (NET, REGRET),
+        "cluster": certificate.cluster is not None,
+        "session": certificate.unit == "session",
+        "groups": certificate.groups is not None,
+    }
+    return [kind for kind, holds in kinds.items() if holds]
+
+
+def _worded(certificate: Certificate) -> Certificate:
+    return replace(certificate, guarantee=worded(certificate))
