@@ -301,12 +301,12 @@ def recalibrated(log: ScoreLog) -> Recalibrated:
     rule = calibrate(log.select(order[:half]), ALPHA, guardian_sees="all", missing_guardian="worst_case")
     rest = log.select(order[half:])
     rest = rest.select(~rest.missing)
-    made = rule.apply(rest)
+    decisions = rule.apply(rest)
     menus = rest.guardian.reshape(len(rest), len(ACTIONS))
-    losses = menus.max(axis=1) - menus[np.arange(len(rest)), made.action]
+    losses = menus.max(axis=1) - menus[np.arange(len(rest)), decisions.action]
     return Recalibrated(
         rule=rule, rows=half, loss=float(losses.mean()), error=float(losses.std() / np.sqrt(len(losses))),
-        deferred=float(made.deferred.mean()),
+        deferred=float(decisions.deferred.mean()),
     )  # fmt: skip
 
 

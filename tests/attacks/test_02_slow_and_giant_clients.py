@@ -75,8 +75,8 @@ def cpu_seconds(process):
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nX-Long: ", b"GET /", b"", b"GET / HTTP/1.1\r\n"])
 def test_headers_without_end_are_cut_off_early(house, start):
     filler = {b"": b"\r\n" * 5000, b"GET / HTTP/1.1\r\n": b"a: b\r\n" * 2000}.get(start, b"x" * 10_000)
-    made = house(gateway=PATIENT)
-    with connect(made) as peer:
+    gateway = house(gateway=PATIENT)
+    with connect(gateway) as peer:
         sent = 0
         try:
             peer.sendall(start)
@@ -87,7 +87,7 @@ def test_headers_without_end_are_cut_off_early(house, start):
             pass
         assert sent < 40_000_000
         assert status_of(peer) in (431, 400)
-    assert closed(made, "header_too_large") + closed(made, "malformed") == 1
+    assert closed(gateway, "header_too_large") + closed(gateway, "malformed") == 1
 
 
 def test_a_header_of_150_megabytes_gets_431_for_less_cpu_than_sending_it_takes(tmp_path):
@@ -116,36 +116,36 @@ def _giant_header(port):
 
 
 def test_headers_up_to_the_limit_are_accepted_also_with_a_large_body(house):
-    made = house(gateway={"max_header": 5000, **PATIENT})
+    gateway = house(gateway={"max_header": 5000, **PATIENT})
     fits = {**DECISION, "input": "x" * 300_000}
-    assert made.decide(fits, headers={"X-Long": "y" * 4000}).status_code == 200
-    assert made.decide(fits, headers={"X-Long": "y" * 5000}).status_code == 431
-    assert made.decide(DECISION, headers={"X-Long": "y" * 5000}).json()["error"]["code"] == (
+    assert gateway.decide(fits, headers={"X-Long": "y" * 4000}).status_code == 200
+    assert gateway.decide(fits, headers={"X-Long": "y" * 5000}).status_code == 431
+    assert gateway.decide(DECISION, headers={"X-Long": "y" * 5000}).json()["error"]["code"] == (
         "request_header_fields_too_large"
     )
 
 
 def test_a_second_request_on_a_connection_has_the_same_limit_while_the_first_is_answered(house):
-    made = house(primary=hanging, gateway=PATIENT)
-    with connect(made) as peer:
+    gateway = house(primary=hanging, gateway=PATIENT)
+    with connect(gateway) as peer:
         peer.sendall(request(DECISION) + b"GET / HTTP/1.1\r\nX-Long: " + b"x" * 100_000)
         assert everything(peer) == b""  # the first is cut off too: a reply now would be taken for its own
-    until(lambda: not made.primary.under_way)
-    assert closed(made, "header_too_large") == 1
+    until(lambda: not gateway.primary.under_way)
+    assert closed(gateway, "header_too_large") == 1
 
 
 @pytest.mark.parametrize("half", [b"GET /v1/models HT", b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Half: y"])
 def test_half_sent_headers_get_408_in_time(house, half):
-    made = house(gateway={**PATIENT, "header_timeout": 0.4})
-    with connect(made) as peer:
+    gateway = house(gateway={**PATIENT, "header_timeout": 0.4})
+    with connect(gateway) as peer:
         peer.sendall(half)
         assert status_of(peer) == 408
-    assert closed(made, "head_timeout") == 1
+    assert closed(gateway, "head_timeout") == 1
 
 
 def test_headers_that_trickle_in_get_408_too(house):
-    made = house(gateway={**PATIENT, "header_timeout": 0.4})
-    with connect(made) as peer:
+    gateway = house(gateway={**PATIENT, "header_timeout": 0.4})
+    with connect(gateway) as peer:
         peer.sendall(b"GET /v1/models HTTP/1.1\r\nX-Slow: ")
         peer.settimeout(0.05)
         reply = b""
@@ -163,24 +163,24 @@ def test_headers_that_trickle_in_get_408_too(house):
 
 
 def test_half_sent_bodies_get_408_in_time(house):
-    made = house(gateway={**PATIENT, "body_timeout": 0.4})
-    with connect(made) as peer:
+    gateway = house(gateway={**PATIENT, "body_timeout": 0.4})
+    with connect(gateway) as peer:
         peer.sendall(request(DECISION, length=100_000))
         assert status_of(peer) == 408
-    assert closed(made, "body_timeout") == 1
-    assert made.primary.bodies == []
+    assert closed(gateway, "body_timeout") == 1
+    assert gateway.primary.bodies == []
 
 
 def test_a_body_below_the_rate_is_cut_off_and_one_above_it_is_not(house):
-    made = house(gateway={**PATIENT, "body_timeout": 0.2, "body_rate": 20_000, "max_body": 200_000})
+    gateway = house(gateway={**PATIENT, "body_timeout": 0.2, "body_rate": 20_000, "max_body": 200_000})
     data = json.dumps({**DECISION, "input": "x" * 60_000}).encode()
-    with connect(made) as peer:
+    with connect(gateway) as peer:
         peer.sendall(request(b"".decode(), length=len(data)).removesuffix(b'""'))
         for start in range(0, len(data), 6000):  # twice the rate, and longer than the time for a body without bytes
             peer.sendall(data[start : start + 6000])
             time.sleep(0.15)
         assert peer.recv(12) == b"HTTP/1.1 200"
-    with connect(made) as peer:
+    with connect(gateway) as peer:
         peer.sendall(request(b"".decode(), length=len(data)).removesuffix(b'""'))
         peer.settimeout(0.1)
         reply = b""
@@ -195,28 +195,28 @@ def test_a_body_below_the_rate_is_cut_off_and_one_above_it_is_not(house):
 
 
 def test_512_unfinished_bodies_do_not_give_others_429(house):
-    made = house(gateway={**PATIENT, "max_in_flight": 8})
-    peers = [connect(made) for _ in range(64)]
+    gateway = house(gateway={**PATIENT, "max_in_flight": 8})
+    peers = [connect(gateway) for _ in range(64)]
     try:
         for peer in peers:
             peer.sendall(request(DECISION, length=100_000))
         time.sleep(0.3)
-        assert made.decide().status_code == 200
-        assert "arbitrage_in_flight 1.0" in made.get("/metrics").text
+        assert gateway.decide().status_code == 200
+        assert "arbitrage_in_flight 1.0" in gateway.get("/metrics").text
     finally:
         for peer in peers:
             peer.close()
 
 
 def test_unfinished_bodies_hold_a_bounded_amount_of_memory(house):
-    made = house(gateway={**PATIENT, "max_body": 100_000})
+    gateway = house(gateway={**PATIENT, "max_body": 100_000})
     half = request(b"".decode(), length=100_000).removesuffix(b'""') + b" " * 90_000
-    peers = [connect(made) for _ in range(100)]  # 9 MB, of which 6.4 may wait
+    peers = [connect(gateway) for _ in range(100)]  # 9 MB, of which 6.4 may wait
     try:
         for peer in peers:
             peer.sendall(half)
-        assert until(lambda: closed(made, "unfinished")) >= 20
-        assert made.decide({**DECISION, "input": "x" * 80_000}).status_code == 200
+        assert until(lambda: closed(gateway, "unfinished")) >= 20
+        assert gateway.decide({**DECISION, "input": "x" * 80_000}).status_code == 200
         assert peers[0].recv(12) == b"HTTP/1.1 408"
     finally:
         for peer in peers:
@@ -224,7 +224,7 @@ def test_unfinished_bodies_hold_a_bounded_amount_of_memory(house):
 
 
 def test_chunks_with_endless_extensions_trailers_or_single_bytes_are_cut_off(house):
-    made = house(gateway=PATIENT)
+    gateway = house(gateway=PATIENT)
     head = b"POST /v1/decisions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + HOST + JSON + b"\r\n"
     endless = {
         "extension": (b"1;x=", b"y" * 65_536),
@@ -232,7 +232,7 @@ def test_chunks_with_endless_extensions_trailers_or_single_bytes_are_cut_off(hou
         "bytes": (b"", b"1\r\nx\r\n" * 10_000),
     }
     for start, filler in endless.values():
-        with connect(made) as peer:
+        with connect(gateway) as peer:
             sent = 0
             try:
                 peer.sendall(head + start)
@@ -246,10 +246,10 @@ def test_chunks_with_endless_extensions_trailers_or_single_bytes_are_cut_off(hou
 
 
 def test_trailers_are_no_headers(house):
-    made = house(gateway=PATIENT)
-    secret, _ = made.key("call")
+    gateway = house(gateway=PATIENT)
+    secret, _ = gateway.key("call")
     body = json.dumps(DECISION).encode()
-    with connect(made) as peer:
+    with connect(gateway) as peer:
         head = b"POST /v1/decisions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + HOST + JSON + b"\r\n"
         trailer = f"0\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
         peer.sendall(head + f"{len(body):x}\r\n".encode() + body + b"\r\n" + trailer)
@@ -257,9 +257,9 @@ def test_trailers_are_no_headers(house):
 
 
 def test_a_refused_request_may_send_the_rest_of_its_body_and_the_connection_goes_on(house):
-    made = house(gateway=PATIENT)
-    secret, _ = made.key("call")
-    with connect(made) as peer:
+    gateway = house(gateway=PATIENT)
+    secret, _ = gateway.key("call")
+    with connect(gateway) as peer:
         peer.sendall(request("", length=50_000).removesuffix(b'""'))
         refusal = b""
         while not refusal.endswith(b"}}"):
@@ -271,12 +271,12 @@ def test_a_refused_request_may_send_the_rest_of_its_body_and_the_connection_goes
 
 
 def test_a_refused_request_that_never_ends_is_cut_off(house):
-    made = house(gateway=PATIENT)
-    made.key("call")
-    with connect(made) as peer:
+    gateway = house(gateway=PATIENT)
+    gateway.key("call")
+    with connect(gateway) as peer:
         peer.sendall(request("", length=50_000).removesuffix(b'""'))
         assert status_of(peer) == 401
-    with connect(made) as peer:
+    with connect(gateway) as peer:
         sent = 0
         try:
             peer.sendall(request("", length=10**9).removesuffix(b'""'))
@@ -292,14 +292,14 @@ def test_a_refused_request_that_never_ends_is_cut_off(house):
 
 
 def test_idle_connections_are_closed_and_busy_ones_are_not(house):
-    made = house(gateway={**PATIENT, "idle_timeout": 0.4})
-    with connect(made) as peer:
+    gateway = house(gateway={**PATIENT, "idle_timeout": 0.4})
+    with connect(gateway) as peer:
         assert everything(peer) == b""
-    with connect(made) as peer:
+    with connect(gateway) as peer:
         peer.sendall(b"GET /health/live HTTP/1.1\r\n" + HOST + b"\r\n")
         assert peer.recv(12) == b"HTTP/1.1 200"
         assert b"alive" in everything(peer)
-    assert closed(made, "idle_timeout") == 2
+    assert closed(gateway, "idle_timeout") == 2
 
 
 def test_a_slow_answer_is_not_the_callers_fault(house):
@@ -307,20 +307,20 @@ def test_a_slow_answer_is_not_the_callers_fault(house):
         await asyncio.sleep(2)
         return {"model": "m", "answers": []}
 
-    made = house(primary=late, gateway=QUICK)
-    assert made.decide().status_code == 200
+    gateway = house(primary=late, gateway=QUICK)
+    assert gateway.decide().status_code == 200
 
 
 def test_an_address_has_so_many_connections_and_others_have_theirs(house):
-    made = house(gateway={**PATIENT, "connections_per_address": 5})
-    peers = [connect(made, "127.0.0.2") for _ in range(5)]
+    gateway = house(gateway={**PATIENT, "connections_per_address": 5})
+    peers = [connect(gateway, "127.0.0.2") for _ in range(5)]
     try:
-        with connect(made, "127.0.0.2") as one_more:
+        with connect(gateway, "127.0.0.2") as one_more:
             assert status_of(one_more) == 429
-        assert made.decide().status_code == 200
+        assert gateway.decide().status_code == 200
         peers.pop().close()
-        until(lambda: "arbitrage_connections 5.0" in made.get("/metrics").text)
-        with connect(made, "127.0.0.2") as again:
+        until(lambda: "arbitrage_connections 5.0" in gateway.get("/metrics").text)
+        with connect(gateway, "127.0.0.2") as again:
             again.sendall(request(DECISION))
             assert again.recv(12) == b"HTTP/1.1 200"
     finally:
@@ -329,31 +329,31 @@ def test_an_address_has_so_many_connections_and_others_have_theirs(house):
 
 
 def test_a_trusted_proxy_speaks_for_others_and_anyone_else_does_not(house):
-    made = house(
+    gateway = house(
         primary=hanging, gateway={**PATIENT, "connections_per_address": 2, "trusted_proxies": ["127.0.0.3/32"]}
     )
     for_one = b"X-Forwarded-For: 10.0.0.9, 198.51.100.7:4711\r\n"
     for_other = b"X-Forwarded-For: 198.51.100.8, 127.0.0.3\r\n"
-    peers = [connect(made, "127.0.0.3") for _ in range(6)]
+    peers = [connect(gateway, "127.0.0.3") for _ in range(6)]
     try:
         for peer in peers[:2]:
             peer.sendall(request(DECISION, headers=for_one))
-        until(lambda: made.primary.under_way == 2)
+        until(lambda: gateway.primary.under_way == 2)
         peers[2].sendall(request(DECISION, headers=for_one))
         assert peers[2].recv(12) == b"HTTP/1.1 429"
         peers[3].sendall(request(DECISION, headers=for_other))
-        until(lambda: made.primary.under_way == 3)
+        until(lambda: gateway.primary.under_way == 3)
         peers[0].close()
-        until(lambda: made.primary.under_way == 2)
+        until(lambda: gateway.primary.under_way == 2)
         peers[4].sendall(request(DECISION, headers=for_one))
-        until(lambda: made.primary.under_way == 3)
+        until(lambda: gateway.primary.under_way == 3)
     finally:
         for peer in peers:
             peer.close()
-    strangers = [connect(made, "127.0.0.4") for _ in range(2)]
+    strangers = [connect(gateway, "127.0.0.4") for _ in range(2)]
     for number, peer in enumerate(strangers):
         peer.sendall(request(DECISION, headers=f"X-Forwarded-For: 192.0.2.{number}\r\n".encode()))
-    with connect(made, "127.0.0.4") as third:
+    with connect(gateway, "127.0.0.4") as third:
         assert status_of(third) == 429
     for peer in strangers:
         peer.close()
@@ -377,17 +377,17 @@ def test_addresses_are_grouped_by_who_has_them(host, group):
 
 
 def test_a_full_gateway_closes_those_that_idle_longest_and_never_a_request(house):
-    made = house(primary=hanging, gateway={**PATIENT, "max_connections": 10})
-    busy = connect(made)
+    gateway = house(primary=hanging, gateway={**PATIENT, "max_connections": 10})
+    busy = connect(gateway)
     busy.sendall(request(DECISION))
-    until(lambda: made.primary.under_way)
-    idle = [connect(made) for _ in range(9)]
+    until(lambda: gateway.primary.under_way)
+    idle = [connect(gateway) for _ in range(9)]
     time.sleep(1.5)  # the sweep has seen them
     try:
-        assert requests.get(made.url + "/health/live", timeout=20).status_code == 200
+        assert requests.get(gateway.url + "/health/live", timeout=20).status_code == 200
         gone = [peer for peer in idle if _ended(peer)]
         assert 1 <= len(gone) <= 2
-        assert made.primary.under_way == 1
+        assert gateway.primary.under_way == 1
     finally:
         for peer in [busy, *idle]:
             peer.close()
@@ -419,27 +419,27 @@ def _ended(peer):
 
 
 def test_a_connection_has_so_many_requests_in_line(house):
-    made = house(primary=hanging, gateway=PATIENT)
+    gateway = house(primary=hanging, gateway=PATIENT)
     alive = b"GET /health/live HTTP/1.1\r\n" + HOST + b"\r\n"
-    with connect(made) as peer:
+    with connect(gateway) as peer:
         peer.sendall(alive * 60 + alive.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         assert everything(peer).count(b"alive") == 61
-    with connect(made) as peer:
+    with connect(gateway) as peer:
         peer.sendall(request(DECISION))
-        until(lambda: made.primary.under_way)
+        until(lambda: gateway.primary.under_way)
         peer.sendall(alive * 2000)
         assert everything(peer) == b""
-    until(lambda: not made.primary.under_way)  # the first in line is told that its caller is gone
-    assert closed(made, "malformed") == 1
+    until(lambda: not gateway.primary.under_way)  # the first in line is told that its caller is gone
+    assert closed(gateway, "malformed") == 1
 
 
 def test_whoever_leaves_with_requests_in_line_is_noticed(house):
-    made = house(primary=hanging, gateway=PATIENT)
-    peer = connect(made)
+    gateway = house(primary=hanging, gateway=PATIENT)
+    peer = connect(gateway)
     peer.sendall(request(DECISION) + b"GET /health/live HTTP/1.1\r\n")
-    until(lambda: made.primary.under_way)
+    until(lambda: gateway.primary.under_way)
     peer.close()
-    until(lambda: not made.primary.under_way, 20)
+    until(lambda: not gateway.primary.under_way, 20)
 
 
 # replies
@@ -456,14 +456,18 @@ async def _without_end(*_):
 
 
 def test_a_stream_that_nobody_reads_holds_back_the_guardian_and_is_cut_off(house):
-    made = house(form="text", primary=says("mine", 0.1), guardian=_without_end, gateway={**PATIENT, "write_timeout": 1})
-    with connect(made) as peer:
+    gateway = house(
+        form="text", primary=says("mine", 0.1), guardian=_without_end, gateway={**PATIENT, "write_timeout": 1}
+    )
+    with connect(gateway) as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.sendall(request({**CHAT, "stream": True}, path="/v1/chat/completions"))
-        until(lambda: made.guardian.under_way)
-        until(lambda: closed(made, "unread"), 20)
-        until(lambda: not made.guardian.under_way)
-    assert until(lambda: [record.completion.finish for record in made.records() if record.completion]) == ["cancelled"]
+        until(lambda: gateway.guardian.under_way)
+        until(lambda: closed(gateway, "unread"), 20)
+        until(lambda: not gateway.guardian.under_way)
+    assert until(lambda: [record.completion.finish for record in gateway.records() if record.completion]) == [
+        "cancelled"
+    ]
 
 
 def test_a_stream_that_is_always_ready_leaves_time_to_others():
@@ -489,32 +493,32 @@ def test_a_stream_that_is_always_ready_leaves_time_to_others():
 
 
 def test_replies_that_nobody_reads_hold_a_bounded_amount_of_memory(house):
-    made = house(form="text", primary=says("x" * 1_000_000, 0.9), gateway={**PATIENT, "max_body": 50_000})
-    peers = [connect(made) for _ in range(10)]
+    gateway = house(form="text", primary=says("x" * 1_000_000, 0.9), gateway={**PATIENT, "max_body": 50_000})
+    peers = [connect(gateway) for _ in range(10)]
     try:
         for peer in peers:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             peer.sendall(request(CHAT, path="/v1/chat/completions"))
-        assert until(lambda: closed(made, "unread")) >= 4  # of 10 MB, 3.2 may wait
-        assert made.chat().status_code == 200
+        assert until(lambda: closed(gateway, "unread")) >= 4  # of 10 MB, 3.2 may wait
+        assert gateway.chat().status_code == 200
     finally:
         for peer in peers:
             peer.close()
 
 
 def test_a_gateway_that_is_told_to_stop_does_not_wait_for_half_a_body(house):
-    made = house(gateway=PATIENT)
-    with connect(made) as peer:
+    gateway = house(gateway=PATIENT)
+    with connect(gateway) as peer:
         peer.sendall(request(DECISION, length=100_000))
         time.sleep(0.2)
-        made.stop()
+        gateway.stop()
         assert everything(peer) == b""
 
 
 def test_an_upgrade_to_another_protocol_is_ignored(house):
-    made = house(gateway=PATIENT)
+    gateway = house(gateway=PATIENT)
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
-    with connect(made) as peer:
+    with connect(gateway) as peer:
         peer.sendall(b"GET /v1/models HTTP/1.1\r\n" + HOST + upgrade + b"\r\n")
         assert status_of(peer) == 200
 

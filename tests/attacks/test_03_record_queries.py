@@ -140,10 +140,10 @@ def test_a_decision_that_the_safe_action_replaced_is_found_as_a_fallback_and_not
 
 
 def test_a_replaced_decision_under_a_key_is_listed_by_the_gateway_as_a_fallback(house):
-    made = house(primary=votes(*UNSURE), guardian=failing(400), task={"safe_action": "c"})
-    reply = made.decide(DECISION, headers={"Idempotency-Key": "k"})
+    gateway = house(primary=votes(*UNSURE), guardian=failing(400), task={"safe_action": "c"})
+    reply = gateway.decide(DECISION, headers={"Idempotency-Key": "k"})
     assert reply.status_code == 200, reply.text
-    listed = made.get("/v1/arbitrage/records?decided_by=fallback").json()["data"]
+    listed = gateway.get("/v1/arbitrage/records?decided_by=fallback").json()["data"]
     assert [record["id"] for record in listed] == [reply.headers["x-arbitrage-decision-id"]]
 
 

@@ -23,113 +23,113 @@ def secret(monkeypatch):
 
 
 @contextmanager
-def refused(made):
+def refused(gateway):
     """Check that a gateway refuses what it could not record, before it asks a model, and says so at ready."""
     time.sleep(1.1 * PROOF_SECONDS)  # a commit before that is proof that the next succeeds
-    paid = len(made.primary.bodies)
+    paid = len(gateway.primary.bodies)
     for k in range(TWICE):
-        error_of(made.decide({**DECISION, "input": f"refused {k}"}), 503, "record_unavailable")
-        error_of(made.chat({**MENU, "user": f"refused {k}"}), 503, "record_unavailable")
+        error_of(gateway.decide({**DECISION, "input": f"refused {k}"}), 503, "record_unavailable")
+        error_of(gateway.chat({**MENU, "user": f"refused {k}"}), 503, "record_unavailable")
         response = {"model": "support", "input": f"refused {k}", "arbitrage": {"actions": ["a", "b", "c"]}}
-        error_of(made.post("/v1/responses", response), 503, "record_unavailable")
-        error_of(made.get("/health/ready"), 503, "record_unavailable")
-    assert len(made.primary.bodies) == paid
+        error_of(gateway.post("/v1/responses", response), 503, "record_unavailable")
+        error_of(gateway.get("/health/ready"), 503, "record_unavailable")
+    assert len(gateway.primary.bodies) == paid
     yield
 
 
-def serves(made, text):
+def serves(gateway, text):
     """Check that a gateway answers and is ready."""
-    reply = made.decide({**DECISION, "input": text})
+    reply = gateway.decide({**DECISION, "input": text})
     assert reply.status_code == 200, reply.text
-    assert made.get("/health/ready").status_code == 200
+    assert gateway.get("/health/ready").status_code == 200
     return reply.headers["x-arbitrage-decision-id"]
 
 
-def file_of(made):
-    [path] = made.folder.glob("*.sqlite")
+def file_of(gateway):
+    [path] = gateway.folder.glob("*.sqlite")
     return path
 
 
 def test_a_database_file_that_is_moved_is_noticed_and_served_again_once_it_is_back(house):
-    made = house()
-    before = serves(made, "before")
-    path = file_of(made)
+    gateway = house()
+    before = serves(gateway, "before")
+    path = file_of(gateway)
     path.rename(path.with_suffix(".moved"))
-    with refused(made):
+    with refused(gateway):
         assert not path.exists(), "a reader created an empty database"
     path.with_suffix(".moved").rename(path)
-    after = serves(made, "after")
-    assert {record.id for record in made.records()} >= {before, after}
+    after = serves(gateway, "after")
+    assert {record.id for record in gateway.records()} >= {before, after}
 
 
 def test_a_database_file_that_is_deleted_is_noticed(house):
-    made = house()
-    serves(made, "before")
-    file_of(made).unlink()
-    with refused(made):
-        error_of(made.get("/v1/arbitrage/records"), 503)
+    gateway = house()
+    serves(gateway, "before")
+    file_of(gateway).unlink()
+    with refused(gateway):
+        error_of(gateway.get("/v1/arbitrage/records"), 503)
 
 
 def test_a_database_file_that_is_replaced_is_noticed(house):
-    made = house()
-    serves(made, "before")
-    path = file_of(made)
+    gateway = house()
+    serves(gateway, "before")
+    path = file_of(gateway)
     shutil.copy(path, path.with_suffix(".copy"))
     path.with_suffix(".copy").replace(path)
-    with refused(made):
+    with refused(gateway):
         pass
 
 
 def test_a_journal_that_is_deleted_is_noticed(house):
-    made = house()
-    serves(made, "before")
-    file_of(made).with_name(file_of(made).name + "-wal").unlink()
-    with refused(made):
+    gateway = house()
+    serves(gateway, "before")
+    file_of(gateway).with_name(file_of(gateway).name + "-wal").unlink()
+    with refused(gateway):
         pass
 
 
 def test_a_decision_that_reaches_a_file_that_is_moved_meanwhile_is_not_acknowledged(house):
-    made = house()
-    serves(made, "before")
-    path, reply = file_of(made), made.primary.reply
+    gateway = house()
+    serves(gateway, "before")
+    path, reply = file_of(gateway), gateway.primary.reply
 
     def moving(*call):
         path.rename(path.with_suffix(".moved"))
         return reply(*call)
 
-    made.primary.reply = moving
-    error_of(made.decide(), 503, "record_unavailable")
+    gateway.primary.reply = moving
+    error_of(gateway.decide(), 503, "record_unavailable")
 
 
 def test_while_the_disk_is_full_no_model_is_paid(house, tmp_path):
     with small_volume(tmp_path / "volume", 2**22) as volume:
-        made = house(gateway={"database": str(volume / "store.db")})
-        before = serves(made, "before")
+        gateway = house(gateway={"database": str(volume / "store.db")})
+        before = serves(gateway, "before")
         ballast = fill(volume)
-        with refused(made):
-            shown = made.get("/v1/arbitrage/records").json()["data"]
+        with refused(gateway):
+            shown = gateway.get("/v1/arbitrage/records").json()["data"]
             assert [record["id"] for record in shown] == [before]
         ballast.unlink()
-        serves(made, "after")
-        assert made.with_store(lambda store: store.verify()) == []
-        made.stop()
+        serves(gateway, "after")
+        assert gateway.with_store(lambda store: store.verify()) == []
+        gateway.stop()
 
 
 def test_while_postgresql_is_read_only_no_model_is_paid_and_records_can_be_read(house, start_server, short_path):
     server = start_server(short_path)
     try:
-        made = house(gateway={"database": server.get_uri()})
-        before = serves(made, "before")
+        gateway = house(gateway={"database": server.get_uri()})
+        before = serves(gateway, "before")
         server.psql("alter system set default_transaction_read_only = on;")
         server.psql("select pg_reload_conf();")
-        with refused(made):
-            shown = made.get("/v1/arbitrage/records").json()["data"]
+        with refused(gateway):
+            shown = gateway.get("/v1/arbitrage/records").json()["data"]
             assert [record["id"] for record in shown] == [before]
         (Path(server.pgdata) / "postgresql.auto.conf").write_text("")
         server.psql("select pg_reload_conf();")
         time.sleep(0.5)
-        serves(made, "after")
-        made.stop()
+        serves(gateway, "after")
+        gateway.stop()
     finally:
         server.cleanup()
 
@@ -154,13 +154,13 @@ def full_database(start_server, short_path):
 
 def test_while_the_disk_of_postgresql_is_full_no_model_is_paid(house, full_database):
     volume, url = full_database
-    made = house(gateway={"database": url})
-    before = serves(made, "before")
+    gateway = house(gateway={"database": url})
+    before = serves(gateway, "before")
     ballast = fill(volume)
-    with refused(made):
-        shown = made.get("/v1/arbitrage/records").json()["data"]
+    with refused(gateway):
+        shown = gateway.get("/v1/arbitrage/records").json()["data"]
         assert [record["id"] for record in shown] == [before]
     ballast.unlink()
-    serves(made, "after")
-    assert made.with_store(lambda store: store.verify()) == []
-    made.stop()
+    serves(gateway, "after")
+    assert gateway.with_store(lambda store: store.verify()) == []
+    gateway.stop()

@@ -39,65 +39,67 @@ def plain_or_unsure(path, body, number):
     return votes(*(UNSURE if "unsure" in str(body["input"]) else SURE))(path, body, number)
 
 
-def decide(made, count, text="plain"):
-    return [made.decide({**DECISION, "input": f"{text} {k}"}).status_code for k in range(count)]
+def decide(gateway, count, text="plain"):
+    return [gateway.decide({**DECISION, "input": f"{text} {k}"}).status_code for k in range(count)]
 
 
-def figure(made, name, policy="support", **labels):
+def figure(gateway, name, policy="support", **labels):
     """A figure of /metrics."""
     listed = ",".join(f'{key}="{value}"' for key, value in sorted({"policy": policy, **labels}.items()))
-    found = re.search(rf"^arbitrage_{name}{{{listed}}} (\S+)$", made.get("/metrics").text, re.M)
+    found = re.search(rf"^arbitrage_{name}{{{listed}}} (\S+)$", gateway.get("/metrics").text, re.M)
     return None if found is None else float(found[1])
 
 
 @pytest.mark.parametrize("outage", ["refuses", "is away"])
 def test_an_outage_of_the_guardian_burns_no_audit(house, hasty, outage):
-    made = house(policy={"audit_rate": 0.5}, models={"guardian": {"deadline": 2.0}})
-    answers, made.guardian.reply = made.guardian.reply, failing(503 if outage == "refuses" else 502)
+    gateway = house(policy={"audit_rate": 0.5}, models={"guardian": {"deadline": 2.0}})
+    answers, gateway.guardian.reply = gateway.guardian.reply, failing(503 if outage == "refuses" else 502)
     if outage == "is away":
-        made.run(made.guardian._runner.cleanup())  # connections are refused, so the breaker opens at once
-    assert decide(made, 60) == [200] * 60
-    drawn = {record.id for record in made.records() if record.decision.audited}
+        gateway.run(gateway.guardian._runner.cleanup())  # connections are refused, so the breaker opens at once
+    assert decide(gateway, 60) == [200] * 60
+    drawn = {record.id for record in gateway.records() if record.decision.audited}
     assert 10 < len(drawn) < 50
     time.sleep(2.5)  # the breaker opens after ten failures, and fails all others in no time
-    assert [record.audit for record in made.records()] == [None] * 60
-    assert figure(made, "audits_waiting") == len(drawn)
-    assert figure(made, "oldest_audit_seconds") >= 2
-    assert figure(made, "audit_attempts_total", outcome="postponed") > 0
+    assert [record.audit for record in gateway.records()] == [None] * 60
+    assert figure(gateway, "audits_waiting") == len(drawn)
+    assert figure(gateway, "oldest_audit_seconds") >= 2
+    assert figure(gateway, "audit_attempts_total", outcome="postponed") > 0
     if outage == "is away":
         return
-    made.guardian.reply = answers
-    audited = until(lambda: (done := [r for r in made.records() if r.audit]) and len(done) == len(drawn) and done, 30)
+    gateway.guardian.reply = answers
+    audited = until(
+        lambda: (done := [r for r in gateway.records() if r.audit]) and len(done) == len(drawn) and done, 30
+    )
     assert {record.id for record in audited} == drawn  # the coin did not depend on what came after
     assert {record.audit.scores for record in audited} == {(0.0, 1.0, 0.0)}
-    assert until(lambda: figure(made, "audits_waiting") == 0.0)
+    assert until(lambda: figure(gateway, "audits_waiting") == 0.0)
 
 
 def test_an_audit_past_its_deadline_is_missing_and_stays_in_the_export(house, hasty):
-    made = house(policy={"audit_rate": 1.0}, guardian=failing(503), gateway={"audit_deadline": 1.0})
-    assert decide(made, 5) == [200] * 5
-    audited = until(lambda: len(done := [r for r in made.records() if r.audit]) == 5 and done)
+    gateway = house(policy={"audit_rate": 1.0}, guardian=failing(503), gateway={"audit_deadline": 1.0})
+    assert decide(gateway, 5) == [200] * 5
+    audited = until(lambda: len(done := [r for r in gateway.records() if r.audit]) == 5 and done)
     assert all(record.audit.scores is None for record in audited)
     assert all(record.audit.error.startswith("missing: no answer in ") for record in audited)
-    assert figure(made, "audit_attempts_total", outcome="missing") == 5
-    made.guardian.reply = votes(0, 1)
-    made.restart()  # with a closed breaker
-    decide(made, 1)
-    until(lambda: len([r for r in made.records() if r.audit]) == 6)
-    log = ScoreLog.read(exported(made, "--score-log"))
+    assert figure(gateway, "audit_attempts_total", outcome="missing") == 5
+    gateway.guardian.reply = votes(0, 1)
+    gateway.restart()  # with a closed breaker
+    decide(gateway, 1)
+    until(lambda: len([r for r in gateway.records() if r.audit]) == 6)
+    log = ScoreLog.read(exported(gateway, "--score-log"))
     assert sorted(log.missing.tolist()) == [False, True, True, True, True, True]
-    assert set(log.id.tolist()) == {record.id for record in made.records()}
+    assert set(log.id.tolist()) == {record.id for record in gateway.records()}
 
 
 def test_a_reply_that_cannot_be_used_is_final_and_a_refused_request_too(house, hasty):
-    made = house(policy={"audit_rate": 1.0}, guardian=lambda *_: {"model": "m", "answers": "none"})
-    decide(made, 1)
-    [record] = until(lambda: [r for r in made.records() if r.audit])
+    gateway = house(policy={"audit_rate": 1.0}, guardian=lambda *_: {"model": "m", "answers": "none"})
+    decide(gateway, 1)
+    [record] = until(lambda: [r for r in gateway.records() if r.audit])
     assert record.audit.error.startswith("ReplyError")
-    made.guardian.reply = failing(400, "too long for this model")
-    decide(made, 1)
-    until(lambda: len([r for r in made.records() if r.audit]) == 2)
-    assert len(made.guardian.bodies) == 2
+    gateway.guardian.reply = failing(400, "too long for this model")
+    decide(gateway, 1)
+    until(lambda: len([r for r in gateway.records() if r.audit]) == 2)
+    assert len(gateway.guardian.bodies) == 2
 
 
 def test_audits_of_a_removed_policy_wait_without_work_and_end_as_missing(house, hasty, monkeypatch):
@@ -115,44 +117,44 @@ def test_audits_of_a_removed_policy_wait_without_work_and_end_as_missing(house, 
     from conformal_arbitrage.gateway.auditor import Auditor
 
     monkeypatch.setattr(Auditor, "run_once", watched(Auditor.run_once))
-    made = house(policy={"audit_rate": 1.0}, gateway={"audit_deadline": 2.0})
+    gateway = house(policy={"audit_rate": 1.0}, gateway={"audit_deadline": 2.0})
     gone = [Audit(id=new_id(), policy="gone", question=QUESTION) for _ in range(40)]
-    made.with_store(lambda store: store.commit([], audits=gone))
+    gateway.with_store(lambda store: store.commit([], audits=gone))
     batches.clear()
     time.sleep(1)
     assert sum(batches) == 0
-    assert figure(made, "audits_waiting", policy="gone") == 40
-    until(lambda: figure(made, "audits_waiting", policy="gone") is None)
+    assert figure(gateway, "audits_waiting", policy="gone") == 40
+    until(lambda: figure(gateway, "audits_waiting", policy="gone") is None)
     assert sum(batches) == 40
-    assert figure(made, "audit_attempts_total", policy="gone", outcome="missing") == 40
+    assert figure(gateway, "audit_attempts_total", policy="gone", outcome="missing") == 40
 
 
 def test_audits_leave_a_share_of_the_call_limit_to_live_traffic(house, hasty):
-    made = house(
+    gateway = house(
         primary=plain_or_unsure, policy={"audit_rate": 1.0},
         gateway={"guardian_calls_per_minute": 20, "live_share": 0.5},
     )  # fmt: skip
-    assert decide(made, 30) == [200] * 30
-    until(lambda: len(made.guardian.bodies) == 10)
+    assert decide(gateway, 30) == [200] * 30
+    until(lambda: len(gateway.guardian.bodies) == 10)
     time.sleep(1)
-    assert len(made.guardian.bodies) == 10  # and no more: the other half is for live traffic
-    assert decide(made, 10, "unsure") == [200] * 10
-    assert decide(made, 1, "unsure") == [429]
-    assert len(made.guardian.bodies) == 20
+    assert len(gateway.guardian.bodies) == 10  # and no more: the other half is for live traffic
+    assert decide(gateway, 10, "unsure") == [200] * 10
+    assert decide(gateway, 1, "unsure") == [429]
+    assert len(gateway.guardian.bodies) == 20
 
 
 def test_audits_leave_a_share_of_the_cost_limit_to_live_traffic(house, hasty):
-    made = house(
+    gateway = house(
         primary=plain_or_unsure, guardian=votes(0, 1, usage=(0, 0)), policy={"audit_rate": 1.0},
         models={"guardian": {"price": [0.0, 0.0], "price_per_call": 0.01}},
         gateway={"guardian_cost_per_hour": 0.2, "live_share": 0.5},
     )  # fmt: skip
-    assert decide(made, 30) == [200] * 30
-    until(lambda: len(made.guardian.bodies) == 10)
+    assert decide(gateway, 30) == [200] * 30
+    until(lambda: len(gateway.guardian.bodies) == 10)
     time.sleep(1)
-    assert len(made.guardian.bodies) == 10
-    assert decide(made, 10, "unsure") == [200] * 10
-    assert decide(made, 1, "unsure") == [429]
+    assert len(gateway.guardian.bodies) == 10
+    assert decide(gateway, 10, "unsure") == [200] * 10
+    assert decide(gateway, 1, "unsure") == [429]
 
 
 def test_audits_leave_slots_to_live_traffic(house, hasty):
@@ -161,15 +163,15 @@ def test_audits_leave_slots_to_live_traffic(house, hasty):
             await asyncio.sleep(30)
         return votes(0, 1)(path, body, number)
 
-    made = house(
+    gateway = house(
         primary=plain_or_unsure, guardian=slow_audits, policy={"audit_rate": 1.0},
         models={"guardian": {"concurrency": 4}},
     )  # fmt: skip
-    assert decide(made, 10) == [200] * 10
-    until(lambda: made.guardian.under_way == 2)
+    assert decide(gateway, 10) == [200] * 10
+    until(lambda: gateway.guardian.under_way == 2)
     time.sleep(0.5)
-    assert made.guardian.under_way == 2  # of four
-    assert decide(made, 3, "unsure") == [200] * 3
+    assert gateway.guardian.under_way == 2  # of four
+    assert decide(gateway, 3, "unsure") == [200] * 3
 
 
 def test_calls_in_the_background_wait_behind_none_that_cannot():

@@ -23,21 +23,21 @@ LIMIT = "guardian_cost_per_hour = 1.0"
 PRICED = {"guardian": {"price": [0.0, 0.0], "price_per_call": 0.05}}
 
 
-def at_once(made, count, send=None):
+def at_once(gateway, count, send=None):
     with ThreadPoolExecutor(count) as pool:
-        replies = pool.map(lambda k: (send or made.decide)({**DECISION, "input": f"Letter {k}."}), range(count))
+        replies = pool.map(lambda k: (send or gateway.decide)({**DECISION, "input": f"Letter {k}."}), range(count))
         return [reply.status_code for reply in replies]
 
 
 def refused(folder, message, **options):
     """A gateway that must not start."""
-    made = House(folder, **options)
+    gateway = House(folder, **options)
     with pytest.raises(ConfigError, match=message):
-        made.__enter__()
-    with pytest.raises(ConfigError) if made._serving else nullcontext():
-        made.stop()
-    made._serving = None
-    made.__exit__()
+        gateway.__enter__()
+    with pytest.raises(ConfigError) if gateway._serving else nullcontext():
+        gateway.stop()
+    gateway._serving = None
+    gateway.__exit__()
 
 
 def slow(reply, seconds=0.5):
@@ -51,11 +51,11 @@ def slow(reply, seconds=0.5):
 def test_sixty_at_once_cannot_exceed_the_limit(house, monkeypatch):
     monkeypatch.setattr(f"{LIMITS}.PATIENCE", 1.0)
     limit = {"guardian_cost_per_hour": 0.10}
-    made = house(primary=votes(*UNSURE), guardian=slow(votes(0, 1)), models=PRICED, gateway=limit)
-    statuses = at_once(made, 60)
-    assert len(made.guardian.bodies) == 2  # two at $0.05
+    gateway = house(primary=votes(*UNSURE), guardian=slow(votes(0, 1)), models=PRICED, gateway=limit)
+    statuses = at_once(gateway, 60)
+    assert len(gateway.guardian.bodies) == 2  # two at $0.05
     assert (statuses.count(200), statuses.count(429)) == (2, 58)
-    reply = made.decide()
+    reply = gateway.decide()
     error_of(reply, 429, "rate_limit_exceeded")
     assert int(reply.headers["retry-after"]) > 60
 
@@ -63,9 +63,9 @@ def test_sixty_at_once_cannot_exceed_the_limit(house, monkeypatch):
 def test_a_burst_waits_for_calls_that_turn_out_cheaper_than_they_could_have_been(house):
     """Each call reserves some $0.0004 and costs $0.000015: not all fit at once, all fit one after another."""
     limit = {"guardian_cost_per_hour": 0.002}
-    made = house(primary=votes(*UNSURE), guardian=slow(votes(0, 1), 0.05), gateway=limit)
-    assert at_once(made, 30) == [200] * 30
-    assert made.guardian.most_at_once < 8
+    gateway = house(primary=votes(*UNSURE), guardian=slow(votes(0, 1), 0.05), gateway=limit)
+    assert at_once(gateway, 30) == [200] * 30
+    assert gateway.guardian.most_at_once < 8
 
 
 @pytest.mark.parametrize("form", ["menu", "text"])
@@ -73,26 +73,26 @@ def test_paid_replies_that_cannot_be_read_count(house, form):
     unread = {"menu": votes(0, 1, model="other"), "text": lambda *_: completion("", usage=(10, 5))}[form]
     models = {"guardian": {**PRICED["guardian"], **({"max_tokens": 9} if form == "text" else {})}}
     models["guardian.pinned"] = {"served": "m"} if form == "menu" else {}
-    made = house(
+    gateway = house(
         form=form, primary=votes(*UNSURE) if form == "menu" else says("mine", 0.1), guardian=unread, models=models,
         gateway={"guardian_cost_per_hour": 0.10},
     )  # fmt: skip
-    ask = made.decide if form == "menu" else made.chat
+    ask = gateway.decide if form == "menu" else gateway.chat
     vary, body = ("input", DECISION) if form == "menu" else ("user", CHAT)
     bodies = [{**body, vary: f"Letter {k}."} for k in range(3)]
     assert [ask(body).status_code for body in bodies] == [502, 502, 429]
-    assert len(made.guardian.bodies) == 2
+    assert len(gateway.guardian.bodies) == 2
 
 
 def test_a_call_that_breaks_off_counts_in_full_and_a_refused_one_only_what_it_cost(house):
     tokens = {"guardian": {"price": [0.0, 1000.0]}}  # nothing but output, at most 19 tokens for three choices
-    made = house(
+    gateway = house(
         primary=votes(*UNSURE), guardian=failing(400), models=tokens, gateway={"guardian_cost_per_hour": 0.038}
     )
     letters = ({**DECISION, "input": f"Letter {k}."} for k in range(99))
-    assert [made.decide(next(letters)).status_code for _ in range(4)] == [502] * 4  # refused, so free
-    made.guardian.reply = lambda *_: (200, "no object")
-    assert [made.decide(next(letters)).status_code for _ in range(3)] == [502, 502, 429]
+    assert [gateway.decide(next(letters)).status_code for _ in range(4)] == [502] * 4  # refused, so free
+    gateway.guardian.reply = lambda *_: (200, "no object")
+    assert [gateway.decide(next(letters)).status_code for _ in range(3)] == [502, 502, 429]
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_limits_that_admit_nothing_or_anything_are_refused_with_their_line(tmp_p
 
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_a_limit_that_is_no_number_is_refused(tmp_path, value):
-    made = House(tmp_path)
-    with made:
-        text = made.path.read_text().replace("[gateway]", f"[gateway]\nguardian_cost_per_hour = {value}")
-        made.path.write_text(text)
+    gateway = House(tmp_path)
+    with gateway:
+        text = gateway.path.read_text().replace("[gateway]", f"[gateway]\nguardian_cost_per_hour = {value}")
+        gateway.path.write_text(text)
         with pytest.raises(ConfigError, match="guardian_cost_per_hour must be above 0 and finite"):
-            read_config(made.path)
+            read_config(gateway.path)
 
 
 def test_one_call_a_minute_leaves_none_to_audits_and_is_refused(tmp_path):
@@ -129,15 +129,15 @@ def test_one_call_a_minute_leaves_none_to_audits_and_is_refused(tmp_path):
 
 
 def test_an_unknown_price_with_a_limit_on_money_is_refused_at_the_start_with_the_remedy(tmp_path):
-    made = House(tmp_path)
-    with made:
-        text = made.path.read_text().replace("price = [1.0, 1.0]", "").replace("[gateway]", f"[gateway]\n{LIMIT}")
-        made.path.write_text(text)
-        made.stop()
-        made.config = read_config(made.path)
+    gateway = House(tmp_path)
+    with gateway:
+        text = gateway.path.read_text().replace("price = [1.0, 1.0]", "").replace("[gateway]", f"[gateway]\n{LIMIT}")
+        gateway.path.write_text(text)
+        gateway.stop()
+        gateway.config = read_config(gateway.path)
         with pytest.raises(ConfigError, match=r"guardian_cost_per_hour needs the price .* set price = \[IN, OUT\]"):
-            made.start()
-        made._serving = None
+            gateway.start()
+        gateway._serving = None
 
 
 def test_replies_of_any_length_with_a_limit_on_money_are_refused_at_the_start(tmp_path):
@@ -147,13 +147,13 @@ def test_replies_of_any_length_with_a_limit_on_money_are_refused_at_the_start(tm
 
 
 def test_a_request_whose_length_is_no_whole_number_is_refused_before_the_guardian_is_asked(house):
-    made = house(
+    gateway = house(
         form="text", primary=says("mine", 0.1), models={"guardian": {"max_tokens": 9}},
         gateway={"guardian_cost_per_hour": 1.0}, policy={"overrides": "none"},
     )  # fmt: skip
-    assert made.chat({**CHAT, "max_tokens": 2.5}).status_code in (400, 422)
-    assert not made.guardian.bodies
-    assert made.chat({**CHAT, "max_tokens": 5}).status_code == 200
+    assert gateway.chat({**CHAT, "max_tokens": 2.5}).status_code in (400, 422)
+    assert not gateway.guardian.bodies
+    assert gateway.chat({**CHAT, "max_tokens": 5}).status_code == 200
 
 
 def test_samples_that_no_longer_fit_cancel_none_that_are_paid_for(opened, tmp_path, monkeypatch):
@@ -177,10 +177,10 @@ def test_samples_that_no_longer_fit_cancel_none_that_are_paid_for(opened, tmp_pa
 
 
 def test_a_call_that_could_never_fit_says_so(house):
-    made = house(primary=votes(*UNSURE), gateway={"guardian_cost_per_hour": 1e-6})
-    error = error_of(made.decide(), 429, "rate_limit_exceeded")
+    gateway = house(primary=votes(*UNSURE), gateway={"guardian_cost_per_hour": 1e-6})
+    error = error_of(gateway.decide(), 429, "rate_limit_exceeded")
     assert "raise that, or lower max_tokens" in error["message"]
-    assert not made.guardian.bodies
+    assert not gateway.guardian.bodies
 
 
 def test_the_limit_holds_over_gateways_of_one_database(where, opened):

@@ -24,7 +24,7 @@ CHANGES = {
 
 
 @pytest.fixture
-def made(where, tmp_path, monkeypatch):
+def gateway(where, tmp_path, monkeypatch):
     monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
     with House(tmp_path, gateway={"database": where}) as house:
         other = house.certificate(alpha=0.1).to_dict()
@@ -32,70 +32,70 @@ def made(where, tmp_path, monkeypatch):
         yield house
 
 
-def restarted(made):
-    made.stop()
-    made.start()
+def restarted(gateway):
+    gateway.stop()
+    gateway.start()
 
 
-def refused_at_start(made, error, match):
+def refused_at_start(gateway, error, match):
     with pytest.raises(error, match=match):
-        made.start()
-    made._serving = None  # there is nothing to stop
+        gateway.start()
+    gateway._serving = None  # there is nothing to stop
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_version_that_was_changed_in_the_store_is_refused_at_the_next_start_and_found(made, where, name):
-    restarted(made)
-    made.stop()
+def test_a_version_that_was_changed_in_the_store_is_refused_at_the_next_start_and_found(gateway, where, name):
+    restarted(gateway)
+    gateway.stop()
     run_sql(where, CHANGES[name])
-    refused_at_start(made, CertificateError, "it is not what was installed last")
-    result = CliRunner().invoke(main, ["records", "verify", "--config", str(made.path)])
+    refused_at_start(gateway, CertificateError, "it is not what was installed last")
+    result = CliRunner().invoke(main, ["records", "verify", "--config", str(gateway.path)])
     assert result.exit_code == 1
     assert "policy support" in result.output
 
 
-def test_a_policy_without_any_version_left_is_not_begun_anew(made, where):
-    made.stop()
+def test_a_policy_without_any_version_left_is_not_begun_anew(gateway, where):
+    gateway.stop()
     run_sql(where, "delete from policies")
-    refused_at_start(made, StoreError, "version 2 was installed, and the store has none")
+    refused_at_start(gateway, StoreError, "version 2 was installed, and the store has none")
 
 
-def test_a_change_under_a_running_gateway_takes_the_policy_out_of_service_with_the_next_refresh(made, where):
+def test_a_change_under_a_running_gateway_takes_the_policy_out_of_service_with_the_next_refresh(gateway, where):
     run_sql(where, CHANGES["a later version forged"])
     run_sql(where, "update changes set count = count + 1")
-    error_of(made.decide(), 503, "policy_unusable")
+    error_of(gateway.decide(), 503, "policy_unusable")
 
 
-def test_a_changed_file_is_the_way_out_and_an_edited_history_is_not_rolled_back_to(made, where):
+def test_a_changed_file_is_the_way_out_and_an_edited_history_is_not_rolled_back_to(gateway, where):
     run_sql(where, "update policies set installed_by = 'nobody' where version = 1")
-    error_of(made.post("/v1/arbitrage/policies/support/rollback", {}), 422, "certificate_refused")
-    made.stop()
+    error_of(gateway.post("/v1/arbitrage/policies/support/rollback", {}), 422, "certificate_refused")
+    gateway.stop()
     run_sql(where, "update policies set installed_by = 'nobody' where version = 2")
-    made.certificate(alpha=0.2).save(made.folder / "rule.json")
-    made.start()
-    assert made.get("/v1/arbitrage/policies/support").json()["version"] == 3
-    assert made.decide().status_code == 200
+    gateway.certificate(alpha=0.2).save(gateway.folder / "rule.json")
+    gateway.start()
+    assert gateway.get("/v1/arbitrage/policies/support").json()["version"] == 3
+    assert gateway.decide().status_code == 200
 
 
-def alpha(made):
-    [policy] = made.get("/v1/models").json()["data"]
+def alpha(gateway):
+    [policy] = gateway.get("/v1/models").json()["data"]
     return policy["arbitrage"]["alpha"]
 
 
-def test_a_file_is_installed_whenever_it_changed_and_never_displaces_a_later_version_unchanged(made, caplog):
+def test_a_file_is_installed_whenever_it_changed_and_never_displaces_a_later_version_unchanged(gateway, caplog):
     caplog.set_level(logging.INFO)
-    assert alpha(made) == 0.1
-    restarted(made)
-    assert alpha(made) == 0.1, "the file is unchanged since the last start"
+    assert alpha(gateway) == 0.1
+    restarted(gateway)
+    assert alpha(gateway) == 0.1, "the file is unchanged since the last start"
     assert "version 2 is in force, installed by loopback; the certificate file rule.json is not" in caplog.text
     for value, version in ((0.2, 3), (0.05, 4), (0.05, 4), (0.2, 5)):  # the third is a start without a change
-        if alpha(made) != value:
-            made.certificate(alpha=value).save(made.folder / "rule.json")
-        restarted(made)
-        assert alpha(made) == value
-        assert made.get("/v1/arbitrage/policies/support").json()["version"] == version
+        if alpha(gateway) != value:
+            gateway.certificate(alpha=value).save(gateway.folder / "rule.json")
+        restarted(gateway)
+        assert alpha(gateway) == value
+        assert gateway.get("/v1/arbitrage/policies/support").json()["version"] == version
         assert f"version {version} is in force, the certificate file rule.json" in caplog.text
-    assert made.with_store(lambda store: store.verify()) == []
+    assert gateway.with_store(lambda store: store.verify()) == []
 
 
 def test_a_real_gateway_says_on_stderr_which_version_is_in_force(where, tmp_path):

@@ -21,8 +21,8 @@ def with_error(document, error, place="document"):
 @pytest.mark.parametrize("place", ["document", "choice"])
 @pytest.mark.parametrize("error", ERRORS, ids=str)
 def test_a_primary_s_answer_beside_an_error_does_not_stand(house, error, place):
-    made = house(form="text", primary=lambda *_: with_error(says("mine", 0.9)(), error, place))
-    reply = made.chat().json()
+    gateway = house(form="text", primary=lambda *_: with_error(says("mine", 0.9)(), error, place))
+    reply = gateway.chat().json()
     assert reply["arbitrage"]["decided_by"] == "guardian"
     assert reply["arbitrage"]["legs"][0]["failed"]
     assert reply["choices"][0]["message"]["content"] == "theirs"
@@ -30,28 +30,28 @@ def test_a_primary_s_answer_beside_an_error_does_not_stand(house, error, place):
 
 @pytest.mark.parametrize("error", ERRORS, ids=str)
 def test_nor_do_its_scores_on_a_menu(house, error):
-    made = house(primary=lambda *asked: {**votes(0.9, 0.1)(*asked), "error": error})
-    [answer] = made.decide(DECISION).json()["answers"]
+    gateway = house(primary=lambda *asked: {**votes(0.9, 0.1)(*asked), "error": error})
+    [answer] = gateway.decide(DECISION).json()["answers"]
     assert (answer["choice"], answer["arbitrage"]["decided_by"]) == ("b", "guardian")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_guardian_s_answer_beside_an_error_is_a_failure(house, stream):
-    made = house(
+    gateway = house(
         form="text", primary=says("mine", 0.1), guardian=lambda *_: with_error(says("theirs")(), {"message": "no"})
     )
-    error_of(made.chat({**CHAT, "stream": stream}), 502, "guardian_failed")
+    error_of(gateway.chat({**CHAT, "stream": stream}), 502, "guardian_failed")
 
 
 @pytest.mark.parametrize("error", [None, False, {}, "", []], ids=str)
 def test_a_field_that_reports_no_error_is_none(house, error):
-    made = house(form="text", primary=lambda *_: {**says("mine", 0.9)(), "error": error})
-    assert made.chat().json()["arbitrage"]["decided_by"] == "primary"
+    gateway = house(form="text", primary=lambda *_: {**says("mine", 0.9)(), "error": error})
+    assert gateway.chat().json()["arbitrage"]["decided_by"] == "primary"
 
 
 def test_an_answer_that_ended_in_an_error_does_not_stand(house):
-    made = house(form="text", primary=says("mine", 0.9, finish="error"))
-    assert made.chat().json()["arbitrage"]["decided_by"] == "guardian"
+    gateway = house(form="text", primary=says("mine", 0.9, finish="error"))
+    assert gateway.chat().json()["arbitrage"]["decided_by"] == "guardian"
 
 
 ODD = [["x"], [{"type": "text", "text": "x"}], {"a": 1}, {}, [], 5, 1.5, True, False, [None]]
@@ -61,18 +61,18 @@ ODD = [["x"], [{"type": "text", "text": "x"}], {"a": 1}, {}, [], 5, 1.5, True, F
 @pytest.mark.parametrize("content", ODD, ids=str)
 def test_content_that_is_no_text_is_a_failure_of_the_model_and_never_a_500(house, content, calls):
     odd = completion(content, tool_calls=calls, finish="tool_calls", logprobs=SURE)
-    made = house(form="text", primary=lambda *_: odd)
+    gateway = house(form="text", primary=lambda *_: odd)
     for stream in (False, True):
-        reply = made.chat({**CHAT, **TOOLS, "stream": stream})
+        reply = gateway.chat({**CHAT, **TOOLS, "stream": stream})
         assert reply.headers["x-arbitrage-decided-by"] == "guardian"
-    made.guardian.reply = made.primary.reply
+    gateway.guardian.reply = gateway.primary.reply
     for stream in (False, True):
-        error_of(made.chat({**CHAT, **TOOLS, "stream": stream}), 502, "guardian_failed")
+        error_of(gateway.chat({**CHAT, **TOOLS, "stream": stream}), 502, "guardian_failed")
 
 
 def test_tool_calls_beside_text_stream_whole(house):
-    made = house(form="text", primary=says("Let me look.", 0.9, tool_calls=[CALL], finish="tool_calls"))
-    documents = chunks(made.chat({**CHAT, **TOOLS, "stream": True}))
+    gateway = house(form="text", primary=says("Let me look.", 0.9, tool_calls=[CALL], finish="tool_calls"))
+    documents = chunks(gateway.chat({**CHAT, **TOOLS, "stream": True}))
     deltas = [document["choices"][0]["delta"] for document in documents]
     assert "".join(delta.get("content") or "" for delta in deltas) == "Let me look."
     assert [delta["tool_calls"][0]["id"] for delta in deltas if "tool_calls" in delta] == ["c1"]
@@ -87,8 +87,8 @@ def test_a_guardian_that_streams_such_content_ends_in_an_error_event(house, cont
 
         return Stream(portions())
 
-    made = house(form="text", primary=says("mine", 0.1), guardian=streamed)
-    reply = made.chat({**CHAT, **TOOLS, "stream": True})
+    gateway = house(form="text", primary=says("mine", 0.1), guardian=streamed)
+    reply = gateway.chat({**CHAT, **TOOLS, "stream": True})
     assert reply.status_code in (200, 502)
     if reply.status_code == 200:
         assert "[DONE]" not in reply.text

@@ -69,12 +69,12 @@ def test_a_picture_that_one_model_would_not_see_is_refused_before_any_call(tmp_p
 
 
 def test_instructions_with_a_picture_are_treated_alike(house):
-    made = house()
+    gateway = house()
     asked = {**DECISION["questions"][0], "instructions": [{"type": "input_text", "text": "Which?"}, INPUT_PICTURE]}
-    error_of(made.decide({**DECISION, "questions": [asked]}), 422, "unsupported_content")
-    made = house(models={role: {"pictures": True} for role in ("primary", "guardian")})
-    assert made.decide({**DECISION, "questions": [asked]}).status_code == 200
-    [system, user] = made.primary.bodies[0]["input"]
+    error_of(gateway.decide({**DECISION, "questions": [asked]}), 422, "unsupported_content")
+    gateway = house(models={role: {"pictures": True} for role in ("primary", "guardian")})
+    assert gateway.decide({**DECISION, "questions": [asked]}).status_code == 200
+    [system, user] = gateway.primary.bodies[0]["input"]
     assert system == {"role": "system", "content": [{"type": "input_text", "text": "Which?"}, INPUT_PICTURE]}
     assert user == {"role": "user", "content": "A letter."}
 
@@ -107,9 +107,9 @@ def test_other_parts_are_refused_by_name_even_where_pictures_are_taken(tmp_path,
     ids=str,
 )
 def test_a_message_that_would_be_an_empty_turn_is_refused(house, message):
-    made = house()
-    error_of(made.chat({**MENU, "messages": [*CHAT["messages"], message]}), 422, "unsupported_content")
-    assert not made.primary.sent
+    gateway = house()
+    error_of(gateway.chat({**MENU, "messages": [*CHAT["messages"], message]}), 422, "unsupported_content")
+    assert not gateway.primary.sent
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,33 +143,35 @@ def test_an_item_that_no_chat_model_takes_is_refused_by_name(house, item):
 
 
 def test_json_parts_are_shown_as_text(house):
-    made = house()
+    gateway = house()
     parts = [{"type": "input_json", "data": {"order": "№7"}}, {"type": "input_text", "text": "What?"}]
     asked = {**DECISION["questions"][0], "instructions": ""}
-    assert made.decide({**DECISION, "input": [{"role": "user", "content": parts}], "questions": [asked]}).ok
-    assert made.primary.bodies[0]["input"] == '{"order": "№7"}\nWhat?'
+    assert gateway.decide({**DECISION, "input": [{"role": "user", "content": parts}], "questions": [asked]}).ok
+    assert gateway.primary.bodies[0]["input"] == '{"order": "№7"}\nWhat?'
 
 
 def test_a_free_text_policy_passes_pictures_on_as_they_are(house):
-    made = house(form="text")
+    gateway = house(form="text")
     schema = {"type": "object", "properties": {"team": {"enum": ["a", "b"]}}}
     asked = {
         **CHAT,
         "messages": PICTURED,
         "response_format": {"type": "json_schema", "json_schema": {"name": "t", "schema": schema}},
     }
-    assert made.chat(asked).json()["arbitrage"]["guarantee"] == "crc"
-    assert made.primary.bodies[0]["messages"] == PICTURED
+    assert gateway.chat(asked).json()["arbitrage"]["guarantee"] == "crc"
+    assert gateway.primary.bodies[0]["messages"] == PICTURED
 
 
 def test_a_certificate_of_a_model_that_saw_no_pictures_does_not_serve_one_that_does(house):
-    made = house()
-    made.stop()
-    made.path.write_text(made.path.read_text().replace('kind = "decisions"', 'kind = "decisions"\npictures = true'))
-    made.config = read_config(made.path)
+    gateway = house()
+    gateway.stop()
+    gateway.path.write_text(
+        gateway.path.read_text().replace('kind = "decisions"', 'kind = "decisions"\npictures = true')
+    )
+    gateway.config = read_config(gateway.path)
     with pytest.raises(StaleCalibrationError, match=r"primary\.pictures: None then, True now"):
-        made.start()
-    made._serving = None
+        gateway.start()
+    gateway._serving = None
 
 
 def test_a_function_gets_the_question_itself(house):
@@ -202,9 +204,9 @@ def test_a_row_with_a_picture_that_nobody_sees_is_no_opinion_and_missing(tmp_pat
 
 
 def test_the_decisions_api_is_not_shown_pictures_beside_a_tool_s_messages(house):
-    made = house(models={role: {"pictures": True} for role in ("primary", "guardian")})
+    gateway = house(models={role: {"pictures": True} for role in ("primary", "guardian")})
     messages = [*PICTURED, {"role": "tool", "tool_call_id": "c1", "content": "x"}]
-    error_of(made.chat({**MENU, "messages": messages}), 422, "unsupported_content")
-    assert not made.primary.sent
+    error_of(gateway.chat({**MENU, "messages": messages}), 422, "unsupported_content")
+    assert not gateway.primary.sent
     with pytest.raises(ReplyError, match="cannot be shown a picture beside"):
         messages_or_text(Query(messages, ("a", "b")))

@@ -40,11 +40,11 @@ def test_a_password_from_the_environment_is_quoted_where_it_needs_it(tmp_path, m
 
 def test_an_upstream_cannot_forge_a_line_of_the_log(tmp_path):
     forged = '{"level":"info","message":"all is well"}'
-    with House(tmp_path, primary=votes(*UNSURE), guardian=failing(400, f"bad\n{forged}\n\r{forged}")) as made:
+    with House(tmp_path, primary=votes(*UNSURE), guardian=failing(400, f"bad\n{forged}\n\r{forged}")) as gateway:
 
         async def story():
             async with Gateway(
-                made.path, ARBITRAGE_SECRET=(tmp_path / "arbitrage.secret").read_text().strip()
+                gateway.path, ARBITRAGE_SECRET=(tmp_path / "arbitrage.secret").read_text().strip()
             ) as other:
                 import requests
 
@@ -52,7 +52,7 @@ def test_an_upstream_cannot_forge_a_line_of_the_log(tmp_path):
                 assert reply.status_code == 502
 
         asyncio.run(story())
-    lines = made.path.with_suffix(".log").read_text().splitlines()
+    lines = gateway.path.with_suffix(".log").read_text().splitlines()
     assert forged not in lines
     assert any("all is well" in json.loads(line).get("message", "") for line in lines)
 
@@ -62,10 +62,10 @@ def test_excerpts_in_errors_are_stored_only_with_full_content(where, tmp_path, m
     monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
     echo = failing(400, "cannot answer 'A letter.' SECRET-WORD")
     policy = {"content": content, "audit_rate": 1.0}
-    with House(tmp_path, primary=votes(*UNSURE), guardian=echo, policy=policy, gateway={"database": where}) as made:
-        error_of(made.decide(), 502)
-        error_of(made.decide(headers=KEY), 502)
-        until(lambda: any(record.audit for record in made.records()))
+    with House(tmp_path, primary=votes(*UNSURE), guardian=echo, policy=policy, gateway={"database": where}) as gateway:
+        error_of(gateway.decide(), 502)
+        error_of(gateway.decide(headers=KEY), 502)
+        until(lambda: any(record.audit for record in gateway.records()))
         texts = str(run_sql(where, "select body from events"))
         assert ("SECRET-WORD" in texts) == (content == "full")
         assert "UpstreamError: status 400" in texts if content != "full" else "status 400" in texts
@@ -74,23 +74,23 @@ def test_excerpts_in_errors_are_stored_only_with_full_content(where, tmp_path, m
 def test_no_content_remains_with_content_off_but_replies_for_a_day(where, tmp_path, monkeypatch):
     monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
     options = {"form": "text", "primary": says("mine SECRET-WORD", 0.9), "policy": {"content": "off"}}
-    with House(tmp_path, **options, gateway={"database": where}) as made:
+    with House(tmp_path, **options, gateway={"database": where}) as gateway:
         body = {**CHAT, "messages": [{"role": "user", "content": "SECRET-WORD"}]}
-        first = made.chat(body, headers=KEY)
-        assert made.chat(body, headers=KEY).content == first.content
+        first = gateway.chat(body, headers=KEY)
+        assert gateway.chat(body, headers=KEY).content == first.content
         for table in ("events", "audits", "claims", "begun", "undelivered"):
             assert "SECRET-WORD" not in str(run_sql(where, f"select * from {table}"))
-        made.with_store(lambda store: store.prune(before=0))
+        gateway.with_store(lambda store: store.prune(before=0))
         assert run_sql(where, "select count(*) from replays") == [(1,)]
         run_sql(where, "update replays set expires = 1")
-        made.with_store(lambda store: store.prune(before=0))
+        gateway.with_store(lambda store: store.prune(before=0))
         assert run_sql(where, "select count(*) from replays") == [(0,)]
 
 
 def test_the_database_file_is_readable_by_its_owner_only(house):
-    made = house()
-    made.decide()
-    for file in made.folder.glob("arbitrage.sqlite*"):
+    gateway = house()
+    gateway.decide()
+    for file in gateway.folder.glob("arbitrage.sqlite*"):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file.name
 
 
@@ -147,11 +147,11 @@ def test_a_key_that_an_endpoint_echoes_in_two_chunks_reaches_no_caller(house, mo
     from tests.gateway.test_live_stream import STREAM, tells
 
     monkeypatch.setenv("GUARDIAN_KEY", "sk-abcdefgh-12345")
-    made = house(
+    gateway = house(
         form="text", primary=says("mine", 0.1), guardian=tells("my key is sk-abcd", "efgh-12345", ", well"),
         models={"guardian": {"key_env": "GUARDIAN_KEY"}},
     )  # fmt: skip
-    reply = made.chat(STREAM)
+    reply = gateway.chat(STREAM)
     assert reply.status_code == 200
     assert "efgh" not in reply.text
     assert "sk-abcd" not in reply.text

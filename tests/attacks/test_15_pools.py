@@ -58,17 +58,17 @@ def pooled(tmp_path, monkeypatch):
     started = []
 
     def start(*others, **options):
-        made = Pooled(tmp_path, others=others, **options)
-        started.append(made)
-        return made.__enter__()
+        gateway = Pooled(tmp_path, others=others, **options)
+        started.append(gateway)
+        return gateway.__enter__()
 
     yield start
-    for made in started:
-        made.__exit__()
+    for gateway in started:
+        gateway.__exit__()
 
 
-def decide(made, count, start=0):
-    return [made.decide({**DECISION, "input": f"Letter {k}."}).status_code for k in range(start, start + count)]
+def decide(gateway, count, start=0):
+    return [gateway.decide({**DECISION, "input": f"Letter {k}."}).status_code for k in range(start, start + count)]
 
 
 def deferring(pooled, *others, **options):
@@ -76,104 +76,104 @@ def deferring(pooled, *others, **options):
 
 
 def test_calls_are_spread_by_weight(pooled):
-    made = deferring(pooled, votes(0, 1), votes(0, 1), pool={"weights": [2, 1, 1]})
-    assert decide(made, 40) == [200] * 40
-    assert made.counts == [20, 10, 10]
+    gateway = deferring(pooled, votes(0, 1), votes(0, 1), pool={"weights": [2, 1, 1]})
+    assert decide(gateway, 40) == [200] * 40
+    assert gateway.counts == [20, 10, 10]
 
 
 def test_the_pool_s_name_replaces_the_endpoint_so_endpoints_may_come_and_go(pooled):
-    made = deferring(pooled, votes(0, 1))
-    identity = Certificate.load(made.folder / "rule.json").identities["guardian"]
+    gateway = deferring(pooled, votes(0, 1))
+    identity = Certificate.load(gateway.folder / "rule.json").identities["guardian"]
     assert identity["endpoint"] == "pool:large"
-    made.stop()
-    text = re.sub(r"urls = .*", f"urls = {json.dumps([made.others[0].url])}", made.path.read_text())
-    made.path.write_text(text)
-    made.config = read_config(made.path)
-    made.start()
-    [answer] = made.decide().json()["answers"]
-    assert (answer["arbitrage"]["guarantee"], made.counts) == ("crc", [0, 1])
-    made.stop()
-    made.path.write_text(text.replace('pool = "large"', 'pool = "other"'))
-    made.config = read_config(made.path)
+    gateway.stop()
+    text = re.sub(r"urls = .*", f"urls = {json.dumps([gateway.others[0].url])}", gateway.path.read_text())
+    gateway.path.write_text(text)
+    gateway.config = read_config(gateway.path)
+    gateway.start()
+    [answer] = gateway.decide().json()["answers"]
+    assert (answer["arbitrage"]["guarantee"], gateway.counts) == ("crc", [0, 1])
+    gateway.stop()
+    gateway.path.write_text(text.replace('pool = "large"', 'pool = "other"'))
+    gateway.config = read_config(gateway.path)
     with pytest.raises(StaleCalibrationError, match=r"guardian.endpoint: 'pool:large' then, 'pool:other'"):
-        made.start()
-    made._serving = None
+        gateway.start()
+    gateway._serving = None
 
 
 @pytest.mark.parametrize(
     "fault", [failing(503), failing(429), lambda *_: (200, "no object")], ids=["503", "429", "junk"]
 )
 def test_a_failing_endpoint_is_left_out_and_no_caller_notices(pooled, fault):
-    made = deferring(pooled, fault)
-    assert decide(made, 30) == [200] * 30
-    assert made.counts[0] == 30
-    assert 1 <= made.counts[1] <= 8  # the first failures, and a trial now and again
-    assert f'arbitrage_upstream_resting{{upstream="{made.others[0].url}"}}' in made.get("/metrics").text
-    made.others[0].reply = votes(0, 1)
+    gateway = deferring(pooled, fault)
+    assert decide(gateway, 30) == [200] * 30
+    assert gateway.counts[0] == 30
+    assert 1 <= gateway.counts[1] <= 8  # the first failures, and a trial now and again
+    assert f'arbitrage_upstream_resting{{upstream="{gateway.others[0].url}"}}' in gateway.get("/metrics").text
+    gateway.others[0].reply = votes(0, 1)
     time.sleep(REST + 1.1)
-    before = made.counts[1]
-    assert decide(made, 20, start=100) == [200] * 20
-    assert made.counts[1] - before >= 9  # it is back, with its share
+    before = gateway.counts[1]
+    assert decide(gateway, 20, start=100) == [200] * 20
+    assert gateway.counts[1] - before >= 9  # it is back, with its share
 
 
 def test_an_endpoint_that_is_gone_costs_no_answer(pooled):
-    made = deferring(pooled, votes(0, 1))
-    made.run(made.others[0]._runner.cleanup())
-    assert decide(made, 20) == [200] * 20
+    gateway = deferring(pooled, votes(0, 1))
+    gateway.run(gateway.others[0]._runner.cleanup())
+    assert decide(gateway, 20) == [200] * 20
 
 
 def test_an_endpoint_that_serves_another_model_is_left_out_at_once(pooled):
     pinned = {"guardian.pinned": {"served": "m"}}
-    made = deferring(pooled, votes(1, 0, model="m-cheap"), models=pinned)
-    statuses = decide(made, 20)
+    gateway = deferring(pooled, votes(1, 0, model="m-cheap"), models=pinned)
+    statuses = decide(gateway, 20)
     assert statuses.count(502) <= 3  # never an answer of the other model
     assert statuses.count(200) >= 17
-    assert made.counts[1] == statuses.count(502)
-    answers = {record.decision.legs[-1].served for record in made.records() if record.decision.action is not None}
+    assert gateway.counts[1] == statuses.count(502)
+    answers = {record.decision.legs[-1].served for record in gateway.records() if record.decision.action is not None}
     assert answers == {"m"}
 
 
 def test_if_all_fail_the_guardian_has_failed(pooled):
-    made = deferring(pooled, failing(), guardian=failing())
-    error_of(made.decide(), 502, "guardian_failed")
-    assert sum(made.counts) == 3  # as many attempts as configured
+    gateway = deferring(pooled, failing(), guardian=failing())
+    error_of(gateway.decide(), 502, "guardian_failed")
+    assert sum(gateway.counts) == 3  # as many attempts as configured
 
 
 def test_if_all_rest_the_guardian_rests(pooled):
-    made = deferring(pooled, failing(), guardian=failing(), pool={"attempts": 1})
-    assert decide(made, 12) == [502] * 12
-    assert made.get("/health/ready").json()["problems"][0]["role"] == "guardian"
+    gateway = deferring(pooled, failing(), guardian=failing(), pool={"attempts": 1})
+    assert decide(gateway, 12) == [502] * 12
+    assert gateway.get("/health/ready").json()["problems"][0]["role"] == "guardian"
 
 
 def test_a_stream_that_does_not_begin_is_begun_elsewhere(pooled):
-    made = pooled(says("theirs"), form="text", primary=says("mine", 0.1), guardian=failing(503))
+    gateway = pooled(says("theirs"), form="text", primary=says("mine", 0.1), guardian=failing(503))
     for k in range(6):
-        reply = made.chat({**CHAT, "user": str(k), "stream": True})
+        reply = gateway.chat({**CHAT, "user": str(k), "stream": True})
         assert "theirs" in "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks(reply) if c["choices"])
 
 
 def test_every_endpoint_may_have_a_key_of_its_own(pooled, monkeypatch):
     monkeypatch.setenv("KEY_ONE", "sk-first-key")
     monkeypatch.setenv("KEY_TWO", "sk-second-key")
-    made = deferring(pooled, votes(0, 1), pool={"key_env": ["KEY_ONE", "KEY_TWO"]})
-    assert decide(made, 4) == [200] * 4
-    for upstream, key in ((made.guardian, "first"), (made.others[0], "second")):
+    gateway = deferring(pooled, votes(0, 1), pool={"key_env": ["KEY_ONE", "KEY_TWO"]})
+    assert decide(gateway, 4) == [200] * 4
+    for upstream, key in ((gateway.guardian, "first"), (gateway.others[0], "second")):
         assert {headers["Authorization"] for headers in upstream.headers} == {f"Bearer sk-{key}-key"}
 
 
 def test_check_asks_every_endpoint_and_refuses_a_pool_of_two_models(pooled):
-    made = deferring(pooled, votes(0, 1))
-    asked = made.counts
-    made.path.write_text(re.sub(r"\[guardian\.pinned\]\n", "", made.path.read_text()))
-    command("check", "--config", made.path, "--yes")
-    assert [now - before for now, before in zip(made.counts, asked, strict=True)] in ([2, 1], [1, 2])
-    assert read_config(made.path).guardian.pinned.served == "m"
-    made.others[0].reply = votes(0, 1, model="m-2")
-    refused = command("check", "--config", made.path, "--yes", code=2)
+    gateway = deferring(pooled, votes(0, 1))
+    asked = gateway.counts
+    gateway.path.write_text(re.sub(r"\[guardian\.pinned\]\n", "", gateway.path.read_text()))
+    command("check", "--config", gateway.path, "--yes")
+    assert [now - before for now, before in zip(gateway.counts, asked, strict=True)] in ([2, 1], [1, 2])
+    assert read_config(gateway.path).guardian.pinned.served == "m"
+    gateway.others[0].reply = votes(0, 1, model="m-2")
+    refused = command("check", "--config", gateway.path, "--yes", code=2)
     assert "all must serve the same model string" in refused.stderr
-    made.others[0].reply = failing(503)
-    refused = command("check", "--config", made.path, "--yes", code=2)
-    assert made.others[0].url in refused.stderr
+    gateway.others[0].reply = failing(503)
+    refused = command("check", "--config", gateway.path, "--yes", code=2)
+    assert gateway.others[0].url in refused.stderr
 
 
 def test_another_endpoint_is_tried_without_a_pause_and_then_with_one():

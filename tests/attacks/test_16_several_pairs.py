@@ -92,102 +92,104 @@ def pairs(tmp_path):
     started = []
 
     def start(**options):
-        made = Pairs(tmp_path, **options)
-        started.append(made)
-        return made.__enter__()
+        gateway = Pairs(tmp_path, **options)
+        started.append(gateway)
+        return gateway.__enter__()
 
     yield start
-    for made in started:
-        made.__exit__()
+    for gateway in started:
+        gateway.__exit__()
 
 
 def test_each_policy_asks_its_own_two_models(pairs):
-    made = pairs()
-    assert made.decide().status_code == 200
-    assert (len(made.primary.bodies), len(made.small.bodies)) == (1, 0)
-    [answer] = made.decide(REFUNDS).json()["answers"]
+    gateway = pairs()
+    assert gateway.decide().status_code == 200
+    assert (len(gateway.primary.bodies), len(gateway.small.bodies)) == (1, 0)
+    [answer] = gateway.decide(REFUNDS).json()["answers"]
     assert (answer["choice"], answer["arbitrage"]["decided_by"], answer["arbitrage"]["guarantee"]) == (
         "a", "primary", "crc",
     )  # fmt: skip
-    made.small.reply = votes(*UNSURE, model="s")
-    [answer] = made.decide({**REFUNDS, "input": "Another."}).json()["answers"]
+    gateway.small.reply = votes(*UNSURE, model="s")
+    [answer] = gateway.decide({**REFUNDS, "input": "Another."}).json()["answers"]
     assert (answer["choice"], answer["arbitrage"]["decided_by"]) == ("c", "guardian")
-    assert (len(made.small.bodies), len(made.large.bodies), len(made.guardian.bodies)) == (2, 1, 0)
-    reply = made.chat({"model": "letters", "messages": [{"role": "user", "content": "Hello."}]})
+    assert (len(gateway.small.bodies), len(gateway.large.bodies), len(gateway.guardian.bodies)) == (2, 1, 0)
+    reply = gateway.chat({"model": "letters", "messages": [{"role": "user", "content": "Hello."}]})
     assert reply.json()["choices"][0]["message"]["content"] == "written"
-    assert len(made.writer.bodies) == 2  # it plays both roles
-    assert sorted(one["id"] for one in made.get("/v1/models").json()["data"]) == ["letters", "refunds", "support"]
+    assert len(gateway.writer.bodies) == 2  # it plays both roles
+    assert sorted(one["id"] for one in gateway.get("/v1/models").json()["data"]) == ["letters", "refunds", "support"]
 
 
 def test_a_certificate_of_one_pair_is_refused_by_another(pairs):
-    made = pairs()
-    other = Certificate.load(made.folder / "rule.json").to_dict()
-    error = error_of(made.put("/v1/arbitrage/policies/refunds", {"certificate": other}), 422, "certificate_refused")
+    gateway = pairs()
+    other = Certificate.load(gateway.folder / "rule.json").to_dict()
+    error = error_of(gateway.put("/v1/arbitrage/policies/refunds", {"certificate": other}), 422, "certificate_refused")
     assert "primary.model" in error["message"]
-    own = Certificate.load(made.folder / "refunds.json")
-    assert own.identities["primary"]["endpoint"] == made.small.url
-    assert own.identities["guardian"]["endpoint"] == made.large.url
+    own = Certificate.load(gateway.folder / "refunds.json")
+    assert own.identities["primary"]["endpoint"] == gateway.small.url
+    assert own.identities["guardian"]["endpoint"] == gateway.large.url
 
 
 def test_a_guardian_that_is_down_is_named_for_its_policy_alone(pairs):
-    made = pairs()
-    made.small.reply, made.large.reply = votes(*UNSURE, model="s"), failing()
+    gateway = pairs()
+    gateway.small.reply, gateway.large.reply = votes(*UNSURE, model="s"), failing()
     for k in range(12):
-        error_of(made.decide({**REFUNDS, "input": f"Letter {k}."}), 502, "guardian_failed")
-    problems = made.get("/health/ready").json()["problems"]
+        error_of(gateway.decide({**REFUNDS, "input": f"Letter {k}."}), 502, "guardian_failed")
+    problems = gateway.get("/health/ready").json()["problems"]
     assert [one["policy"] for one in problems] == ["refunds"]
-    figures = made.get("/metrics").text
+    figures = gateway.get("/metrics").text
     resting = dict(re.findall(r'^arbitrage_guardian_resting{policy="(\w+)"} (\S+)$', figures, re.MULTILINE))
     assert resting == {"support": "0.0", "refunds": "1.0", "letters": "0.0"}
 
 
 def test_audits_ask_the_guardian_of_their_policy(pairs):
-    made = pairs(refunds={"audit_rate": 1.0})
-    made.decide(REFUNDS)
-    [record] = until(lambda: [r for r in made.records(policy="refunds") if r.audit])
+    gateway = pairs(refunds={"audit_rate": 1.0})
+    gateway.decide(REFUNDS)
+    [record] = until(lambda: [r for r in gateway.records(policy="refunds") if r.audit])
     assert (record.audit.scores, record.audit.served) == ((0.0, 0.0, 1.0), "l")
-    assert not made.guardian.bodies
-    out = made.folder / "log.parquet"
-    command("records", "export", "--policy", "refunds", "--score-log", "-o", out, "--config", made.path)
+    assert not gateway.guardian.bodies
+    out = gateway.folder / "log.parquet"
+    command("records", "export", "--policy", "refunds", "--score-log", "-o", out, "--config", gateway.path)
     identities = ScoreLog.read(out).identities
     assert (identities["primary"]["model"], identities["guardian"]["model"]) == ("small", "large")
 
 
 def test_limits_on_the_guardian_cover_the_guardians_of_all_policies(pairs):
-    made = pairs(primary=votes(*UNSURE), gateway={"guardian_calls_per_minute": 3})
-    made.small.reply = votes(*UNSURE, model="s")
+    gateway = pairs(primary=votes(*UNSURE), gateway={"guardian_calls_per_minute": 3})
+    gateway.small.reply = votes(*UNSURE, model="s")
     bodies = [{**body, "input": f"{k}"} for k in range(2) for body in (DECISION, REFUNDS)]
-    assert [made.decide(body).status_code for body in bodies] == [200, 200, 200, 429]
+    assert [gateway.decide(body).status_code for body in bodies] == [200, 200, 200, 429]
 
 
 def test_check_tests_every_named_model_and_pins_it_under_its_name(pairs):
-    made = pairs()
-    made.writer.reply = lambda *_: completion("red", model="w", logprobs={"content": [{"logprob": -0.1}]})
-    text = re.sub(r"\[models\.\w+\.pinned\]\n(served.*\n)?", "", made.path.read_text())
-    made.path.write_text(text)
-    document = json.loads(command("check", "--config", made.path, "--yes", "--json").stdout)
+    gateway = pairs()
+    gateway.writer.reply = lambda *_: completion("red", model="w", logprobs={"content": [{"logprob": -0.1}]})
+    text = re.sub(r"\[models\.\w+\.pinned\]\n(served.*\n)?", "", gateway.path.read_text())
+    gateway.path.write_text(text)
+    document = json.loads(command("check", "--config", gateway.path, "--yes", "--json").stdout)
     assert [one["role"] for one in document["models"]] == [
         "primary", "guardian", "models.small", "models.large", "models.writer",
     ]  # fmt: skip
-    config = read_config(made.path)
+    config = read_config(gateway.path)
     assert {name: model.pinned.served for name, model in config.models.items()} == {
         "small": "s", "large": "l", "writer": "w",
     }  # fmt: skip
-    made.large.reply = votes(0, 0, 1, model="l2")
-    changed = command("check", "--config", made.path, "--json", code=2)
+    gateway.large.reply = votes(0, 0, 1, model="l2")
+    changed = command("check", "--config", gateway.path, "--json", code=2)
     assert "[models.large] served: 'l' is pinned, 'l2' was found" in changed.stderr
     assert "refunds.json" in changed.stderr
 
 
 def test_collect_calibrate_and_ask_take_the_pair_of_a_policy(pairs):
-    made = pairs()
-    questions, log, rule = (made.folder / name for name in ("questions.csv", "log.parquet", "asked.json"))
+    gateway = pairs()
+    questions, log, rule = (gateway.folder / name for name in ("questions.csv", "log.parquet", "asked.json"))
     questions.write_text("question,A,B,C\n" + "".join(f"Which is it {k}?,x,y,z\n" for k in range(30)))
-    command("collect", questions, "-o", log, "--choice-columns", "A,B,C", "--config", made.path, "--policy", "refunds")
-    assert (len(made.small.bodies), len(made.large.bodies), len(made.primary.bodies)) == (30, 30, 0)
-    assert ScoreLog.read(log).identities == identities_of(made.config, "refunds")
-    command("calibrate", log, "--alpha", "0.5", "--guardian-sees", "all", "-o", rule, "--config", made.path)
-    asking = ["ask", rule, "Which?", "--action", "x", "--action", "y", "--action", "z", "--config", made.path]
+    command(
+        "collect", questions, "-o", log, "--choice-columns", "A,B,C", "--config", gateway.path, "--policy", "refunds"
+    )
+    assert (len(gateway.small.bodies), len(gateway.large.bodies), len(gateway.primary.bodies)) == (30, 30, 0)
+    assert ScoreLog.read(log).identities == identities_of(gateway.config, "refunds")
+    command("calibrate", log, "--alpha", "0.5", "--guardian-sees", "all", "-o", rule, "--config", gateway.path)
+    asking = ["ask", rule, "Which?", "--action", "x", "--action", "y", "--action", "z", "--config", gateway.path]
     decision = json.loads(command(*asking, "--policy", "refunds", "--json").stdout)
     assert decision["no_guarantee"] is None
     assert "primary.model" in command(*asking, code=2).stderr  # the pair of the short form is another

@@ -68,9 +68,9 @@ def text(house):
     with ExitStack() as clients:
 
         def start(**models):
-            made = house(form="text", task={"settings": "as requested"}, **models)
-            made.openai = clients.enter_context(made.client())
-            return made
+            gateway = house(form="text", task={"settings": "as requested"}, **models)
+            gateway.openai = clients.enter_context(gateway.client())
+            return gateway
 
         yield start
 
@@ -82,46 +82,46 @@ def test_every_field_of_the_official_client_is_known():
 
 @pytest.mark.parametrize("asking", [{"input": "Say it."}, {"input": MESSAGES}])
 def test_a_text(text, asking):
-    made = text()
-    reply = made.openai.responses.create(model="support", **asking)
+    gateway = text()
+    reply = gateway.openai.responses.create(model="support", **asking)
     assert (reply.output_text, reply.status, reply.model) == ("mine", "completed", "support")
     assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.total_tokens) == (10, 5, 15)
     assert reply.arbitrage["guarantee"] == "crc"
-    assert made.chat(CHAT).json()["choices"][0]["message"]["content"] == "mine"
-    assert len(set(made.primary.sent)) == 1  # the same question as a chat request
+    assert gateway.chat(CHAT).json()["choices"][0]["message"]["content"] == "mine"
+    assert len(set(gateway.primary.sent)) == 1  # the same question as a chat request
 
 
 def test_a_request_is_the_chat_request_that_asks_the_same(text):
-    made = text()
+    gateway = text()
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer"}},
         "required": ["n"],
         "additionalProperties": False,
     }
-    made.openai.responses.create(
+    gateway.openai.responses.create(
         model="support", input="Say it.", instructions="Be brief.", temperature=0, top_p=0.5, max_output_tokens=40,
         reasoning={"effort": "low"}, tools=[LOOK], tool_choice={"type": "function", "name": "look"}, user="me",
         parallel_tool_calls=False, metadata={"a": "b"}, store=False, truncation="disabled", include=[],
         text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}, "verbosity": "low"},
     )  # fmt: skip
     function = {name: value for name, value in LOOK.items() if name != "type"}
-    made.chat({
+    gateway.chat({
         "model": "support", "messages": [{"role": "system", "content": "Be brief."}, *MESSAGES], "temperature": 0,
         "top_p": 0.5, "max_completion_tokens": 40, "reasoning_effort": "low", "user": "me", "store": False,
         "tools": [{"type": "function", "function": function}], "parallel_tool_calls": False, "metadata": {"a": "b"},
         "tool_choice": {"type": "function", "function": {"name": "look"}}, "verbosity": "low",
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
     })  # fmt: skip
-    assert len(made.primary.sent) == 2
-    assert json.loads(made.primary.sent[0]) == json.loads(made.primary.sent[1])
+    assert len(gateway.primary.sent) == 2
+    assert json.loads(gateway.primary.sent[0]) == json.loads(gateway.primary.sent[1])
 
 
 def test_the_asynchronous_client(text):
-    made = text()
+    gateway = text()
 
     async def ask():
-        async with made.async_client() as client:
+        async with gateway.async_client() as client:
             reply = await client.responses.create(model="support", input="Say it.")
             stream = await client.responses.create(model="support", input="Say it.", stream=True)
             return reply, [event async for event in stream]
@@ -133,8 +133,8 @@ def test_the_asynchronous_client(text):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_stream_of_text(text, shape):
-    made = text(**speaking(shape))
-    events = list(made.openai.responses.create(model="support", input="Say it.", stream=True))
+    gateway = text(**speaking(shape))
+    events = list(gateway.openai.responses.create(model="support", input="Say it.", stream=True))
     kinds = [event.type for event in events]
     assert kinds[:4] == [
         "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
@@ -151,15 +151,15 @@ def test_a_stream_of_text(text, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_client_s_own_stream_of_text(text, shape):
-    made = text(**speaking(shape))
-    with made.openai.responses.stream(model="support", input="Say it.") as stream:
+    gateway = text(**speaking(shape))
+    with gateway.openai.responses.stream(model="support", input="Say it.") as stream:
         snapshots = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
         assert stream.get_final_response().output_text == snapshots[-1] == "Hello there."
 
 
 def test_tools(text):
-    made = text(**calling("whole"))
-    reply = made.openai.responses.create(model="support", input="Where is it?", tools=[LOOK])
+    gateway = text(**calling("whole"))
+    reply = gateway.openai.responses.create(model="support", input="Where is it?", tools=[LOOK])
     [said, *calls] = reply.output
     assert said.content[0].text == "Let me look."
     assert [(call.type, call.name, call.call_id, call.arguments) for call in calls] == [
@@ -168,9 +168,9 @@ def test_tools(text):
     ]
     outputs = [{"type": "function_call_output", "call_id": call.call_id, "output": "there"} for call in calls]
     history = [{"role": "user", "content": "Where is it?"}, *reply.output, *outputs]
-    made.primary.reply = says("It is there.", 0.9)
-    assert made.openai.responses.create(model="support", input=history, tools=[LOOK]).output_text == "It is there."
-    assert made.primary.bodies[-1]["messages"] == [
+    gateway.primary.reply = says("It is there.", 0.9)
+    assert gateway.openai.responses.create(model="support", input=history, tools=[LOOK]).output_text == "It is there."
+    assert gateway.primary.bodies[-1]["messages"] == [
         {"role": "user", "content": "Where is it?"},
         {"role": "assistant", "content": [{"type": "text", "text": "Let me look."}], "tool_calls": CALLS},
         {"role": "tool", "tool_call_id": "call-1", "content": "there"},
@@ -180,8 +180,8 @@ def test_tools(text):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_stream_of_tool_calls(text, shape):
-    made = text(**calling(shape))
-    with made.openai.responses.stream(model="support", input="Where is it?", tools=[LOOK]) as stream:
+    gateway = text(**calling(shape))
+    with gateway.openai.responses.stream(model="support", input="Where is it?", tools=[LOOK]) as stream:
         events = list(stream)
         final = stream.get_final_response()
     assert [item.type for item in final.output] == ["message", "function_call", "function_call"]
@@ -193,30 +193,30 @@ def test_a_stream_of_tool_calls(text, shape):
 
 def test_custom_tools(text):
     call = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "ls"}}
-    made = text(primary=says(None, 0.9, tool_calls=[call], finish="tool_calls"))
+    gateway = text(primary=says(None, 0.9, tool_calls=[call], finish="tool_calls"))
     asked = {"model": "support", "input": "x", "tools": [{"type": "custom", "name": "run", "description": "Run."}]}
-    [item] = made.openai.responses.create(**asked).output
+    [item] = gateway.openai.responses.create(**asked).output
     assert (item.type, item.name, item.input, item.call_id) == ("custom_tool_call", "run", "ls", "c1")
-    assert made.primary.bodies[0]["tools"] == [{"type": "custom", "custom": {"name": "run", "description": "Run."}}]
-    events = list(made.openai.responses.create(**asked, stream=True))
+    assert gateway.primary.bodies[0]["tools"] == [{"type": "custom", "custom": {"name": "run", "description": "Run."}}]
+    events = list(gateway.openai.responses.create(**asked, stream=True))
     assert events[-1].response.output[0].input == "ls"
     assert "response.custom_tool_call_input.done" in [event.type for event in events]
 
 
 def test_an_answer_cut_short_is_incomplete(text):
-    made = text(primary=says("mine", 0.9, finish="length"))
-    reply = made.openai.responses.create(model="support", input="Say it.", max_output_tokens=5)
+    gateway = text(primary=says("mine", 0.9, finish="length"))
+    reply = gateway.openai.responses.create(model="support", input="Say it.", max_output_tokens=5)
     assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert made.primary.bodies[0]["max_tokens"] == 5
-    *_, last = made.openai.responses.create(model="support", input="Say it.", max_output_tokens=5, stream=True)
+    assert gateway.primary.bodies[0]["max_tokens"] == 5
+    *_, last = gateway.openai.responses.create(model="support", input="Say it.", max_output_tokens=5, stream=True)
     assert last.type == "response.incomplete"
 
 
 def test_a_guardian_that_fails_is_the_client_s_own_exception(text):
-    made = text(primary=says("mine", 0.1), guardian=failing(400))
+    gateway = text(primary=says("mine", 0.1), guardian=failing(400))
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError):
-            made.openai.responses.create(model="support", input="Say it.", stream=stream)
+            gateway.openai.responses.create(model="support", input="Say it.", stream=stream)
 
 
 def test_a_guardian_that_breaks_off_ends_the_stream_with_an_error(text):
@@ -227,9 +227,9 @@ def test_a_guardian_that_breaks_off_ends_the_stream_with_an_error(text):
 
         return Stream(portions(), cut=True)
 
-    made = text(primary=says("mine", 0.1), guardian=broken)
+    gateway = text(primary=says("mine", 0.1), guardian=broken)
     with pytest.raises(openai.APIError, match="Guardian"):
-        list(made.openai.responses.create(model="support", input="Say it.", stream=True))
+        list(gateway.openai.responses.create(model="support", input="Say it.", stream=True))
 
 
 UNSUPPORTED = {
@@ -242,11 +242,11 @@ UNSUPPORTED = {
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_cannot_be_passed_on_is_refused_by_name(text, name):
-    made = text()
+    gateway = text()
     asked = {"model": "support", "input": "x", "tools": [LOOK], name: UNSUPPORTED[name]}
-    error = error_of(made.post("/v1/responses", asked), 422, "unsupported_field")
+    error = error_of(gateway.post("/v1/responses", asked), 422, "unsupported_field")
     assert error["param"].startswith(name)
-    assert made.post("/v1/responses", {**asked, name: None}).status_code == 200
+    assert gateway.post("/v1/responses", {**asked, name: None}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -265,10 +265,10 @@ def test_a_malformed_request_is_the_callers_mistake(text, body):
 
 
 def test_one_idempotency_key_is_one_decision(text):
-    made = text()
+    gateway = text()
     asked = {"model": "support", "input": "x", "extra_headers": {"Idempotency-Key": "once"}}
-    assert len({made.openai.responses.create(**asked).id for _ in range(3)}) == 1
-    assert len(made.primary.bodies) == 1
+    assert len({gateway.openai.responses.create(**asked).id for _ in range(3)}) == 1
+    assert len(gateway.primary.bodies) == 1
 
 
 class Team(Enum):
@@ -299,9 +299,9 @@ class Verdict(BaseModel):
     ],
 )
 def test_menus_from_schemas_through_both_apis(house, shape, said):
-    made = house()
+    gateway = house()
     empty = {"response": ["text.format.reasoning"], "chat.completion": ["response_format.reasoning"]}
-    with made.client() as client:
+    with gateway.client() as client:
         response = client.responses.parse(model="support", input="A letter.", text_format=shape)
         completion = client.chat.completions.parse(
             model="support", messages=[{"role": "user", "content": "A letter."}], response_format=shape
@@ -315,14 +315,14 @@ def test_menus_from_schemas_through_both_apis(house, shape, said):
             "crc" if "team" in said else "none"
         )  # its certificate has seen menus of 3
         assert reply.arbitrage.get("ignored") == (empty[reply.object] if "reasoning" in said else None)
-    assert len(set(made.primary.sent)) == 1
+    assert len(set(gateway.primary.sent)) == 1
 
 
 def test_settings_without_effect_on_a_menu_have_their_own_names(house):
-    made = house()
+    gateway = house()
     asked = {"model": "support", "input": "x", "arbitrage": {"actions": ["a", "b", "c"]}, "temperature": 0}
     settings = {"max_output_tokens": 5, "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}}
-    reply = made.post("/v1/responses", {**asked, **settings}).json()
+    reply = gateway.post("/v1/responses", {**asked, **settings}).json()
     assert reply["arbitrage"]["ignored"] == ["max_output_tokens", "reasoning.effort", "temperature", "text.verbosity"]
     assert reply["output"][0]["content"][0]["text"] == "a"
 
@@ -330,9 +330,9 @@ def test_settings_without_effect_on_a_menu_have_their_own_names(house):
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "route"}}], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_menu_from_the_enum_of_a_single_tool(house, choice, stream):
-    made = house()
+    gateway = house()
     tool = {"type": "function", "function": {"name": "route", "parameters": Reasoned.model_json_schema()}}
-    reply = made.chat({**CHAT, "tools": [tool], "tool_choice": choice, "stream": stream})
+    reply = gateway.chat({**CHAT, "tools": [tool], "tool_choice": choice, "stream": stream})
     if stream:
         deltas = [document["choices"][0]["delta"] for document in chunks(reply) if document["choices"]]
         [[call]] = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
@@ -348,9 +348,9 @@ def test_a_menu_from_the_enum_of_a_single_tool(house, choice, stream):
 
 
 def test_a_menu_from_a_tool_in_the_responses_api(house):
-    made = house()
+    gateway = house()
     tool = {"type": "function", "name": "route", "parameters": Routed.model_json_schema(), "strict": True}
-    with made.client() as client:
+    with gateway.client() as client:
         reply = client.responses.create(model="support", input="x", tools=[tool], tool_choice="required")
     [item] = reply.output
     assert (item.type, item.name, json.loads(item.arguments)) == ("function_call", "route", {"team": "billing"})
@@ -389,8 +389,8 @@ def test_a_schema_with_more_to_decide_is_no_menu(house, shape):
 
 
 def test_models_can_be_retrieved_by_name_and_alias(house):
-    made = house(policy={"aliases": ["gpt-4o"]})
-    with made.client() as client:
+    gateway = house(policy={"aliases": ["gpt-4o"]})
+    with gateway.client() as client:
         assert client.models.retrieve("support").id == client.models.retrieve("gpt-4o").id == "support"
         assert client.models.retrieve("support").arbitrage["form"] == "menu"
         with pytest.raises(openai.NotFoundError):

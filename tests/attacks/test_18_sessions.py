@@ -48,19 +48,19 @@ def sticky(tmp_path):
         folder.mkdir()
         policy = {"sticky": "session", **options.pop("policy", {})}
         options = {"primary": sure_at_first, "form": "text", "policy": policy, **options}
-        made = SessionHouse(folder, **options)
-        made.__enter__()
-        started.append(made)
-        return made
+        gateway = SessionHouse(folder, **options)
+        gateway.__enter__()
+        started.append(gateway)
+        return gateway
 
     yield start
-    for made in started:
-        made.__exit__()
+    for gateway in started:
+        gateway.__exit__()
 
 
-def turn(made, text, session="talk", **more):
+def turn(gateway, text, session="talk", **more):
     body = {**CHAT, "messages": [{"role": "user", "content": text}], **more}
-    return made.chat(body | ({} if session is None else {"arbitrage": {"session": session}}))
+    return gateway.chat(body | ({} if session is None else {"arbitrage": {"session": session}}))
 
 
 def arbitrage(response):
@@ -69,86 +69,86 @@ def arbitrage(response):
 
 
 def test_a_session_that_begins_with_the_primary_stays_with_it(sticky):
-    made = sticky()
-    first, *later = [arbitrage(turn(made, text)) for text in ("sure", "doubt", "doubt")]
+    gateway = sticky()
+    first, *later = [arbitrage(turn(gateway, text)) for text in ("sure", "doubt", "doubt")]
     assert [one["decided_by"] for one in (first, *later)] == ["primary"] * 3
     assert [one["held"] for one in (first, *later)] == [False, True, True]
     assert {one["session"] for one in (first, *later)} == {first["id"]}
     assert {one["guarantee"] for one in (first, *later)} == {"crc"}
-    assert made.guardian.bodies == []
+    assert gateway.guardian.bodies == []
 
 
 def test_a_session_that_begins_with_the_guardian_stays_with_it_and_the_primary_is_not_asked_again(sticky):
-    made = sticky()
-    shown = [arbitrage(turn(made, text)) for text in ("doubt", "sure", "sure")]
+    gateway = sticky()
+    shown = [arbitrage(turn(gateway, text)) for text in ("doubt", "sure", "sure")]
     assert [one["decided_by"] for one in shown] == ["guardian"] * 3
-    assert (len(made.primary.bodies), len(made.guardian.bodies)) == (1, 3)
-    assert "arbitrage" not in made.guardian.bodies[0]
+    assert (len(gateway.primary.bodies), len(gateway.guardian.bodies)) == (1, 3)
+    assert "arbitrage" not in gateway.guardian.bodies[0]
 
 
 def test_sessions_of_other_names_callers_and_policies_are_apart(sticky):
-    made = sticky()
-    assert arbitrage(turn(made, "doubt", "one"))["decided_by"] == "guardian"
-    assert arbitrage(turn(made, "sure", "two"))["decided_by"] == "primary"
-    first, second = made.keyed("call"), made.keyed("call")
+    gateway = sticky()
+    assert arbitrage(turn(gateway, "doubt", "one"))["decided_by"] == "guardian"
+    assert arbitrage(turn(gateway, "sure", "two"))["decided_by"] == "primary"
+    first, second = gateway.keyed("call"), gateway.keyed("call")
     body = {**CHAT, "arbitrage": {"session": "mine"}}
     asked = {**body, "messages": [{"role": "user", "content": "doubt"}]}
-    assert made.chat(asked, headers=first).json()["arbitrage"]["decided_by"] == "guardian"
+    assert gateway.chat(asked, headers=first).json()["arbitrage"]["decided_by"] == "guardian"
     asked["messages"] = [{"role": "user", "content": "sure"}]
-    assert made.chat(asked, headers=second).json()["arbitrage"]["decided_by"] == "primary"
+    assert gateway.chat(asked, headers=second).json()["arbitrage"]["decided_by"] == "primary"
 
 
 def test_a_request_without_a_session_is_one_of_its_own(sticky):
-    made = sticky()
+    gateway = sticky()
     for text, who in (("doubt", "guardian"), ("sure", "primary")):
-        shown = arbitrage(turn(made, text, None))
+        shown = arbitrage(turn(gateway, text, None))
         assert (shown["decided_by"], shown["session"], shown["held"]) == (who, shown["id"], False)
 
 
 def test_a_session_survives_a_restart_and_ends_after_it_was_idle(sticky):
-    made = sticky(policy={"sticky": "session", "session_idle": 1.5})
-    assert arbitrage(turn(made, "doubt"))["decided_by"] == "guardian"
-    made.restart()
-    assert arbitrage(turn(made, "sure"))["decided_by"] == "guardian"
+    gateway = sticky(policy={"sticky": "session", "session_idle": 1.5})
+    assert arbitrage(turn(gateway, "doubt"))["decided_by"] == "guardian"
+    gateway.restart()
+    assert arbitrage(turn(gateway, "sure"))["decided_by"] == "guardian"
     time.sleep(2.0)
-    fresh = arbitrage(turn(made, "sure"))
+    fresh = arbitrage(turn(gateway, "sure"))
     assert (fresh["decided_by"], fresh["held"]) == ("primary", False)
 
 
 @pytest.mark.parametrize("text", ["sure", "doubt"])
 def test_streams_keep_their_session(sticky, text):
-    made = sticky()
-    who = arbitrage(turn(made, text))["decided_by"]
+    gateway = sticky()
+    who = arbitrage(turn(gateway, text))["decided_by"]
     for other in ("sure", "doubt"):
-        got = turn(made, other, stream=True)
+        got = turn(gateway, other, stream=True)
         assert got.headers["x-arbitrage-decided-by"] == who
         assert chunks(got)
 
 
 def test_a_primary_that_fails_in_its_session_is_replaced_for_that_turn_only(sticky):
-    made = sticky()
-    turn(made, "sure")
-    made.primary.reply = failing()
-    shown = arbitrage(turn(made, "doubt"))
+    gateway = sticky()
+    turn(gateway, "sure")
+    gateway.primary.reply = failing()
+    shown = arbitrage(turn(gateway, "doubt"))
     assert (shown["decided_by"], shown["held"]) == ("guardian", True)
-    made.primary.reply = sure_at_first
-    assert arbitrage(turn(made, "doubt"))["decided_by"] == "primary"
+    gateway.primary.reply = sure_at_first
+    assert arbitrage(turn(gateway, "doubt"))["decided_by"] == "primary"
 
 
 def test_a_first_turn_whose_guardian_fails_has_begun_the_session(sticky):
-    made = sticky(guardian=failing())
-    error_of(turn(made, "doubt"), 502)
-    made.guardian.reply = says("theirs")
-    assert arbitrage(turn(made, "sure"))["decided_by"] == "guardian"
-    assert arbitrage(turn(made, "doubt"))["session"] == made.records(limit=10)[-1].id
+    gateway = sticky(guardian=failing())
+    error_of(turn(gateway, "doubt"), 502)
+    gateway.guardian.reply = says("theirs")
+    assert arbitrage(turn(gateway, "sure"))["decided_by"] == "guardian"
+    assert arbitrage(turn(gateway, "doubt"))["session"] == gateway.records(limit=10)[-1].id
 
 
 def test_a_retry_of_the_first_turn_asks_the_primary_once(sticky):
-    made = sticky(guardian=failing())
-    error_of(turn(made, "doubt"), 502)
-    made.guardian.reply = says("theirs")
-    shown = arbitrage(turn(made, "doubt"))
-    assert (shown["decided_by"], shown["session"], len(made.primary.bodies)) == ("guardian", shown["id"], 1)
+    gateway = sticky(guardian=failing())
+    error_of(turn(gateway, "doubt"), 502)
+    gateway.guardian.reply = says("theirs")
+    shown = arbitrage(turn(gateway, "doubt"))
+    assert (shown["decided_by"], shown["session"], len(gateway.primary.bodies)) == ("guardian", shown["id"], 1)
 
 
 def test_two_first_turns_at_once_begin_one_session(sticky):
@@ -156,10 +156,10 @@ def test_two_first_turns_at_once_begin_one_session(sticky):
         await asyncio.sleep(0.3)
         return sure_at_first(path, body, number)
 
-    made = sticky(primary=slow)
+    gateway = sticky(primary=slow)
 
     async def both():
-        async with made.async_client() as client:
+        async with gateway.async_client() as client:
             asked = [
                 client.chat.completions.with_raw_response.create(
                     model="support",
@@ -176,9 +176,9 @@ def test_two_first_turns_at_once_begin_one_session(sticky):
     assert (refused[0].status_code, refused[0].response.headers["x-should-retry"]) == (409, "true")
     assert refused[0].code == "session_begun"
     [won] = [json.loads(one.text)["arbitrage"] for one in results if not isinstance(one, Exception)]
-    held = arbitrage(turn(made, "sure", "race"))
+    held = arbitrage(turn(gateway, "sure", "race"))
     assert (held["decided_by"], held["session"]) == (won["decided_by"], won["session"])
-    assert len(made.records()) == 3  # the refused turn is on record too
+    assert len(gateway.records()) == 3  # the refused turn is on record too
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", 7, ["a"]])
@@ -188,43 +188,43 @@ def test_a_name_that_cannot_be_used_is_refused(sticky, name):
 
 
 def test_names_are_stored_as_digests_only(sticky):
-    made = sticky()
-    turn(made, "sure", "ada.lovelace@example.org")
-    made.stop()
-    assert all(b"lovelace" not in path.read_bytes() for path in made.folder.glob("*.sqlite*"))
-    made.start()
+    gateway = sticky()
+    turn(gateway, "sure", "ada.lovelace@example.org")
+    gateway.stop()
+    assert all(b"lovelace" not in path.read_bytes() for path in gateway.folder.glob("*.sqlite*"))
+    gateway.start()
 
 
 def test_an_idempotency_key_replays_a_turn_within_its_session(sticky):
-    made = sticky()
+    gateway = sticky()
     body = {**CHAT, "messages": [{"role": "user", "content": "sure"}], "arbitrage": {"session": "talk"}}
-    first, again = (made.chat(body, headers={"Idempotency-Key": "k"}) for _ in range(2))
+    first, again = (gateway.chat(body, headers={"Idempotency-Key": "k"}) for _ in range(2))
     assert first.content == again.content
-    assert len(made.primary.bodies) == 1
+    assert len(gateway.primary.bodies) == 1
 
 
 def test_a_key_whose_turn_lost_its_session_stays_with_its_one_decision(sticky):
-    made = sticky(guardian=failing(), policy={"sticky": "session", "session_idle": 1.0})
+    gateway = sticky(guardian=failing(), policy={"sticky": "session", "session_idle": 1.0})
     body = {**CHAT, "messages": [{"role": "user", "content": "doubt"}], "arbitrage": {"session": "talk"}}
-    assert made.chat(body, headers={"Idempotency-Key": "k"}).status_code == 502
+    assert gateway.chat(body, headers={"Idempotency-Key": "k"}).status_code == 502
     time.sleep(1.5)
-    assert arbitrage(turn(made, "sure"))["decided_by"] == "primary"  # a new session of that name
-    error = made.chat(body, headers={"Idempotency-Key": "k"})
+    assert arbitrage(turn(gateway, "sure"))["decided_by"] == "primary"  # a new session of that name
+    error = gateway.chat(body, headers={"Idempotency-Key": "k"})
     error_of(error, 409, "session_begun")
     assert error.headers["x-should-retry"] == "false"
-    assert len(made.primary.bodies) == 2
+    assert len(gateway.primary.bodies) == 2
 
 
 def test_a_second_gateway_on_the_same_store_keeps_the_session(sticky):
-    made = sticky()
-    other = copy.copy(made)
+    gateway = sticky()
+    other = copy.copy(gateway)
     other.start()
     try:
-        assert other.port != made.port
-        assert arbitrage(turn(made, "doubt"))["decided_by"] == "guardian"
+        assert other.port != gateway.port
+        assert arbitrage(turn(gateway, "doubt"))["decided_by"] == "guardian"
         assert arbitrage(turn(other, "sure"))["decided_by"] == "guardian"
         assert arbitrage(turn(other, "sure", "theirs"))["decided_by"] == "primary"
-        assert arbitrage(turn(made, "doubt", "theirs"))["decided_by"] == "primary"
+        assert arbitrage(turn(gateway, "doubt", "theirs"))["decided_by"] == "primary"
     finally:
         other.stop()
 
@@ -233,74 +233,74 @@ def test_a_second_gateway_on_the_same_store_keeps_the_session(sticky):
 
 
 def test_a_certificate_for_queries_is_refused_where_sessions_are_served(house, tmp_path):
-    made = house(form="text")
-    text = made.path.read_text().replace("[policies.support]", '[policies.support]\nsticky = "session"')
-    made.path.write_text(text)
-    made.config = read_config(made.path)
+    gateway = house(form="text")
+    text = gateway.path.read_text().replace("[policies.support]", '[policies.support]\nsticky = "session"')
+    gateway.path.write_text(text)
+    gateway.config = read_config(gateway.path)
     with pytest.raises(Exception, match="made for queries, and this policy decides by session"):
-        made.restart()
-    made._serving = None
+        gateway.restart()
+    gateway._serving = None
 
 
 def test_a_certificate_for_sessions_is_refused_where_queries_are_served_or_sessions_end_otherwise(sticky):
-    made = sticky()
-    made.path.write_text(made.path.read_text().replace('sticky = "session"', ""))
-    made.config = read_config(made.path)
+    gateway = sticky()
+    gateway.path.write_text(gateway.path.read_text().replace('sticky = "session"', ""))
+    gateway.config = read_config(gateway.path)
     with pytest.raises(Exception, match="made for sessions, and this policy decides by query"):
-        made.restart()
-    made._serving = None
-    made.path.write_text(
-        made.path.read_text().replace(
+        gateway.restart()
+    gateway._serving = None
+    gateway.path.write_text(
+        gateway.path.read_text().replace(
             "[policies.support]", '[policies.support]\nsticky = "session"\nsession_idle = 60.0'
         )
     )
-    made.config = read_config(made.path)
+    gateway.config = read_config(gateway.path)
     with pytest.raises(Exception, match=r"session\.idle"):
-        made.restart()
-    made._serving = None
+        gateway.restart()
+    gateway._serving = None
 
 
 def test_menus_have_no_sessions_and_an_idle_time_is_positive(house):
-    made = house()
+    gateway = house()
     for line, message in (('sticky = "session"', "is for free text"), ("session_idle = 0", "must be above 0")):
-        path = made.folder / "other.toml"
-        path.write_text(made.path.read_text().replace("[policies.support]", f"[policies.support]\n{line}"))
+        path = gateway.folder / "other.toml"
+        path.write_text(gateway.path.read_text().replace("[policies.support]", f"[policies.support]\n{line}"))
         with pytest.raises(ConfigError, match=message):
             check_policies(read_config(path))
 
 
 def test_a_policy_without_sessions_passes_no_session_on(house):
-    made = house(form="text")
-    assert made.chat({**CHAT, "arbitrage": {"session": "talk"}}).status_code == 200
-    assert "arbitrage" not in made.primary.bodies[0]
+    gateway = house(form="text")
+    assert gateway.chat({**CHAT, "arbitrage": {"session": "talk"}}).status_code == 200
+    assert "arbitrage" not in gateway.primary.bodies[0]
 
 
 # audits and exports
 
 
-def grade_all(made):
-    (made.folder / "rubric.py").write_text(
+def grade_all(gateway):
+    (gateway.folder / "rubric.py").write_text(
         "def grade(request, answer, expected):\n    return 1.0 if answer == 'theirs' else 0.5\n"
     )
     command(
-        "records", "grade", "--policy", "support", "--grade", "python:rubric:grade", "--config", made.path, "--json"
+        "records", "grade", "--policy", "support", "--grade", "python:rubric:grade", "--config", gateway.path, "--json"
     )
 
 
-def exported(made, *how):
-    out = made.folder / "exported.parquet"
-    command("records", "export", "--policy", "support", *(how or ["--score-log"]), "-o", out, "--config", made.path)
+def exported(gateway, *how):
+    out = gateway.folder / "exported.parquet"
+    command("records", "export", "--policy", "support", *(how or ["--score-log"]), "-o", out, "--config", gateway.path)
     return ScoreLog.read(out)
 
 
 def test_shadow_mode_exports_one_row_per_session(sticky):
-    made = sticky(certificate=False, policy={"mode": "shadow", "content": "full", "session_idle": 0.2})
+    gateway = sticky(certificate=False, policy={"mode": "shadow", "content": "full", "session_idle": 0.2})
     for text in ("doubt", "sure", "sure"):
-        assert arbitrage(turn(made, text, "long"))["decided_by"] == "guardian"
-    turn(made, "sure", "short")
-    grade_all(made)
+        assert arbitrage(turn(gateway, text, "long"))["decided_by"] == "guardian"
+    turn(gateway, "sure", "short")
+    grade_all(gateway)
     time.sleep(0.5)
-    log = exported(made)
+    log = exported(gateway)
     assert log.primary.tolist() == [0.0, pytest.approx(0.2), 0.0, pytest.approx(0.9)]
     assert log.guardian.tolist() == [1.0, 0.5, 1.0, 0.5]
     assert log.extra["session_turns"].tolist() == ["3", "1"]
@@ -309,33 +309,33 @@ def test_shadow_mode_exports_one_row_per_session(sticky):
 
 
 def test_the_audit_coin_is_tossed_once_per_session(sticky):
-    made = sticky(policy={"audit_rate": 0.5, "content": "full", "session_idle": 1.0})
+    gateway = sticky(policy={"audit_rate": 0.5, "content": "full", "session_idle": 1.0})
     for session in range(12):
         for text in ("sure", "doubt", "doubt") if session % 2 else ("doubt", "sure", "sure"):
-            assert turn(made, text, f"s{session}").status_code == 200
+            assert turn(gateway, text, f"s{session}").status_code == 200
     by_session = {}
-    for record in made.records(limit=100):
+    for record in gateway.records(limit=100):
         by_session.setdefault(record.decision.session, []).append(record)
     coins = {name: {record.decision.audited for record in own} for name, own in by_session.items()}
     assert all(len(own) == 1 for own in coins.values())
     assert {own.pop() for own in coins.values()} == {True, False}
-    audited = [record for record in made.records(limit=100) if record.decision.audited]
-    until(lambda: all(record.audit for record in made.records(limit=100) if record.decision.audited), 30)
+    audited = [record for record in gateway.records(limit=100) if record.decision.audited]
+    until(lambda: all(record.audit for record in gateway.records(limit=100) if record.decision.audited), 30)
     assert all(any(leg.role == "primary" for leg in record.decision.legs) for record in audited)  # both are graded
-    grade_all(made)
+    grade_all(gateway)
     time.sleep(1.5)
-    log = exported(made)
+    log = exported(gateway)
     assert len(log) == len({record.decision.session for record in audited})
     assert not log.missing.any()
     assert set(log.extra["session_turns"].tolist()) == {"3"}
-    assert set(exported(made, "--all").extra["unfit_for_calibration"].tolist()) == {"no", "chosen by its scores"}
+    assert set(exported(gateway, "--all").extra["unfit_for_calibration"].tolist()) == {"no", "chosen by its scores"}
 
 
 def test_sessions_under_way_are_left_out_and_units_are_not_mixed(sticky):
-    made = sticky(certificate=False, policy={"mode": "shadow", "content": "full"})
-    turn(made, "sure")
+    gateway = sticky(certificate=False, policy={"mode": "shadow", "content": "full"})
+    turn(gateway, "sure")
     result = command(
-        "records", "export", "--policy", "support", "--score-log", "-o", made.folder / "no.parquet",
-        "--config", made.path, code=2,
+        "records", "export", "--policy", "support", "--score-log", "-o", gateway.folder / "no.parquet",
+        "--config", gateway.path, code=2,
     )  # fmt: skip
     assert "no session is over yet; one ends 3600 seconds after its last turn" in result.stderr

@@ -69,19 +69,19 @@ def attributes(of):
 
 @pytest.fixture
 def collector(monkeypatch):
-    made = Collector()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
+    server = Collector()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
-    yield made
-    made.close()
+    yield server
+    server.close()
 
 
 def test_a_request_is_one_trace_from_its_caller_to_both_models(house, collector):
-    made = house(primary=votes(*UNSURE), gateway={"otel": True})
-    reply = made.decide(headers=CALLER)
+    gateway = house(primary=votes(*UNSURE), gateway={"otel": True})
+    reply = gateway.decide(headers=CALLER)
     assert reply.status_code == 200
-    made.stop()
+    gateway.stop()
     by_kind = {span.kind: span for span in collector.spans()}
     served, calls = by_kind[2], [span for span in collector.spans() if span.kind == 3]
     assert {span.trace_id.hex() for span in collector.spans()} == {TRACE}
@@ -93,7 +93,7 @@ def test_a_request_is_one_trace_from_its_caller_to_both_models(house, collector)
         "arbitrage.policy": "support", "arbitrage.decided_by": "guardian", "arbitrage.decision_id": decision,
     }.items()  # fmt: skip
     assert [attributes(span)["arbitrage.role"] for span in calls] == ["primary", "guardian"]
-    for span, upstream in zip(calls, (made.primary, made.guardian), strict=True):
+    for span, upstream in zip(calls, (gateway.primary, gateway.guardian), strict=True):
         assert span.parent_span_id == served.span_id
         assert upstream.headers[0]["traceparent"] == f"00-{TRACE}-{span.span_id.hex()}-01"
         assert upstream.headers[0]["tracestate"] == "vendor=7"
@@ -105,9 +105,9 @@ def test_a_request_is_one_trace_from_its_caller_to_both_models(house, collector)
 
 
 def test_measurements_have_the_names_units_and_labels_of_the_conventions(house, collector):
-    made = house(form="text", gateway={"otel": True})
-    assert made.chat().status_code == 200
-    made.stop()
+    gateway = house(form="text", gateway={"otel": True})
+    assert gateway.chat().status_code == 200
+    gateway.stop()
     metrics = collector.metrics()
     assert set(metrics) == {
         "gen_ai.client.operation.duration", "gen_ai.client.token.usage", "http.server.request.duration",
@@ -125,11 +125,13 @@ def test_streams_and_errors_are_recorded_without_a_word_of_content(house, collec
         yield sse(chunk({"content": "theirs"}))
         yield ending()
 
-    made = house(form="text", primary=says("mine", 0.1), guardian=lambda *_: Stream(portions()), gateway={"otel": True})
-    assert made.chat({**CHAT, "stream": True}).status_code == 200
-    made.guardian.reply = failing(503, "theirs is broken")
-    assert made.chat({**CHAT, "user": "other"}).status_code == 502
-    made.stop()
+    gateway = house(
+        form="text", primary=says("mine", 0.1), guardian=lambda *_: Stream(portions()), gateway={"otel": True}
+    )
+    assert gateway.chat({**CHAT, "stream": True}).status_code == 200
+    gateway.guardian.reply = failing(503, "theirs is broken")
+    assert gateway.chat({**CHAT, "user": "other"}).status_code == 502
+    gateway.stop()
     streamed, failed = [span for span in collector.spans() if attributes(span).get("arbitrage.role") == "guardian"]
     assert attributes(streamed)["gen_ai.request.stream"] is True
     assert attributes(streamed)["gen_ai.response.time_to_first_chunk"] > 0
@@ -146,9 +148,9 @@ def test_streams_and_errors_are_recorded_without_a_word_of_content(house, collec
 
 def test_a_collector_that_is_gone_costs_requests_nothing_and_holds_up_no_end(house, collector):
     collector.close()
-    made = house(gateway={"otel": True})
-    assert {made.decide().status_code for _ in range(20)} == {200}
-    made.stop()  # within the 30 seconds that the house allows
+    gateway = house(gateway={"otel": True})
+    assert {gateway.decide().status_code for _ in range(20)} == {200}
+    gateway.stop()  # within the 30 seconds that the house allows
 
 
 def test_nothing_of_it_is_loaded_unless_asked_for():
@@ -158,9 +160,9 @@ def test_nothing_of_it_is_loaded_unless_asked_for():
 
 
 def test_a_trace_is_not_passed_on_unless_asked_for(house):
-    made = house()
-    assert made.decide(DECISION, headers=CALLER).status_code == 200
-    assert "traceparent" not in {name.lower() for name in made.primary.headers[0]}
+    gateway = house()
+    assert gateway.decide(DECISION, headers=CALLER).status_code == 200
+    assert "traceparent" not in {name.lower() for name in gateway.primary.headers[0]}
 
 
 def test_a_missing_extra_is_named(monkeypatch):
@@ -194,10 +196,10 @@ def expressions():
 @pytest.fixture
 def families(house):
     """The metrics after one request: by name of a sample, its labels."""
-    made = house()
-    assert made.decide().status_code == 200
+    gateway = house()
+    assert gateway.decide().status_code == 200
     named = {}
-    for family in text_string_to_metric_families(made.get("/metrics").text):
+    for family in text_string_to_metric_families(gateway.get("/metrics").text):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
         for suffix in suffixes:
             named[family.name + suffix] = {label for sample in family.samples for label in sample.labels}
@@ -233,9 +235,9 @@ def test_promtool_accepts_the_rules_and_they_fire_when_they_should():
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
 def test_promtool_accepts_the_metrics_and_every_query_of_the_dashboard(house, tmp_path):
-    made = house()
-    made.decide()
-    text = made.get("/metrics").text
+    gateway = house()
+    gateway.decide()
+    text = gateway.get("/metrics").text
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert "error" not in (done.stdout + done.stderr).lower(), done.stderr
     queries = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]

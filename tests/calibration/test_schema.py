@@ -104,8 +104,8 @@ def test_every_kind_of_certificate_that_calibrate_makes_loads(science):
     ):
         for alpha in (0.001, 0.01, 0.1, 0.3):
             if alpha >= float(options.get("full_sight_loss", 0)):
-                made = calibrate(rows, alpha, **options)
-                assert Certificate.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+                certificate = calibrate(rows, alpha, **options)
+                assert Certificate.from_dict(json.loads(json.dumps(certificate.to_dict()))) == certificate
     far = ScoreLog.from_arrays([[5.0, 0.0]] * 50, [[0, 1]] * 50)
     short = calibrate(far, 0.1, grid=0.5)
     assert (short.status, short.slack > 0) == ("always_defer", True)
@@ -137,10 +137,10 @@ def test_a_menu_outside_the_range_of_the_log_has_no_guarantee(certificate, scien
 def test_router_form_speaks_of_two_answers_and_a_confidence():
     log = ScoreLog.from_router(confidence=[0.9, 0.5] * 50, primary_grade=[1.0, 0.0] * 50, guardian_grade=[1.0] * 100)
     for options in ({}, {"guardian_sees": "all"}):
-        made = calibrate(log, 0.05, **options)
-        assert "the Primary's is given where its confidence is above 0.5" in made.guarantee
+        certificate = calibrate(log, 0.05, **options)
+        assert "the Primary's is given where its confidence is above 0.5" in certificate.guarantee
         for word in ("candidate", "menu", "best score", "action"):
-            assert word not in made.guarantee, word
+            assert word not in certificate.guarantee, word
     assert "answered by the Guardian" in calibrate(log, 0.001).guarantee
     own = calibrate(log, 0.05, loss=lambda row, sight: float(len(sight) < 2), loss_bound=1)
     assert "With both answers in sight" in own.guarantee
@@ -186,18 +186,23 @@ def test_double_precision_scores_are_rounded_like_the_log_of_a_single_precision_
     """Every decision equals that on the scores as the log would have recorded them."""
     rng = np.random.default_rng(0)
     scores = np.round(rng.random((400, 3)), 2) / 10
-    made = calibrate(ScoreLog.from_arrays(scores.astype(np.float32), rng.random((400, 3))), 0.2)
-    assert made.score_digits == 6
+    certificate = calibrate(ScoreLog.from_arrays(scores.astype(np.float32), rng.random((400, 3))), 0.2)
+    assert certificate.score_digits == 6
     for row in scores:
-        expected = made.decide(row.astype(np.float32))
-        assert made.decide(row) == made.decide(row.tolist()) == made.decide(tuple(row.tolist())) == expected
-    double, single = (made.apply(ScoreLog.from_arrays(s)) for s in (scores, scores.astype(np.float32)))
+        expected = certificate.decide(row.astype(np.float32))
+        assert (
+            certificate.decide(row)
+            == certificate.decide(row.tolist())
+            == certificate.decide(tuple(row.tolist()))
+            == expected
+        )
+    double, single = (certificate.apply(ScoreLog.from_arrays(s)) for s in (scores, scores.astype(np.float32)))
     assert np.array_equal(double.candidate, single.candidate)
 
 
 def test_a_key_file_of_an_earlier_release_is_found_read_and_checked(tmp_path, science):
-    made = calibrate(science, 0.05, boundary="random", key=b"a key of then")
-    made.save(tmp_path / "rule.json")
+    certificate = calibrate(science, 0.05, boundary="random", key=b"a key of then")
+    certificate.save(tmp_path / "rule.json")
     assert key_path(tmp_path / "rule.json") == tmp_path / "rule.key"
     assert key_path("rule.v2") == Path("rule.v2.key")
     (tmp_path / "rule.key").write_bytes(b"a key of then")

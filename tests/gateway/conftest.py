@@ -11,11 +11,11 @@ def house(tmp_path):
     def start(**options):
         folder = tmp_path / str(len(started))
         folder.mkdir()
-        made = House(folder, **options)
-        made.__enter__()
-        started.append(made)
-        return made
+        gateway = House(folder, **options)
+        gateway.__enter__()
+        started.append(gateway)
+        return gateway
 
     yield start
-    for made in started:
-        made.__exit__()
+    for gateway in started:
+        gateway.__exit__()

@@ -32,17 +32,17 @@ def talks(shares, text, sure=None):
 
 @pytest.fixture
 def both(house):
-    made = house(
+    gateway = house(
         models=BOTH,
         primary=talks((0.9, 0.1, 0.0), "mine", 0.9),
         guardian=talks((0.0, 1.0, 0.0), "theirs"),
         **{"policies.free": {"form": "text", "mode": "shadow", "certificate": None}},
     )
-    made.certificate(policy="free").save(made.folder / "free.json")
-    made.sections["policies.free"] = {"form": "text", "certificate": "free.json"}
-    made.configure()
-    made.restart()
-    return made
+    gateway.certificate(policy="free").save(gateway.folder / "free.json")
+    gateway.sections["policies.free"] = {"form": "text", "certificate": "free.json"}
+    gateway.configure()
+    gateway.restart()
+    return gateway
 
 
 def test_one_gateway_serves_menus_and_free_text(both):

@@ -22,7 +22,7 @@ def shadowed(house):
         return re.search(r"\d+", json.dumps(body["messages"][0]))[0]
 
     def start(count=4, policy=SHADOW, **options):
-        made = house(
+        gateway = house(
             form="text",
             certificate=policy.get("mode") != "shadow",
             primary=lambda path, body, n: says(f"mine {number(body)}", 0.8)(),
@@ -30,10 +30,10 @@ def shadowed(house):
             policy=policy,
             **options,
         )
-        made.headers = {"Authorization": f"Bearer {made.key('call')[0]}"}
+        gateway.headers = {"Authorization": f"Bearer {gateway.key('call')[0]}"}
         for k in range(count):
-            made.chat({**CHAT, "messages": [{"role": "user", "content": f"Request {k}?"}]})
-        return made
+            gateway.chat({**CHAT, "messages": [{"role": "user", "content": f"Request {k}?"}]})
+        return gateway
 
     return start
 
@@ -42,11 +42,11 @@ def shadowed(house):
 def judge():
     """Add a judge to a gateway's configuration; yields the upstream."""
 
-    def start(made, reply):
+    def start(gateway, reply):
         upstream = Upstream(reply)
-        made.run(made._upstreams.enter_async_context(upstream))
+        gateway.run(gateway._upstreams.enter_async_context(upstream))
         model = {"kind": "chat", "url": upstream.url, "model": "judge", "price": [1.0, 2.0], "attempts": 1}
-        made.path.write_text(made.path.read_text() + section("judge", model) + section("judge.pinned", {}))
+        gateway.path.write_text(gateway.path.read_text() + section("judge", model) + section("judge.pinned", {}))
         return upstream
 
     return start
@@ -57,34 +57,34 @@ def strict(path, body, number):
     return completion(json.dumps({"grade": 1.0 if "theirs" in body["messages"][0]["content"] else 0.25}))
 
 
-def grade(made, how, *more, code=0):
-    options = ["--policy", "support", "--grade", how, "--config", made.path, "--json"]
+def grade(gateway, how, *more, code=0):
+    options = ["--policy", "support", "--grade", how, "--config", gateway.path, "--json"]
     result = command("records", "grade", *options, *more, code=code)
     return json.loads(result.stdout) if code == 0 else result.stderr
 
 
 def test_a_judge_grades_what_is_stored_and_the_export_can_be_calibrated(shadowed, judge):
-    made = shadowed(count=30)
-    upstream = judge(made, strict)
-    planned = grade(made, "judge", "--dry-run")
+    gateway = shadowed(count=30)
+    upstream = judge(gateway, strict)
+    planned = grade(gateway, "judge", "--dry-run")
     assert (planned["gradable"], planned["models"][0]["spent"]["calls"], upstream.bodies) == (30, 60, [])
-    done = grade(made, "judge")
+    done = grade(gateway, "judge")
     assert (done["newly_graded"], done["failed"], len(upstream.bodies)) == (30, 0, 60)
     assert 0 < done["cost"] < planned["cost"]
-    log = ScoreLog.read(exported(made, "--score-log"))
+    log = ScoreLog.read(exported(gateway, "--score-log"))
     assert log.guardian.tolist() == [1.0, 0.25] * 30
     assert (log.identities["grader"]["kind"], log.identities["grader"]["model"]) == ("judge", "judge")
     assert calibrate(log, 0.3).identities["grader"] == log.identities["grader"]
-    [first] = made.records()[0].feedback
+    [first] = gateway.records()[0].feedback
     assert (first.by, first.grader) == ("records grade", log.identities["grader"])
 
 
 def test_a_second_run_grades_only_what_has_no_grades(shadowed, judge):
-    made = shadowed(count=5)
-    upstream = judge(made, strict)
-    assert grade(made, "judge", "--limit", 2)["newly_graded"] == 2
-    assert grade(made, "judge")["newly_graded"] == 3
-    again = grade(made, "judge")
+    gateway = shadowed(count=5)
+    upstream = judge(gateway, strict)
+    assert grade(gateway, "judge", "--limit", 2)["newly_graded"] == 2
+    assert grade(gateway, "judge")["newly_graded"] == 3
+    again = grade(gateway, "judge")
     assert (again["graded"], again["gradable"], again["newly_graded"], len(upstream.bodies)) == (5, 0, 0, 10)
 
 
@@ -92,83 +92,83 @@ def test_a_judge_that_fails_in_between_leaves_rows_for_the_next_run(shadowed, ju
     def moody(path, body, number):
         return (500, {"error": {"message": "later"}}) if number in (2, 3) else strict(path, body, number)
 
-    made = shadowed(count=4)
-    judge(made, moody)
-    done = grade(made, "judge", "--concurrency", 1)
+    gateway = shadowed(count=4)
+    judge(gateway, moody)
+    done = grade(gateway, "judge", "--concurrency", 1)
     assert (done["newly_graded"], done["failed"]) == (2, 2)
     assert "later" in done["first_problem"]
-    assert grade(made, "judge")["newly_graded"] == 2
+    assert grade(gateway, "judge")["newly_graded"] == 2
 
 
 def test_a_judge_that_never_works_stops_the_run_with_one_line(shadowed, judge):
-    made = shadowed(count=25)
-    judge(made, failing())
-    assert "the grader failed on all of the first 20 rows" in grade(made, "judge", "--concurrency", 1, code=2)
+    gateway = shadowed(count=25)
+    judge(gateway, failing())
+    assert "the grader failed on all of the first 20 rows" in grade(gateway, "judge", "--concurrency", 1, code=2)
 
 
 def test_a_run_stops_before_its_cost_limit_and_keeps_the_rows_it_graded(shadowed, judge):
     def dear(path, body, number):
         return strict(path, body, number) | {"usage": completion("", usage=(400, 50))["usage"]}
 
-    made = shadowed(count=6)
-    upstream = judge(made, dear)
+    gateway = shadowed(count=6)
+    upstream = judge(gateway, dear)
     assert "run again with a higher --max-cost" in grade(
-        made, "judge", "--max-cost", "0.0016", "--concurrency", 1, code=2
+        gateway, "judge", "--max-cost", "0.0016", "--concurrency", 1, code=2
     )
     paid = len(upstream.bodies)
     assert 0 < paid < 12
-    done = grade(made, "judge")
+    done = grade(gateway, "judge")
     assert done["graded"] + done["newly_graded"] == 6
     assert done["graded"] > 0
 
 
 def test_equal_answers_are_graded_once(shadowed, judge):
-    made = shadowed(count=3, guardian=lambda path, body, n: says(f"mine {n}")())
-    upstream = judge(made, strict)
-    grade(made, "judge")
+    gateway = shadowed(count=3, guardian=lambda path, body, n: says(f"mine {n}")())
+    upstream = judge(gateway, strict)
+    grade(gateway, "judge")
     assert len(upstream.bodies) == 3
 
 
-def label(made, headers, text):
-    for record in made.records():
-        made.post(f"/v1/arbitrage/records/{record.id}/feedback", {"label": text}, headers=headers)
+def label(gateway, headers, text):
+    for record in gateway.records():
+        gateway.post(f"/v1/arbitrage/records/{record.id}/feedback", {"label": text}, headers=headers)
 
 
 def test_comparisons_take_the_labels_of_those_who_may_grade(shadowed):
-    made = shadowed(count=1)
-    assert grade(made, "exact")["no_label"] == 1
-    label(made, made.headers, "mine 0")  # a caller who would like the Primary to be right
-    assert grade(made, "exact")["no_label"] == 1
-    label(made, made.keyed("review"), "theirs 0")
-    assert grade(made, "exact")["newly_graded"] == 1
-    assert ScoreLog.read(exported(made, "--score-log")).guardian.tolist() == [1.0, 0.0]
+    gateway = shadowed(count=1)
+    assert grade(gateway, "exact")["no_label"] == 1
+    label(gateway, gateway.headers, "mine 0")  # a caller who would like the Primary to be right
+    assert grade(gateway, "exact")["no_label"] == 1
+    label(gateway, gateway.keyed("review"), "theirs 0")
+    assert grade(gateway, "exact")["newly_graded"] == 1
+    assert ScoreLog.read(exported(gateway, "--score-log")).guardian.tolist() == [1.0, 0.0]
 
 
 def test_callers_who_may_grade_may_label(shadowed):
-    made = shadowed(count=1, policy={**SHADOW, "callers_grade": True})
-    label(made, made.headers, "theirs 0")
-    assert grade(made, "exact")["newly_graded"] == 1
+    gateway = shadowed(count=1, policy={**SHADOW, "callers_grade": True})
+    label(gateway, gateway.headers, "theirs 0")
+    assert grade(gateway, "exact")["newly_graded"] == 1
 
 
 def test_a_function_grades_and_its_source_is_on_record(shadowed):
-    made = shadowed(count=2)
-    (made.folder / "rubric.py").write_text("def polite(request, answer, expected):\n    return 0.5\n")
-    assert grade(made, "python:rubric:polite")["newly_graded"] == 2
-    [grader] = {json.dumps(dict(record.feedback[0].grader)) for record in made.records()}
+    gateway = shadowed(count=2)
+    (gateway.folder / "rubric.py").write_text("def polite(request, answer, expected):\n    return 0.5\n")
+    assert grade(gateway, "python:rubric:polite")["newly_graded"] == 2
+    [grader] = {json.dumps(dict(record.feedback[0].grader)) for record in gateway.records()}
     assert json.loads(grader)["name"] == "rubric:polite"
     assert len(json.loads(grader)["source_sha256"]) == 64
 
 
 def test_rows_of_several_graders_say_so(shadowed, judge):
-    made = shadowed(count=2)
-    judge(made, strict)
-    grade(made, "judge", "--limit", 1)
-    made.post(
-        f"/v1/arbitrage/records/{made.records()[0].id}/feedback",
+    gateway = shadowed(count=2)
+    judge(gateway, strict)
+    grade(gateway, "judge", "--limit", 1)
+    gateway.post(
+        f"/v1/arbitrage/records/{gateway.records()[0].id}/feedback",
         {"grades": {"primary": 0.0, "guardian": 1.0}},
-        headers=made.keyed("review"),
+        headers=gateway.keyed("review"),
     )
-    grader = ScoreLog.read(exported(made, "--score-log")).identities["grader"]
+    grader = ScoreLog.read(exported(gateway, "--score-log")).identities["grader"]
     assert grader["kind"] == SEVERAL
     assert {one["kind"] for one in grader["graders"]} == {"judge", "feedback"}
 
@@ -183,35 +183,35 @@ def test_what_was_not_kept_or_not_answered_is_counted(shadowed, judge):
 
 
 def test_audited_answers_of_the_primary_are_graded_beside_the_audits(shadowed, judge):
-    made = shadowed(count=3, policy={"audit_rate": 1.0, "content": "full"})
-    judge(made, strict)
-    until(lambda: all(record.audit is not None for record in made.records()))
-    assert grade(made, "judge")["newly_graded"] == 3
-    assert ScoreLog.read(exported(made, "--score-log")).guardian.tolist() == [1.0, 0.25] * 3
+    gateway = shadowed(count=3, policy={"audit_rate": 1.0, "content": "full"})
+    judge(gateway, strict)
+    until(lambda: all(record.audit is not None for record in gateway.records()))
+    assert grade(gateway, "judge")["newly_graded"] == 3
+    assert ScoreLog.read(exported(gateway, "--score-log")).guardian.tolist() == [1.0, 0.25] * 3
 
 
 def test_a_primary_that_failed_costs_no_grade(house, judge):
-    made = house(form="text", certificate=False, primary=failing(), policy=SHADOW)
-    made.chat()
-    upstream = judge(made, strict)
-    assert grade(made, "judge")["newly_graded"] == 1
+    gateway = house(form="text", certificate=False, primary=failing(), policy=SHADOW)
+    gateway.chat()
+    upstream = judge(gateway, strict)
+    assert grade(gateway, "judge")["newly_graded"] == 1
     assert len(upstream.bodies) == 1
-    log = ScoreLog.read(exported(made, "--score-log"))
+    log = ScoreLog.read(exported(gateway, "--score-log"))
     assert calibrate(log, 0.5, missing_guardian="worst_case").no_opinion_rows == 1
 
 
 def test_menus_need_no_grades(house):
-    made = house(certificate=False, policy={"mode": "shadow"})
-    made.decide()
-    assert "chooses from menus, whose rows need no grades" in grade(made, "exact", code=2)
+    gateway = house(certificate=False, policy={"mode": "shadow"})
+    gateway.decide()
+    assert "chooses from menus, whose rows need no grades" in grade(gateway, "exact", code=2)
 
 
 def test_a_person_grades_without_seeing_which_model_answered(shadowed):
-    made = shadowed(count=8)
+    gateway = shadowed(count=8)
     command_line = [sys.executable, "-m", "conformal_arbitrage", "records", "grade", "--policy", "support", "--grade",
-                    "human", "--config", str(made.path)]  # fmt: skip
+                    "human", "--config", str(gateway.path)]  # fmt: skip
     done = subprocess.run(command_line, input="y\nn\n" * 8, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "Graded: 8 rows" in done.stdout
-    first = {record.feedback[0].grades.primary for record in made.records()}
+    first = {record.feedback[0].grades.primary for record in gateway.records()}
     assert first == {0.0, 1.0}  # y came first, and either model did

@@ -10,35 +10,37 @@ KINDER = {"grades": {"primary": 1.0, "guardian": 1.0}}
 
 def answered(house, **policy):
     """A decision of a caller, and how to send feedback on it."""
-    made = house(form="text", policy={"mode": "shadow", **policy})
-    made.caller, made.reviewer = made.keyed("call"), made.keyed("review")
-    id = made.chat(headers=made.caller).headers["x-arbitrage-decision-id"]
-    return made, lambda feedback, headers: made.post(f"/v1/arbitrage/records/{id}/feedback", feedback, headers=headers)
+    gateway = house(form="text", policy={"mode": "shadow", **policy})
+    gateway.caller, gateway.reviewer = gateway.keyed("call"), gateway.keyed("review")
+    id = gateway.chat(headers=gateway.caller).headers["x-arbitrage-decision-id"]
+    return gateway, lambda feedback, headers: gateway.post(
+        f"/v1/arbitrage/records/{id}/feedback", feedback, headers=headers
+    )
 
 
 def test_a_caller_may_not_grade_what_recalibrates_its_own_policy(house):
-    made, send = answered(house)
-    error_of(send(GRADES, made.caller), 403, "insufficient_scope")
+    gateway, send = answered(house)
+    error_of(send(GRADES, gateway.caller), 403, "insufficient_scope")
     for harmless in ({"grade": 1.0}, {"comment": "thanks"}, {"label": "b"}):
-        assert send(harmless, made.caller).status_code == 200
-    assert send(GRADES, made.reviewer).status_code == 200
+        assert send(harmless, gateway.caller).status_code == 200
+    assert send(GRADES, gateway.reviewer).status_code == 200
 
 
 def test_a_policy_may_let_callers_grade(house):
-    made, send = answered(house, callers_grade=True)
-    assert send(GRADES, made.caller).status_code == 200
+    gateway, send = answered(house, callers_grade=True)
+    assert send(GRADES, gateway.caller).status_code == 200
 
 
 @pytest.mark.parametrize("bug", [False, True])
 def test_the_first_grades_count_and_others_need_a_reason(house, bug, monkeypatch):
-    made, send = answered(house)
-    assert send(GRADES, made.reviewer).status_code == 200
-    error_of(send(KINDER, made.reviewer), 409, "already_graded")
-    assert send({**KINDER, "reason": "misread"}, made.reviewer).status_code == 200
-    [record] = made.records()
+    gateway, send = answered(house)
+    assert send(GRADES, gateway.reviewer).status_code == 200
+    error_of(send(KINDER, gateway.reviewer), 409, "already_graded")
+    assert send({**KINDER, "reason": "misread"}, gateway.reviewer).status_code == 200
+    [record] = gateway.records()
     assert [(one.grades.primary, one.reason) for one in record.feedback] == [(0.0, None), (1.0, "misread")]
     if bug:  # planted: the last grades count
         last = "conformal_arbitrage.collecting.from_records._first_grades"
         monkeypatch.setattr(last, lambda one: one.feedback[-1].grades)
-    log = ScoreLog.read(exported(made, "--score-log"))
+    log = ScoreLog.read(exported(gateway, "--score-log"))
     assert (log.guardian.tolist() == [1.0, 0.0]) is not bug

@@ -149,9 +149,9 @@ def check(callers, records, calls):
     kept = {record.id for record in records}
     assert callers.acknowledged <= kept
     assert {key: found for key, found in callers.replies.items() if len(found) != 1} == {}
-    made, asked = decisions_by_name(records), calls_by_name(calls)
-    assert {key: made[key] for key in callers.replies if made[key] != callers.questions[key]} == {}
-    repeats = {key: asked[key] / callers.questions[key] for key in callers.replies}
+    decided, called = decisions_by_name(records), calls_by_name(calls)
+    assert {key: decided[key] for key in callers.replies if decided[key] != callers.questions[key]} == {}
+    repeats = {key: called[key] / callers.questions[key] for key in callers.replies}
     assert {key: n for key, n in repeats.items() if n > 1 + callers.kills_seen[key]} == {}
     drawn = [record for record in records if record.decision.audited]
     assert [record.id for record in drawn if record.audit is None] == []

@@ -53,9 +53,9 @@ async def answer(store, work, until_gone=stays):
 
 @pytest.fixture
 def store(tmp_path):
-    made = SQLiteStore(tmp_path / "store.db")
-    yield made
-    asyncio.run(made.close())
+    opened = SQLiteStore(tmp_path / "store.db")
+    yield opened
+    asyncio.run(opened.close())
 
 
 def slowed(commit):

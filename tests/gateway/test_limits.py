@@ -19,33 +19,33 @@ def deep(levels):
 
 
 def test_a_body_past_the_limit_is_413_whether_its_length_is_told_or_not(house):
-    made = house(gateway={"max_body": 2000})
+    gateway = house(gateway={"max_body": 2000})
     large = json.dumps({**DECISION, "input": "x" * 3000}).encode()
-    error_of(made.decide(None, data=large), 413, "body_too_large")
-    error_of(made.decide(None, data=iter([large[:1500], large[1500:]])), 413, "body_too_large")
-    error_of(made.put("/v1/arbitrage/policies/support", data=large), 413, "body_too_large")
-    assert not made.primary.bodies
+    error_of(gateway.decide(None, data=large), 413, "body_too_large")
+    error_of(gateway.decide(None, data=iter([large[:1500], large[1500:]])), 413, "body_too_large")
+    error_of(gateway.put("/v1/arbitrage/policies/support", data=large), 413, "body_too_large")
+    assert not gateway.primary.bodies
 
 
 def test_numbers_of_questions_and_actions_their_length_and_depth_have_limits(house):
-    made = house(gateway={"max_questions": 2, "max_actions": 4, "max_action_length": 10, "max_depth": 12})
-    error_of(made.decide({**DECISION, "questions": [QUESTION] * 3}), 422, "too_many_questions")
-    error_of(made.decide({**DECISION, "questions": []}), 422, "too_many_questions")
-    error_of(made.decide(choices(*"abcde")), 422, "number_of_actions")
-    error_of(made.decide(choices("a")), 422, "number_of_actions")
-    error_of(made.decide(choices("a", "b" * 11)), 422, "long_action")
-    error_of(made.chat({**CHAT, "arbitrage": {"actions": list("abcde")}}), 422, "number_of_actions")
-    error_of(made.decide(None, data=deep(13)), 422, "too_deep")
-    assert not made.primary.bodies
-    assert made.decide(choices(*"abcd")).status_code == 200
+    gateway = house(gateway={"max_questions": 2, "max_actions": 4, "max_action_length": 10, "max_depth": 12})
+    error_of(gateway.decide({**DECISION, "questions": [QUESTION] * 3}), 422, "too_many_questions")
+    error_of(gateway.decide({**DECISION, "questions": []}), 422, "too_many_questions")
+    error_of(gateway.decide(choices(*"abcde")), 422, "number_of_actions")
+    error_of(gateway.decide(choices("a")), 422, "number_of_actions")
+    error_of(gateway.decide(choices("a", "b" * 11)), 422, "long_action")
+    error_of(gateway.chat({**CHAT, "arbitrage": {"actions": list("abcde")}}), 422, "number_of_actions")
+    error_of(gateway.decide(None, data=deep(13)), 422, "too_deep")
+    assert not gateway.primary.bodies
+    assert gateway.decide(choices(*"abcd")).status_code == 200
 
 
 def test_depth_that_is_just_allowed_is_allowed(house):
-    made = house(form="text", gateway={"max_depth": 12})
+    gateway = house(form="text", gateway={"max_depth": 12})
     nested = {"a": 1}
     for _ in range(9):
         nested = {"a": nested}
-    assert made.chat({**CHAT, "metadata": nested}).status_code == 200
+    assert gateway.chat({**CHAT, "metadata": nested}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -56,42 +56,42 @@ def test_actions_that_a_model_could_not_tell_apart_are_refused(house, values):
 
 
 def test_each_key_has_a_rate_of_its_own(house):
-    made = house(gateway={"requests_per_minute": 3})
-    one, other = made.keyed(), made.keyed()
+    gateway = house(gateway={"requests_per_minute": 3})
+    one, other = gateway.keyed(), gateway.keyed()
     for _ in range(3):
-        assert made.decide(headers=one).status_code == 200
-    reply = made.decide(headers=one)
+        assert gateway.decide(headers=one).status_code == 200
+    reply = gateway.decide(headers=one)
     error_of(reply, 429, "rate_limit_exceeded")
     assert 1 <= int(reply.headers["retry-after"]) <= 60
-    assert made.decide(headers=other).status_code == 200
-    assert len(made.primary.bodies) == 4
+    assert gateway.decide(headers=other).status_code == 200
+    assert len(gateway.primary.bodies) == 4
 
 
 def test_requests_in_flight_have_a_limit(house):
-    made = house(primary=hanging, gateway={"max_in_flight": 1})
-    waiting = threading.Thread(target=lambda: made.decide(), daemon=True)
+    gateway = house(primary=hanging, gateway={"max_in_flight": 1})
+    waiting = threading.Thread(target=lambda: gateway.decide(), daemon=True)
     waiting.start()
-    until(lambda: made.primary.bodies)
-    reply = made.decide()
+    until(lambda: gateway.primary.bodies)
+    reply = gateway.decide()
     error_of(reply, 429, "rate_limit_exceeded")
     assert int(reply.headers["retry-after"]) >= 1
-    made.stop()
+    gateway.stop()
     waiting.join()
 
 
 def test_guardian_calls_have_a_limit_over_all_callers(house):
-    made = house(primary=votes(*UNSURE), gateway={"guardian_calls_per_minute": 2})
-    one, other = made.keyed(), made.keyed()
-    assert made.decide(headers=one).status_code == 200
-    assert made.decide(headers=other).status_code == 200
-    reply = made.decide(headers=one)
+    gateway = house(primary=votes(*UNSURE), gateway={"guardian_calls_per_minute": 2})
+    one, other = gateway.keyed(), gateway.keyed()
+    assert gateway.decide(headers=one).status_code == 200
+    assert gateway.decide(headers=other).status_code == 200
+    reply = gateway.decide(headers=one)
     error_of(reply, 429, "rate_limit_exceeded")
     assert 1 <= int(reply.headers["retry-after"]) <= 61  # the second in which the first call was made has to pass
-    assert len(made.guardian.bodies) == 2
-    made.primary.reply = votes(0.9, 0.1)
-    error_of(made.decide(headers=one), 429)  # the Primary is not asked again until it is sure
+    assert len(gateway.guardian.bodies) == 2
+    gateway.primary.reply = votes(0.9, 0.1)
+    error_of(gateway.decide(headers=one), 429)  # the Primary is not asked again until it is sure
     plain = {**DECISION, "input": "Another letter."}
-    assert made.decide(plain, headers=one).status_code == 200  # whatever needs no Guardian goes on
+    assert gateway.decide(plain, headers=one).status_code == 200  # whatever needs no Guardian goes on
 
 
 @pytest.mark.parametrize("form", ["menu", "text"])
@@ -100,10 +100,10 @@ def test_the_guardian_s_spend_has_a_limit(house, form):
     guardian = votes(0, 1, usage=(400, 100)) if form == "menu" else says("theirs", usage=(400, 100))  # 500e-6 a call
     short = {"guardian": {"max_tokens": 100}} if form == "text" else {}
     limit = {"guardian_cost_per_hour": 1010e-6}
-    made = house(form=form, primary=unsure, guardian=guardian, gateway=limit, models=short)
+    gateway = house(form=form, primary=unsure, guardian=guardian, gateway=limit, models=short)
     body = MENU if form == "menu" else CHAT
-    assert [made.chat(body).status_code for _ in range(3)] == [200, 200, 429]
-    assert int(made.chat(body).headers["retry-after"]) > 60
+    assert [gateway.chat(body).status_code for _ in range(3)] == [200, 200, 429]
+    assert int(gateway.chat(body).headers["retry-after"]) > 60
 
 
 def test_a_window_slides():
@@ -119,28 +119,28 @@ def test_a_window_slides():
 
 
 def test_a_database_that_is_gone_is_503_before_any_model_is_asked(house):
-    made = house()
-    assert made.decide().status_code == 200
-    with closing(sqlite3.connect(made.folder / "arbitrage.sqlite")) as database:
+    gateway = house()
+    assert gateway.decide().status_code == 200
+    with closing(sqlite3.connect(gateway.folder / "arbitrage.sqlite")) as database:
         database.execute("alter table changes rename to gone")
         database.commit()
-        for refused in (made.decide(), made.chat(MENU), made.chat({**MENU, "stream": True})):
+        for refused in (gateway.decide(), gateway.chat(MENU), gateway.chat({**MENU, "stream": True})):
             assert "sqlite" not in error_of(refused, 503, "record_unavailable")["message"]
-        error_of(made.get("/health/ready"), 503, "record_unavailable")
-        assert made.get("/health/live").status_code == 200
-        assert len(made.primary.bodies) == 1
+        error_of(gateway.get("/health/ready"), 503, "record_unavailable")
+        assert gateway.get("/health/live").status_code == 200
+        assert len(gateway.primary.bodies) == 1
         database.execute("alter table gone rename to changes")
         database.commit()
-    assert made.decide().status_code == 200
+    assert gateway.decide().status_code == 200
 
 
 def test_a_decision_that_cannot_be_recorded_does_not_leave(house):
-    made = house()
-    with closing(sqlite3.connect(made.folder / "arbitrage.sqlite", isolation_level=None)) as database:
+    gateway = house()
+    with closing(sqlite3.connect(gateway.folder / "arbitrage.sqlite", isolation_level=None)) as database:
         database.execute("begin immediate")  # another process holds the database: commits wait, then fail
         start = time.monotonic()
-        error_of(made.decide(), 503, "record_unavailable")
+        error_of(gateway.decide(), 503, "record_unavailable")
         assert time.monotonic() - start < 20
         database.execute("rollback")
-    assert made.decide().status_code == 200
-    assert len(made.records()) == 1
+    assert gateway.decide().status_code == 200
+    assert len(gateway.records()) == 1

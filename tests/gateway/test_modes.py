@@ -31,11 +31,11 @@ def command(*arguments, code=0):
     return result
 
 
-def exported(made, *how, code=0):
+def exported(gateway, *how, code=0):
     """The record as a score log, written by the command line."""
-    out = made.folder / "exported.parquet"
+    out = gateway.folder / "exported.parquet"
     result = command(
-        "records", "export", "--policy", "support", *how, "-o", out, "--config", made.path, "--json", code=code
+        "records", "export", "--policy", "support", *how, "-o", out, "--config", gateway.path, "--json", code=code
     )
     return out if code == 0 else result
 
@@ -60,26 +60,26 @@ def shadowing(house, **options):
     )
 
 
-def letters(made, count=60):
+def letters(gateway, count=60):
     for k in range(count):
-        reply = made.decide({**DECISION, "input": "unsure" if k % 3 == 0 else "plain"})
+        reply = gateway.decide({**DECISION, "input": "unsure" if k % 3 == 0 else "plain"})
         assert reply.status_code == 200
 
 
 def test_in_shadow_mode_both_are_asked_and_the_guardian_s_choice_is_given(house):
-    made = house(policy={"mode": "shadow"})
-    [answer] = made.decide().json()["answers"]
+    gateway = house(policy={"mode": "shadow"})
+    [answer] = gateway.decide().json()["answers"]
     assert (answer["choice"], answer["arbitrage"]["decided_by"]) == ("b", "guardian")
-    assert (len(made.primary.bodies), len(made.guardian.bodies)) == (1, 1)
-    [record] = made.records()
+    assert (len(gateway.primary.bodies), len(gateway.guardian.bodies)) == (1, 1)
+    [record] = gateway.records()
     assert record.decision.mode == "shadow"
     assert record.decision.candidates == (0,)  # what the rule would have made of it
     assert [leg.scores for leg in record.decision.legs] == [(0.9, 0.1, 0.0), (0.0, 1.0, 0.0)]
 
 
 def test_shadow_mode_does_without_a_certificate_and_promises_nothing(house):
-    made = shadowing(house)
-    reply = made.decide()
+    gateway = shadowing(house)
+    reply = gateway.decide()
     assert reply.headers["x-arbitrage-alpha"] == "none"
     [answer] = reply.json()["answers"]
     assert (answer["arbitrage"]["guarantee"], answer["arbitrage"]["alpha"]) == ("none", None)
@@ -87,54 +87,54 @@ def test_shadow_mode_does_without_a_certificate_and_promises_nothing(house):
 
 
 def test_in_shadow_mode_a_primary_that_fails_is_recorded_and_a_guardian_that_fails_is_an_error(house):
-    made = house(policy={"mode": "shadow"}, primary=failing())
-    assert made.decide().json()["answers"][0]["choice"] == "b"
-    made.guardian.reply = failing(400)
-    error_of(made.decide(), 502, "guardian_failed")
-    made.guardian.reply = votes(0, 1)
-    log = ScoreLog.read(exported(made, "--score-log"))
+    gateway = house(policy={"mode": "shadow"}, primary=failing())
+    assert gateway.decide().json()["answers"][0]["choice"] == "b"
+    gateway.guardian.reply = failing(400)
+    error_of(gateway.decide(), 502, "guardian_failed")
+    gateway.guardian.reply = votes(0, 1)
+    log = ScoreLog.read(exported(gateway, "--score-log"))
     assert log.missing.tolist() == [False, True]
 
 
 def test_free_text_is_shadowed_too(house):
-    made = house(form="text", policy={"mode": "shadow", "content": "full"})
-    assert made.chat().json()["choices"][0]["message"]["content"] == "theirs"
-    [record] = made.records()
+    gateway = house(form="text", policy={"mode": "shadow", "content": "full"})
+    assert gateway.chat().json()["choices"][0]["message"]["content"] == "theirs"
+    [record] = gateway.records()
     assert record.decision.content.primary_answer == "mine"
     assert record.decision.content.answer["content"] == "theirs"
 
 
 def test_a_shadow_export_calibrates_and_the_certificate_serves(house):
-    made = shadowing(house)
-    letters(made)
-    out = exported(made, "--score-log")
+    gateway = shadowing(house)
+    letters(gateway)
+    out = exported(gateway, "--score-log")
     log = ScoreLog.read(out)
     assert len(log) == 60
     assert not log.missing.any()
-    rule = made.folder / "fresh.json"
+    rule = gateway.folder / "fresh.json"
     command("calibrate", out, "--alpha", "0.1", "--guardian-sees", "all", "-o", rule)
     assert Certificate.load(rule).identities["primary"]["kind"] == "decisions"
-    made.sections["policies.support"] = {"certificate": "fresh.json"}
-    made.certified = False
-    made.stop()
-    made.configure()
-    made.start()
+    gateway.sections["policies.support"] = {"certificate": "fresh.json"}
+    gateway.certified = False
+    gateway.stop()
+    gateway.configure()
+    gateway.start()
     for text, decided_by in (("plain", "primary"), ("unsure", "guardian")):
-        [answer] = made.decide({**DECISION, "input": text}).json()["answers"]
+        [answer] = gateway.decide({**DECISION, "input": text}).json()["answers"]
         assert (answer["arbitrage"]["decided_by"], answer["arbitrage"]["guarantee"]) == (decided_by, "crc")
 
 
 def test_free_text_recalibrates_from_grades_that_came_as_feedback(house):
-    made = house(form="text", policy={"mode": "shadow"})
+    gateway = house(form="text", policy={"mode": "shadow"})
     for k in range(60):
-        made.primary.reply = says("mine", 0.9 if k % 3 else 0.4)
-        id = made.chat().headers["x-arbitrage-decision-id"]
+        gateway.primary.reply = says("mine", 0.9 if k % 3 else 0.4)
+        id = gateway.chat().headers["x-arbitrage-decision-id"]
         grades = {"primary": 1.0 if k % 3 else 0.0, "guardian": 1.0}
-        assert made.post(f"/v1/arbitrage/records/{id}/feedback", {"grades": grades}).status_code == 200
-    made.primary.reply = failing()
-    made.chat()
-    out = exported(made, "--score-log")
-    rule = made.folder / "fresh.json"
+        assert gateway.post(f"/v1/arbitrage/records/{id}/feedback", {"grades": grades}).status_code == 200
+    gateway.primary.reply = failing()
+    gateway.chat()
+    out = exported(gateway, "--score-log")
+    rule = gateway.folder / "fresh.json"
     command(
         "calibrate", out, "--alpha", "0.2", "--guardian-sees", "all", "--missing-guardian", "worst_case", "-o", rule
     )
@@ -142,54 +142,54 @@ def test_free_text_recalibrates_from_grades_that_came_as_feedback(house):
 
 
 def test_only_shadow_and_audited_rows_are_exported_for_calibration(house):
-    made = house(primary=by_letter, guardian=truth)
-    letters(made, 6)
-    assert "no rows fit" in str(exported(made, "--score-log", code=2).stderr)
-    made.sections["policies.support"] = {"audit_rate": 1.0}
-    made.stop()
-    made.configure()
-    made.start()
-    letters(made, 6)
-    until(lambda: all(r.audit for r in made.records(limit=6)))
-    log = ScoreLog.read(exported(made, "--score-log"))
-    assert set(log.id.tolist()) == {record.id for record in made.records(limit=6)}
+    gateway = house(primary=by_letter, guardian=truth)
+    letters(gateway, 6)
+    assert "no rows fit" in str(exported(gateway, "--score-log", code=2).stderr)
+    gateway.sections["policies.support"] = {"audit_rate": 1.0}
+    gateway.stop()
+    gateway.configure()
+    gateway.start()
+    letters(gateway, 6)
+    until(lambda: all(r.audit for r in gateway.records(limit=6)))
+    log = ScoreLog.read(exported(gateway, "--score-log"))
+    assert set(log.id.tolist()) == {record.id for record in gateway.records(limit=6)}
 
 
 def test_an_export_of_everything_is_marked_and_calibrate_refuses_it(house):
-    made = house(primary=by_letter, guardian=truth)
-    letters(made, 30)
-    out = exported(made, "--all")
+    gateway = house(primary=by_letter, guardian=truth)
+    letters(gateway, 30)
+    out = exported(gateway, "--all")
     assert "unfit_for_calibration" in ScoreLog.read(out).extra
-    refused = command("calibrate", out, "--alpha", "0.1", "-o", made.folder / "no.json", code=2)
+    refused = command("calibrate", out, "--alpha", "0.1", "-o", gateway.folder / "no.json", code=2)
     assert "by their scores" in str(refused.stderr)
 
 
 def test_exporting_both_ways_or_neither_is_a_mistake(house):
-    made = house()
-    made.decide()
-    exported(made, code=2)
-    exported(made, "--all", "--score-log", code=2)
+    gateway = house()
+    gateway.decide()
+    exported(gateway, code=2)
+    exported(gateway, "--all", "--score-log", code=2)
 
 
 def test_an_audit_asks_the_guardian_about_everything_in_the_background(house):
-    made = house(policy={"audit_rate": 1.0})
-    reply = made.decide()
+    gateway = house(policy={"audit_rate": 1.0})
+    reply = gateway.decide()
     assert reply.json()["answers"][0]["arbitrage"]["decided_by"] == "primary"
-    [record] = until(lambda: [r for r in made.records() if r.audit])
+    [record] = until(lambda: [r for r in gateway.records() if r.audit])
     assert record.decision.audited
     assert record.audit.scores == (0.0, 1.0, 0.0)
-    assert len(made.guardian.bodies) == 1
-    log = ScoreLog.read(exported(made, "--score-log"))
+    assert len(gateway.guardian.bodies) == 1
+    log = ScoreLog.read(exported(gateway, "--score-log"))
     assert log.guardian.tolist() == [0.0, 1.0, 0.0]
 
 
 def test_the_audit_coin_keeps_its_rate_whatever_the_scores(house):
-    made = house(primary=by_letter, guardian=truth, policy={"audit_rate": 0.3})
+    gateway = house(primary=by_letter, guardian=truth, policy={"audit_rate": 0.3})
     questions = DECISION["questions"] * 30
     for _ in range(10):
         for text in ("plain", "unsure"):
-            made.decide({**DECISION, "input": text, "questions": questions})
-    records = made.records(limit=1000)
+            gateway.decide({**DECISION, "input": text, "questions": questions})
+    records = gateway.records(limit=1000)
     assert len(records) == 600
     for by in ("primary", "guardian"):
         share = np.mean([r.decision.audited for r in records if r.decided_by == by])
@@ -198,14 +198,14 @@ def test_the_audit_coin_keeps_its_rate_whatever_the_scores(house):
 
 def test_audits_are_done_after_a_restart(house, monkeypatch):
     monkeypatch.setattr("conformal_arbitrage.gateway.auditor.LEASE", 1.0)
-    made = house(policy={"audit_rate": 1.0}, guardian=hanging)
-    made.decide()
-    until(lambda: made.guardian.bodies)
-    made.stop()
-    assert made.records()[0].audit is None
-    made.guardian.reply = votes(0, 1)
-    made.start()
-    [record] = until(lambda: [r for r in made.records() if r.audit])
+    gateway = house(policy={"audit_rate": 1.0}, guardian=hanging)
+    gateway.decide()
+    until(lambda: gateway.guardian.bodies)
+    gateway.stop()
+    assert gateway.records()[0].audit is None
+    gateway.guardian.reply = votes(0, 1)
+    gateway.start()
+    [record] = until(lambda: [r for r in gateway.records() if r.audit])
     assert record.audit.scores == (0.0, 1.0, 0.0)
 
 
@@ -216,53 +216,53 @@ def test_an_audit_is_kept_while_the_guardian_takes_its_time(house, monkeypatch):
         await asyncio.sleep(2)
         return votes(0, 1)(*asked)
 
-    made = house(policy={"audit_rate": 1.0}, guardian=slow)
-    made.decide()
-    until(lambda: made.guardian.bodies)
+    gateway = house(policy={"audit_rate": 1.0}, guardian=slow)
+    gateway.decide()
+    until(lambda: gateway.guardian.bodies)
     for _ in range(10):
         time.sleep(0.15)
-        assert made.with_store(lambda store: store.take_audits(limit=9, lease=60)) == []
-    [record] = until(lambda: [r for r in made.records() if r.audit])
-    assert (record.audit.scores, len(made.guardian.bodies)) == ((0.0, 1.0, 0.0), 1)
+        assert gateway.with_store(lambda store: store.take_audits(limit=9, lease=60)) == []
+    [record] = until(lambda: [r for r in gateway.records() if r.audit])
+    assert (record.audit.scores, len(gateway.guardian.bodies)) == ((0.0, 1.0, 0.0), 1)
 
 
 def test_audits_that_do_not_fit_the_policy_any_more_stop_no_others(house):
-    made = house(policy={"audit_rate": 1.0})
+    gateway = house(policy={"audit_rate": 1.0})
     odd = [
         Audit(id="0a", policy="support", question=TextQuestion(request={})),
         Audit(id="0b", policy="gone", question=MenuQuestion(context="", actions=("a", "b"))),
         Audit(id="0c", policy="support", question=MenuQuestion(context="", actions=())),
     ]
-    made.with_store(lambda store: store.commit([], audits=odd))
+    gateway.with_store(lambda store: store.commit([], audits=odd))
     time.sleep(1)
-    made.decide()
-    until(lambda: [r for r in made.records() if r.audit])
+    gateway.decide()
+    until(lambda: [r for r in gateway.records() if r.audit])
 
 
 def test_an_audit_in_free_text_keeps_no_more_content_than_the_policy_says(house):
     for content in ("full", "hashed", "off"):
-        made = house(form="text", policy={"audit_rate": 1.0, "content": content})
-        made.chat()
-        [record] = until(lambda made=made: [r for r in made.records() if r.audit])
+        gateway = house(form="text", policy={"audit_rate": 1.0, "content": content})
+        gateway.chat()
+        [record] = until(lambda gateway=gateway: [r for r in gateway.records() if r.audit])
         assert record.audit.answer == ("theirs" if content == "full" else None)
 
 
 def test_a_guardian_that_hangs_in_an_audit_holds_up_nobody(house):
-    made = house(policy={"audit_rate": 1.0}, guardian=hanging)
+    gateway = house(policy={"audit_rate": 1.0}, guardian=hanging)
     start = time.monotonic()
     for _ in range(20):
-        assert made.decide().status_code == 200
+        assert gateway.decide().status_code == 200
     assert time.monotonic() - start < 10
 
 
 def test_a_caller_who_leaves_while_sending_is_not_a_failure(house, caplog):
-    made = house()
-    with socket.create_connection(("127.0.0.1", made.port)) as peer:
+    gateway = house()
+    with socket.create_connection(("127.0.0.1", gateway.port)) as peer:
         head = "POST /v1/decisions HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 99"
         peer.sendall("\r\n".join([*head, "", "{"]).encode())
         time.sleep(0.2)
     time.sleep(0.3)
-    assert made.decide().status_code == 200
+    assert gateway.decide().status_code == 200
     own = [r for r in caplog.records if not r.name.startswith("opentelemetry")]  # its thread outlives its own tests
     assert not [r for r in own if r.levelname == "ERROR" or r.exc_info]
 
@@ -271,10 +271,10 @@ def test_a_shadow_row_whose_guardian_failed_stays_in_the_export_as_missing(house
     def guardian(path, body, number):
         return (500, {}) if "unsure" in str(body["input"]) else truth(path, body, number)
 
-    made = house(certificate=False, primary=by_letter, guardian=guardian, policy={"mode": "shadow"})
-    replies = [made.decide({**DECISION, "input": text}).status_code for text in ("plain", "unsure", "plain")]
+    gateway = house(certificate=False, primary=by_letter, guardian=guardian, policy={"mode": "shadow"})
+    replies = [gateway.decide({**DECISION, "input": text}).status_code for text in ("plain", "unsure", "plain")]
     assert replies == [200, 502, 200]
-    log = ScoreLog.read(exported(made, "--score-log"))
+    log = ScoreLog.read(exported(gateway, "--score-log"))
     assert log.missing.tolist() == [False, True, False]
     assert not log.no_opinion.any()
 

@@ -23,33 +23,33 @@ CALLS = [
 
 @pytest.fixture
 def menu(house):
-    made = house()
-    with made.client() as client:
-        made.openai = client
-        yield made
+    gateway = house()
+    with gateway.client() as client:
+        gateway.openai = client
+        yield gateway
 
 
 @pytest.fixture
 def text(house):
-    made = house(form="text")
-    with made.client() as client:
-        made.openai = client
-        yield made
+    gateway = house(form="text")
+    with gateway.client() as client:
+        gateway.openai = client
+        yield gateway
 
 
-def decided(made, *questions, **rest):
-    return made.openai.decisions.create(model="support", input="A letter.", questions=list(questions), **rest)
+def decided(gateway, *questions, **rest):
+    return gateway.openai.decisions.create(model="support", input="A letter.", questions=list(questions), **rest)
 
 
 def test_a_choice(menu):
-    made = decided(menu, CHOICE)
-    [answer] = made.answers
-    assert isinstance(made, openai.types.Decision)
+    reply = decided(menu, CHOICE)
+    [answer] = reply.answers
+    assert isinstance(reply, openai.types.Decision)
     assert (answer.type, answer.choice, answer.confidence) == ("choice", "a", 0.9)
     assert [(p.value, p.probability) for p in answer.probabilities] == [("a", 0.9), ("b", pytest.approx(0.1))]
     assert answer.arbitrage["decided_by"] == "primary"
-    assert made.model == "support"
-    assert made.usage.total_tokens == 15
+    assert reply.model == "support"
+    assert reply.usage.total_tokens == 15
 
 
 def test_a_predicate_is_a_choice_of_two(menu):
@@ -67,10 +67,10 @@ def test_a_score_s_levels_are_ordered_actions(menu):
 
 
 def test_several_questions_are_answered_in_order(menu):
-    made = decided(menu, CHOICE, PREDICATE, SCORE)
-    assert [answer.type for answer in made.answers] == ["choice", "predicate", "score"]
-    assert len({answer.arbitrage["id"] for answer in made.answers}) == 3
-    assert made.usage.input_tokens == 30
+    reply = decided(menu, CHOICE, PREDICATE, SCORE)
+    assert [answer.type for answer in reply.answers] == ["choice", "predicate", "score"]
+    assert len({answer.arbitrage["id"] for answer in reply.answers}) == 3
+    assert reply.usage.input_tokens == 30
 
 
 def test_booleans_stay_booleans_as_choices(menu):
@@ -108,17 +108,17 @@ def test_the_async_client_decides_too(menu):
             ]
             return await asyncio.gather(*calls)
 
-    made = asyncio.run(run())
-    assert {answer.arbitrage["decided_by"] for one in made for answer in one.answers} == {"primary"}
-    assert len({answer.arbitrage["id"] for one in made for answer in one.answers}) == 20
+    replies = asyncio.run(run())
+    assert {answer.arbitrage["decided_by"] for one in replies for answer in one.answers} == {"primary"}
+    assert len({answer.arbitrage["id"] for one in replies for answer in one.answers}) == 20
 
 
 def test_a_chat(text):
-    made = text.openai.chat.completions.create(**CHAT)
-    assert isinstance(made, openai.types.chat.ChatCompletion)
-    assert (made.choices[0].message.content, made.choices[0].finish_reason) == ("mine", "stop")
-    assert (made.model, made.usage.total_tokens) == ("support", 15)
-    assert made.arbitrage["decided_by"] == "primary"
+    reply = text.openai.chat.completions.create(**CHAT)
+    assert isinstance(reply, openai.types.chat.ChatCompletion)
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("mine", "stop")
+    assert (reply.model, reply.usage.total_tokens) == ("support", 15)
+    assert reply.arbitrage["decided_by"] == "primary"
 
 
 def test_headers_are_there_for_whoever_wants_them(text):
@@ -162,8 +162,8 @@ class Verdict(BaseModel):
 
 
 def test_structured_output_with_an_enum(menu):
-    made = menu.openai.chat.completions.parse(model="support", messages=MESSAGES, response_format=Verdict)
-    assert made.choices[0].message.parsed == Verdict(colour=Colour.RED)
+    reply = menu.openai.chat.completions.parse(model="support", messages=MESSAGES, response_format=Verdict)
+    assert reply.choices[0].message.parsed == Verdict(colour=Colour.RED)
     assert [c["value"] for c in menu.primary.bodies[0]["questions"][0]["choices"]] == ["red", "blue"]
 
 
@@ -173,8 +173,8 @@ def test_structured_output_of_another_kind_goes_through_as_it_is(text):
         age: int
 
     text.primary.reply = says('{"name": "Kim", "age": 3}', 0.9)
-    made = text.openai.chat.completions.parse(model="support", messages=MESSAGES, response_format=Person)
-    assert made.choices[0].message.parsed == Person(name="Kim", age=3)
+    reply = text.openai.chat.completions.parse(model="support", messages=MESSAGES, response_format=Person)
+    assert reply.choices[0].message.parsed == Person(name="Kim", age=3)
     assert text.primary.bodies[0]["response_format"]["json_schema"]["name"] == "Person"
 
 
@@ -184,9 +184,9 @@ def test_tools(text, choice, parallel):
     calls = CALLS if parallel else CALLS[:1]
     text.primary.reply = says(None, 0.9, tool_calls=calls, finish="tool_calls")
     asked = {**CHAT, "tools": [LOOK], "tool_choice": choice, "parallel_tool_calls": parallel}
-    made = text.openai.chat.completions.create(**asked)
-    assert made.choices[0].finish_reason == "tool_calls"
-    assert [call.model_dump(exclude_none=True) for call in made.choices[0].message.tool_calls] == calls
+    reply = text.openai.chat.completions.create(**asked)
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert [call.model_dump(exclude_none=True) for call in reply.choices[0].message.tool_calls] == calls
     sent = text.primary.bodies[0]
     assert (sent["tool_choice"], sent["parallel_tool_calls"], sent["tools"]) == (choice, parallel, [LOOK])
     with text.openai.chat.completions.stream(**asked) as stream:
@@ -195,8 +195,8 @@ def test_tools(text, choice, parallel):
 
 
 def test_a_menu_through_extra_body(menu):
-    made = menu.openai.chat.completions.create(**CHAT, extra_body={"arbitrage": {"actions": ["x", "y"]}})
-    assert made.choices[0].message.content == "x"
+    reply = menu.openai.chat.completions.create(**CHAT, extra_body={"arbitrage": {"actions": ["x", "y"]}})
+    assert reply.choices[0].message.content == "x"
 
 
 def test_models_are_policies(menu):
@@ -221,16 +221,16 @@ def test_errors_are_the_client_s_own_exceptions(menu, changed, kind):
 
 
 def test_errors_of_keys_limits_and_models_are_the_client_s_own_exceptions(house):
-    made = house(primary=votes(*UNSURE), guardian=failing(400), gateway={"requests_per_minute": 2})
-    secret, _ = made.key("call")
+    gateway = house(primary=votes(*UNSURE), guardian=failing(400), gateway={"requests_per_minute": 2})
+    secret, _ = gateway.key("call")
     asked = {"model": "support", "input": "x", "questions": [CHOICE]}
-    with made.client("arb-wrong") as client, pytest.raises(openai.AuthenticationError):
+    with gateway.client("arb-wrong") as client, pytest.raises(openai.AuthenticationError):
         client.decisions.create(**asked)
-    with made.client(secret) as client:
+    with gateway.client(secret) as client:
         with pytest.raises(openai.InternalServerError) as caught:
             client.decisions.create(**asked)
         assert caught.value.status_code == 502
-        made.primary.reply = votes(*SURE)
+        gateway.primary.reply = votes(*SURE)
         client.decisions.create(**{**asked, "input": "y"})
         with pytest.raises(openai.RateLimitError) as caught:
             client.decisions.create(**asked)
@@ -239,6 +239,6 @@ def test_errors_of_keys_limits_and_models_are_the_client_s_own_exceptions(house)
 
 def test_a_client_that_retries_under_its_idempotency_key_pays_once(menu):
     key = {"Idempotency-Key": "once"}
-    made = [decided(menu, CHOICE, extra_headers=key) for _ in range(3)]
-    assert len({one.answers[0].arbitrage["id"] for one in made}) == 1
+    replies = [decided(menu, CHOICE, extra_headers=key) for _ in range(3)]
+    assert len({one.answers[0].arbitrage["id"] for one in replies}) == 1
     assert len(menu.primary.bodies) == 1

@@ -11,21 +11,21 @@ from tests.gateway.house import UNSURE, error_of, section, votes
 URL = "/v1/arbitrage/policies/support"
 
 
-def document(made, alpha, **rest):
-    return {**made.certificate(alpha, **rest).to_dict()}
+def document(gateway, alpha, **rest):
+    return {**gateway.certificate(alpha, **rest).to_dict()}
 
 
-def alpha_of(made):
-    return made.decide().headers["x-arbitrage-alpha"]
+def alpha_of(gateway):
+    return gateway.decide().headers["x-arbitrage-alpha"]
 
 
-def other_models(made):
+def other_models(gateway):
     return {"primary": {"kind": "decisions", "model": "other"}, "guardian": {"kind": "decisions", "model": "other"}}
 
 
 def test_the_policy_in_force_and_its_history_can_be_seen(house):
-    made = house()
-    found = made.get(URL).json()
+    gateway = house()
+    found = gateway.get(URL).json()
     assert (found["name"], found["version"]) == ("support", 1)
     [version] = found["history"]
     assert (version["active"], version["installed_by"]) == (True, "configuration")
@@ -33,32 +33,32 @@ def test_the_policy_in_force_and_its_history_can_be_seen(house):
 
 
 def test_a_certificate_is_in_force_from_the_next_request_on(house):
-    made = house()
-    assert alpha_of(made) == "0.05"
-    made_version = made.put(URL, {"certificate": document(made, 0.1)}).json()
+    gateway = house()
+    assert alpha_of(gateway) == "0.05"
+    made_version = gateway.put(URL, {"certificate": document(gateway, 0.1)}).json()
     assert (made_version["version"], made_version["active"]) == (2, True)
-    assert alpha_of(made) == "0.1"
-    assert made.get(URL).json()["version"] == 2
-    made.restart()
-    assert alpha_of(made) == "0.1"
+    assert alpha_of(gateway) == "0.1"
+    assert gateway.get(URL).json()["version"] == 2
+    gateway.restart()
+    assert alpha_of(gateway) == "0.1"
 
 
 def test_a_dry_run_checks_and_changes_nothing(house):
-    made = house()
-    assert made.put(URL, {"certificate": document(made, 0.1), "dry_run": True}).json() == {
+    gateway = house()
+    assert gateway.put(URL, {"certificate": document(gateway, 0.1), "dry_run": True}).json() == {
         "status": "would be installed"
     }
-    assert alpha_of(made) == "0.05"
-    assert len(made.get(URL).json()["history"]) == 1
-    stale = document(made, 0.1, identities=other_models(made))
-    error_of(made.put(URL, {"certificate": stale, "dry_run": True}), 422, "certificate_refused")
+    assert alpha_of(gateway) == "0.05"
+    assert len(gateway.get(URL).json()["history"]) == 1
+    stale = document(gateway, 0.1, identities=other_models(gateway))
+    error_of(gateway.put(URL, {"certificate": stale, "dry_run": True}), 422, "certificate_refused")
 
 
 def test_a_certificate_of_other_models_is_refused_with_what_differs(house):
-    made = house()
-    stale = document(made, 0.1, identities=other_models(made))
-    assert "primary.model" in error_of(made.put(URL, {"certificate": stale}), 422, "certificate_refused")["message"]
-    assert alpha_of(made) == "0.05"
+    gateway = house()
+    stale = document(gateway, 0.1, identities=other_models(gateway))
+    assert "primary.model" in error_of(gateway.put(URL, {"certificate": stale}), 422, "certificate_refused")["message"]
+    assert alpha_of(gateway) == "0.05"
 
 
 @pytest.mark.parametrize(
@@ -69,79 +69,79 @@ def test_a_certificate_of_other_models_is_refused_with_what_differs(house):
     ],
 )  # fmt: skip
 def test_a_certificate_that_was_tampered_with_is_refused(house, change):
-    made = house()
-    changed = {**document(made, 0.1), **change}
-    reply = made.put(URL, {"certificate": changed})
+    gateway = house()
+    changed = {**document(gateway, 0.1), **change}
+    reply = gateway.put(URL, {"certificate": changed})
     error_of(reply, 422, "certificate_refused")
-    assert alpha_of(made) == "0.05"
+    assert alpha_of(gateway) == "0.05"
 
 
 @pytest.mark.parametrize(
     "body", [{}, {"certificate": 1}, {"certificate": {}}, {"certificate": {}, "threshold": 0.1}, []]
 )
 def test_anything_else_than_a_certificate_is_refused(house, body):
-    made = house()
-    assert made.put(URL, body).status_code in (400, 422)
-    assert alpha_of(made) == "0.05"
+    gateway = house()
+    assert gateway.put(URL, body).status_code in (400, 422)
+    assert alpha_of(gateway) == "0.05"
 
 
 def test_a_rollback_goes_back_one_version_at_a_time(house):
-    made = house()
+    gateway = house()
     for alpha in (0.1, 0.2):
-        made.put(URL, {"certificate": document(made, alpha)})
-    assert alpha_of(made) == "0.2"
-    assert made.post(f"{URL}/rollback", {}).json()["version"] == 4
-    assert alpha_of(made) == "0.1"
-    made.post(f"{URL}/rollback", {})
-    assert alpha_of(made) == "0.05"
-    error_of(made.post(f"{URL}/rollback", {}), 409, "nothing_to_roll_back")
+        gateway.put(URL, {"certificate": document(gateway, alpha)})
+    assert alpha_of(gateway) == "0.2"
+    assert gateway.post(f"{URL}/rollback", {}).json()["version"] == 4
+    assert alpha_of(gateway) == "0.1"
+    gateway.post(f"{URL}/rollback", {})
+    assert alpha_of(gateway) == "0.05"
+    error_of(gateway.post(f"{URL}/rollback", {}), 409, "nothing_to_roll_back")
 
 
 def test_a_rollback_to_a_certificate_of_other_models_is_refused_and_changes_nothing(house):
-    made = house()
-    stale = document(made, 0.3, identities=other_models(made))
-    made.with_store(lambda store: store.install("support", stale, by="elsewhere"))
-    made.put(URL, {"certificate": document(made, 0.1)})
-    assert alpha_of(made) == "0.1"
-    error_of(made.post(f"{URL}/rollback", {}), 422, "certificate_refused")
-    assert alpha_of(made) == "0.1"
-    assert len(made.get(URL).json()["history"]) == 3
+    gateway = house()
+    stale = document(gateway, 0.3, identities=other_models(gateway))
+    gateway.with_store(lambda store: store.install("support", stale, by="elsewhere"))
+    gateway.put(URL, {"certificate": document(gateway, 0.1)})
+    assert alpha_of(gateway) == "0.1"
+    error_of(gateway.post(f"{URL}/rollback", {}), 422, "certificate_refused")
+    assert alpha_of(gateway) == "0.1"
+    assert len(gateway.get(URL).json()["history"]) == 3
 
 
 def test_a_certificate_installed_by_another_gateway_takes_effect(house):
-    made = house()
-    fresh = document(made, 0.1)
-    made.with_store(lambda store: store.install("support", fresh, by="elsewhere"))
-    assert alpha_of(made) == "0.1"
+    gateway = house()
+    fresh = document(gateway, 0.1)
+    gateway.with_store(lambda store: store.install("support", fresh, by="elsewhere"))
+    assert alpha_of(gateway) == "0.1"
 
 
 def test_what_another_gateway_installs_for_other_models_stops_this_policy_and_no_other(house):
-    made = house(**{"policies.second": {"aliases": ["two"]}})
-    stale = document(made, 0.3, identities=other_models(made))
-    made.with_store(lambda store: store.install("support", stale, by="elsewhere"))
-    error_of(made.decide(), 503, "policy_unusable")
-    assert not made.primary.bodies
-    assert made.decide({"model": "two", "input": "x", "questions": [{"type": "predicate", "instructions": "?"}]}).ok
-    assert made.get("/v1/models").status_code == 200
-    assert made.get("/health/ready").json()["policies"] == ["second"]
-    made.put(URL, {"certificate": document(made, 0.1)})
-    assert alpha_of(made) == "0.1"
+    gateway = house(**{"policies.second": {"aliases": ["two"]}})
+    stale = document(gateway, 0.3, identities=other_models(gateway))
+    gateway.with_store(lambda store: store.install("support", stale, by="elsewhere"))
+    error_of(gateway.decide(), 503, "policy_unusable")
+    assert not gateway.primary.bodies
+    assert gateway.decide({"model": "two", "input": "x", "questions": [{"type": "predicate", "instructions": "?"}]}).ok
+    assert gateway.get("/v1/models").status_code == 200
+    assert gateway.get("/health/ready").json()["policies"] == ["second"]
+    gateway.put(URL, {"certificate": document(gateway, 0.1)})
+    assert alpha_of(gateway) == "0.1"
 
 
 def test_policies_that_are_not_configured_are_not_found(house):
-    made = house()
+    gateway = house()
     other = "/v1/arbitrage/policies/other"
-    error_of(made.get(other), 404)
-    error_of(made.put(other, {"certificate": document(made, 0.1)}), 404)
-    error_of(made.post(f"{other}/rollback", {}), 404)
+    error_of(gateway.get(other), 404)
+    error_of(gateway.put(other, {"certificate": document(gateway, 0.1)}), 404)
+    error_of(gateway.post(f"{other}/rollback", {}), 404)
 
 
 def test_what_a_certificate_allows_by_name_is_answered_without_a_guarantee(house):
-    made = house(primary=votes(*UNSURE), policy={"allow": ["primary.model"]})
-    identities = made.certificate().identities
+    gateway = house(primary=votes(*UNSURE), policy={"allow": ["primary.model"]})
+    identities = gateway.certificate().identities
     other = {**identities, "primary": {**identities["primary"], "model": "other"}}
-    assert made.put(URL, {"certificate": document(made, 0.1, identities=other)}).status_code == 200
-    [answer] = made.decide().json()["answers"]
+    assert gateway.put(URL, {"certificate": document(gateway, 0.1, identities=other)}).status_code == 200
+    [answer] = gateway.decide().json()["answers"]
     assert answer["arbitrage"]["guarantee"] == "none"
     assert "primary.model" in answer["arbitrage"]["reason"]
 
@@ -161,13 +161,13 @@ def test_a_person_without_a_terminal_is_refused_at_the_start(tmp_path):
         asyncio.run(start())
 
 
-def unsigned(made, alpha):
-    return {**document(made, alpha), "secret_id": None, "signature": None}
+def unsigned(gateway, alpha):
+    return {**document(gateway, alpha), "secret_id": None, "signature": None}
 
 
 def test_an_unsigned_certificate_is_refused_with_both_remedies(house):
-    made = house()
-    message = error_of(made.put(URL, {"certificate": unsigned(made, 0.1)}), 422, "certificate_refused")["message"]
+    gateway = house()
+    message = error_of(gateway.put(URL, {"certificate": unsigned(gateway, 0.1)}), 422, "certificate_refused")["message"]
     assert "is unsigned; calibrate again" in message
     assert 'allow = ["unsigned"]' in message
 
@@ -180,14 +180,14 @@ def test_a_certificate_by_groups_is_refused_by_name(house):
 
 @pytest.mark.parametrize("change", [{"relaxation": 0.31}, {"created": "2020-01-01T00:00:00+00:00"}])
 def test_a_certificate_changed_after_signing_is_refused(house, change):
-    made = house()
-    reply = made.put(URL, {"certificate": {**document(made, 0.1), **change}})
+    gateway = house()
+    reply = gateway.put(URL, {"certificate": {**document(gateway, 0.1), **change}})
     assert "the certificate was changed" in error_of(reply, 422, "certificate_refused")["message"]
 
 
 def test_an_unsigned_certificate_allowed_by_name_decides_without_a_guarantee(house):
-    made = house(policy={"allow": ["unsigned"], "expose": "full"})
-    assert made.decide().json()["answers"][0]["arbitrage"]["guarantee"] == "crc"
-    made.put(URL, {"certificate": unsigned(made, 0.1)})
-    claimed = made.decide().json()["answers"][0]["arbitrage"]
+    gateway = house(policy={"allow": ["unsigned"], "expose": "full"})
+    assert gateway.decide().json()["answers"][0]["arbitrage"]["guarantee"] == "crc"
+    gateway.put(URL, {"certificate": unsigned(gateway, 0.1)})
+    claimed = gateway.decide().json()["answers"][0]["arbitrage"]
     assert claimed["guarantee"] == "none"

@@ -115,7 +115,7 @@ def test_a_policy_that_is_changed_at_one_gateway_is_in_force_at_both_from_the_ne
     async def story():
         config = write_config(tmp_path, where, alpha=0.1)
         changes = [certificate(alpha) for alpha in (0.3, 0.02, 0.1, 0.2)]
-        assert len({made.relaxation for made in changes}) == 4
+        assert len({change.relaxation for change in changes}) == 4
         async with (
             Gateway(config) as one,
             Gateway(config) as other,
@@ -128,14 +128,14 @@ def test_a_policy_that_is_changed_at_one_gateway_is_in_force_at_both_from_the_ne
                     await ask(session, (one, other)[k % 2].url, *decision_request(f"load{k}"))
 
             loading = [asyncio.create_task(load(k)) for k in range(16)]
-            for made in changes * 3:
+            for change in changes * 3:
                 url = f"{one.url}/v1/arbitrage/policies/support"
-                async with session.put(url, json={"certificate": made.to_dict()}) as reply:
+                async with session.put(url, json={"certificate": change.to_dict()}) as reply:
                     assert reply.status == 200, await reply.text()
                 seen = await asyncio.gather(
                     *(ask(session, g.url, *decision_request(f"n{k}")) for g in (one, other) for k in range(8))
                 )
-                assert {relaxation_in(body) for _, _, body in seen} == {made.relaxation}
+                assert {relaxation_in(body) for _, _, body in seen} == {change.relaxation}
             stop.set()
             await asyncio.gather(*loading)
 

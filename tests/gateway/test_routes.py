@@ -18,17 +18,17 @@ def enum_format(name, *options):
 
 
 def test_a_primary_that_leads_far_enough_decides_alone(house):
-    made = house()
-    reply = made.decide()
+    gateway = house()
+    reply = gateway.decide()
     [answer] = reply.json()["answers"]
     assert (answer["choice"], answer["arbitrage"]["decided_by"]) == ("a", "primary")
     assert answer["probabilities"][0] == {"value": "a", "probability": 0.9}
-    assert not made.guardian.bodies
+    assert not gateway.guardian.bodies
 
 
 def test_an_answer_says_what_was_decided_how_and_by_whom(house):
-    made = house(primary=votes(*UNSURE))
-    reply = made.decide()
+    gateway = house(primary=votes(*UNSURE))
+    reply = gateway.decide()
     [answer] = reply.json()["answers"]
     seen = answer["arbitrage"]
     assert (answer["choice"], seen["decided_by"], seen["candidates"]) == ("b", "guardian", [0, 1])
@@ -42,23 +42,23 @@ def test_an_answer_says_what_was_decided_how_and_by_whom(house):
 
 
 def test_each_question_is_a_decision_and_a_record_of_its_own(house):
-    made = house()
-    reply = made.decide({**DECISION, "questions": [{**QUESTION, "name": f"q{k}"} for k in range(3)]}).json()
+    gateway = house()
+    reply = gateway.decide({**DECISION, "questions": [{**QUESTION, "name": f"q{k}"} for k in range(3)]}).json()
     ids = [answer["arbitrage"]["id"] for answer in reply["answers"]]
     assert [answer["name"] for answer in reply["answers"]] == ["q0", "q1", "q2"]
-    assert {record.id for record in made.records()} == set(ids)
+    assert {record.id for record in gateway.records()} == set(ids)
     assert len(set(ids)) == 3
 
 
 def test_usage_is_that_of_all_questions_and_legs(house):
-    made = house(primary=votes(*UNSURE))
-    usage = made.decide({**DECISION, "questions": [QUESTION, QUESTION]}).json()["usage"]
+    gateway = house(primary=votes(*UNSURE))
+    usage = gateway.decide({**DECISION, "questions": [QUESTION, QUESTION]}).json()["usage"]
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (40, 20, 60)
 
 
 def test_a_guarantee_that_is_gone_says_why(house):
-    made = house(primary=votes(*UNSURE), guardian=failing(), task={"safe_action": "c"})
-    [answer] = made.decide().json()["answers"]
+    gateway = house(primary=votes(*UNSURE), guardian=failing(), task={"safe_action": "c"})
+    [answer] = gateway.decide().json()["answers"]
     assert (answer["choice"], answer["arbitrage"]["decided_by"], answer["arbitrage"]["guarantee"]) == (
         "c", "fallback", "none",
     )  # fmt: skip
@@ -66,14 +66,14 @@ def test_a_guarantee_that_is_gone_says_why(house):
 
 
 def test_a_safe_action_s_probability_is_one_whatever_the_scores(house):
-    made = house(primary=votes(*UNSURE), guardian=failing(), task={"safe_action": "c"})
-    [answer] = made.decide().json()["answers"]
+    gateway = house(primary=votes(*UNSURE), guardian=failing(), task={"safe_action": "c"})
+    [answer] = gateway.decide().json()["answers"]
     assert [share["probability"] for share in answer["probabilities"]] == [0, 0, 1]
 
 
 def test_headers_and_object_of_a_completion_agree(house):
-    made = house(form="text")
-    reply = made.chat()
+    gateway = house(form="text")
+    reply = gateway.chat()
     seen = reply.json()["arbitrage"]
     assert reply.json()["choices"][0]["message"]["content"] == "mine"
     assert reply.headers["x-arbitrage-decision-id"] == seen["id"]
@@ -86,25 +86,25 @@ def test_headers_and_object_of_a_completion_agree(house):
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_relaxation_margin_and_scores_are_shown_on_full_only(house, form):
     for expose in ("id", "full"):
-        made = house(form=form, policy={"expose": expose})
-        seen = made.chat(MENU if form == "menu" else CHAT).json()["arbitrage"]
+        gateway = house(form=form, policy={"expose": expose})
+        seen = gateway.chat(MENU if form == "menu" else CHAT).json()["arbitrage"]
         assert ({"relaxation", "margin"} <= set(seen)) is (expose == "full")
         assert ("scores" in seen["legs"][0]) is (expose == "full")
 
 
 def test_what_replies_hide_the_records_of_a_calling_key_hide_too(house):
     for expose in ("id", "full"):
-        made = house(policy={"expose": expose})
-        key = made.keyed("call")
-        made.restart()
-        id = made.decide(headers=key).headers["x-arbitrage-decision-id"]
-        one = made.get(f"/v1/arbitrage/records/{id}", headers=key).text
-        many = made.get("/v1/arbitrage/records", headers=key).text
+        gateway = house(policy={"expose": expose})
+        key = gateway.keyed("call")
+        gateway.restart()
+        id = gateway.decide(headers=key).headers["x-arbitrage-decision-id"]
+        one = gateway.get(f"/v1/arbitrage/records/{id}", headers=key).text
+        many = gateway.get("/v1/arbitrage/records", headers=key).text
         for text in (one, many):
             assert id in text
             for hidden in ("relaxation", "margin", "scores"):
                 assert (f'"{hidden}"' in text) is (expose == "full")
-        reviewer = made.get(f"/v1/arbitrage/records/{id}", headers=made.keyed("review")).json()
+        reviewer = gateway.get(f"/v1/arbitrage/records/{id}", headers=gateway.keyed("review")).json()
         assert reviewer["decision"]["relaxation"] == 0.3
 
 
@@ -116,39 +116,39 @@ def test_actions_in_a_chat_request_make_a_menu(house):
 
 
 def test_an_enum_in_the_response_format_makes_a_menu_and_is_answered_in_that_format(house):
-    made = house()
-    reply = made.chat({**CHAT, "response_format": enum_format("verdict", "yes", "no")}).json()
+    gateway = house()
+    reply = gateway.chat({**CHAT, "response_format": enum_format("verdict", "yes", "no")}).json()
     assert reply["choices"][0]["message"]["content"] == '{"verdict": "yes"}'
-    assert [c["value"] for c in made.primary.bodies[0]["questions"][0]["choices"]] == ["yes", "no"]
+    assert [c["value"] for c in gateway.primary.bodies[0]["questions"][0]["choices"]] == ["yes", "no"]
 
 
 def test_an_enum_of_other_values_than_texts_is_answered_with_those_values(house):
-    made = house()
-    reply = made.chat({**CHAT, "response_format": enum_format("level", 1, 2, None, True)}).json()
+    gateway = house()
+    reply = gateway.chat({**CHAT, "response_format": enum_format("level", 1, 2, None, True)}).json()
     assert reply["choices"][0]["message"]["content"] == '{"level": 1}'
-    assert [c["value"] for c in made.primary.bodies[0]["questions"][0]["choices"]] == ["1", "2", "null", "true"]
+    assert [c["value"] for c in gateway.primary.bodies[0]["questions"][0]["choices"]] == ["1", "2", "null", "true"]
 
 
 def test_two_properties_or_no_enum_do_not_make_a_menu(house):
-    made = house()
+    gateway = house()
     two = enum_format("verdict", "yes", "no")
     two["json_schema"]["schema"]["properties"]["why"] = {"type": "integer"}
     for given in (two, {"type": "json_object"}, enum_format("verdict")):
-        error_of(made.chat({**CHAT, "response_format": given}), 422, "wrong_form")
-    assert not made.primary.bodies
+        error_of(gateway.chat({**CHAT, "response_format": given}), 422, "wrong_form")
+    assert not gateway.primary.bodies
 
 
 def test_tools_do_not_go_with_a_menu(house):
-    made = house()
-    assert error_of(made.chat({**MENU, "tools": [TOOL]}), 422)["param"] == "tools"
-    assert not made.primary.bodies
+    gateway = house()
+    assert error_of(gateway.chat({**MENU, "tools": [TOOL]}), 422)["param"] == "tools"
+    assert not gateway.primary.bodies
 
 
 def test_a_menu_is_refused_by_a_policy_over_free_text(house):
-    made = house(form="text")
-    error_of(made.chat(MENU), 422, "wrong_form")
-    error_of(made.decide(), 422, "wrong_form")
-    assert not made.primary.bodies
+    gateway = house(form="text")
+    error_of(gateway.chat(MENU), 422, "wrong_form")
+    error_of(gateway.decide(), 422, "wrong_form")
+    assert not gateway.primary.bodies
 
 
 RICH = {
@@ -165,9 +165,9 @@ RICH = {
 
 
 def test_request_bodies_reach_both_upstreams_unchanged(house):
-    made = house(form="text", primary=says("mine", 0.4), task={"settings": "as requested"})
-    assert made.chat({"model": "support", **RICH}).json()["arbitrage"]["decided_by"] == "guardian"
-    for upstream, added in ((made.primary, {"logprobs": True}), (made.guardian, {})):
+    gateway = house(form="text", primary=says("mine", 0.4), task={"settings": "as requested"})
+    assert gateway.chat({"model": "support", **RICH}).json()["arbitrage"]["decided_by"] == "guardian"
+    for upstream, added in ((gateway.primary, {"logprobs": True}), (gateway.guardian, {})):
         [body] = upstream.bodies
         assert body == {**RICH, "model": "m", "temperature": 0.1, **added}
 
@@ -176,24 +176,24 @@ def test_request_bodies_reach_both_upstreams_unchanged(house):
 @pytest.mark.parametrize("sure", [0.9, 0.4])
 def test_tool_calls_come_back_as_the_model_made_them(house, choice, sure):
     calls = [CALL, {**CALL, "id": "c2"}]
-    made = house(
+    gateway = house(
         form="text",
         primary=says(None, sure, tool_calls=calls, finish="tool_calls"),
         guardian=says(None, tool_calls=calls[:1], finish="tool_calls"),
     )
     asked = {**CHAT, "tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": True}
-    [found] = made.chat(asked).json()["choices"]
+    [found] = gateway.chat(asked).json()["choices"]
     assert found["message"]["tool_calls"] == (calls if sure > 0.5 else calls[:1])
     assert found["finish_reason"] == "tool_calls"
-    streamed = chunks(made.chat({**asked, "stream": True}))
+    streamed = chunks(gateway.chat({**asked, "stream": True}))
     deltas = [chunk["choices"][0]["delta"].get("tool_calls") for chunk in streamed]
     assert [delta[0]["id"] for delta in deltas if delta] == [c["id"] for c in found["message"]["tool_calls"]]
 
 
 def test_more_than_one_answer_is_refused(house):
-    made = house(form="text")
-    assert error_of(made.chat({**CHAT, "n": 2}), 400)["param"] == "n"
-    assert made.chat({**CHAT, "n": 1}).status_code == 200
+    gateway = house(form="text")
+    assert error_of(gateway.chat({**CHAT, "n": 2}), 400)["param"] == "n"
+    assert gateway.chat({**CHAT, "n": 1}).status_code == 200
 
 
 OVERRIDES = [("temperature", 0.7), ("top_p", 0.5), ("max_tokens", 3), ("seed", 1), ("reasoning_effort", "high"),
@@ -202,30 +202,30 @@ OVERRIDES = [("temperature", 0.7), ("top_p", 0.5), ("max_tokens", 3), ("seed", 1
 
 @pytest.mark.parametrize(("name", "value"), OVERRIDES)
 def test_a_field_that_overrides_a_pinned_setting_is_refused(house, name, value):
-    made = house(form="text")
-    assert error_of(made.chat({**CHAT, name: value}), 422, "pinned_setting")["param"] == name
-    assert not made.primary.bodies
-    assert made.chat({**CHAT, "temperature": 0.1}).status_code == 200  # what is pinned may be said
+    gateway = house(form="text")
+    assert error_of(gateway.chat({**CHAT, name: value}), 422, "pinned_setting")["param"] == name
+    assert not gateway.primary.bodies
+    assert gateway.chat({**CHAT, "temperature": 0.1}).status_code == 200  # what is pinned may be said
 
 
 @pytest.mark.parametrize(("name", "value"), OVERRIDES)
 def test_or_marks_the_reply_as_under_no_guarantee(house, name, value):
-    made = house(form="text", policy={"overrides": "none"})
-    seen = made.chat({**CHAT, name: value}).json()["arbitrage"]
+    gateway = house(form="text", policy={"overrides": "none"})
+    seen = gateway.chat({**CHAT, name: value}).json()["arbitrage"]
     assert (seen["guarantee"], name in seen["reason"]) == ("none", True)
-    assert made.primary.bodies[0][name] == value
+    assert gateway.primary.bodies[0][name] == value
 
 
 def test_what_overrides_the_guardian_alone_is_an_override_too(house):
-    made = house(form="text", models={"guardian": {"temperature": 0.5}})
-    error_of(made.chat({**CHAT, "temperature": 0.1}), 422, "pinned_setting")
+    gateway = house(form="text", models={"guardian": {"temperature": 0.5}})
+    error_of(gateway.chat({**CHAT, "temperature": 0.1}), 422, "pinned_setting")
 
 
 def test_model_names_a_policy_or_an_alias_and_nothing_else(house):
-    made = house(policy={"aliases": ["gpt-4o"]})
-    assert made.decide({**DECISION, "model": "gpt-4o"}).json()["model"] == "support"
+    gateway = house(policy={"aliases": ["gpt-4o"]})
+    assert gateway.decide({**DECISION, "model": "gpt-4o"}).json()["model"] == "support"
     for model in ("support@0.5", "support:0.1", "m", ""):
-        assert error_of(made.decide({**DECISION, "model": model}), 404, "model_not_found")["param"] == "model"
+        assert error_of(gateway.decide({**DECISION, "model": model}), 404, "model_not_found")["param"] == "model"
 
 
 def test_models_lists_the_policies(house):
@@ -235,37 +235,37 @@ def test_models_lists_the_policies(house):
 
 
 def test_every_route_and_method_that_is_not_there_answers_in_the_same_shape(house):
-    made = house()
-    error_of(made.get("/v1/nothing"), 404)
-    error_of(made.get("/v1"), 404)
-    reply = made.get("/v1/decisions")
+    gateway = house()
+    error_of(gateway.get("/v1/nothing"), 404)
+    error_of(gateway.get("/v1"), 404)
+    reply = gateway.get("/v1/decisions")
     error_of(reply, 405)
     assert reply.headers["allow"] == "POST"
 
 
 def test_the_schema_lists_every_route(house):
-    made = house()
-    document = made.get("/openapi.json").json()
+    gateway = house()
+    document = gateway.get("/openapi.json").json()
     assert document["openapi"].startswith("3.")
     for method, path in [*PATHS, ("GET", "/metrics"), ("POST", "/v1/responses")]:
         assert method.lower() in document["paths"][path], path
 
 
 def test_records_come_newest_first_with_filters_and_a_cursor(house):
-    made = house()
-    ids = [made.decide().headers["x-arbitrage-decision-id"] for _ in range(5)]
-    made.primary.reply = votes(*UNSURE)
-    ids.append(made.decide().headers["x-arbitrage-decision-id"])
-    page = made.get("/v1/arbitrage/records?limit=4").json()
+    gateway = house()
+    ids = [gateway.decide().headers["x-arbitrage-decision-id"] for _ in range(5)]
+    gateway.primary.reply = votes(*UNSURE)
+    ids.append(gateway.decide().headers["x-arbitrage-decision-id"])
+    page = gateway.get("/v1/arbitrage/records?limit=4").json()
     assert [record["id"] for record in page["data"]] == ids[:1:-1]
-    rest = made.get(f"/v1/arbitrage/records?limit=4&before={page['next']}").json()
+    rest = gateway.get(f"/v1/arbitrage/records?limit=4&before={page['next']}").json()
     assert [record["id"] for record in rest["data"]] == ids[1::-1]
-    by_guardian = made.get("/v1/arbitrage/records?decided_by=guardian").json()["data"]
+    by_guardian = gateway.get("/v1/arbitrage/records?decided_by=guardian").json()["data"]
     assert [record["id"] for record in by_guardian] == ids[5:]
-    assert made.get("/v1/arbitrage/records?policy=other").json()["data"] == []
+    assert gateway.get("/v1/arbitrage/records?policy=other").json()["data"] == []
     created = page["data"][0]["created"]
-    assert len(made.get(f"/v1/arbitrage/records?until={created - 1000}").json()["data"]) == 0
-    assert len(made.get(f"/v1/arbitrage/records?since={created - 1000}").json()["data"]) == 6
+    assert len(gateway.get(f"/v1/arbitrage/records?until={created - 1000}").json()["data"]) == 0
+    assert len(gateway.get(f"/v1/arbitrage/records?since={created - 1000}").json()["data"]) == 6
 
 
 @pytest.mark.parametrize(
@@ -276,11 +276,11 @@ def test_filters_that_make_no_sense_are_refused(house, query):
 
 
 def test_feedback_is_kept_with_its_record(house):
-    made = house()
-    id = made.decide().headers["x-arbitrage-decision-id"]
+    gateway = house()
+    id = gateway.decide().headers["x-arbitrage-decision-id"]
     for told in ({"grade": 0.5}, {"label": "b", "comment": "ü"}, {"grades": {"primary": 1, "guardian": 0}}):
-        assert made.post(f"/v1/arbitrage/records/{id}/feedback", told).status_code == 200
-    kept = made.get(f"/v1/arbitrage/records/{id}").json()["feedback"]
+        assert gateway.post(f"/v1/arbitrage/records/{id}/feedback", told).status_code == 200
+    kept = gateway.get(f"/v1/arbitrage/records/{id}").json()["feedback"]
     assert [f["grade"] for f in kept] == [0.5, None, None]
     assert kept[2]["grades"] == {"primary": 1, "guardian": 0}
 
@@ -289,26 +289,26 @@ def test_feedback_is_kept_with_its_record(house):
     "told", [{}, {"grade": 2}, {"grade": "1"}, {"grades": {"primary": 1}}, {"who": 1}, [], {"label": 1.5}]
 )
 def test_feedback_that_says_nothing_or_nonsense_is_refused(house, told):
-    made = house()
-    id = made.decide().headers["x-arbitrage-decision-id"]
-    assert made.post(f"/v1/arbitrage/records/{id}/feedback", told).status_code in (400, 422)
-    error_of(made.post("/v1/arbitrage/records/nothing/feedback", {"grade": 1}), 404, "record_not_found")
+    gateway = house()
+    id = gateway.decide().headers["x-arbitrage-decision-id"]
+    assert gateway.post(f"/v1/arbitrage/records/{id}/feedback", told).status_code in (400, 422)
+    error_of(gateway.post("/v1/arbitrage/records/nothing/feedback", {"grade": 1}), 404, "record_not_found")
 
 
 def test_health_and_metrics_answer(house):
-    made = house()
-    made.decide()
-    assert made.get("/health/live").json() == {"status": "alive"}
-    assert made.get("/health/ready").json() == {"status": "ready", "policies": ["support"]}
-    figures = made.get("/metrics").text
+    gateway = house()
+    gateway.decide()
+    assert gateway.get("/health/live").json() == {"status": "alive"}
+    assert gateway.get("/health/ready").json() == {"status": "ready", "policies": ["support"]}
+    figures = gateway.get("/metrics").text
     assert 'arbitrage_decisions_total{decided_by="primary",policy="support"} 1.0' in figures
     assert "arbitrage_commit_seconds_count 1.0" in figures
 
 
 @pytest.mark.parametrize("content", ["hashed", "off", "full"])
 def test_the_record_keeps_as_much_content_as_the_policy_says(house, content):
-    made = house(policy={"content": content})
-    [record] = [made.decide() and made.records()[0]]
+    gateway = house(policy={"content": content})
+    [record] = [gateway.decide() and gateway.records()[0]]
     kept = record.decision.content
     assert ("A letter." in str(kept)) is (content == "full")
     assert (kept is None) is (content == "off")
@@ -316,16 +316,16 @@ def test_the_record_keeps_as_much_content_as_the_policy_says(house, content):
 
 def test_a_guardian_that_fails_is_a_502_without_what_the_upstream_said(house):
     secret = "the patient's name is Kim and the key is sk-abcdefgh12345678"
-    made = house(primary=votes(*UNSURE), guardian=failing(400, secret))
-    error = error_of(made.decide(), 502, "guardian_failed")
+    gateway = house(primary=votes(*UNSURE), guardian=failing(400, secret))
+    error = error_of(gateway.decide(), 502, "guardian_failed")
     assert "Kim" not in error["message"]
     assert "abcdefgh" not in error["message"]
-    assert str(made.guardian.port) not in error["message"]
+    assert str(gateway.guardian.port) not in error["message"]
 
 
 def test_a_primary_that_fails_leaves_the_decision_to_the_guardian_and_its_words_out_of_the_reply(house):
-    made = house(primary=failing(500, "Kim"))
-    reply = made.decide()
+    gateway = house(primary=failing(500, "Kim"))
+    reply = gateway.decide()
     [answer] = reply.json()["answers"]
     assert (answer["arbitrage"]["decided_by"], answer["arbitrage"]["legs"][0]["failed"]) == ("guardian", True)
     assert "Kim" not in reply.text
@@ -337,21 +337,21 @@ def test_upstreams_that_send_extreme_json_do_no_harm(house):
     odd = (
         '{"model":"m","choices":[{"message":{"role":"assistant","content":"\\ud800 \\u0000"},"finish_reason":"stop"}]}'
     )
-    made = house(form="text", primary=lambda *_: web.Response(text=odd, content_type="application/json"))
-    assert made.chat().json()["arbitrage"]["decided_by"] == "guardian"
+    gateway = house(form="text", primary=lambda *_: web.Response(text=odd, content_type="application/json"))
+    assert gateway.chat().json()["arbitrage"]["decided_by"] == "guardian"
 
 
 def test_messages_without_content_or_of_any_shape_are_tolerated(house):
-    made = house()
+    gateway = house()
     for messages in ([{"role": "user"}], [{"role": "user", "content": None, "refusal": None}], MESSAGES * 50):
-        assert made.chat({**MENU, "messages": messages}).status_code == 200
+        assert gateway.chat({**MENU, "messages": messages}).status_code == 200
 
 
 def test_metrics_show_failed_legs_by_error_and_open_breakers(house):
-    made = house(primary=failing(500))
+    gateway = house(primary=failing(500))
     for _ in range(10):
-        assert made.decide().status_code == 200
-    figures = made.get("/metrics").text
+        assert gateway.decide().status_code == 200
+    figures = gateway.get("/metrics").text
     assert 'arbitrage_upstream_errors_total{error="UpstreamError",policy="support",role="primary"} 10.0' in figures
     resting = {line.split("} ")[1] for line in figures.splitlines() if line.startswith("arbitrage_upstream_resting{")}
     assert resting == {"1.0", "0.0"}

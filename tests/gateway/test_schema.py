@@ -40,14 +40,14 @@ def running(request, tmp_path_factory):
     """A gateway with a record and an administrator's key."""
     unsure = votes(*UNSURE) if request.param == "menu" else says("mine", 0.4)
     folder, settings = tmp_path_factory.mktemp(request.param), {"overrides": "none"}
-    with House(folder, form=request.param, primary=unsure, policy=settings) as made:
-        made.headers = made.keyed("admin")
-        reply = made.decide() if request.param == "menu" else made.chat()
-        made.known = {"id": reply.headers["x-arbitrage-decision-id"], "name": "support"}
-        made.session = requests.Session()
-        made.schema = schemathesis.openapi.from_dict(made.get("/openapi.json").json())
-        yield made
-        made.session.close()
+    with House(folder, form=request.param, primary=unsure, policy=settings) as gateway:
+        gateway.headers = gateway.keyed("admin")
+        reply = gateway.decide() if request.param == "menu" else gateway.chat()
+        gateway.known = {"id": reply.headers["x-arbitrage-decision-id"], "name": "support"}
+        gateway.session = requests.Session()
+        gateway.schema = schemathesis.openapi.from_dict(gateway.get("/openapi.json").json())
+        yield gateway
+        gateway.session.close()
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
@@ -73,9 +73,9 @@ def test_generated_requests_get_no_5xx_and_nothing_outside_the_schema(running, m
 # Traps by hand.
 
 
-def raw(made, path, data, *, method="POST", headers=()):
+def raw(gateway, path, data, *, method="POST", headers=()):
     """Send bytes as they are; the status and the error's document."""
-    connection = http.client.HTTPConnection("127.0.0.1", made.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
     connection.putrequest(method, path, skip_accept_encoding=True)
     for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **dict(headers)}.items():
         connection.putheader(name, value)
@@ -130,8 +130,8 @@ def test_traps_in_the_body_are_refused_in_the_usual_shape(trap, name):
 
 @pytest.fixture(scope="module")
 def traps(tmp_path_factory):
-    with House(tmp_path_factory.mktemp("traps"), policy={"content": "full"}) as made:
-        yield made
+    with House(tmp_path_factory.mktemp("traps"), policy={"content": "full"}) as gateway:
+        yield gateway
 
 
 @pytest.fixture
@@ -145,8 +145,8 @@ def trap(traps, caplog):
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory):
-    with House(tmp_path_factory.mktemp("talker"), form="text", policy={"content": "full"}) as made:
-        yield made
+    with House(tmp_path_factory.mktemp("talker"), form="text", policy={"content": "full"}) as gateway:
+        yield gateway
 
 
 ODD_TEXTS = ["\x00", "\u2028", "\U0001f600" * 50, "\ufffe", "‮", '"}]}', "{question}", "%s%n", "a\r\nX-Evil: 1"]
@@ -264,8 +264,8 @@ def test_field_by_field_any_value_in_a_chat_request_is_served_or_refused(talker,
     names = "model messages n stream stream_options arbitrage response_format tools tool_choice logprobs top_logprobs"
     for name in f"{names} temperature max_tokens stop metadata functions user".split():
         for value in odd:
-            for made, asked in ((talker, CHAT), (trap, MENU)):
-                reply = made.chat({**asked, name: value})
+            for gateway, asked in ((talker, CHAT), (trap, MENU)):
+                reply = gateway.chat({**asked, name: value})
                 assert reply.status_code < 500, (name, value, reply.text)
     for inner in odd:
         for properties in (inner, {"a": inner}, {"a": {"enum": inner}}, {"a": {"$ref": inner}}):
@@ -310,9 +310,9 @@ def test_any_value_in_a_decisions_request_is_served_or_refused(trap):
 
 
 def test_another_keys_record_looks_like_a_missing_one(tmp_path):
-    with House(tmp_path) as made:
-        owner, stranger = made.keyed(), made.keyed()
-        id = made.decide(headers=owner).headers["x-arbitrage-decision-id"]
+    with House(tmp_path) as gateway:
+        owner, stranger = gateway.keyed(), gateway.keyed()
+        id = gateway.decide(headers=owner).headers["x-arbitrage-decision-id"]
         for path in (id, id.upper(), f"{id}%00", f"{id}%20", "nothing"):
-            error_of(made.get(f"/v1/arbitrage/records/{path}", headers=stranger), 404, "record_not_found")
-        assert made.get(f"/v1/arbitrage/records?before={id}z", headers=stranger).json()["data"] == []
+            error_of(gateway.get(f"/v1/arbitrage/records/{path}", headers=stranger), 404, "record_not_found")
+        assert gateway.get(f"/v1/arbitrage/records?before={id}z", headers=stranger).json()["data"] == []

@@ -16,49 +16,49 @@ SETTINGS = {
 
 @pytest.mark.parametrize("sure", [0.9, 0.4])
 def test_requests_keep_their_own_settings_with_the_guarantee(house, sure):
-    made = house(form="text", primary=says("mine", sure), task=AS_REQUESTED, policy={"content": "full"})
-    seen = made.chat({**CHAT, **SETTINGS}).json()["arbitrage"]
+    gateway = house(form="text", primary=says("mine", sure), task=AS_REQUESTED, policy={"content": "full"})
+    seen = gateway.chat({**CHAT, **SETTINGS}).json()["arbitrage"]
     assert (seen["guarantee"], "ignored" in seen) == ("crc", False)
-    for upstream in (made.primary, made.guardian)[: 1 if sure > 0.5 else 2]:
+    for upstream in (gateway.primary, gateway.guardian)[: 1 if sure > 0.5 else 2]:
         [body] = upstream.bodies
         assert {name: body[name] for name in SETTINGS} == SETTINGS
-    [record] = made.records()
+    [record] = gateway.records()
     assert {name: record.decision.content.request[name] for name in SETTINGS} == SETTINGS
     assert not record.decision.overridden
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_pinned_settings_are_refused_one_by_one_with_both_remedies(house, name):
-    made = house(form="text")
-    error = error_of(made.chat({**CHAT, name: SETTINGS[name]}), 422, "pinned_setting")
+    gateway = house(form="text")
+    error = error_of(gateway.chat({**CHAT, name: SETTINGS[name]}), 422, "pinned_setting")
     assert error["param"] == name
     assert "the pinned value is" in error["message"]
     assert "leave it out" in error["message"]
     assert 'settings = "as requested"' in error["message"]
-    assert not made.primary.bodies
+    assert not gateway.primary.bodies
 
 
 def test_a_value_equal_to_the_pinned_one_is_the_same_question(house):
     pinned = {"temperature": 0, "max_tokens": 50, "seed": 7}
-    made = house(
+    gateway = house(
         form="text",
         models={
             "primary": pinned, "guardian": pinned, "primary.pinned": {"token_field": "max_completion_tokens"},
         },
     )  # fmt: skip
     for settings in ({}, pinned, {"temperature": 0.0}, {"max_completion_tokens": 50}, {"temperature": None}):
-        assert made.chat({**CHAT, **settings}).json()["arbitrage"]["guarantee"] == "crc"
-    assert len(set(made.primary.sent)) == 1
+        assert gateway.chat({**CHAT, **settings}).json()["arbitrage"]["guarantee"] == "crc"
+    assert len(set(gateway.primary.sent)) == 1
 
 
 @pytest.mark.parametrize("given", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("taken", ["max_tokens", "max_completion_tokens"])
 def test_a_limit_reaches_an_endpoint_under_the_name_it_takes(house, given, taken):
-    made = house(
+    gateway = house(
         form="text", task=AS_REQUESTED, models={"primary.pinned": {"token_field": taken}, "primary": {"max_tokens": 9}}
     )
-    assert made.chat({**CHAT, given: 5}).status_code == 200
-    [body] = made.primary.bodies
+    assert gateway.chat({**CHAT, given: 5}).status_code == 200
+    [body] = gateway.primary.bodies
     assert {name: body[name] for name in body if name.startswith("max_")} == {taken: 5}
 
 
@@ -72,60 +72,60 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("name", UNSUPPORTED)
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_what_no_certificate_covers_is_refused_by_name(house, form, name):
-    made = house(form=form, **({"task": AS_REQUESTED} if form == "text" else {}))
+    gateway = house(form=form, **({"task": AS_REQUESTED} if form == "text" else {}))
     asked = MENU if form == "menu" else CHAT
-    error = error_of(made.chat({**asked, name: UNSUPPORTED[name]}), 422, "unsupported_field")
+    error = error_of(gateway.chat({**asked, name: UNSUPPORTED[name]}), 422, "unsupported_field")
     assert (error["param"], error["message"].startswith(f"{name} is not passed on: ")) == (name, True)
-    assert not made.primary.bodies
-    assert made.chat({**asked, name: None, "modalities": ["text"]}).status_code == 200
+    assert not gateway.primary.bodies
+    assert gateway.chat({**asked, name: None, "modalities": ["text"]}).status_code == 200
 
 
 def test_a_field_that_nobody_knows_is_refused_by_name(house):
-    made = house(form="text", task=AS_REQUESTED)
-    assert error_of(made.chat({**CHAT, "top_k": 5}), 400, "unknown_field")["param"] == "top_k"
+    gateway = house(form="text", task=AS_REQUESTED)
+    assert error_of(gateway.chat({**CHAT, "top_k": 5}), 400, "unknown_field")["param"] == "top_k"
 
 
 def test_a_value_that_no_endpoint_takes_is_the_callers_mistake(house):
-    made = house(form="text", task=AS_REQUESTED)
+    gateway = house(form="text", task=AS_REQUESTED)
     for settings in ({"temperature": "hot"}, {"max_tokens": 5, "max_completion_tokens": 6}):
-        error = error_of(made.chat({**CHAT, **settings}), 400, "invalid_setting")
+        error = error_of(gateway.chat({**CHAT, **settings}), 400, "invalid_setting")
         assert error["param"] == next(iter(settings))
-    assert not made.primary.bodies
+    assert not gateway.primary.bodies
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_menu_takes_settings_and_says_that_they_have_no_effect(house, stream):
-    made = house()
-    made.chat(MENU)
+    gateway = house()
+    gateway.chat(MENU)
     asked = {**MENU, "temperature": 0, "max_tokens": 5, "seed": 1, "stop": "x", "user": "me", "stream": stream}
-    reply = made.chat(asked)
+    reply = gateway.chat(asked)
     for seen in (
         [chunk["arbitrage"] for chunk in chunks(reply) if "arbitrage" in chunk] if stream else [reply.json()["arbitrage"]]
     ):  # fmt: skip
         assert seen["ignored"] == ["max_tokens", "seed", "stop", "temperature", "user"]
         assert seen["guarantee"] == "crc"
-    assert len(set(made.primary.sent)) == 1
-    assert "ignored" not in made.chat(MENU).json()["arbitrage"]
+    assert len(set(gateway.primary.sent)) == 1
+    assert "ignored" not in gateway.chat(MENU).json()["arbitrage"]
 
 
 def test_shadow_mode_refuses_what_the_rule_would_refuse(house):
-    made = house(form="text", policy={"mode": "shadow"})
-    error_of(made.chat({**CHAT, "stop": "x"}), 422, "pinned_setting")
-    made = house(form="text", policy={"mode": "shadow"}, task=AS_REQUESTED)
-    assert made.chat({**CHAT, "stop": "x"}).status_code == 200
-    assert made.primary.bodies[0]["stop"] == made.guardian.bodies[0]["stop"] == "x"
+    gateway = house(form="text", policy={"mode": "shadow"})
+    error_of(gateway.chat({**CHAT, "stop": "x"}), 422, "pinned_setting")
+    gateway = house(form="text", policy={"mode": "shadow"}, task=AS_REQUESTED)
+    assert gateway.chat({**CHAT, "stop": "x"}).status_code == 200
+    assert gateway.primary.bodies[0]["stop"] == gateway.guardian.bodies[0]["stop"] == "x"
 
 
 def test_a_certificate_for_one_rule_of_settings_does_not_serve_under_the_other(house):
-    made = house(form="text")
-    assert "settings" not in json.loads((made.folder / "rule.json").read_text())["identities"]["primary"]
-    made.stop()
-    text = made.path.read_text().replace('form = "text"', 'form = "text"\nsettings = "as requested"')
-    made.path.write_text(text)
+    gateway = house(form="text")
+    assert "settings" not in json.loads((gateway.folder / "rule.json").read_text())["identities"]["primary"]
+    gateway.stop()
+    text = gateway.path.read_text().replace('form = "text"', 'form = "text"\nsettings = "as requested"')
+    gateway.path.write_text(text)
     from conformal_arbitrage.errors import StaleCalibrationError
     from conformal_arbitrage.live.config import read_config
 
-    made.config = read_config(made.path)
+    gateway.config = read_config(gateway.path)
     with pytest.raises(StaleCalibrationError, match=r"primary\.settings: None then, 'as requested' now"):
-        made.start()
-    made._serving = None
+        gateway.start()
+    gateway._serving = None

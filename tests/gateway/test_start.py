@@ -139,20 +139,20 @@ def test_interrupting_the_demo_while_it_serves_leaves_no_traceback(tmp_path, whe
 
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_the_printed_call_of_models_behind_endpoints_works(house, form):
-    made = house(form=form)
-    with serving(made.folder) as lines:
+    gateway = house(form=form)
+    with serving(gateway.folder) as lines:
         reply = paste(lines)
     answer = reply["answers"][0] if form == "menu" else reply
     assert answer["arbitrage"]["guarantee"] == "crc"
 
 
 def test_the_first_key_says_that_every_call_now_needs_one_and_later_ones_do_not(house):
-    made = house()
-    first = run(made.folder, "keys", "create")
-    second = run(made.folder, "keys", "create")
+    gateway = house()
+    first = run(gateway.folder, "keys", "create")
+    second = run(gateway.folder, "keys", "create")
     assert "every call needs one" in first.stderr
     assert not second.stderr
-    assert made.decide().status_code == 401
+    assert gateway.decide().status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -179,23 +179,23 @@ def test_menus_need_no_answers_to_be_graded(house):
 
 
 def test_a_person_without_a_terminal_is_refused_at_start(house):
-    made = house()
-    text = made.path.read_text()
+    gateway = house()
+    text = gateway.path.read_text()
     person = re.sub(r"\[guardian\].*?(?=\[gateway\])", '[guardian]\nkind = "human"\nname = "ada"\n', text, flags=re.S)
-    made.path.write_text(person)
-    done = run(made.folder, "serve", "--port", "0")
+    gateway.path.write_text(person)
+    done = run(gateway.folder, "serve", "--port", "0")
     assert done.returncode == 2
     assert "[guardian] is a person, and there is no terminal" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_the_home_page_says_what_this_is_and_names_policies_only_to_an_open_gateway(house):
-    made = house()
-    about = made.get("/").json()
+    gateway = house()
+    about = gateway.get("/").json()
     assert (about["name"], about["policies"]) == ("conformal-arbitrage", ["support"])
-    assert [made.get(path).status_code for path in about["links"].values()] == [200, 200, 200]
-    made.key()
-    assert "policies" not in made.get("/").json()
+    assert [gateway.get(path).status_code for path in about["links"].values()] == [200, 200, 200]
+    gateway.key()
+    assert "policies" not in gateway.get("/").json()
 
 
 WITHOUT_EXTRA = """
@@ -212,9 +212,9 @@ main(sys.argv[1:])
 """
 
 
-def without_extra(made, *command):
+def without_extra(gateway, *command):
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRA, *command], cwd=made.folder, capture_output=True, text=True, check=False
+        [sys.executable, "-c", WITHOUT_EXTRA, *command], cwd=gateway.folder, capture_output=True, text=True, check=False
     )
 
 
@@ -244,18 +244,20 @@ def test_commands_on_the_store_alone_need_no_extra(house, command):
 
 def test_records_and_keys_need_no_key_of_a_provider(house, monkeypatch):
     monkeypatch.setenv("SOME_PROVIDERS_KEY", "sk-1")
-    made = house(certificate=False, policy={"mode": "shadow"}, models={"guardian": {"key_env": "SOME_PROVIDERS_KEY"}})
-    made.decide()
+    gateway = house(
+        certificate=False, policy={"mode": "shadow"}, models={"guardian": {"key_env": "SOME_PROVIDERS_KEY"}}
+    )
+    gateway.decide()
     monkeypatch.delenv("SOME_PROVIDERS_KEY")
-    done = run(made.folder, "records", "export", "--policy", "support", "--score-log", "-o", "log.parquet")
+    done = run(gateway.folder, "records", "export", "--policy", "support", "--score-log", "-o", "log.parquet")
     assert done.returncode == 0, done.stderr
-    assert set(ScoreLog.read(made.folder / "log.parquet").identities) == {"primary", "guardian"}
+    assert set(ScoreLog.read(gateway.folder / "log.parquet").identities) == {"primary", "guardian"}
     for command in (
         ["records", "verify"],
         ["records", "prune", "--older-than", "1"],
         ["keys", "list"],
         ["keys", "create"],
     ):
-        assert run(made.folder, *command).returncode == 0, command
-    refused = run(made.folder, "serve", "--port", "0")
+        assert run(gateway.folder, *command).returncode == 0, command
+    refused = run(gateway.folder, "serve", "--port", "0")
     assert "SOME_PROVIDERS_KEY is not set" in refused.stderr

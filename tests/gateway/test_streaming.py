@@ -32,8 +32,8 @@ def content(documents):
 
 def test_a_stream_holds_the_answer_in_chunks_and_ends_with_done(house):
     long = "word " * 500
-    made = house(form="text", primary=says(long, 0.9))
-    reply = made.chat(STREAM)
+    gateway = house(form="text", primary=says(long, 0.9))
+    reply = gateway.chat(STREAM)
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert reply.text.endswith("data: [DONE]\n\n")
     documents = chunks(reply)
@@ -54,9 +54,9 @@ def test_headers_come_with_the_decision_if_it_is_there_in_time(house):
 
 
 def test_usage_comes_last_and_only_if_asked_for(house):
-    made = house(form="text")
-    assert all("usage" not in d for d in chunks(made.chat(STREAM)))
-    [*rest, last] = chunks(made.chat(WITH_USAGE))
+    gateway = house(form="text")
+    assert all("usage" not in d for d in chunks(gateway.chat(STREAM)))
+    [*rest, last] = chunks(gateway.chat(WITH_USAGE))
     assert last["usage"] == {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     assert last["choices"] == []
     assert all(d["usage"] is None for d in rest)
@@ -64,8 +64,8 @@ def test_usage_comes_last_and_only_if_asked_for(house):
 
 
 def test_a_menu_is_streamed_too(house):
-    made = house(primary=votes(*UNSURE))
-    assert content(chunks(made.chat({**MENU, "stream": True}))) == "b"
+    gateway = house(primary=votes(*UNSURE))
+    assert content(chunks(gateway.chat({**MENU, "stream": True}))) == "b"
 
 
 def test_what_a_message_holds_besides_text_and_tools_is_streamed_too(house):
@@ -79,21 +79,21 @@ def test_what_a_message_holds_besides_text_and_tools_is_streamed_too(house):
 
 
 def test_nothing_of_the_primary_leaves_before_the_decision(house, impatient):
-    made = house(form="text", primary=says("mine", 0.1), guardian=after(1.5, says("theirs")))
+    gateway = house(form="text", primary=says("mine", 0.1), guardian=after(1.5, says("theirs")))
     start = time.monotonic()
-    with requests.post(f"{made.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
+    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
         pieces = [(time.monotonic() - start, piece) for piece in reply.iter_content(None)]
     early = b"".join(piece for at, piece in pieces if at < 1.4)
     assert set(early.split(b"\n\n")) == {b": waiting for the decision", b""}
     whole = b"".join(piece for _, piece in pieces)
     assert b"mine" not in whole
     assert b"theirs" in whole
-    assert len(made.primary.bodies) == 1
+    assert len(gateway.primary.bodies) == 1
 
 
 def test_headers_wait_for_the_decision_but_not_for_ever(house, impatient):
-    made = house(form="text", primary=after(1.0, says("mine", 0.9)))
-    reply = made.chat(WITH_USAGE)
+    gateway = house(form="text", primary=after(1.0, says("mine", 0.9)))
+    reply = gateway.chat(WITH_USAGE)
     assert "x-arbitrage-decision-id" not in reply.headers
     assert reply.text.startswith(": waiting for the decision\n\n")
     assert reply.text.count(": waiting") >= 2
@@ -101,76 +101,76 @@ def test_headers_wait_for_the_decision_but_not_for_ever(house, impatient):
     [first, *_, last] = chunks(reply)
     assert first["arbitrage"] == last["arbitrage"]
     assert {"id", "decided_by", "alpha", "guarantee", "legs"} <= set(first["arbitrage"])
-    assert made.records()[0].id == first["arbitrage"]["id"]
+    assert gateway.records()[0].id == first["arbitrage"]["id"]
 
 
 def test_the_official_client_reads_a_late_stream(house, impatient):
-    made = house(form="text", primary=after(0.8, says("mine", 0.9)))
-    with made.client() as client:
+    gateway = house(form="text", primary=after(0.8, says("mine", 0.9)))
+    with gateway.client() as client:
         stream = client.chat.completions.create(**STREAM)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "mine"
 
 
 def test_an_early_failure_is_an_ordinary_error(house):
-    made = house(form="text", primary=says("mine", 0.1), guardian=failing(400))
-    error_of(made.chat(STREAM), 502, "guardian_failed")
+    gateway = house(form="text", primary=says("mine", 0.1), guardian=failing(400))
+    error_of(gateway.chat(STREAM), 502, "guardian_failed")
 
 
 def test_a_late_failure_is_an_error_event_without_done(house, impatient):
-    made = house(form="text", primary=says("mine", 0.1), guardian=after(0.8, failing(400, "Kim")))
-    reply = made.chat(STREAM)
+    gateway = house(form="text", primary=says("mine", 0.1), guardian=after(0.8, failing(400, "Kim")))
+    reply = gateway.chat(STREAM)
     assert reply.status_code == 200
     [document] = chunks(reply)
     assert document["error"]["code"] == "guardian_failed"
     assert "[DONE]" not in reply.text
     assert "Kim" not in reply.text
-    with made.client() as client, pytest.raises(openai.APIError, match="Guardian"):
+    with gateway.client() as client, pytest.raises(openai.APIError, match="Guardian"):
         list(client.chat.completions.create(**STREAM))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_caller_who_leaves_before_the_decision_is_recorded_and_the_models_are_let_go(house, stream):
-    made = house(form="text", primary=hanging)
+    gateway = house(form="text", primary=hanging)
     with pytest.raises(requests.exceptions.ReadTimeout):
-        requests.post(f"{made.url}/v1/chat/completions", json={**CHAT, "stream": stream}, timeout=0.5)
-    [record] = until(made.records)
+        requests.post(f"{gateway.url}/v1/chat/completions", json={**CHAT, "stream": stream}, timeout=0.5)
+    [record] = until(gateway.records)
     assert (record.decided_by, record.decision.cancelled) == ("cancelled", True)
-    until(lambda: made.primary.under_way == 0)
+    until(lambda: gateway.primary.under_way == 0)
 
 
 def test_a_caller_who_leaves_a_waiting_stream_is_recorded_once(house, impatient):
-    made = house(form="text", primary=hanging)
-    with requests.post(f"{made.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
+    gateway = house(form="text", primary=hanging)
+    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
         assert next(reply.iter_content(None)).startswith(b": waiting")
-    [record] = until(made.records)
+    [record] = until(gateway.records)
     assert record.decided_by == "cancelled"
-    until(lambda: made.primary.under_way == 0)
+    until(lambda: gateway.primary.under_way == 0)
     time.sleep(0.5)
-    assert len(made.records()) == 1
+    assert len(gateway.records()) == 1
 
 
 def test_a_caller_who_leaves_in_the_middle_of_the_answer_is_recorded(house):
-    made = house(form="text", primary=says("x" * 6_000_000, 0.9))
-    with requests.post(f"{made.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
+    gateway = house(form="text", primary=says("x" * 6_000_000, 0.9))
+    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
         assert next(reply.iter_content(1000))
-    record = until(lambda: [r for r in made.records() if r.completion is not None])[0]
+    record = until(lambda: [r for r in gateway.records() if r.completion is not None])[0]
     assert record.completion.finish == "cancelled"
     assert record.decided_by == "primary"
 
 
 def test_a_stream_that_waits_counts_as_under_way(house, impatient):
-    made = house(form="text", primary=after(2, says("mine", 0.9)), gateway={"max_in_flight": 1})
-    with requests.post(f"{made.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
+    gateway = house(form="text", primary=after(2, says("mine", 0.9)), gateway={"max_in_flight": 1})
+    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
         pieces = reply.iter_content(None)
         assert next(pieces).startswith(b": waiting")
-        error_of(made.chat(STREAM), 429, "rate_limit_exceeded")
-    until(lambda: made.chat(CHAT).status_code == 200)
+        error_of(gateway.chat(STREAM), 429, "rate_limit_exceeded")
+    until(lambda: gateway.chat(CHAT).status_code == 200)
 
 
 def test_every_event_is_one_line_of_json_whatever_the_answer_holds(house):
     odd = "a\n\nb\r\ndata: [DONE]\n\n\u2028\u0085\x00"
-    made = house(form="text", primary=says(odd, 0.9))
-    reply = made.chat(STREAM)
+    gateway = house(form="text", primary=says(odd, 0.9))
+    reply = gateway.chat(STREAM)
     reply.encoding = "utf-8"
     events = reply.content.decode().split("\n\n")[:-1]
     assert all(event.startswith("data: ") and "\n" not in event for event in events)

@@ -36,8 +36,10 @@ def best_of(runs, keys, repetitions=400):
         log = ScoreLog.from_arrays(primary, guardian, id=[f"{repetition}-{k}" for k in range(N)])
         fresh, _, lost = coarse(rng, FRESH)
         new = ScoreLog.from_arrays(fresh, id=[f"{repetition}-new-{k}" for k in range(FRESH)])
-        made = [calibrate(log, ALPHA, boundary="random", key=keys(rng), guardian_sees="all") for _ in range(runs)]
-        chosen = min(made, key=lambda one: (one.relaxation, one.boundary_u or 0.0))
+        certificates = [
+            calibrate(log, ALPHA, boundary="random", key=keys(rng), guardian_sees="all") for _ in range(runs)
+        ]
+        chosen = min(certificates, key=lambda one: (one.relaxation, one.boundary_u or 0.0))
         means.append((lost * ~chosen.apply(new).deferred).mean())
     return float(np.mean(means)), float(np.std(means, ddof=1) / repetitions**0.5)
 

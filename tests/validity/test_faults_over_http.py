@@ -131,9 +131,9 @@ def loss(certificate):
 
 
 def test_every_primary_leg_is_a_row_and_recalibration_at_twice_alpha_keeps_it(tmp_path):
-    made = rule()
-    made.save(tmp_path / "rule.json")
-    delivered, records, log, faults = asyncio.run(story(tmp_path, made.relaxation))
+    certificate = rule()
+    certificate.save(tmp_path / "rule.json")
+    delivered, records, log, faults = asyncio.run(story(tmp_path, certificate.relaxation))
     assert faults == []
     assert {200, 502, 429, 0} <= set(delivered.values()), set(delivered.values())
     legs = {record.id for record in records if any(leg.role == "primary" for leg in record.decision.legs)}
