@@ -45,6 +45,22 @@ def serves(gateway, text):
     return reply.headers["x-arbitrage-decision-id"]
 
 
+def recorded(gateway):
+    return [record["id"] for record in gateway.get("/v1/arbitrage/records").json()["data"]]
+
+
+def refuses_while_full(gateway, volume):
+    """Check that a gateway refuses while the volume of its database is full, can be read, and goes on afterwards."""
+    before = serves(gateway, "before")
+    ballast = fill(volume)
+    with refused(gateway):
+        assert recorded(gateway) == [before]
+    ballast.unlink()
+    serves(gateway, "after")
+    assert gateway.with_store(lambda store: store.verify()) == []
+    gateway.stop()
+
+
 def file_of(gateway):
     [path] = gateway.folder.glob("*.sqlite")
     return path
@@ -103,16 +119,7 @@ def test_a_decision_that_reaches_a_file_that_is_moved_meanwhile_is_not_acknowled
 
 def test_while_the_disk_is_full_no_model_is_paid(house, tmp_path):
     with small_volume(tmp_path / "volume", 2**22) as volume:
-        gateway = house(gateway={"database": str(volume / "store.db")})
-        before = serves(gateway, "before")
-        ballast = fill(volume)
-        with refused(gateway):
-            shown = gateway.get("/v1/arbitrage/records").json()["data"]
-            assert [record["id"] for record in shown] == [before]
-        ballast.unlink()
-        serves(gateway, "after")
-        assert gateway.with_store(lambda store: store.verify()) == []
-        gateway.stop()
+        refuses_while_full(house(gateway={"database": str(volume / "store.db")}), volume)
 
 
 def test_while_postgresql_is_read_only_no_model_is_paid_and_records_can_be_read(house, start_server, short_path):
@@ -123,8 +130,7 @@ def test_while_postgresql_is_read_only_no_model_is_paid_and_records_can_be_read(
         server.psql("alter system set default_transaction_read_only = on;")
         server.psql("select pg_reload_conf();")
         with refused(gateway):
-            shown = gateway.get("/v1/arbitrage/records").json()["data"]
-            assert [record["id"] for record in shown] == [before]
+            assert recorded(gateway) == [before]
         (Path(server.pgdata) / "postgresql.auto.conf").write_text("")
         server.psql("select pg_reload_conf();")
         time.sleep(0.5)
@@ -154,13 +160,4 @@ def full_database(start_server, short_path):
 
 def test_while_the_disk_of_postgresql_is_full_no_model_is_paid(house, full_database):
     volume, url = full_database
-    gateway = house(gateway={"database": url})
-    before = serves(gateway, "before")
-    ballast = fill(volume)
-    with refused(gateway):
-        shown = gateway.get("/v1/arbitrage/records").json()["data"]
-        assert [record["id"] for record in shown] == [before]
-    ballast.unlink()
-    serves(gateway, "after")
-    assert gateway.with_store(lambda store: store.verify()) == []
-    gateway.stop()
+    refuses_while_full(house(gateway={"database": url}), volume)

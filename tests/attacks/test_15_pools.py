@@ -53,18 +53,9 @@ class Pooled(House):
 
 
 @pytest.fixture
-def pooled(tmp_path, monkeypatch):
+def pooled(house, monkeypatch):
     monkeypatch.setattr("conformal_arbitrage.scorers.kinds.Breaker", partial(Breaker, rest=REST))
-    started = []
-
-    def start(*others, **options):
-        gateway = Pooled(tmp_path, others=others, **options)
-        started.append(gateway)
-        return gateway.__enter__()
-
-    yield start
-    for gateway in started:
-        gateway.__exit__()
+    return lambda *others, **options: house(Pooled, others=others, **options)
 
 
 def decide(gateway, count, start=0):

@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 
@@ -88,17 +89,8 @@ class _Started:
 
 
 @pytest.fixture
-def pairs(tmp_path):
-    started = []
-
-    def start(**options):
-        gateway = Pairs(tmp_path, **options)
-        started.append(gateway)
-        return gateway.__enter__()
-
-    yield start
-    for gateway in started:
-        gateway.__exit__()
+def pairs(house):
+    return partial(house, Pairs)
 
 
 def test_each_policy_asks_its_own_two_models(pairs):

@@ -13,7 +13,6 @@ from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.policy_table import check_policies
 from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
-from tests.gateway.conftest import house as house
 from tests.gateway.house import CHAT, House, chunks, error_of, failing, says, until
 from tests.gateway.test_modes import command
 
@@ -40,22 +39,12 @@ class SessionHouse(House):
 
 
 @pytest.fixture
-def sticky(tmp_path):
-    started = []
-
+def sticky(house):
     def start(**options):
-        folder = tmp_path / str(len(started))
-        folder.mkdir()
         policy = {"sticky": "session", **options.pop("policy", {})}
-        options = {"primary": sure_at_first, "form": "text", "policy": policy, **options}
-        gateway = SessionHouse(folder, **options)
-        gateway.__enter__()
-        started.append(gateway)
-        return gateway
+        return house(SessionHouse, **{"primary": sure_at_first, "form": "text", "policy": policy, **options})
 
-    yield start
-    for gateway in started:
-        gateway.__exit__()
+    return start
 
 
 def turn(gateway, text, session="talk", **more):

@@ -1,3 +1,6 @@
+from contextlib import ExitStack
+from itertools import count
+
 import pytest
 
 from tests.gateway.house import House
@@ -5,17 +8,13 @@ from tests.gateway.house import House
 
 @pytest.fixture
 def house(tmp_path):
-    """Start gateways; all are stopped in the end."""
-    started = []
+    """Start gateways, each in a folder of its own; all are stopped in the end."""
+    numbers = count()
+    with ExitStack() as started:
 
-    def start(**options):
-        folder = tmp_path / str(len(started))
-        folder.mkdir()
-        gateway = House(folder, **options)
-        gateway.__enter__()
-        started.append(gateway)
-        return gateway
+        def start(kind=House, **options):
+            folder = tmp_path / str(next(numbers))
+            folder.mkdir()
+            return started.enter_context(kind(folder, **options))
 
-    yield start
-    for gateway in started:
-        gateway.__exit__()
+        yield start
