@@ -87,7 +87,7 @@ def test_the_frontier_keeps_whole_figures_at_any_width(run, monkeypatch, width):
     assert "…" not in shown
     assert all(len(line) <= width for line in shown.splitlines())
     assert (shown.count("±") > 1) == ("±: standard error" in shown) == (width == 170)
-    assert ("Columns left out at this width: relaxation" in shown) == (width < 120)
+    assert ("Columns that do not fit this terminal: relaxation" in shown) == (width < 120)
     [row] = [line for line in shown.splitlines() if line.strip().startswith("conformal, alpha 0.05")]
     figures = json.loads(run("evaluate", "log.parquet", *PAIR, *sweep, "--json").stdout)
     conformal = next(p for p in figures["points"] if p["policy"] == "conformal")

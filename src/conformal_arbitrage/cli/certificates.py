@@ -212,7 +212,7 @@ def verify_command(
     from conformal_arbitrage.calibration.verify import verify
 
     loaded = load_certificate(certificate, key_file)
-    scores = options.read_log(log, *_columns(loaded, primary_column, guardian_column), outcomes)
+    scores = options.read_log(log, *columns_of(loaded, primary_column, guardian_column), outcomes)
     try:
         verification = verify(loaded, scores)
     except ScoreLogError as error:
@@ -235,7 +235,7 @@ def _show_verification(verification: "Verification", certificate: str, log: str,
         click.echo(f"arbitrage: {name} differs: {text}", err=True)
 
 
-def _columns(certificate: "Certificate", primary: str | None, guardian: str | None) -> tuple[str, str]:
+def columns_of(certificate: "Certificate", primary: str | None, guardian: str | None) -> tuple[str, str]:
     """Return the columns named by options, otherwise those the certificate was made with."""
     return primary or certificate.columns["primary"], guardian or certificate.columns["guardian"]
 
@@ -283,7 +283,7 @@ def apply_command(
     options.refuse_same(log, output)
     options.refuse_same(certificate, output)
     loaded = load_certificate(certificate, key_file)
-    columns = _columns(loaded, primary_column, guardian_column)
+    columns = columns_of(loaded, primary_column, guardian_column)
     scores = options.read_log(log, *columns, outcomes, guardian_optional=guardian_column is None)
     if _identities_differ(loaded, scores):
         options.warn(

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.certificates import columns_of, load_certificate
 
 if TYPE_CHECKING:
     from conformal_arbitrage.evaluation.assessment import Assessment
-    from conformal_arbitrage.evaluation.costs import TokenPrice
     from conformal_arbitrage.evaluation.frontier import Frontier
     from conformal_arbitrage.evaluation.inspection import Inspection
 
@@ -31,11 +31,8 @@ def inspect_command(
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
-    primary_cost: float | None,
-    guardian_cost: float | None,
-    primary_price: "TokenPrice | None",
-    guardian_price: "TokenPrice | None",
     as_json: bool,
+    **costs: Any,
 ) -> None:
     """Show what a log contains, and whether its pair of models is worth routing.
 
@@ -45,14 +42,7 @@ def inspect_command(
     from conformal_arbitrage.evaluation.inspection import inspect
 
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
-    inspection = inspect(
-        scores,
-        loss_bound=loss_bound,
-        primary_cost=primary_cost,
-        guardian_cost=guardian_cost,
-        primary_price=primary_price,
-        guardian_price=guardian_price,
-    )
+    inspection = inspect(scores, loss_bound=loss_bound, **costs)
     options.remember_look(scores, log, "inspect")
     if as_json:
         options.print_json(inspection.to_dict())
@@ -214,7 +204,7 @@ def show_frontier(frontier: "Frontier", form: str | None = None) -> None:
     footnote = "±: standard error over trials of this log. " if spread and frontier.trials > 1 else ""
     click.echo(options.wrapped(f"{footnote}{_standard_error(frontier)}"))
     if left_out:
-        click.echo(options.wrapped(f"Columns left out at this width: {', '.join(left_out)}; --json has every figure."))
+        click.echo(options.wrapped(f"Columns that do not fit this terminal: {', '.join(left_out)}; --json has them."))
     if frontier.points[0].values("cost_per_1000") is None:
         remedy = "give --primary-cost and --guardian-cost"
         click.echo(options.wrapped(f"No costs, so no random routing at the same cost and no delta: {remedy}."))
@@ -254,13 +244,10 @@ def assess_command(
     \b
     arbitrage assess certificate.json new-rows.parquet
     """
-    from conformal_arbitrage.calibration.certificate import Certificate
-    from conformal_arbitrage.calibration.key_files import read_key
     from conformal_arbitrage.evaluation.assessment import assess
 
-    loaded = Certificate.load(certificate, key=None if key_file is None else read_key(key_file))
-    columns = primary_column or loaded.columns["primary"], guardian_column or loaded.columns["guardian"]
-    scores = options.read_log(log, *columns, outcomes)
+    loaded = load_certificate(certificate, key_file)
+    scores = options.read_log(log, *columns_of(loaded, primary_column, guardian_column), outcomes)
     assessment = assess(loaded, scores, confidence=confidence, **costs)
     options.remember_look(scores, log, "assess")
     if as_json:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     help="Grader: exact, regex or json-equal (with recorded labels), judge, human, python:MODULE:FUNCTION.",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Grade the oldest N rows only.")
-@click.option(
-    "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Maximum number of concurrent calls."
-)
+@options.concurrency
 @click.option("--dry-run", is_flag=True, help="Send and record nothing; count the rows and estimate the cost.")
 @click.option(
     "--max-cost", type=click.FloatRange(0, min_open=True), metavar="$", help="Stop before this run costs more."

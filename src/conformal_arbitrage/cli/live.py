@@ -187,9 +187,7 @@ def _show_checks(results: "list[ProbeResult]") -> None:
     help="Grader in text form: exact, regex, json-equal, judge, human, python:MODULE:FUNCTION.",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Use the first N rows only.")
-@click.option(
-    "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Maximum number of concurrent calls."
-)
+@options.concurrency
 @click.option("--dry-run", is_flag=True, help="Send nothing; estimate the cost.")
 @click.option(
     "--max-cost", type=click.FloatRange(0, min_open=True), metavar="$", help="Stop before the total cost exceeds this."

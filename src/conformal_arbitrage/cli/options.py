@@ -116,6 +116,9 @@ sure = _chain(
     ),
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+concurrency = click.option(
+    "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Maximum number of concurrent calls."
+)
 config_file = click.option(
     "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration file."
 )
