@@ -7,7 +7,7 @@ Knows nothing of files, models or rules.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, TypeGuard
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -102,14 +102,16 @@ class Spent(Struct, frozen=True, kw_only=True):
             output_tokens=_sum(self.output_tokens, other.output_tokens),
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
-            cost=_sum(self.cost, other.cost),
+            cost=None if self.cost is None or other.cost is None else rounded_cost(self.cost + other.cost),
         )
 
 
-_Amount = TypeVar("_Amount", int, float)
+def rounded_cost(dollars: float) -> float:
+    """Return dollars without what binary fractions leave behind: three times 0.1 is 0.3, not 0.30000000000000004."""
+    return round(dollars, 12)
 
 
-def _sum(one: _Amount | None, other: _Amount | None) -> _Amount | None:
+def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 
 

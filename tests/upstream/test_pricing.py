@@ -91,3 +91,9 @@ def test_costs_are_formatted_for_people(cost, text):
 def test_an_unknown_cost_stays_unknown_in_a_sum():
     assert (Spent(calls=1, cost=None) + Spent(calls=1, cost=2.0)).cost is None
     assert (Spent(calls=1, cost=1.0) + Spent(calls=1, cost=2.0)).cost == 3.0
+
+
+def test_costs_are_the_decimals_that_people_expect():
+    once = Spent(calls=1, cost=0.1)
+    assert (once + once + once).cost == 0.3
+    assert Price(per_call=0.1).cost(Spent(calls=3)) == 0.3

@@ -29,6 +29,7 @@ from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.scorelog.files import write_bytes, write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorers import ReplayScorer
+from conformal_arbitrage.types import rounded_cost
 
 ALPHA = 0.05
 CALIBRATION, QUESTIONS, TRIALS = 1000, 300, 2000
@@ -145,12 +146,11 @@ def _serve(folder: Path, log: ScoreLog) -> Served:
         raise KeyboardInterrupt
     chosen = np.array([int(answer["choice"]) for answer in answers])
     seen = [answer["arbitrage"] for answer in answers]
-    cost = sum(leg["cost"] for one in seen for leg in one["legs"])
     return Served(
         questions=len(rest),
         deferred=sum(one["decided_by"] == "guardian" for one in seen),
         loss=0.0 if log.label is None else float((chosen != log.label[rest]).mean()),
-        cost=cost,
+        cost=rounded_cost(sum(leg["cost"] for one in seen for leg in one["legs"])),
         always=GUARDIAN_COST * len(rest),
     )
 

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from conformal_arbitrage.errors import OutputError
-from conformal_arbitrage.types import Chunk, Spent
+from conformal_arbitrage.types import Chunk, Spent, rounded_cost
 from conformal_arbitrage.upstream.base import Call, Port, Reply, Wrapper, fingerprint
 
 
@@ -108,4 +108,5 @@ def stored_cost(path: str | Path) -> tuple[float, int]:
     if not Path(path).exists():
         return 0.0, 0
     with closing(_open(Path(path))) as connection:
-        return connection.execute("select total(cost), count(*) - count(cost) from replies").fetchone()
+        known, unknown = connection.execute("select total(cost), count(*) - count(cost) from replies").fetchone()
+    return rounded_cost(known), unknown

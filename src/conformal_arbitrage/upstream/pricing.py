@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conformal_arbitrage.errors import OptionError, UpstreamError
-from conformal_arbitrage.types import Chunk, Spent
+from conformal_arbitrage.types import Chunk, Spent, rounded_cost
 from conformal_arbitrage.upstream.base import Call, Port, Reply, Wrapper, spent_of
 
 
@@ -40,7 +40,8 @@ class Price:
         into, out = spent.input_tokens, spent.output_tokens
         if (self.input and into is None) or (self.output and out is None):
             return None
-        return self.input * (into or 0) / 1e6 + self.output * (out or 0) / 1e6 + self.per_call * spent.calls
+        tokens = self.input * (into or 0) / 1e6 + self.output * (out or 0) / 1e6
+        return rounded_cost(tokens + self.per_call * spent.calls)
 
 
 @dataclass(frozen=True, slots=True)
