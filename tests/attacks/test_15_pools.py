@@ -164,7 +164,8 @@ def test_check_asks_every_endpoint_and_refuses_a_pool_of_two_models(pooled):
     assert "all must serve the same model string" in refused.stderr
     gateway.others[0].reply = failing(503)
     refused = command("check", "--config", gateway.path, "--yes", code=2)
-    assert gateway.others[0].url in refused.stderr
+    assert f"{gateway.others[0].url}, one of 2 endpoints of the pool, fails: " in refused.stderr
+    assert "remove it from urls" in refused.stderr
 
 
 def test_another_endpoint_is_tried_without_a_pause_and_then_with_one():

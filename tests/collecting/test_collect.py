@@ -370,6 +370,8 @@ def test_a_dry_run_sends_nothing_and_prices_the_requests_at_their_limits(run):
     cost = (small * 1 + 250 * 2 + large * 10 + 400 * 20) / 1e6
     assert shown["cost"] == pytest.approx(cost)
     assert f"Cost: about ${cost:.2g}. Nothing was sent" in table
+    assert [model["role"] for model in shown["models"]] == ["primary", "guardian"]
+    assert [line.split()[0] for line in table.splitlines() if upstream.url in line] == ["primary", "guardian"]
 
 
 def test_a_dry_run_counts_samples_ratings_and_judgements(run):
@@ -409,7 +411,7 @@ def test_an_unknown_price_is_reported_as_unknown(run):
     write_menus(2)
     with serving(both) as upstream:
         configure(upstream.url, guardian={"price": None})
-        assert re.search(r"Cost: (about )?unknown", run(*MENU, "--dry-run").stdout)
+        assert "Cost: unknown; set price = [IN, OUT] in [guardian]." in run(*MENU, "--dry-run").stdout
         assert json.loads(run(*MENU, "--dry-run", "--json").stdout)["cost"] is None
         assert "set price = [IN, OUT]" in run(*MENU, "--max-cost", "1", code=2).stderr
         assert upstream.bodies == []

@@ -273,6 +273,26 @@ def test_check_refuses_a_judge_that_does_not_grade(tmp_path):
     assert "there is no grade" in done.output
 
 
+def test_a_judge_that_fails_does_not_keep_the_other_models_from_being_pinned(tmp_path):
+    done, path, _ = check(tmp_path, judging("Red is a fine colour."), JUDGED, json_output=False)
+    assert done.exit_code == 2
+    assert "--grade judge cannot be used: [judge]" in done.stderr
+    assert read_config(path).primary.pinned is not None
+    assert read_config(path).judge.pinned is None
+    done, path, _ = check(tmp_path, lambda *_: (500, {}), JUDGED, json_output=False)
+    assert "this configuration cannot be used: [primary]" in done.stderr
+    assert read_config(path).primary.pinned is None
+
+
+def test_check_does_not_say_that_a_function_answers(tmp_path):
+    done, _, _ = check(tmp_path, endpoint(), json_output=False)
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert "not asked" in rows["guardian"]
+    assert " yes " in rows["primary"]
+    done, _, _ = check(tmp_path, endpoint())
+    assert [model["tested"] for model in json.loads(done.stdout)["models"]] == [True, False]
+
+
 def test_check_tests_both_forms_if_policies_use_both(tmp_path):
     both = GOOD.replace('model = "small"', 'model = "small"\nmax_tokens = 60\nconfidence = "logprob"')
     both += '[policies.free]\nform = "text"\nmode = "shadow"\n'

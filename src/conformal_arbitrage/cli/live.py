@@ -1,6 +1,7 @@
 """The commands for live models: init, check, collect, ask."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,25 +73,28 @@ def check_command(*, config: str, yes: bool, as_json: bool) -> None:
 
     configuration = read_config(config)
     results = asyncio.run(check_models(configuration))
-    usable = all(one.problem is None for one in results)
-    pinned = {one.role: one.pinned for one in results if one.pinned is not None}
+    problems = {one.role: one.problem for one in results if one.problem is not None}
+    working = [one for one in results if one.problem is None]
+    pinned = {one.role: one.pinned for one in working if one.pinned is not None}
+    writing = bool(pinned) and problems.keys() <= {"judge"}  # the other models can be used without a grader
     certificates = certificates_at_hand(configuration, _installed(configuration))
-    if usable and pinned:
+    if writing:
         if not yes:
-            _confirm_changes(configuration, results, certificates, may_ask=not as_json and has_terminal())
+            _confirm_changes(configuration, working, certificates, may_ask=not as_json and has_terminal())
         write_pinned(config, pinned)
     graders = stale_graders(certificates, configuration)
     for name, reason in graders.items():
         options.warn(f"{name}: {reason}; grade or collect again, and calibrate again")
     if as_json:
-        options.print_json({"ok": usable, "models": msgspec.to_builtins(results), "stale_graders": graders})
+        options.print_json({"ok": not problems, "models": msgspec.to_builtins(results), "stale_graders": graders})
     else:
         _show_checks(results)
-        if usable and pinned:
+        if writing:
             click.echo(f"Written: {config} ([{'.pinned], ['.join(pinned)}.pinned])")
-    if not usable:
-        problems = "; ".join(f"[{one.role}] {one.problem}" for one in results if one.problem)
-        raise click.ClickException(f"this configuration cannot be used: {problems}")
+    if problems:
+        what = "--grade judge" if writing else "this configuration"
+        listed = "; ".join(f"[{role}] {problem}" for role, problem in problems.items())
+        raise click.ClickException(f"{what} cannot be used: {listed}")
 
 
 def _installed(config: "Config") -> "list[PolicyVersion]":
@@ -139,7 +143,7 @@ def _show_checks(results: "list[ProbeResult]") -> None:
         [
             one.role,
             one.kind,
-            "no" if one.problem else "yes",
+            "no" if one.problem else "yes" if one.tested else "not asked",
             one.served or one.model or "",
             f"{one.seconds:.2f}",
             dollars(one.spent.cost) if one.priced else "unknown",
@@ -256,16 +260,17 @@ def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool, **count
     """Print the estimated calls, tokens and cost, per endpoint and in total; counts are part of the JSON document only."""
     import msgspec
 
+    from conformal_arbitrage.types import Spent
     from conformal_arbitrage.upstream.pricing import dollars
 
-    costs = [one.spent.cost for one in estimates]
-    total = None if None in costs else sum(cost for cost in costs if cost is not None)
+    total = sum((one.spent for one in estimates), start=Spent()).cost
     if as_json:
         options.print_json({"models": msgspec.to_builtins(estimates), "cost": total, **counts})
         return
-    header = ["endpoint", "calls", "input tokens", "output tokens", "cost"]
+    header = ["role", "endpoint", "calls", "input tokens", "output tokens", "cost"]
     rows = [
         [
+            one.role,
             one.origin,
             f"{one.spent.calls}",
             f"{one.spent.input_tokens}",
@@ -275,7 +280,8 @@ def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool, **count
         for one in estimates
     ]
     options.print_table(header, rows, title="Estimate, at four characters per token and every reply at its limit")
-    cost = "unknown, since a price is; set price = [IN, OUT]" if total is None else f"about {dollars(total)}"
+    unpriced = ", ".join(dict.fromkeys(f"[{one.role}]" for one in estimates if one.spent.cost is None))
+    cost = f"unknown; set price = [IN, OUT] in {unpriced}" if unpriced else f"about {dollars(total)}"
     click.echo(f"Cost: {cost}. Nothing was sent; replies that are already stored are not counted.")
 
 
@@ -417,13 +423,12 @@ def decision_json(decision: "Decision") -> dict[str, Any]:
 
 
 def _show_decision(decision: "Decision", alpha: float) -> None:
-    import json
-
+    from conformal_arbitrage.scorers.answers import answer_text
     from conformal_arbitrage.upstream.pricing import dollars
 
-    answer = decision.answer if isinstance(decision.answer, str) else json.dumps(decision.answer, ensure_ascii=False)
+    answer = answer_text(decision.answer) if isinstance(decision.answer, Mapping) else str(decision.answer)
     facts = [
-        ("answer", str(answer)),
+        ("answer", answer),
         ("decided by", decision.decided_by),
         ("why", _why(decision)),
         (

@@ -30,7 +30,7 @@ from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, checked_scores
 from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
-from conformal_arbitrage.types import ChatRequest, Leg, Query, Role, Spent
+from conformal_arbitrage.types import ChatRequest, Leg, Query, Role, Spent, rounded_cost
 from conformal_arbitrage.upstream.base import Port, spent_of, together
 from conformal_arbitrage.upstream.budget import SpendingLimit
 from conformal_arbitrage.upstream.cache import Cache, stored_cost
@@ -383,10 +383,11 @@ def _text(request: ChatRequest) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointEstimate:
-    """What the calls to one endpoint would take."""
+    """What the calls to one endpoint, in one role, would take."""
 
     origin: str
     spent: Spent
+    role: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,7 +439,7 @@ class Collection:
             stored = Cache(port, replies, per_query=True, role=role) if replies.exists() else None
             if stored is not None:
                 files.callback(stored.close)
-            estimates.append(Estimate(port, pricing, stored))
+            estimates.append(Estimate(port, pricing, stored, role=role))
             return estimates[-1]
 
         models_config = structs.replace(
@@ -447,7 +448,7 @@ class Collection:
         with ExitStack() as files:
             async with Models(models_config, Extras(instead=instead, keyless=True)) as models:
                 await self._collect(models, None, dry_run=True)
-        return [EndpointEstimate(origin=one.origin, spent=one.spent) for one in estimates if one.spent.calls]
+        return counted(estimates)
 
     async def _collect(self, models: Models, progress: ProgressCallback | None, *, dry_run: bool = False) -> ScoreLog:
         options: dict[str, Any] = {"concurrency": self.concurrency, "progress": progress, "keep_going": dry_run}
@@ -461,6 +462,11 @@ class Collection:
         if dry_run and self.grade != "judge":
             grader = _NoGrader()  # a dry run has no answers to grade, and only a judge's grades cost anything
         return await collect_requests(self.rows, *pair, grader, **options)
+
+
+def counted(estimates: Sequence[Estimate]) -> list[EndpointEstimate]:
+    """Return what dry runs counted, without the endpoints that none of the calls would go to."""
+    return [EndpointEstimate(origin=one.origin, spent=one.spent, role=one.role) for one in estimates if one.spent.calls]
 
 
 class _NoGrader:
@@ -478,5 +484,5 @@ def summary(log: ScoreLog) -> dict[str, Any]:
     for role, usage in (("primary", log.primary_usage), ("guardian", log.guardian_usage)):
         figures[f"{role}_failures"] = sum(1 for text in log.extra[f"{role}_error"].tolist() if text)
         known = usage.cost is not None and not np.isnan(usage.cost).any()
-        figures[f"{role}_cost"] = float(usage.cost.sum()) if known and usage.cost is not None else None
+        figures[f"{role}_cost"] = rounded_cost(float(usage.cost.sum())) if known and usage.cost is not None else None
     return figures

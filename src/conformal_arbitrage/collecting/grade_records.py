@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal
 
-from conformal_arbitrage.collecting.collect import EndpointEstimate, Progress, ProgressCallback
+from conformal_arbitrage.collecting.collect import EndpointEstimate, Progress, ProgressCallback, counted
 from conformal_arbitrage.collecting.from_records import fit_records
 from conformal_arbitrage.errors import CostLimitError, ScorerError, StoreError
 from conformal_arbitrage.live.build import Extras, Models
@@ -200,7 +200,7 @@ async def estimate_grading(config: Config, rows: Sequence[Gradable], *, grade: s
     estimates: list[Estimate] = []
 
     def instead(port: Port, pricing: Pricing | None, role: str) -> Port:
-        estimates.append(Estimate(port, pricing))
+        estimates.append(Estimate(port, pricing, role=role))
         return estimates[-1]
 
     async with Models(config, Extras(instead=instead, keyless=True)) as models:
@@ -211,7 +211,7 @@ async def estimate_grading(config: Config, rows: Sequence[Gradable], *, grade: s
                 for text in sorted({text for text in row.answers.values() if text is not None}):
                     with suppress(ScorerError):  # counted; a dry run has no reply to read a grade from
                         await _one_grade(judge, row, text)
-    return [EndpointEstimate(origin=one.origin, spent=one.spent) for one in estimates if one.spent.calls]
+    return counted(estimates)
 
 
 class _Run:

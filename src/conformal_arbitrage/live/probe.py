@@ -35,6 +35,7 @@ class ProbeResult:
         pinned: the values to write into the configuration.
         priced: whether its cost is known.
         logprobs: whether it lists token probabilities; None if that was not tested.
+        tested: whether it was sent a question; a function or a person is not.
     """
 
     role: str
@@ -47,6 +48,7 @@ class ProbeResult:
     spent: Spent = field(default_factory=Spent)
     priced: bool = False
     logprobs: bool | None = None
+    tested: bool = True
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -66,6 +68,7 @@ async def _check(config: Config, section: str, model: ModelConfig) -> ProbeResul
             await _probe(config, role, model, result, forms - {form})
         else:
             await _load(structs.replace(config, **{role: model}), role)
+            result.tested = False
             result.notes.append(model.untested)
     except ScorerError as error:
         result.problem = _advice(error, over_http=model.has_endpoint)
@@ -106,12 +109,19 @@ async def _check_members(config: Config, role: Section, model: ModelConfig, resu
     """Ask every endpoint of a pool by itself: all must serve the same model string.
 
     Raises:
+        UpstreamError: one fails.
         ReplyError: one serves another.
     """
     unpinned = None if result.pinned is None else structs.replace(result.pinned, served=None)
-    served = result.served
-    for url, member in model.members().items():
-        await _ask(config, role, member.with_pinned(unpinned), result)
+    served, members = result.served, model.members()
+    for url, member in members.items():
+        try:
+            await _ask(config, role, member.with_pinned(unpinned), result)
+        except UpstreamError as error:
+            text = (
+                f"{url}, one of {len(members)} endpoints of the pool, fails: {error}; repair it, or remove it from urls"
+            )
+            raise UpstreamError(text, status=error.status) from error
         if result.served != served:
             raise ReplyError(
                 f"{url} serves {result.served!r:.80}, and another endpoint of its pool {served!r:.80}; all must serve the "

@@ -22,10 +22,12 @@ class Estimate(WholePort):
         port: the port the calls would go to.
         pricing: their price.
         stored: replies that are available already and cost nothing more.
+        role: who would be asked: primary, guardian, judge.
     """
 
-    def __init__(self, port: Port, pricing: Pricing | None, stored: Cache | None = None) -> None:
+    def __init__(self, port: Port, pricing: Pricing | None, stored: Cache | None = None, *, role: str = "") -> None:
         self.origin = port.origin
+        self.role = role
         self._pricing = pricing
         self._stored = stored
         self.spent = Spent()
