@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.certificates import apply_command, calibrate_command, verify_command
 from conformal_arbitrage.cli.data import demo_command, router_log_command, split_command
 from conformal_arbitrage.cli.dials import certificate_command
@@ -21,7 +22,7 @@ from conformal_arbitrage.cli.service import keys_command, records_command, serve
 from conformal_arbitrage.errors import ArbitrageError
 
 
-class _Group(click.Group):
+class _Group(options.WrappingGroup):
     """A group that prints every expected error on one line."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,10 +54,10 @@ def cli() -> None:
     \b
     arbitrage demo                            take a tour on bundled real data
     arbitrage init, check, collect            record scores of your own models
-    arbitrage inspect LOG                     see whether a pair of models is worth routing
-    arbitrage calibrate LOG --alpha 0.05      find the threshold that keeps the budget
+    arbitrage inspect LOG                     see if a pair is worth routing
+    arbitrage calibrate LOG --alpha 0.05      find the threshold and certify it
     arbitrage ask CERTIFICATE QUESTION        make one live decision
-    arbitrage serve                           run an OpenAI-compatible gateway that keeps the risk budget
+    arbitrage serve                           run an OpenAI-compatible gateway
     """
 
 

@@ -9,7 +9,7 @@ from conformal_arbitrage.cli.certificates import load_certificate
 from conformal_arbitrage.errors import ConfigError
 
 
-@click.group("certificate")
+@click.group("certificate", cls=options.WrappingGroup)
 def certificate_command() -> None:
     """Show an existing certificate, or change it within what it promises.
 

@@ -1,5 +1,6 @@
 """The commands inspect, evaluate and assess."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -180,11 +181,28 @@ def compare_command(
     title = (
         f"{comparison.splits} splits: {comparison.calibration_size} rows to calibrate, {comparison.test_size} to test"
     )
-    options.print_table(*comparison.table(), title=title)
+    left_out = _print_fitted(*comparison.table(), ("net loss", "$ per 1000"), title=title)
+    _name_left_out(left_out)
     for line in comparison.notes():
         click.echo(options.wrapped(line))
     if figure is not None:
         click.echo(f"Written: {figure}")
+
+
+def _print_fitted(
+    header: Sequence[str], rows: Sequence[Sequence[str]], expendable: Sequence[str], *, title: str
+) -> list[str]:
+    """Print a table without the columns that this terminal is too narrow for; return their titles."""
+    from conformal_arbitrage.evaluation.tables import fitted
+
+    header, rows, left_out = fitted(header, rows, options.console().width, expendable)
+    options.print_table(header, rows, title=title)
+    return left_out
+
+
+def _name_left_out(titles: Sequence[str]) -> None:
+    if titles:
+        click.echo(options.wrapped(f"Columns that do not fit this terminal: {', '.join(titles)}; --json has them."))
 
 
 def show_frontier(frontier: "Frontier", form: str | None = None) -> None:
@@ -195,16 +213,13 @@ def show_frontier(frontier: "Frontier", form: str | None = None) -> None:
         to_text = {"csv": tables.to_csv, "markdown": tables.to_markdown, "latex": tables.to_latex}[form]
         click.echo(to_text(frontier), nl=False)
         return
-    width = options.console().width
-    spread = width >= _WIDTH_WITH_SPREAD
+    spread = options.console().width >= _WIDTH_WITH_SPREAD
     header, rows = tables.cells(frontier, spread=spread, standard_error=True)
-    header, rows, left_out = tables.fitted(header, rows, width)
     title = f"{frontier.trials} trials: {frontier.calibration_size} rows to calibrate, {frontier.test_size} to test"
-    options.print_table(header, rows, title=title)
+    left_out = _print_fitted(header, rows, tables.expendable(header), title=title)
     footnote = "±: standard error over trials of this log. " if spread and frontier.trials > 1 else ""
     click.echo(options.wrapped(f"{footnote}{_standard_error(frontier)}"))
-    if left_out:
-        click.echo(options.wrapped(f"Columns that do not fit this terminal: {', '.join(left_out)}; --json has them."))
+    _name_left_out(left_out)
     if frontier.points[0].values("cost_per_1000") is None:
         remedy = "give --primary-cost and --guardian-cost"
         click.echo(options.wrapped(f"No costs, so no random routing at the same cost and no delta: {remedy}."))

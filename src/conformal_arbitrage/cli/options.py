@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+class WrappingGroup(click.Group):
+    """A group whose help wraps the first sentence of a command where click would cut it off."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write all commands that are not hidden."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        lines = [
+            (name, command.get_short_help_str(limit=1000))
+            for name, command in commands.items()
+            if command is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(lines)
+
+
 def _chain(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return lambda command: reduce(lambda wrapped, decorate: decorate(wrapped), reversed(decorators), command)
 

@@ -79,10 +79,9 @@ def _show_rows(sizes: "Plan") -> None:
 
 def _show_audits(audits: "AuditPlan") -> None:
     money = "" if audits.cost_per_day is None else f", ${audits.cost_per_day:.4g}"
-    click.echo(
-        f"{audits.audits_per_day:,.0f} audits a day take up to {audits.guardian_calls_per_day:,.0f} calls of the "
-        f"Guardian{money}; after {audits.fresh_after_days:.2g} days they would show a doubled loss in 9 of 10 cases."
-    )
+    calls = f"{audits.guardian_calls_per_day:,.0f} calls of the Guardian{money}"
+    doubled = f"after {audits.fresh_after_days:.2g} days they would show a doubled loss in 9 of 10 cases"
+    click.echo(options.wrapped(f"{audits.audits_per_day:,.0f} audits a day take up to {calls}; {doubled}."))
     lines = [
         [
             f"{row.ratio:g} x",
@@ -94,5 +93,6 @@ def _show_audits(audits: "AuditPlan") -> None:
         for row in audits.delays
     ]
     header = ["true loss / line", "audits, median", "decisions", "days, median to 9 of 10", "losses too many"]
-    options.print_table(header, lines, title="How soon a loss above the line turns red")
-    click.echo("The line is alpha with --confidence; without it, red stands above alpha by what bad luck may explain.")
+    options.print_table(header, lines, title="How soon a loss above the line turns the monitor red")
+    line = "The line is alpha with --confidence; without it, it lies above alpha by what bad luck may explain."
+    click.echo(options.wrapped(f"Red is the monitor's alarm: audits show that the loss is above the line. {line}"))

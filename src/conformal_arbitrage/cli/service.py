@@ -67,7 +67,7 @@ def _gateway_installed() -> Generator[None]:
         ) from error
 
 
-@click.group("keys")
+@click.group("keys", cls=options.WrappingGroup)
 def keys_command() -> None:
     """Manage the API keys of the gateway.
 
@@ -160,7 +160,7 @@ def keys_revoke_command(id: str, *, config: str) -> None:
     click.echo(f"Revoked: {id}")
 
 
-@click.group("records")
+@click.group("records", cls=options.WrappingGroup)
 def records_command() -> None:
     """Export, verify, prune and erase decision records.
 
@@ -229,10 +229,22 @@ def records_export_command(
     metavar="DAYS",
     help="Age from which decisions are removed.",
 )
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation at a terminal.")
 @options.config_file
 @options.as_json
-def records_prune_command(*, older_than: float, config: str, as_json: bool) -> None:
-    """Remove old decisions; a checkpoint keeps the hash chains verifiable."""
+def records_prune_command(*, older_than: float, yes: bool, config: str, as_json: bool) -> None:
+    """Remove old decisions; a checkpoint keeps the hash chains verifiable.
+
+    At a terminal it asks before it removes anything; elsewhere, and with --json, it does not.
+
+    \b
+    arbitrage records prune --older-than 90
+    """
+    from conformal_arbitrage.scorers.terminal import has_terminal
+
+    if not yes and not as_json and has_terminal():
+        question = f"Remove all decisions older than {older_than:g} days, with all that is recorded about them?"
+        click.confirm(question, abort=True, err=True)
     removed = with_store(config, lambda store: store.prune(before=time.time() - older_than * 86400))
     if as_json:
         options.print_json({"removed": removed})

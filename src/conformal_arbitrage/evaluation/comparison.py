@@ -121,9 +121,11 @@ class RuleComparison:
     def notes(self) -> list[str]:
         """Return what the figures mean, and what each rule promises, line by line."""
         promises = {rule.rule: rule.promise for rule in self.rules}
+        broken = any(rule.breaks for rule in self.rules)
         return [
-            "*: above alpha by more than three standard errors. A rule that promises an expected loss lies over alpha in "
-            "about half of the splits; one that promises it with probability 0.9 in at most a tenth.",
+            *(["*: the mean loss is above alpha by more than three standard errors."] if broken else []),
+            "Splits over alpha: the share of splits whose test rows lose more than alpha on average. For a rule that limits "
+            "the expected loss that may be about half of them; for one that limits it with probability 0.9, about a tenth.",
             *(f"{name}: promises {promise}." for name, promise in promises.items()),
             *(f"{name}: left out, {reason}." for name, reason in self.left_out.items()),
         ]

@@ -52,16 +52,27 @@ def cells(
     return ["policy", *shown.values()], rows
 
 
+def expendable(header: Sequence[str]) -> list[str]:
+    """Return the titles of a frontier's columns but loss, cost and the share of deferrals, the first to go first."""
+    outcomes = [title for title in reversed(header[1:]) if title not in _TITLES.values()]
+    return [*_LEAST, *outcomes]
+
+
 def fitted(
-    header: Sequence[str], rows: Sequence[Sequence[str]], width: int
+    header: Sequence[str], rows: Sequence[Sequence[str]], width: int, expendable: Sequence[str]
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """Return a table whose figures fit a width in characters, and the titles of the columns left out for it.
 
-    Loss, cost and the share of deferrals always stay. Titles may break between words, figures may not.
+    Titles may break between words, figures may not.
+
+    Args:
+        header: the titles.
+        rows: the cells.
+        width: of the terminal.
+        expendable: titles of the columns that may be left out, the first to go first.
     """
-    outcomes = [title for title in reversed(header[1:]) if title not in _TITLES.values()]
     kept, left_out = list(range(len(header))), list[str]()
-    for title in (*_LEAST, *outcomes):
+    for title in expendable:
         if title in header and _width(header, rows, kept) > width:
             kept.remove(header.index(title))
             left_out.append(title)

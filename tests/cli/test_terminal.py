@@ -1,0 +1,94 @@
+"""What people see at a terminal of 80 columns, and what they are asked."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click import Group
+from click.testing import CliRunner
+from rich.console import Console
+
+from conformal_arbitrage.cli import cli, options
+from conformal_arbitrage.cli.live import _show_decision
+from conformal_arbitrage.types import Decision
+from tests.cli import test_cli
+from tests.cli.test_cli import PAIR
+
+run = test_cli.run
+
+CONFIGURATION = """\
+[primary]
+kind = "function"
+function = "operator:add"
+name = "rule"
+
+[guardian]
+kind = "human"
+"""
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    monkeypatch.setattr(options, "console", lambda: Console(width=80, highlight=False))
+
+
+def assert_whole(text):
+    assert "…" not in text
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("group", [[], *([name] for name, one in cli.commands.items() if isinstance(one, Group))])
+def test_the_help_of_groups_cuts_no_sentence_off(group):
+    shown = CliRunner().invoke(cli, [*group, "--help"], terminal_width=80).stdout
+    assert "Commands:" in shown
+    assert "..." not in shown.partition("Commands:")[2]
+    assert_whole(shown)
+
+
+def test_a_comparison_keeps_whole_figures_and_names_what_it_leaves_out(run, narrow):
+    arguments = ["compare", "log.parquet", *PAIR, "--alpha", "0.05", "--splits", "2"]
+    shown = run(*arguments, "--primary-cost", "1", "--guardian-cost", "20").stdout
+    assert_whole(shown)
+    assert "Columns that do not fit this terminal: net loss; --json has them." in shown
+    assert "Splits over alpha: the share of splits" in shown
+
+
+def test_a_plan_says_what_red_is(run, narrow):
+    shown = run("plan", "--alpha", "0.05", "--audit-rate", "0.05", "--decisions-per-day", "10000").stdout
+    assert_whole(shown)
+    assert "Red is the monitor's alarm" in shown
+
+
+@pytest.mark.parametrize(("reply", "code"), [("y\n", 0), ("n\n", 130)])
+def test_pruning_asks_at_a_terminal(run, monkeypatch, reply, code):
+    Path("arbitrage.toml").write_text(CONFIGURATION)
+    prune = ["records", "prune", "--older-than", "90"]
+    assert "Removed: 0 decisions" in run(*prune).stdout
+    monkeypatch.setattr("conformal_arbitrage.scorers.terminal.has_terminal", lambda: True)
+    done = CliRunner().invoke(cli, prune, input=reply)
+    assert done.exit_code == code, done.output
+    assert "Remove all decisions older than 90 days" in done.stderr
+    assert ("Removed: 0 decisions" in done.stdout) == (code == 0)
+    assert "Removed: 0 decisions" in run(*prune, "--yes").stdout
+    assert json.loads(run(*prune, "--json").stdout) == {"removed": 0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ({"role": "assistant", "content": "A rose."}, "A rose."),
+        ("billing", "billing"),
+        (
+            {"tool_calls": [{"type": "function", "function": {"name": "look", "arguments": '{"in": "Oslo"}'}}]},
+            '"name": "look"',
+        ),
+    ],
+)
+def test_an_answer_is_shown_as_text(capsys, answer, text):
+    decision = Decision(
+        id="d", action=0, answer=answer, candidates=(0,), decided_by="primary", margin=1.0, relaxation=0.5
+    )
+    _show_decision(decision, 0.05)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("answer")]
+    assert text in line
+    assert '"content"' not in line
