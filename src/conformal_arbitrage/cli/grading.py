@@ -73,7 +73,7 @@ def _show_backlog(counts: dict[str, int]) -> None:
     for name, reason in (
         ("no_content", 'their answers were not kept; set content = "full" in the policy, for rows to come'),
         ("no_guardian", "the Guardian has not answered them, or not yet"),
-        ("no_label", "no label of theirs was recorded by a key of scope review to compare with"),
+        ("no_label", "no label to compare them with was recorded with a key of scope review"),
     ):
         if counts[name]:
             options.warn(f"{counts[name]} rows cannot be graded: {reason}")

@@ -275,7 +275,7 @@ def records_verify_command(*, copy: str | None, config: str, as_json: bool) -> N
         outcome = "the record does not agree with it" if problems else "the record still accounts for all of them"
         click.echo(f"Compared with {copy} of {_when(head.at)}, which covers {events} events: {outcome}.")
     if not signed:
-        options.warn("there is no project secret here, so that signatures were not checked; set ARBITRAGE_SECRET")
+        options.warn("there is no project secret here, so signatures were not checked; set ARBITRAGE_SECRET")
     if problems:
         raise SystemExit(1)
 

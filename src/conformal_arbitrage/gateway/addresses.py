@@ -10,7 +10,7 @@ _PORT = re.compile(r"(\d+(?:\.\d+){3}|\[.*\]):\d+")
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return an address, without port or zone; None if the text is none."""
+    """Return an address, without port or zone; None if the text is not one."""
     with_port = _PORT.fullmatch(host)
     bare = (with_port[1] if with_port else host).strip("[]").partition("%")[0]
     try:

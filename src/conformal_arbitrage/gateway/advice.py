@@ -1,4 +1,4 @@
-"""What a gateway tells whoever starts it: a call to try, and what its configuration can never do.
+"""Advice for whoever starts a gateway: a call to try, and what its configuration can never do.
 
 Knows nothing of terminals, or of how requests are answered.
 """

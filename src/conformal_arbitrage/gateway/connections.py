@@ -402,7 +402,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unread_since = None
 
     def shutdown(self) -> None:
-        """Close once the request in flight has been answered; one that is not whole is none."""
+        """Close once the request in flight has been answered; one that is incomplete is dropped."""
         if self.phase in ("body", "draining", "refused"):
             self.transport.close()
         else:

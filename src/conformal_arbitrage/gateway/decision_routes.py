@@ -62,10 +62,7 @@ class DecisionRoutes:
     async def decisions(self, request: Incoming) -> Response:
         """Answer POST /v1/decisions."""
         body = read_decisions(request.content, self._config)
-        policy = self._policies.named(body.model)
-        if request.caller.policies is not None:
-            request.caller.check_policy(policy.name)
-        request.scope[POLICY] = policy.name
+        policy = self._policy_of(request, body.model)
         async with self._turn(request, policy) as turn:
             if turn.response is None:
                 start = time.perf_counter()
@@ -87,11 +84,16 @@ class DecisionRoutes:
         body = read_response(request.content, self._config)
         return await self._answer(request, body.chat, ResponseShape(body.echo))
 
-    async def _answer(self, request: Incoming, chat: CompletionRequest, shape: ReplyShape) -> Response | EventStream:
-        policy = self._policies.named(chat.model)
+    def _policy_of(self, request: Incoming, model: str) -> LivePolicy:
+        """Return the policy that a request names, once its caller is known to be allowed to use it."""
+        policy = self._policies.named(model)
         if request.caller.policies is not None:
             request.caller.check_policy(policy.name)
         request.scope[POLICY] = policy.name
+        return policy
+
+    async def _answer(self, request: Incoming, chat: CompletionRequest, shape: ReplyShape) -> Response | EventStream:
+        policy = self._policy_of(request, chat.model)
         text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
         menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
         if chat.stream:

@@ -1,4 +1,4 @@
-"""What a gateway does beside answering: sign how far the record has come, and remove what is not to be kept any longer.
+"""Background work of a gateway: sign how far the record has come, and remove what has expired.
 
 Knows nothing of requests or models.
 """

@@ -89,7 +89,7 @@ class FunctionGrader:
 
     @property
     def identity(self) -> Identity:
-        """The function's name, and the digest of its source where it can be had."""
+        """The function's name, and the digest of its source if it is available."""
         return {"kind": "python", "name": self.name, **source_identity(self.function)}
 
     async def grade(self, request: ChatRequest, answer: str, expected: str | None) -> float | None:

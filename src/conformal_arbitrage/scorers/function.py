@@ -121,7 +121,7 @@ class FunctionScorer:
 
     Args:
         function: takes a `Query`, returns one number per action; may be async.
-        name: identifies the function, with its source where that can be had; give it a new one when something changes
+        name: identifies the function, with its source if that is available; give it a new one when something changes
             that the function calls.
         through: wraps the call, such as `lambda port: Retry(port, deadline=2)`.
     """

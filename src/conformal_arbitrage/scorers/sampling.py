@@ -62,7 +62,7 @@ class SamplingScorer:
         port: the endpoint.
         settings: model, temperature (1 makes sense here), limits.
         samples: k.
-        normaliser: reads a reply; its qualified name is part of the identity, and so is its source where it can be had.
+        normaliser: reads a reply; its qualified name is part of the identity, and so is its source if it is available.
         pictures: whether the model takes pictures, which are shown behind the text.
     """
 

@@ -51,7 +51,7 @@ def describe(error: Exception) -> str:
 def source_identity(code: Any) -> dict[str, str]:
     """Return `source_sha256`, the digest of the source text of a function, or of the class of an object.
 
-    Empty where there is none to be had: C functions, partials, lambdas of a shell. What the function calls is not part of
+    Empty if it is not available: C functions, partials, lambdas of a shell. What the function calls is not part of
     its source, so a change there needs a new name.
     """
     whole: Any = inspect.unwrap(code) if callable(code) else code

@@ -227,7 +227,7 @@ class _Writer(threading.Thread):
         """Run jobs; after a bug in one, return an error for each.
 
         This is the boundary of the thread: an exception that passed it would end the thread, and every caller with a job
-        in the queue, now or later, would wait for ever. Everything foreseen is handled further in.
+        in the queue, now or later, would wait forever. Errors that are expected are handled further in.
         """
         try:
             return self._outcomes(jobs)
