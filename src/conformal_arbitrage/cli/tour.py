@@ -163,9 +163,8 @@ async def _through_the_gateway(config: Config, log: ScoreLog, rows: Sequence[int
 
     async with running(config) as (url, _), aiohttp.ClientSession(url) as session:
         questions = asyncio.gather(*(_ask(session, log, row) for row in rows))
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # in place of the gateway's, which would answer them all
+        if threading.current_thread() is threading.main_thread():
+            # in place of the gateway's handler, which would answer all of them first
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, questions.cancel)
         try:
             return await questions

@@ -21,9 +21,9 @@ from conformal_arbitrage.monitoring.lines import LOG_AMBER, Lines
 from conformal_arbitrage.monitoring.states import Cause, Figures, Standing, judge
 
 _ONE = 10**12
+"""A loss of the whole bound, in ticks."""
 _NOISE = 1e-9
 _NOT_A_LOSS = "a loss is a number from 0 to 1, or None while it is unknown; got {loss!r}"
-"""A loss of the whole bound, in ticks."""
 _ABSENT, _PENDING, _MISSING = -3, -2, -1
 _FEW_VALUES = 4096
 
