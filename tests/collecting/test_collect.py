@@ -140,7 +140,9 @@ def test_rows_without_settings_are_pointed_out_where_requests_keep_their_own(run
         configure(upstream.url, primary=ASK, task={"settings": "as requested"})
         shown = run(*TEXT, "--grade", "exact")
     assert ("no row has settings" in shown.stderr) is warned
-    assert ("settings" in ScoreLog.read("log.parquet").extra) is not warned
+    log = ScoreLog.read("log.parquet")
+    assert ("settings" in log.extra) is not warned
+    assert log.identities["requests"] == {"settings": list(settings)}
 
 
 # menu form

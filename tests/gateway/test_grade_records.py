@@ -63,6 +63,20 @@ def grade(gateway, how, *more, code=0):
     return json.loads(result.stdout) if code == 0 else result.stderr
 
 
+def test_an_export_names_the_settings_that_its_requests_had(shadowed):
+    gateway = shadowed(count=2, task={"settings": "as requested"})
+    message = {"role": "user", "content": "Request 9?"}
+    gateway.chat({**CHAT, "messages": [message], "temperature": 0, "max_tokens": 9})
+    grade(gateway, "python:tests.gateway.test_grade_records:longer")
+    log = ScoreLog.read(exported(gateway, "--score-log"))
+    assert log.identities["requests"] == {"settings": ["max_tokens", "temperature"]}
+    assert calibrate(log, 0.5).identities["requests"] == log.identities["requests"]
+
+
+def longer(request, answer, expected):
+    return float(len(answer) > 6)
+
+
 def test_a_judge_grades_what_is_stored_and_the_export_can_be_calibrated(shadowed, judge):
     gateway = shadowed(count=30)
     upstream = judge(gateway, strict)

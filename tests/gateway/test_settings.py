@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from conformal_arbitrage.gateway.server import identities_of
 from tests.gateway.house import CHAT, MENU, chunks, error_of, says
 
 AS_REQUESTED = {"settings": "as requested"}
@@ -25,6 +26,19 @@ def test_requests_keep_their_own_settings_with_the_guarantee(house, sure):
     [record] = gateway.records()
     assert {name: record.decision.content.request[name] for name in SETTINGS} == SETTINGS
     assert not record.decision.overridden
+
+
+def test_a_setting_that_no_logged_request_had_is_served_without_a_guarantee(house):
+    gateway = house(form="text", task=AS_REQUESTED, policy={"content": "full", "audit_rate": 1.0})
+    made_by = {**identities_of(gateway.config, "support"), "requests": {"settings": ["temperature"]}}
+    certificate = gateway.certificate(identities=made_by)
+    assert gateway.put("/v1/arbitrage/policies/support", {"certificate": certificate.to_dict()}).status_code == 200
+    assert gateway.chat({**CHAT, "temperature": 0}).json()["arbitrage"]["guarantee"] == "crc"
+    seen = gateway.chat({**CHAT, "temperature": 0, "stop": ["x"]}).json()["arbitrage"]
+    assert seen["guarantee"] == "none"
+    record = gateway.records()[0]
+    assert record.decision.no_guarantee == "no request of the calibration log set stop"
+    assert not record.decision.overridden  # the next calibration takes it in
 
 
 @pytest.mark.parametrize("name", SETTINGS)

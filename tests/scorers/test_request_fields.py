@@ -5,7 +5,15 @@ import pytest
 from openai.resources.chat.completions import Completions
 
 from conformal_arbitrage.gateway import chat_requests
-from conformal_arbitrage.scorers.request_fields import AS_REQUESTED, PASSED_ON, SETTINGS, checked_settings, overridden
+from conformal_arbitrage.scorers.request_fields import (
+    AS_REQUESTED,
+    PASSED_ON,
+    SETTINGS,
+    checked_settings,
+    logged_settings,
+    overridden,
+    unlogged_settings,
+)
 
 PINNED = {"temperature": 0.1, "max_tokens": None, "seed": None, "reasoning_effort": None}
 
@@ -61,6 +69,23 @@ def test_any_setting_differs_from_pinned_ones_that_do_not_have_it(name):
     assert list(overridden({"messages": [], name: value}, both)) == [name]
     requested = {role: {**PINNED, "settings": AS_REQUESTED} for role in both}
     assert overridden({name: value}, requested) == {}
+
+
+def test_a_log_names_the_settings_of_its_requests_where_they_are_as_requested():
+    bodies = [{"messages": [], "seed": 1}, {"messages": [], "temperature": 0, "stop": None}, {"messages": []}]
+    requested = {role: {"settings": AS_REQUESTED} for role in ("primary", "guardian")}
+    logged = logged_settings(bodies, requested)
+    assert logged == {"requests": {"settings": ["seed", "temperature"]}}
+    assert logged_settings(bodies, {**requested, "guardian": PINNED}) == {}
+    assert unlogged_settings({"seed": 2, "temperature": 1, "top_p": None}, logged) == []
+    assert unlogged_settings({"seed": 2, "top_p": 1, "stop": "x"}, logged) == ["stop", "top_p"]
+    assert unlogged_settings({"top_p": 1}, {}) == []  # a certificate of an earlier release
+
+
+def test_a_limit_under_its_other_name_was_logged():
+    logged = {"requests": {"settings": ["max_tokens"]}}
+    assert unlogged_settings({"max_completion_tokens": 5}, logged) == []
+    assert unlogged_settings({"max_completion_tokens": 5}, {"requests": {"settings": []}}) == ["max_completion_tokens"]
 
 
 def test_an_equal_value_does_not_differ():

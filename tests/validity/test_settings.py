@@ -106,8 +106,16 @@ def test_pinned_settings_keep_the_quota_of_what_they_cover_and_claim_nothing_els
         asyncio.run(losses(tmp_path / "rows.jsonl", "pinned"))
 
 
-def test_a_setting_that_is_served_and_not_collected_breaks_the_quota(tmp_path, monkeypatch):
+def test_a_setting_that_was_not_collected_is_served_without_a_guarantee(tmp_path, monkeypatch):
     monkeypatch.setattr(questions, "_BODY", questions.QUESTION)
+    measured, claimed = asyncio.run(losses(tmp_path / "rows.jsonl", "as requested"))
+    assert 0.4 < claimed < 0.6
+    assert keeps(ALPHA, measured), measured
+
+
+def test_claiming_a_guarantee_for_a_setting_that_was_not_collected_breaks_the_quota(tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "_BODY", questions.QUESTION)
+    monkeypatch.setattr("conformal_arbitrage.live.policy.unlogged_settings", lambda body, identities: [])
     measured, claimed = asyncio.run(losses(tmp_path / "rows.jsonl", "as requested"))
     assert claimed == 1.0
     assert not keeps(ALPHA, measured), measured

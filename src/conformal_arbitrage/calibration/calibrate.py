@@ -265,4 +265,4 @@ def _identities(log: ScoreLog) -> dict[str, Any] | Literal["unbound"]:
     if not all(column in known for column in log.columns):
         return "unbound"
     identities = {role: known[column] for role, column in zip(("primary", "guardian"), log.columns, strict=True)}
-    return identities | {name: known[name] for name in ("grader", "session") if name in known}
+    return identities | {name: known[name] for name in ("grader", "session", "requests") if name in known}

@@ -29,7 +29,7 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, checked_scores
-from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
+from conformal_arbitrage.scorers.request_fields import SETTINGS, logged_settings, overridden
 from conformal_arbitrage.types import ChatRequest, Leg, Query, Role, Spent, rounded_cost
 from conformal_arbitrage.upstream.base import Port, spent_of, together
 from conformal_arbitrage.upstream.budget import SpendingLimit
@@ -224,7 +224,11 @@ async def collect_requests(
         context=[_text(request) for request in requests.requests],
         primary_usage=_usage(first),
         guardian_usage=_usage(second),
-        identities={**identities, "grader": dict(grader.identity)},
+        identities={
+            **identities,
+            "grader": dict(grader.identity),
+            **logged_settings((request.body for request in requests.requests), identities),
+        },
     )
     return replace(log, extra={**_extra_columns(legs, "answer"), **_settings_column(requests.requests)})
 

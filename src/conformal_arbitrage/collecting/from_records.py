@@ -17,6 +17,7 @@ from conformal_arbitrage.live.grading import SEVERAL
 from conformal_arbitrage.scorelog.fitness import UNFIT
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import strings
+from conformal_arbitrage.scorers.request_fields import logged_settings
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody, Grades
 from conformal_arbitrage.types import Role
@@ -64,7 +65,7 @@ async def score_log_of(
     if everything:
         marks[UNFIT] = strings(["no" if fit(record) else "chosen by its scores" for record in records])
     if identities is not None and forms == {"text"}:
-        identities = {**identities, **_grader_of(records)}
+        identities = {**identities, **_grader_of(records), **_settings_of(records, identities)}
     return replace(log, identities=identities if same_models else None, extra={**log.extra, **marks})
 
 
@@ -75,7 +76,7 @@ def _by_session(
     if any(record.decision.session is None for record in records):
         raise StoreError("this policy was served by session and by query; prune one of the two first")
     if identities is not None:
-        identities = {**identities, **_grader_of(records)}
+        identities = {**identities, **_grader_of(records), **_settings_of(records, identities)}
     turns = [_turn(record) for record in records]
     log = session_log(turns, idle=idle, now=time.time(), identities=identities)
     if not everything:
@@ -141,6 +142,13 @@ def _grader_of(records: Sequence[DecisionRecord]) -> dict[str, Any]:
         return {}
     first, *others = (graders[name] for name in sorted(graders))
     return {"grader": {"kind": SEVERAL, "graders": [first, *others]} if others else first}
+
+
+def _settings_of(records: Sequence[DecisionRecord], identities: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of all requests, as `requests` of the log's identities; unknown if one was not kept in full."""
+    requests = [None if record.decision.content is None else record.decision.content.request for record in records]
+    bodies = [request for request in requests if isinstance(request, Mapping)]
+    return logged_settings(bodies, identities) if len(bodies) == len(records) else {}
 
 
 def fit(record: DecisionRecord) -> bool:

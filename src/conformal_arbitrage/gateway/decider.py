@@ -215,7 +215,7 @@ class Decider:
         live: bool,
     ) -> AsyncGenerator[Decision | Chunk]:
         """Return the steps of a later turn of a session."""
-        reason = rule.no_guarantee
+        reason = rule.no_guarantee or rule.other_settings(request)
         if conversation.version != policy.version:
             reason = reason or f"the session began under version {conversation.version} of the policy"
         audited = self._drawn(conversation.id, policy.settings.audit_rate)

@@ -22,7 +22,7 @@ from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.core.gaps import LARGEST_SCORE, row_gaps, row_margin
 from conformal_arbitrage.errors import CertificateError, GuardianError, OptionError, ScorerError, StaleCalibrationError
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, Scores, check_scores, stream_answer
-from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
+from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden, unlogged_settings
 from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Leg, Query, Role, Spent
 
 UNBOUND = "unbound"
@@ -252,16 +252,20 @@ class ConformalRouter:
             answer=standing,
             legs=(first,),
             spent=first.spent,
-            no_guarantee=self._no_guarantee or self._other_settings(request),
+            no_guarantee=self._no_guarantee or self.other_settings(request),
         )
 
-    def _other_settings(self, request: ChatRequest) -> str | None:
-        """Return why a request with other settings than the pinned ones has no guarantee."""
+    def other_settings(self, request: ChatRequest) -> str | None:
+        """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
         if SETTINGS.keys().isdisjoint(request.body):
             return None
         identities = {"primary": self.primary.identity, "guardian": self.guardian.identity}
         differing = overridden(request.body, identities)
-        return f"the request overrides {', '.join(differing)}" if differing else None
+        if differing:
+            return f"the request overrides {', '.join(differing)}"
+        certified = self.certificate.identities
+        unlogged = [] if certified == "unbound" else unlogged_settings(request.body, certified)
+        return f"no request of the calibration log set {', '.join(unlogged)}" if unlogged else None
 
     def _conclude(self, pending: Decision, guardian: "Answered") -> Decision:
         both = _with_leg(pending, guardian.leg)

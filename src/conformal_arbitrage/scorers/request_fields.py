@@ -7,7 +7,7 @@ other traffic than what was calibrated.
 Knows nothing of endpoints or HTTP.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from conformal_arbitrage.scorers.base import Identity
@@ -22,6 +22,8 @@ INERT = (
     "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "store", "user",
 )  # fmt: skip
 """What a provider files, caches or bills by. Passed on, since no answer depends on it."""
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
+"""Two names of one limit."""
 _MOST_STOPS = 16
 _LARGEST_SEED = 2**63
 
@@ -128,6 +130,34 @@ def overridden(body: Mapping[str, Any], identities: Mapping[str, Identity]) -> d
         if body[name] is not None and any(value != body[name] for value in pinned.values()):
             differing[name] = _remedies(name, body[name], pinned)
     return differing
+
+
+def logged_settings(bodies: Iterable[Mapping[str, Any]], identities: Mapping[str, Identity]) -> dict[str, Any]:
+    """Return the names of the settings in the requests of a log, as `requests` of its identities.
+
+    Empty where settings are pinned: a request that differs is then other traffic, whatever its name.
+    """
+    if any(identity.get("settings") != AS_REQUESTED for identity in identities.values()):
+        return {}
+    return {"requests": {"settings": sorted({name for body in bodies for name in _set(body)})}}
+
+
+def unlogged_settings(body: Mapping[str, Any], identities: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a request that no request of the calibration log had, if the certificate records those.
+
+    Args:
+        body: the request.
+        identities: those of the certificate.
+    """
+    logged = identities.get("requests", {}).get("settings")
+    if logged is None:
+        return []
+    known = {*logged, *(_LIMITS if _LIMITS & {*logged} else ())}
+    return [name for name in _set(body) if name not in known]
+
+
+def _set(body: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in body.keys() & SETTINGS.keys() if body[name] is not None)
 
 
 def _remedies(name: str, value: object, pinned: Mapping[str, object]) -> str:
