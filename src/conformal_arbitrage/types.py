@@ -85,6 +85,10 @@ class ChatRequest(Struct, frozen=True):
         return self.body["messages"]
 
 
+COST_DIGITS = 12
+"""Decimal places of dollars that are kept: enough for any price, and three times 0.1 is 0.3, not 0.30000000000000004."""
+
+
 class Spent(Struct, frozen=True, kw_only=True):
     """The calls, tokens and dollars something took. None is unknown, and stays unknown in a sum; it never counts as 0."""
 
@@ -102,13 +106,8 @@ class Spent(Struct, frozen=True, kw_only=True):
             output_tokens=_sum(self.output_tokens, other.output_tokens),
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
-            cost=None if self.cost is None or other.cost is None else rounded_cost(self.cost + other.cost),
+            cost=None if self.cost is None or other.cost is None else round(self.cost + other.cost, COST_DIGITS),
         )
-
-
-def rounded_cost(dollars: float) -> float:
-    """Return dollars without what binary fractions leave behind: three times 0.1 is 0.3, not 0.30000000000000004."""
-    return round(dollars, 12)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

@@ -24,6 +24,7 @@ name = "rule"
 
 [guardian]
 kind = "human"
+name = "team"
 """
 
 

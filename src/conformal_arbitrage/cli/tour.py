@@ -29,7 +29,7 @@ from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.scorelog.files import write_bytes, write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorers import ReplayScorer
-from conformal_arbitrage.types import rounded_cost
+from conformal_arbitrage.types import COST_DIGITS
 
 ALPHA = 0.05
 CALIBRATION, QUESTIONS, TRIALS = 1000, 300, 2000
@@ -150,7 +150,7 @@ def _serve(folder: Path, log: ScoreLog) -> Served:
         questions=len(rest),
         deferred=sum(one["decided_by"] == "guardian" for one in seen),
         loss=0.0 if log.label is None else float((chosen != log.label[rest]).mean()),
-        cost=rounded_cost(sum(leg["cost"] for one in seen for leg in one["legs"])),
+        cost=round(sum(leg["cost"] for one in seen for leg in one["legs"]), COST_DIGITS),
         always=GUARDIAN_COST * len(rest),
     )
 

@@ -30,7 +30,7 @@ from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, checked_scores
 from conformal_arbitrage.scorers.request_fields import SETTINGS, logged_settings, overridden
-from conformal_arbitrage.types import ChatRequest, Leg, Query, Role, Spent, rounded_cost
+from conformal_arbitrage.types import COST_DIGITS, ChatRequest, Leg, Query, Role, Spent
 from conformal_arbitrage.upstream.base import Port, spent_of, together
 from conformal_arbitrage.upstream.budget import SpendingLimit
 from conformal_arbitrage.upstream.cache import Cache, stored_cost
@@ -488,5 +488,7 @@ def summary(log: ScoreLog) -> dict[str, Any]:
     for role, usage in (("primary", log.primary_usage), ("guardian", log.guardian_usage)):
         figures[f"{role}_failures"] = sum(1 for text in log.extra[f"{role}_error"].tolist() if text)
         known = usage.cost is not None and not np.isnan(usage.cost).any()
-        figures[f"{role}_cost"] = rounded_cost(float(usage.cost.sum())) if known and usage.cost is not None else None
+        figures[f"{role}_cost"] = (
+            round(float(usage.cost.sum()), COST_DIGITS) if known and usage.cost is not None else None
+        )
     return figures

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from conformal_arbitrage.errors import OutputError
-from conformal_arbitrage.types import Chunk, Spent, rounded_cost
+from conformal_arbitrage.types import COST_DIGITS, Chunk, Spent
 from conformal_arbitrage.upstream.base import Call, Port, Reply, Wrapper, fingerprint
 
 
@@ -109,4 +109,4 @@ def stored_cost(path: str | Path) -> tuple[float, int]:
         return 0.0, 0
     with closing(_open(Path(path))) as connection:
         known, unknown = connection.execute("select total(cost), count(*) - count(cost) from replies").fetchone()
-    return rounded_cost(known), unknown
+    return round(known, COST_DIGITS), unknown

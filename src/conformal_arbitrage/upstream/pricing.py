@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conformal_arbitrage.errors import OptionError, UpstreamError
-from conformal_arbitrage.types import Chunk, Spent, rounded_cost
+from conformal_arbitrage.types import COST_DIGITS, Chunk, Spent
 from conformal_arbitrage.upstream.base import Call, Port, Reply, Wrapper, spent_of
 
 
@@ -41,7 +41,7 @@ class Price:
         if (self.input and into is None) or (self.output and out is None):
             return None
         tokens = self.input * (into or 0) / 1e6 + self.output * (out or 0) / 1e6
-        return rounded_cost(tokens + self.per_call * spent.calls)
+        return round(tokens + self.per_call * spent.calls, COST_DIGITS)
 
 
 @dataclass(frozen=True, slots=True)
