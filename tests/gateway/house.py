@@ -124,7 +124,7 @@ class House:
                 section(role, {**model, **self.models.get(role, {})}),
                 section(f"{role}.pinned", self.models.get(f"{role}.pinned", {})),
             ]
-        parts += [section("gateway", self.sections["gateway"])]
+        parts += [section(name, values) for name, values in self.sections.items() if name.startswith("gateway")]
         policies = {name: values for name, values in self.sections.items() if name.startswith("policies.")}
         for name, values in policies.items():
             given = {**first, **values}

@@ -19,6 +19,7 @@ from conformal_arbitrage.cli.live import ask_command, check_command, collect_com
 from conformal_arbitrage.cli.planning import plan_command
 from conformal_arbitrage.cli.reproduction import reproduce_command
 from conformal_arbitrage.cli.service import keys_command, records_command, serve_command
+from conformal_arbitrage.cli.webhooks import webhooks_command
 from conformal_arbitrage.errors import ArbitrageError
 
 
@@ -65,6 +66,7 @@ _COMMANDS = (
     init_command, check_command, collect_command, inspect_command, calibrate_command, verify_command, apply_command,
     ask_command, assess_command, evaluate_command, compare_command, plan_command, split_command, router_log_command,
     reproduce_command, serve_command, keys_command, records_command, demo_command, certificate_command,
+    webhooks_command,
 )  # fmt: skip
 for _command in _COMMANDS:
     cli.add_command(_command)

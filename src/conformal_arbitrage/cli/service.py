@@ -123,7 +123,7 @@ def keys_create_command(
             {"id": id, "key": key, "scope": scope, "first": first, "expires": ends, "policies": policies or None}
         )
         return
-    limits = [f"until {_when(ends)}"] if ends is not None else []
+    limits = [f"until {when(ends)}"] if ends is not None else []
     limits += [f"for {', '.join(policies)}"] if policies else []
     click.echo(f"{key}\n{', '.join([f'id {id}, scope {scope}', *limits])}; the key is not shown again")
     if first:
@@ -144,7 +144,7 @@ def keys_list_command(*, config: str, as_json: bool) -> None:
         options.print_json([asdict(key) for key in keys])
         return
     rows = [
-        [k.id, k.scope, k.label, ", ".join(k.policies or ()), *map(_when, (k.created, k.expires, k.revoked))]
+        [k.id, k.scope, k.label, ", ".join(k.policies or ()), *map(when, (k.created, k.expires, k.revoked))]
         for k in keys
     ]
     options.print_table(["id", "scope", "label", "policies", "created", "expires", "revoked"], rows)
@@ -273,7 +273,7 @@ def records_verify_command(*, copy: str | None, config: str, as_json: bool) -> N
         click.echo("\n".join(problems) or "The hash chains are intact.")
     if head is not None and not as_json:
         outcome = "the record does not agree with it" if problems else "the record still accounts for all of them"
-        click.echo(f"Compared with {copy} of {_when(head.at)}, which covers {events} events: {outcome}.")
+        click.echo(f"Compared with {copy} of {when(head.at)}, which covers {events} events: {outcome}.")
     if not signed:
         options.warn("there is no project secret here, so signatures were not checked; set ARBITRAGE_SECRET")
     if problems:
@@ -363,5 +363,6 @@ def with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]") -> _Re
     return asyncio.run(run())
 
 
-def _when(seconds: float | None) -> str:
+def when(seconds: float | None) -> str:
+    """Return a time in words of ISO 8601; nothing for None."""
     return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -40,9 +40,11 @@ from conformal_arbitrage.gateway.middleware import (
 from conformal_arbitrage.gateway.openapi import schema
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.record_routes import RecordRoutes
+from conformal_arbitrage.gateway.webhooks import WebhookSender
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store.base import Scope, Store
 from conformal_arbitrage.upstream.breaker import Breaker
+from conformal_arbitrage.upstream.webhook import WebhookEndpoint
 
 _DECIDING = ("/v1/chat/completions", "/v1/decisions", "/v1/responses")
 _READY_SECONDS = 0.8
@@ -61,6 +63,7 @@ class Parts:
     log: Callable[[bytes], None]
     metrics: Metrics
     traced: Callable[[ASGIApp, str], ASGIApp] | None = None
+    webhooks: Sequence[WebhookEndpoint] = ()
 
 
 def create_app(parts: Parts) -> ASGIApp:
@@ -71,6 +74,7 @@ def create_app(parts: Parts) -> ASGIApp:
         background = [
             asyncio.create_task(routes.auditor().run()),
             asyncio.create_task(Housekeeper(parts.store, parts.config.gateway.retain_days).run()),
+            asyncio.create_task(WebhookSender(parts.store, parts.webhooks, parts.metrics).run()),
         ]
         yield
         for task in background:
@@ -168,6 +172,8 @@ class _Routes:
         with suppress(StoreError):  # the other figures matter all the more
             names = [policy.name for policy in self._parts.policies.all()]
             self._metrics.backlog(names, await self._parts.store.audit_backlog())
+            if webhooks := [webhook.name for webhook in self._parts.webhooks]:
+                self._metrics.webhook_backlog(webhooks, await self._parts.store.delivery_backlog())
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from conformal_arbitrage.gateway.decider import Outcome
-from conformal_arbitrage.store.base import AuditBacklog
+from conformal_arbitrage.store.base import AuditBacklog, DeliveryBacklog
 from conformal_arbitrage.types import Leg, Role
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -39,6 +39,13 @@ class Metrics:
         self.audit_attempts = self._counter(
             "audit_attempts", "Attempts at audits by how they ended", "policy", "outcome"
         )
+        self.webhooks = self._counter(
+            "webhook_attempts", "Attempts at messages to webhooks by how they ended", "webhook", "outcome"
+        )
+        self.webhooks_waiting = self._gauge(
+            "webhooks_waiting", "Messages to a webhook that are not delivered", "webhook"
+        )
+        self.oldest_webhook = self._gauge("oldest_webhook_seconds", "Age of the oldest such message", "webhook")
         self.replays = self._counter("replays", "Requests answered with the saved response of their idempotency key")
         self.upstream = self._histogram("upstream_seconds", "Time of a leg", _SLOW, "role")
         self.commit = self._histogram("commit_seconds", "Time until a decision was durable", _FAST)
@@ -67,6 +74,9 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"arbitrage_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"arbitrage_{name}", text, labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"arbitrage_{name}", text, labels, buckets=buckets, registry=self.registry)
@@ -128,6 +138,20 @@ class Metrics:
     def audited(self, policy: str, outcome: str) -> None:
         """Count an attempt at an audit."""
         self._child(self.audit_attempts, policy, outcome).inc()
+
+    def webhook(self, name: str, outcome: str, count: int = 1) -> None:
+        """Count attempts at messages to a webhook."""
+        self._child(self.webhooks, name, outcome).inc(count)
+
+    def webhook_backlog(self, webhooks: Iterable[str], backlogs: Iterable[DeliveryBacklog]) -> None:
+        """Set how many messages wait, for these webhooks and for those that were removed."""
+        for gauge in (self.webhooks_waiting, self.oldest_webhook):
+            gauge.clear()
+            for webhook in webhooks:
+                gauge.labels(webhook).set(0)
+        for one in backlogs:
+            self.webhooks_waiting.labels(one.endpoint).set(one.waiting)
+            self.oldest_webhook.labels(one.endpoint).set(one.oldest)
 
     def backlog(self, policies: Iterable[str], backlogs: Iterable[AuditBacklog]) -> None:
         """Set how many audits wait, of these policies and of those that were removed."""

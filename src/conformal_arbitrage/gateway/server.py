@@ -33,6 +33,7 @@ from conformal_arbitrage.gateway.policy_table import PolicyTable, check_policies
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import ROLES, Config
 from conformal_arbitrage.live.database import database_of, existing_secret, open_record
+from conformal_arbitrage.live.webhooks import webhooks_of
 from conformal_arbitrage.scorers.terminal import has_terminal
 from conformal_arbitrage.upstream.breaker import Breaker
 
@@ -74,7 +75,7 @@ async def application(config: Config, log: Log = _unlogged, metrics: Metrics | N
     """
     check_policies(config)
     _check_people(config)
-    secret = secret_of(config)
+    secret, webhooks = secret_of(config), webhooks_of(config)
     store = await open_record(config)
     spending = spending_limit(store, config.gateway)
     telemetry = _telemetry() if config.gateway.otel else None
@@ -102,6 +103,7 @@ async def application(config: Config, log: Log = _unlogged, metrics: Metrics | N
                     log=log,
                     metrics=metrics or Metrics(),
                     traced=None if telemetry is None else telemetry.route,
+                    webhooks=webhooks,
                 )
             )
     finally:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Literal, Union, get_args
 
 import msgspec
 from msgspec import Struct, structs
@@ -24,6 +24,7 @@ from conformal_arbitrage.scorers.chat import ChatConfig
 from conformal_arbitrage.scorers.kinds import ROLES, Form, ModelConfig, Pinned, Section
 from conformal_arbitrage.scorers.registry import BUILT_IN, kind_named, kind_names
 from conformal_arbitrage.scorers.request_fields import RequestSettings
+from conformal_arbitrage.store.base import WebhookEvent
 from conformal_arbitrage.types import Role, as_object
 
 FILE = "arbitrage.toml"
@@ -85,6 +86,22 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     allow: tuple[str, ...] = ()
 
 
+class WebhookConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A receiver of signed messages about what happens to policies.
+
+    Attributes:
+        url: where they are posted.
+        secret_env: the environment variable with the secret that signs them; several, separated by commas, in a rotation.
+        secret_file: a file with it instead, beside the configuration.
+        events: what it is told of; everything unless set.
+    """
+
+    url: str
+    secret_env: str | None = None
+    secret_file: str | None = None
+    events: tuple[WebhookEvent, ...] = get_args(WebhookEvent)
+
+
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the gateway listens, where it stores decisions, and its limits.
 
@@ -106,6 +123,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         live_share: the share of the Guardian's limits that audits leave to live traffic.
         audit_deadline: seconds after which an audit whose Guardian cannot be asked is recorded as missing.
         retain_days: after how many days decisions are removed; unless set, they are kept.
+        webhooks: who is told of installed certificates and the like, sections [gateway.webhooks.NAME].
     """
 
     host: str = "127.0.0.1"
@@ -133,6 +151,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     live_share: float = 0.5
     audit_deadline: float = 86400.0
     retain_days: float | None = None
+    webhooks: dict[str, WebhookConfig] = {}
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -259,12 +278,11 @@ def read_config(path: str | Path = FILE) -> Config:
     kinds = _kinds_in(document, source, text)
     place: tuple[str, ...] = ()
     try:
-        for place in [
-            *_tables(document, "models"),
-            *_tables(document, "policies"),
-        ]:  # or errors would not name the table
-            model: Any = Union[kinds]  # noqa: UP007 - of a tuple
-            msgspec.convert(_at(document, place), PolicyConfig if place[0] == "policies" else model)
+        model: Any = Union[kinds]  # noqa: UP007 - of a tuple
+        types = {("models",): model, ("policies",): PolicyConfig, ("gateway", "webhooks"): WebhookConfig}
+        for parent, type_of_table in types.items():  # or errors would not name the table
+            for place in _tables(document, *parent):
+                msgspec.convert(_at(document, place), type_of_table)
         place = ()
         config = msgspec.convert({**document, "folder": str(source.resolve().parent)}, _config_type(kinds))
     except msgspec.ValidationError as error:
@@ -273,9 +291,9 @@ def read_config(path: str | Path = FILE) -> Config:
     return config
 
 
-def _tables(document: Mapping[str, Any], name: str) -> list[tuple[str, ...]]:
-    """Return the places of the tables under a name, such as [models.NAME]."""
-    return [(name, key) for key in as_object(document.get(name))]
+def _tables(document: Mapping[str, Any], *place: str) -> list[tuple[str, ...]]:
+    """Return the places of the tables under a place, such as [models.NAME]."""
+    return [(*place, key) for key in as_object(_at(document, place))]
 
 
 def _at(document: Mapping[str, Any], place: tuple[str, ...]) -> Any:
@@ -334,6 +352,8 @@ def _keys_of(parts: tuple[str, ...], document: Mapping[str, Any]) -> list[str]:
         return [f.name for f in structs.fields(Config) if f.name != "folder"]
     if parts[-1] == "pinned":
         return [f.name for f in structs.fields(Pinned)]
+    if parts[:2] == ("gateway", "webhooks"):
+        return [f.name for f in structs.fields(WebhookConfig)]
     plain: dict[str, type[Struct]] = {"task": Task, "gateway": GatewayConfig, "policies": PolicyConfig}
     if parts[0] in plain:
         return [f.name for f in structs.fields(plain[parts[0]])]

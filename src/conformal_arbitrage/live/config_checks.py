@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.scorers.kinds import ROLES, ModelConfig
+from conformal_arbitrage.upstream.webhook import url_mistake
 
 if TYPE_CHECKING:
     from conformal_arbitrage.live.config import Config
@@ -44,6 +45,7 @@ def check_config(config: "Config", source: Path, text: str) -> None:
     for policy in ("", *config.policies):
         _check_pair(config, policy, refusal)
     _check_gateway(config, source, text)
+    _check_webhooks(config, refusal)
     if not config.alpha > 0:
         raise refusal((), "alpha", f"alpha must be above 0; got {config.alpha!r}")
 
@@ -100,6 +102,21 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
     if calls is not None and audited and calls * (1 - gateway.live_share) < 1:
         remedy = f"at least {ceil(1 / (1 - gateway.live_share))}, or live_share lower, since audits could never be made"
         raise refusal("guardian_calls_per_minute", remedy)
+
+
+def _check_webhooks(config: "Config", refusal: Callable[..., ConfigError]) -> None:
+    """Refuse a webhook without a name for metrics, a URL, a secret, or anything to be told of."""
+    for name, webhook in config.gateway.webhooks.items():
+        place = ("gateway", "webhooks", name)
+        if not re.fullmatch(r"[\w-]+", name):
+            raise refusal(place, None, f"a webhook's name has letters, digits, _ and -; got {name!r}")
+        if (mistake := url_mistake(webhook.url)) is not None:
+            raise refusal(place, "url", f"[gateway.webhooks.{name}] url {mistake}")
+        if (webhook.secret_env is None) == (webhook.secret_file is None):
+            problem = "needs secret_env, the environment variable with its secret, or secret_file, a file with it"
+            raise refusal(place, "secret_file", f"[gateway.webhooks.{name}] {problem}, and not both")
+        if not webhook.events:
+            raise refusal(place, "events", f"[gateway.webhooks.{name}] events is empty; leave it out for all events")
 
 
 def _is_network(text: str) -> bool:

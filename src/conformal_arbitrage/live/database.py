@@ -60,6 +60,7 @@ def existing_secret(config: Config) -> ProjectSecret | None:
 
 
 async def open_record(config: Config) -> Store:
-    """Open the store of a configuration, with the keys that sign it if there is a secret."""
+    """Open the store of a configuration, with the keys that sign it if there is a secret, and whom it tells of events."""
     secret = existing_secret(config)
-    return await open_store(database_of(config), keys=() if secret is None else secret.record_keys)
+    webhooks = {name: webhook.events for name, webhook in config.gateway.webhooks.items()}
+    return await open_store(database_of(config), keys=() if secret is None else secret.record_keys, webhooks=webhooks)

@@ -5,6 +5,8 @@ from conformal_arbitrage.store.base import (
     AuditBacklog,
     Claim,
     Claimed,
+    Delivery,
+    DeliveryBacklog,
     KeyInfo,
     PolicyVersion,
     Reservation,
@@ -12,6 +14,8 @@ from conformal_arbitrage.store.base import (
     Scope,
     Shortage,
     Store,
+    Subscriptions,
+    WebhookEvent,
 )
 from conformal_arbitrage.store.ids import new_id
 from conformal_arbitrage.store.location import open_store
@@ -45,6 +49,8 @@ __all__ = [
     "Content",
     "DecisionBody",
     "DecisionRecord",
+    "Delivery",
+    "DeliveryBacklog",
     "Event",
     "EventBody",
     "EventKind",
@@ -61,7 +67,9 @@ __all__ = [
     "Scope",
     "Shortage",
     "Store",
+    "Subscriptions",
     "TextQuestion",
+    "WebhookEvent",
     "new_id",
     "open_store",
 ]

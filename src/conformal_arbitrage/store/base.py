@@ -13,6 +13,11 @@ from conformal_arbitrage.store.record import AuditQuestion, DecisionRecord, Even
 
 Scope = Literal["call", "review", "admin", "metrics"]
 
+WebhookEvent = Literal["certificate.installed", "certificate.rolled_back"]
+"""What a webhook can be told of."""
+Subscriptions = Mapping[str, Collection[WebhookEvent]]
+"""The names of webhooks, and what each is told of."""
+
 
 class SavedResponse(Struct, frozen=True, kw_only=True):
     """A finished HTTP response, kept under its idempotency key to be sent again."""
@@ -57,6 +62,40 @@ class AuditBacklog(Struct, frozen=True, kw_only=True):
     """How many audits of a policy wait, and the age of the oldest in seconds."""
 
     policy: str
+    waiting: int
+    oldest: float
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """A message to a webhook.
+
+    Attributes:
+        id: of the message, the same for all webhooks and all attempts.
+        endpoint: the webhook's name.
+        event: what it announces.
+        body: JSON, as it is sent.
+        created: when the event happened.
+        attempts: how often sending it was begun.
+        done: when it was delivered or given up; None while it waits.
+        error: why the last attempt failed; None if it was delivered, or not tried.
+        intact: whether it is what was queued, as far as the store's keys can tell.
+    """
+
+    id: str
+    endpoint: str
+    event: str
+    body: str
+    created: float
+    attempts: int = 0
+    done: float | None = None
+    error: str | None = None
+    intact: bool = True
+
+
+class DeliveryBacklog(Struct, frozen=True, kw_only=True):
+    """How many deliveries to a webhook wait, and the age of the oldest in seconds."""
+
+    endpoint: str
     waiting: int
     oldest: float
 
@@ -247,6 +286,34 @@ class Store(Protocol):
 
     async def audit_backlog(self) -> list[AuditBacklog]:
         """Return the backlog of every policy that has one."""
+        ...
+
+    async def take_deliveries(self, endpoint: str, *, limit: int, lease: float) -> list[Delivery]:
+        """Lease messages to a webhook that are due; one that is neither finished nor postponed is handed out again.
+
+        Messages are queued in the transaction of the event that they announce, for the webhooks that the store was
+        opened with.
+        """
+        ...
+
+    async def postpone_delivery(self, delivery: Delivery, *, seconds: float, error: str) -> None:
+        """Hand a delivery out again after some seconds, with the reason why it failed."""
+        ...
+
+    async def finish_delivery(self, delivery: Delivery, *, error: str | None = None) -> None:
+        """Note that a message was delivered or, with an error, given up."""
+        ...
+
+    async def abandon_deliveries(self, endpoint: str, *, error: str) -> int:
+        """Give up everything that waits for a webhook; return how many messages that were."""
+        ...
+
+    async def deliveries(self, *, limit: int = 100) -> list[Delivery]:
+        """Return the newest messages to webhooks, of the last thirty days."""
+        ...
+
+    async def delivery_backlog(self) -> list[DeliveryBacklog]:
+        """Return the backlog of every webhook that has one."""
         ...
 
     async def reserve(

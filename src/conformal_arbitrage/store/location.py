@@ -7,21 +7,24 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store.base import Store, Subscriptions
 from conformal_arbitrage.store.postgres import PostgresStore
 from conformal_arbitrage.store.sqlite import SQLiteStore
 
 
-async def open_store(location: str | Path, *, keys: Sequence[bytes] = ()) -> Store:
+async def open_store(
+    location: str | Path, *, keys: Sequence[bytes] = (), webhooks: Subscriptions | None = None
+) -> Store:
     """Open a store, creating it if it does not exist.
 
     Args:
         location: a postgresql:// or postgres:// URL, or a file.
         keys: sign what is stored; the first signs, all verify.
+        webhooks: whom to tell of what; messages to them are queued with the events.
 
     Raises:
         StoreError: it cannot be used.
     """
     if isinstance(location, str) and location.startswith(("postgres://", "postgresql://")):
-        return await asyncio.to_thread(PostgresStore, location, keys=keys)
-    return await asyncio.to_thread(SQLiteStore, location, keys)
+        return await asyncio.to_thread(PostgresStore, location, keys=keys, webhooks=webhooks)
+    return await asyncio.to_thread(SQLiteStore, location, keys, webhooks)

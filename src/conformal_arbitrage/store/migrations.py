@@ -12,6 +12,7 @@
     policies     every installed certificate; `origin` is the version that first installed it
     configured   per policy, the digest of the certificate file that the last start found
     conversations  sessions in force: the model that answers all turns, until it has been idle for long enough
+    deliveries   messages to webhooks; one may be taken from `due` on, and was delivered or given up at `done`
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
     probes       what is written to find out whether writing works
@@ -129,6 +130,18 @@ def m006_conversations(session: Session) -> None:
         session.define(statement)
 
 
+def m007_deliveries(session: Session) -> None:
+    """Create the table of messages to webhooks."""
+    for statement in (
+        "create table deliveries (id {text} not null, endpoint {text} not null, type {text} not null, "
+        "body {text} not null, created {real} not null, due {real} not null, attempts {integer} not null default 0, "
+        "done {real}, error {text}, seal {text}, primary key (id, endpoint))",
+        "create index deliveries_by_due on deliveries (endpoint, due, id) where done is null",
+        "create index deliveries_by_time on deliveries (created, id)",
+    ):
+        session.define(statement)
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -136,6 +149,7 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m004_seals,
     m005_every_filter,
     m006_conversations,
+    m007_deliveries,
 )
 """The function at index k takes a database from version k to k + 1."""
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from conformal_arbitrage.errors import LostClaimError, StoreError
+from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.connections import LostError, PostgresServer, SingleQuery, TimedConnection, Transaction
 from conformal_arbitrage.store.dialect import POSTGRES, Session
 from conformal_arbitrage.store.migrations import MIGRATIONS, migrate
@@ -47,13 +48,21 @@ class PostgresStore(SQLStore):
         connections: how many operations run at the same time.
         readers: how many long reads run at the same time, beside them.
         keys: sign what is stored; the first signs, all verify.
+        webhooks: whom to tell of what.
 
     Raises:
         StoreError: psycopg is not installed, or the database cannot be used.
     """
 
-    def __init__(self, url: str, connections: int = 4, readers: int = 2, keys: Sequence[bytes] = ()) -> None:
-        super().__init__(keys)
+    def __init__(
+        self,
+        url: str,
+        connections: int = 4,
+        readers: int = 2,
+        keys: Sequence[bytes] = (),
+        webhooks: Subscriptions | None = None,
+    ) -> None:
+        super().__init__(keys, webhooks)
         self._server = PostgresServer(url, self._seals)
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="store")
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="store reader")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from conformal_arbitrage.errors import DamagedError, OptionError, StoreError
-from conformal_arbitrage.store import audits, conversations, heads, integrity, pages, pruning, spending
+from conformal_arbitrage.store import audits, conversations, deliveries, heads, integrity, pages, pruning, spending
 from conformal_arbitrage.store import sql as operations
 from conformal_arbitrage.store.base import (
     Audit,
@@ -21,12 +21,15 @@ from conformal_arbitrage.store.base import (
     Claim,
     Claimed,
     Conversation,
+    Delivery,
+    DeliveryBacklog,
     KeyInfo,
     PolicyVersion,
     Reservation,
     SavedResponse,
     Scope,
     Shortage,
+    Subscriptions,
 )
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import encode, encode_json
@@ -63,14 +66,16 @@ class SQLStore(ABC):
 
     Args:
         keys: sign what is stored; the first signs, all verify.
+        webhooks: whom to tell of what.
 
     Attributes:
         has_undelivered: see `Store`.
     """
 
-    def __init__(self, keys: Sequence[bytes]) -> None:
+    def __init__(self, keys: Sequence[bytes], webhooks: Subscriptions | None) -> None:
         self.has_undelivered = False
         self._seals = Seals(keys)
+        self._webhooks: Subscriptions = webhooks or {}
         self._swept = self._swept_conversations = time.monotonic()
 
     @abstractmethod
@@ -129,6 +134,8 @@ class SQLStore(ABC):
         """See `Store.sweep`."""
         self._swept = time.monotonic()
         while await self._write(operations.sweep):
+            pass
+        while await self._write(deliveries.sweep_deliveries):
             pass
 
     async def renew(self, claim: Claim, *, lease: float) -> bool:
@@ -197,6 +204,33 @@ class SQLStore(ABC):
         """See `Store.audit_backlog`."""
         return await self._scan(audits.audit_backlog)
 
+    async def take_deliveries(self, endpoint: str, *, limit: int, lease: float) -> list[Delivery]:
+        """See `Store.take_deliveries`."""
+        return await self._write(
+            lambda session: deliveries.take_deliveries(session, endpoint, limit=limit, lease=lease)
+        )
+
+    async def postpone_delivery(self, delivery: Delivery, *, seconds: float, error: str) -> None:
+        """See `Store.postpone_delivery`."""
+        options: dict[str, Any] = {"seconds": seconds, "error": error}
+        await self._write(lambda session: deliveries.postpone_delivery(session, delivery, **options))
+
+    async def finish_delivery(self, delivery: Delivery, *, error: str | None = None) -> None:
+        """See `Store.finish_delivery`."""
+        await self._write(lambda session: deliveries.finish_delivery(session, delivery, error=error))
+
+    async def abandon_deliveries(self, endpoint: str, *, error: str) -> int:
+        """See `Store.abandon_deliveries`."""
+        return await self._write(lambda session: deliveries.abandon_deliveries(session, endpoint, error=error))
+
+    async def deliveries(self, *, limit: int = 100) -> list[Delivery]:
+        """See `Store.deliveries`."""
+        return await self._scan(lambda session: deliveries.deliveries(session, limit=limit))
+
+    async def delivery_backlog(self) -> list[DeliveryBacklog]:
+        """See `Store.delivery_backlog`."""
+        return await self._scan(deliveries.delivery_backlog)
+
     async def reserve(
         self, name: str, amount: int, *, limit: int, seconds: float, settled: bool = False
     ) -> Reservation | Shortage:
@@ -219,11 +253,24 @@ class SQLStore(ABC):
     async def install(self, name: str, certificate: JSONObject, *, by: str) -> PolicyVersion:
         """See `Store.install`."""
         text = encode_json(certificate, f"the certificate of {name}")
-        return await self._write(lambda session: operations.install(session, name, text, by=by))
+
+        def install(session: Session) -> PolicyVersion:
+            version = operations.install(session, name, text, by=by)
+            deliveries.announce_version(session, self._webhooks, "certificate.installed", version)
+            return version
+
+        return await self._write(install)
 
     async def rollback(self, name: str, *, by: str) -> PolicyVersion | None:
         """See `Store.rollback`."""
-        return await self._write(lambda session: operations.rollback(session, name, by=by))
+
+        def rollback(session: Session) -> PolicyVersion | None:
+            version = operations.rollback(session, name, by=by)
+            if version is not None:
+                deliveries.announce_version(session, self._webhooks, "certificate.rolled_back", version)
+            return version
+
+        return await self._write(rollback)
 
     async def configured(self, policy: str) -> str | None:
         """See `Store.configured`."""

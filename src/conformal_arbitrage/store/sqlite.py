@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from conformal_arbitrage.errors import DamagedError, LostClaimError, StoreError
+from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.dialect import SQLITE, Session
 from conformal_arbitrage.store.migrations import migrate
 from conformal_arbitrage.store.seals import Seals
@@ -75,13 +76,14 @@ class SQLiteStore(SQLStore):
     Args:
         path: the file; created, for its owner only, if it does not exist.
         keys: sign what is stored; the first signs, all verify.
+        webhooks: whom to tell of what.
 
     Raises:
         StoreError: it cannot be used.
     """
 
-    def __init__(self, path: str | Path, keys: Sequence[bytes] = ()) -> None:
-        super().__init__(keys)
+    def __init__(self, path: str | Path, keys: Sequence[bytes] = (), webhooks: Subscriptions | None = None) -> None:
+        super().__init__(keys, webhooks)
         self._path = Path(path)
         self._writer = _Writer(self._path, self._seals)
         self._reader = _connect(self._path)

@@ -251,7 +251,7 @@ class Endpoint:
             raw=self._scrubbed(data[:2000].decode(errors="replace")),
             status=status,
             retryable=status in _TRANSIENT and not hopeless,
-            retry_after=_retry_after(headers),
+            retry_after=retry_after_of(headers),
         )
 
     def _scrubbed(self, text: str) -> str:
@@ -334,7 +334,7 @@ def _decoded(data: bytes, decoder: msgspec.json.Decoder[_Result]) -> _Result | N
         return None
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
+def retry_after_of(headers: Mapping[str, str]) -> float | None:
     """Return the seconds to wait, from either form of the Retry-After header."""
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d{1,9}(\.\d{1,6})?", text):

@@ -1,0 +1,170 @@
+import asyncio
+import json
+
+import pytest
+
+from conformal_arbitrage.store import PostgresStore, SQLiteStore
+from conformal_arbitrage.store.deliveries import KEPT_SECONDS
+
+WEBHOOKS = {"alerts": ("certificate.installed", "certificate.rolled_back"), "audit": ("certificate.rolled_back",)}
+KEYS = (b"k" * 32,)
+
+
+@pytest.fixture
+def told(where):
+    """A function that opens stores which know of webhooks; they are closed after the test."""
+    stores = []
+
+    def open_one(webhooks=WEBHOOKS, keys=KEYS):
+        kind = PostgresStore if where.startswith("postgres") else SQLiteStore
+        stores.append(kind(where, keys=keys, webhooks=webhooks))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        asyncio.run(store.close())
+
+
+async def take(store, endpoint="alerts", limit=10, lease=30.0):
+    return await store.take_deliveries(endpoint, limit=limit, lease=lease)
+
+
+def test_an_event_is_queued_for_those_who_subscribe_with_one_id(told):
+    async def story():
+        store = told()
+        await store.install("support", {"alpha": 0.1, "relaxation": 0.4}, by="ann")
+        await store.install("support", {"alpha": 0.2}, by="bob")
+        assert await store.rollback("support", by="ann") is not None
+        assert [(d.event, d.attempts) for d in await take(store)] == [
+            ("certificate.installed", 1), ("certificate.installed", 1), ("certificate.rolled_back", 1),
+        ]  # fmt: skip
+        [one] = await take(store, "audit")
+        listed = await store.deliveries()
+        assert [d.id for d in listed if d.event == "certificate.rolled_back"] == [one.id, one.id]
+        document = json.loads(one.body)
+        assert document.pop("created_at") == int(one.created)
+        assert document == {
+            "id": one.id, "object": "event", "type": "certificate.rolled_back",
+            "data": {"policy": "support", "version": 3, "origin": 1, "installed_by": "ann", "alpha": 0.1},
+        }  # fmt: skip
+        assert one.id.startswith("evt_")
+
+    asyncio.run(story())
+
+
+def test_an_event_that_did_not_happen_is_not_announced(told):
+    async def story():
+        store = told()
+        assert await store.rollback("support", by="ann") is None
+        assert await store.deliveries() == []
+
+    asyncio.run(story())
+
+
+def test_without_webhooks_nothing_is_queued(told):
+    async def story():
+        store = told(webhooks=None)
+        await store.install("support", {}, by="ann")
+        assert await store.deliveries() == []
+        assert await store.delivery_backlog() == []
+
+    asyncio.run(story())
+
+
+def test_of_two_senders_only_one_takes_a_message(told):
+    async def story():
+        first, second = told(), told()
+        for _ in range(20):
+            await first.install("support", {}, by="ann")
+        takes = await asyncio.gather(*(take(store, limit=3) for store in (first, second) * 5))
+        ids = [delivery.id for taken in takes for delivery in taken]
+        assert len(ids) == len(set(ids))
+        while rest := await take(second):
+            ids += [delivery.id for delivery in rest]
+        assert len(ids) == len(set(ids)) == 20
+
+    asyncio.run(story())
+
+
+def test_a_message_whose_sender_died_is_handed_out_again(told):
+    async def story():
+        store = told()
+        await store.install("support", {}, by="ann")
+        [first] = await take(store, lease=0.0)
+        [again] = await take(store, lease=30.0)
+        assert (again.id, again.body, again.attempts) == (first.id, first.body, 2)
+        assert await take(store) == []
+
+    asyncio.run(story())
+
+
+def test_a_message_is_postponed_finished_or_given_up(told):
+    async def story():
+        store = told()
+        for _ in range(3):
+            await store.install("support", {}, by="ann")
+        one, two, three = await take(store)
+        await store.finish_delivery(one)
+        await store.postpone_delivery(two, seconds=0.0, error="status 500")
+        await store.finish_delivery(three, error="status 400")
+        [again] = await take(store)
+        assert (again.id, again.error, again.attempts) == (two.id, "status 500", 2)
+        assert [(b.endpoint, b.waiting) for b in await store.delivery_backlog()] == [("alerts", 1)]
+        assert [(d.error, d.done is None) for d in await store.deliveries()] == [
+            ("status 400", False), ("status 500", True), (None, False),
+        ]  # fmt: skip
+        await store.finish_delivery(two)
+        await store.postpone_delivery(two, seconds=0.0, error="late")  # by a sender whose lease had ended
+        assert await take(store) == []
+        assert await store.delivery_backlog() == []
+
+    asyncio.run(story())
+
+
+def test_all_that_waits_for_a_webhook_can_be_given_up(told):
+    async def story():
+        store = told()
+        for _ in range(3):
+            await store.install("support", {}, by="ann")
+        await store.rollback("support", by="ann")
+        assert await store.abandon_deliveries("alerts", error="status 410") == 4
+        assert await take(store) == []
+        assert len(await take(store, "audit")) == 1
+
+    asyncio.run(story())
+
+
+def test_a_changed_message_is_known(told, sql):
+    async def story():
+        store = told()
+        await store.install("support", {}, by="ann")
+        assert (await store.deliveries())[0].intact
+        sql("update deliveries set body = '{}'")
+        assert not (await store.deliveries())[0].intact
+        assert not (await take(store))[0].intact
+
+    asyncio.run(story())
+
+
+def test_a_clock_that_was_set_back_delays_no_message_for_long(told, sql):
+    async def story():
+        store = told()
+        await store.install("support", {}, by="ann")
+        sql("update deliveries set due = due + 1000000")
+        assert len(await take(store)) == 1
+
+    asyncio.run(story())
+
+
+def test_old_messages_are_removed_whether_delivered_or_not(told, sql):
+    async def story():
+        store = told()
+        for _ in range(3):
+            await store.install("support", {}, by="ann")
+        await store.finish_delivery((await take(store, limit=1))[0])
+        some = "attempts = 1 or id = (select max(id) from deliveries)"
+        sql(f"update deliveries set created = created - {KEPT_SECONDS + 60} where {some}")
+        await store.sweep()
+        assert len(await store.deliveries()) == 1
+
+    asyncio.run(story())
