@@ -19,13 +19,11 @@ from math import ceil, floor
 
 import numpy as np
 
+from conformal_arbitrage.calibration.margins import Threshold, rank_of
 from conformal_arbitrage.core.arrays import Floats
 
 STEP = 0.02
-QUANTILES = 1001
 _ONE = 10**12
-Threshold = tuple[float, float | None]
-"""A relaxation and, for a random boundary, the largest draw that keeps an action exactly at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,34 +56,9 @@ class Guard:
         return (1 - self.base + self.step) / self.step + most_pending
 
 
-def margin_quantiles(margins: Floats, u: Floats | None = None) -> list[Threshold | None]:
-    """Return the thresholds that defer 0, 0.1 %, ..., 100 % of the calibration rows or just more.
-
-    Args:
-        margins: one per row; infinite for a menu of one action, which is never deferred.
-        u: one draw per row for a random boundary.
-
-    Returns:
-        For each share the smallest threshold that defers it; None where nothing finite does.
-    """
-    order = np.argsort(margins, kind="stable") if u is None else np.lexsort((u, margins))
-    ranks = [max(ceil(k * len(margins) / (QUANTILES - 1)), 1) - 1 for k in range(QUANTILES)]
-    return [_threshold(margins, u, int(order[rank])) for rank in ranks]
-
-
 def guarded_threshold(rho: float, certified: Threshold, quantiles: Sequence[Threshold | None]) -> Threshold | None:
     """Return the threshold in force: the certified one or, if larger, the quantile of rho; None for everything in sight."""
     if rho >= 1:
         return None
     quantile = quantiles[ceil(rho * (len(quantiles) - 1))]
-    return None if quantile is None else max(quantile, certified, key=_rank)
-
-
-def _threshold(margins: Floats, u: Floats | None, row: int) -> Threshold | None:
-    if np.isinf(margins[row]):
-        return None
-    return float(margins[row]), None if u is None else float(u[row])
-
-
-def _rank(threshold: Threshold) -> tuple[float, float]:
-    return threshold[0], 1.0 if threshold[1] is None else threshold[1]
+    return None if quantile is None else max(quantile, certified, key=rank_of)
