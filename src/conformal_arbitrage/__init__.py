@@ -35,6 +35,7 @@ from conformal_arbitrage.evaluation.comparison import RuleComparison, compare
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
+from conformal_arbitrage.evaluation.recommendation import Recommendation, recommend
 from conformal_arbitrage.scorelog.columns import Usage
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Row, Spent
@@ -76,6 +77,7 @@ __all__ = [
     "ProjectSecret",
     "Query",
     "RandomRouter",
+    "Recommendation",
     "RefusalError",
     "ReplyError",
     "RiskCurve",
@@ -99,6 +101,7 @@ __all__ = [
     "inspect",
     "plan",
     "read_key",
+    "recommend",
     "rows_needed",
     "split",
     "verify",

@@ -17,6 +17,7 @@ from conformal_arbitrage.cli.evaluation import assess_command, compare_command, 
 from conformal_arbitrage.cli.grading import records_grade_command
 from conformal_arbitrage.cli.live import ask_command, check_command, collect_command, init_command
 from conformal_arbitrage.cli.planning import plan_command
+from conformal_arbitrage.cli.recommendation import recommend_command
 from conformal_arbitrage.cli.reproduction import reproduce_command
 from conformal_arbitrage.cli.service import keys_command, records_command, serve_command
 from conformal_arbitrage.cli.webhooks import webhooks_command
@@ -56,6 +57,7 @@ def cli() -> None:
     arbitrage demo                            take a tour on bundled real data
     arbitrage init, check, collect            record scores of your own models
     arbitrage inspect LOG                     see if a pair is worth routing
+    arbitrage recommend LOG --alpha 0.05      choose pair and options, and certify
     arbitrage calibrate LOG --alpha 0.05      find the threshold and certify it
     arbitrage ask CERTIFICATE QUESTION        make one live decision
     arbitrage serve                           run an OpenAI-compatible gateway
@@ -66,7 +68,7 @@ _COMMANDS = (
     init_command, check_command, collect_command, inspect_command, calibrate_command, verify_command, apply_command,
     ask_command, assess_command, evaluate_command, compare_command, plan_command, split_command, router_log_command,
     reproduce_command, serve_command, keys_command, records_command, demo_command, certificate_command,
-    webhooks_command,
+    webhooks_command, recommend_command,
 )  # fmt: skip
 for _command in _COMMANDS:
     cli.add_command(_command)

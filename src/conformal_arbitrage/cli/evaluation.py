@@ -60,6 +60,8 @@ def show_inspection(inspection: "Inspection") -> None:
     click.echo(options.wrapped(inspection.verdict))
     for problem in inspection.problems:
         click.echo(f"  note: {problem}")
+    for step in inspection.next_steps:
+        click.echo(options.wrapped(step))
 
 
 @click.command("evaluate")

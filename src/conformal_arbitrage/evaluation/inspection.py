@@ -6,6 +6,7 @@ new queries. Knows nothing of terminals.
 
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from shlex import quote
 from typing import Any, Unpack
 
 import numpy as np
@@ -25,6 +26,7 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 
 SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
 """Budgets to report, as shares of the loss bound."""
+USUAL_SHARE = Fraction("0.05")
 LEAST_SAVING = 0.05
 """A pair that saves fewer Guardian calls than this, compared with random routing, is not worth routing."""
 
@@ -74,6 +76,7 @@ class Inspection:
         problems: what to fix, in words.
         repeated_contexts: rows whose context stood in an earlier row.
         repeated_rows: rows that equal an earlier one in everything but the id.
+        next_steps: what to run next, in words.
     """
 
     source: str
@@ -97,6 +100,7 @@ class Inspection:
     problems: tuple[str, ...]
     repeated_contexts: int
     repeated_rows: int
+    next_steps: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection as a JSON document."""
@@ -148,7 +152,8 @@ class Inspection:
         header, rows = self.budget_table()
         budgets = html_table(rows, header=header) if rows else ""
         notes = "".join(html_paragraph(f"Note: {problem}") for problem in self.problems)
-        return html_table(self.facts()) + budgets + html_paragraph(self.verdict) + notes
+        steps = "".join(html_paragraph(step) for step in self.next_steps)
+        return html_table(self.facts()) + budgets + html_paragraph(self.verdict) + notes + steps
 
 
 def _figure(value: float | None) -> str:
@@ -209,6 +214,7 @@ def inspect(
         problems=(*_problems(log, bound), *repeated.problems()),
         repeated_contexts=repeated.contexts,
         repeated_rows=repeated.rows,
+        next_steps=_next_steps(log, worth, _at_usual_budget(curve, margin, bound)),
     )
 
 
@@ -278,6 +284,38 @@ def _use(curve: RiskCurve, margin: Floats, alpha: Fraction, bound: Fraction) -> 
         spare = float(left / here) * float((margin == relaxation).mean())
     wasted = float(left / ((curve.n + 1) * alpha)) if index > 0 else 0.0
     return BudgetUse(alpha=float(alpha), deferred=deferred, deferred_random=deferred - spare, wasted=wasted)
+
+
+def _at_usual_budget(curve: RiskCurve, margin: Floats, bound: Fraction | None) -> tuple[float, float] | None:
+    """Return the share sent to the Guardian at the usual budget with these rows and with any number; None if all are.
+
+    Any number of rows allow a mean loss of alpha, as n rows do at (alpha n + B) / (n + 1).
+    """
+    if bound is None:
+        return None
+    alpha = USUAL_SHARE * bound
+    here = _use(curve, margin, alpha, bound).deferred_random
+    limit = _use(curve, margin, (alpha * curve.n + bound) / (curve.n + 1), bound).deferred_random
+    return None if here is None or limit is None else (here, limit)
+
+
+def _next_steps(log: ScoreLog, worth: bool, shares: tuple[float, float] | None) -> tuple[str, ...]:
+    """Return what to run next, and what more rows would buy."""
+    options = f" --primary-column {quote(log.columns[0])} --guardian-column {quote(log.columns[1])}"
+    columns = "" if log.columns == ("primary", "guardian") else options
+    steps: list[str] = []
+    if worth:
+        steps.append(
+            f"Next: arbitrage recommend {quote(log.source)}{columns} --alpha A -o plan.toml, with the alpha that you need, "
+            "not the one that looks best here; it chooses options on one part of the rows and certifies on the rest."
+        )
+    if worth and shares is not None:
+        here, limit = shares
+        steps.append(
+            f"At alpha {float(USUAL_SHARE):g} of the loss bound, the Guardian is asked about {100 * here:.1f} % of these "
+            f"queries; any number of further rows would bring that to {100 * limit:.1f} %."
+        )
+    return tuple(steps)
 
 
 def _auc(margin: Floats, regret: Floats, bound: float) -> tuple[float | None, tuple[float, float] | None]:

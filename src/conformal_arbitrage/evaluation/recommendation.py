@@ -1,0 +1,469 @@
+"""recommend: split a log, choose a pair, a score and a boundary on one part, certify on the other.
+
+The choice sees the tuning rows only, so the rows of the certificate are as fresh to it as those of a user who fixed
+everything in advance. The loss is never chosen: it says what is promised, so whoever makes the promise names it.
+
+Knows nothing of files or terminals.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, Literal, TypedDict, Unpack, get_args
+
+import numpy as np
+
+from conformal_arbitrage.calibration.calibrate import calibrate
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
+from conformal_arbitrage.calibration.planning import rows_needed, split
+from conformal_arbitrage.core.bounds import Interval, binomial_interval
+from conformal_arbitrage.core.choices import row_argmax
+from conformal_arbitrage.core.losses import Number, as_fraction
+from conformal_arbitrage.core.risk import check_alpha
+from conformal_arbitrage.errors import InfeasibleError, OptionError
+from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of
+from conformal_arbitrage.evaluation.frontier import evaluate
+from conformal_arbitrage.scorelog.fitness import refuse_unfit
+from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.types import Boundary, MissingGuardian
+
+PromisedLoss = Literal["regret", "net"]
+TUNING_SHARE = 0.3
+CONFIDENCE = 0.95
+"""Of the interval for the Guardian's share, over all options that were compared."""
+_TIMES: tuple[int | None, ...] = (1, 2, 4, None)
+"""Multiples of the certificate's rows at which the share is estimated; None for any number of rows."""
+_FEWEST_TUNING_ROWS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteOption:
+    """One way to route, with what the tuning rows say of it.
+
+    Attributes:
+        primary: the Primary's column.
+        guardian: the Guardian's column.
+        loss: what is promised: "regret", or "net" with gains counted.
+        boundary: "include" or "random".
+        deferred: expected share of queries sent to the Guardian with as many rows as the certificate has.
+        spread: standard deviation of that share over random halves of the tuning rows.
+        deferred_with: the share with 2 and 4 times as many rows and, under "any", with any number of them.
+        cost_per_1000: expected dollars per 1000 queries; None if costs are unknown.
+        eligible: whether it could be chosen: it promises the loss that was asked for.
+    """
+
+    primary: str
+    guardian: str
+    loss: PromisedLoss
+    boundary: Boundary
+    deferred: float
+    spread: float
+    deferred_with: dict[str, float]
+    cost_per_1000: float | None
+    eligible: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recommendation:
+    """What to run, and the certificate that runs it.
+
+    Attributes:
+        source: the log.
+        alpha: the risk budget.
+        tuning: the rows that the choice was made on.
+        certified: the other rows, which the certificate was made from.
+        share: of the rows that were used for tuning.
+        seed: of the split.
+        chosen: the option that the certificate is for.
+        options: all options, the cheapest first.
+        left_out: options that do not apply, with the reason.
+        deferred: share of the tuning rows that the certificate sends to the Guardian.
+        deferred_interval: a 95 % confidence interval for its share of new queries, if rows are independent draws. The
+            certificate has not seen these rows; that an option was chosen on them is allowed for.
+        cost_per_1000: dollars per 1000 queries on the tuning rows; None if costs are unknown.
+        cost_error: its standard error.
+        guardian_cost_per_1000: dollars per 1000 queries of the Guardian alone.
+        certificate: the certificate.
+    """
+
+    source: str
+    alpha: float
+    tuning: ScoreLog
+    certified: ScoreLog
+    share: float
+    seed: int
+    chosen: RouteOption
+    options: tuple[RouteOption, ...]
+    left_out: dict[str, str]
+    deferred: float
+    deferred_interval: Interval
+    cost_per_1000: float | None
+    cost_error: float | None
+    guardian_cost_per_1000: float | None
+    certificate: Certificate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recommendation as a JSON document."""
+        objects = ("chosen", "options", "certificate", "tuning", "certified")
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in objects}
+        return own | {
+            "tuning_rows": len(self.tuning),
+            "certified_rows": len(self.certified),
+            "chosen": asdict(self.chosen),
+            "options": [asdict(option) for option in self.options],
+            "more_rows": self.more_rows(),
+            "certificate": self.certificate.to_dict(),
+        }
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the choice and what it costs as name and value pairs, for people."""
+        chosen, (low, high) = self.chosen, self.deferred_interval
+        facts = [
+            ("run", f"{chosen.primary} as the Primary, {chosen.guardian} as the Guardian"),
+            ("loss", f"{chosen.loss}, at most {self.alpha:g} on average"),
+            ("boundary", chosen.boundary),
+            ("rows", f"{len(self.tuning)} to choose on, {len(self.certified)} others to certify on"),
+            (
+                "asks the Guardian",
+                f"about {100 * self.deferred:.1f} % of the queries (95 % interval {100 * low:.1f} to {100 * high:.1f} %)",
+            ),
+        ]
+        if self.cost_per_1000 is not None and self.guardian_cost_per_1000 is not None:
+            cost = f"${self.cost_per_1000:.4g} per 1000 queries (standard error {self.cost_error or 0.0:.2g})"
+            facts.append(("costs", f"{cost}; the Guardian alone ${self.guardian_cost_per_1000:.4g}"))
+        return facts
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Return header and rows of all options, the chosen one marked."""
+        header = ["option", "loss", "boundary", "sent to the Guardian", "with 2 x the rows", "with any number"]
+        priced = any(option.cost_per_1000 is not None for option in self.options)
+        rows = [_cells(option, chosen=option is self.chosen, priced=priced) for option in self.options]
+        return [*header, "$ per 1000"] if priced else header, rows
+
+    def more_rows(self) -> str:
+        """Return what more rows to certify on would buy, in words."""
+        here, twice = self.chosen.deferred, self.chosen.deferred_with["2"]
+        limit = self.chosen.deferred_with["any"]
+        if here - limit < 0.01:
+            return (
+                f"More rows would hardly help: even with any number of them the share falls by {_points(here - limit)}."
+            )
+        return (
+            f"More rows would help: twice as many lower the share by about {_points(here - twice)}, any number of them by "
+            f"about {_points(here - limit)}."
+        )
+
+    def why_this_loss(self) -> str:
+        """Return what the other loss would cost, and why it is not chosen here."""
+        other = next((o for o in self.options if not o.eligible and _pair(o) == _pair(self.chosen)), None)
+        if other is None:
+            return "The loss says what is promised, so it is never chosen for you: --loss regret or --loss net."
+        saves = f"--loss {other.loss} would ask the Guardian about {100 * other.deferred:.1f} % of the queries"
+        meaning = (
+            "it lets answers that beat the Guardian's make up for worse ones"
+            if other.loss == "net"
+            else "it gives no credit for answers that beat the Guardian's"
+        )
+        return f"{saves}, but promises something else ({meaning}), so it is yours to choose."
+
+    def __repr__(self) -> str:
+        chosen = self.chosen
+        return (
+            f"Recommendation(primary={chosen.primary!r}, guardian={chosen.guardian!r}, loss={chosen.loss!r}, "
+            f"boundary={chosen.boundary!r}, deferred={self.deferred:.3f}, alpha={self.alpha:g})"
+        )
+
+
+def _cells(option: RouteOption, *, chosen: bool, priced: bool) -> list[str]:
+    cells = [
+        f"{'> ' if chosen else '  '}{option.primary} -> {option.guardian}",
+        option.loss,
+        option.boundary,
+        f"{100 * option.deferred:.1f} % ± {100 * option.spread:.1f}",
+        f"{100 * option.deferred_with['2']:.1f} %",
+        f"{100 * option.deferred_with['any']:.1f} %",
+    ]
+    if priced:
+        cells.append("-" if option.cost_per_1000 is None else f"{option.cost_per_1000:.4g}")
+    return cells
+
+
+def _points(share: float) -> str:
+    return f"{100 * max(share, 0.0):.1f} points"
+
+
+def _pair(option: RouteOption) -> tuple[str, str]:
+    return option.primary, option.guardian
+
+
+def recommend(
+    logs: ScoreLog | Sequence[ScoreLog],
+    alpha: Number,
+    *,
+    loss: PromisedLoss = "regret",
+    share: float = TUNING_SHARE,
+    seed: int = 0,
+    trials: int = 20,
+    key: bytes | None = None,
+    loss_bound: Number | None = None,
+    missing_guardian: MissingGuardian | None = None,
+    costs: CostOptions | None = None,
+    **keywords: Unpack[CostKeywords],
+) -> Recommendation:
+    """Choose how to route on a random part of a log, and certify the choice on the rest.
+
+    Among several logs, the same rows under other pairs of models, the Guardian is the model that is right most often, and
+    the Primary that with the lowest expected cost or, without costs, the one whose Guardian is asked least.
+
+    Args:
+        logs: the recorded scores; or several logs of the same rows, one for each pair of models to choose from.
+        alpha: the risk budget.
+        loss: what is promised, which is yours to say: "regret", or "net" with gains counted.
+        share: of the rows, to choose on; the certificate does not use them.
+        seed: of the split.
+        trials: random halves of the tuning rows that each option is tried on.
+        key: the secret bytes behind random boundaries (`ProjectSecret.find().boundary_key`); without it they are left out.
+        loss_bound: the largest possible loss; by default 1 if all Guardian scores lie in [0, 1].
+        missing_guardian: as in `calibrate`.
+        costs: what the models cost; or pass the fields of `CostOptions` as keywords. Without either, the logs' cost
+            columns are used.
+        **keywords: the fields of `costs`, one by one.
+
+    Raises:
+        InfeasibleError: the rows left to certify on are too few for alpha.
+    """
+    if loss not in get_args(PromisedLoss):
+        raise OptionError(f"loss must be 'regret' or 'net'; got {loss!r}")
+    pairs = [logs] if isinstance(logs, ScoreLog) else list(logs)
+    prices = resolve_options(costs, CostOptions, keywords, name="costs")
+    _check_pairs(pairs)
+    parts = {log.columns: split(log, share=share, seed=seed) for log in pairs}
+    tuning = {columns: part[0] for columns, part in parts.items()}
+    left_out: dict[str, str] = {}
+    candidates = _candidates(key, loss_bound, missing_guardian, left_out)
+    trial = _trial(parts, alpha, loss_bound, trials=trials, seed=seed, prices=prices, loss=loss)
+    tried: list[tuple[RouteOption, CalibrationOptions]] = []
+    for log in _of_the_best_guardian(tuning, left_out).values():
+        tried += trial.options(log, candidates, left_out)
+    chosen, rule = _cheapest(tried, left_out)
+    measured, certified = parts[chosen.primary, chosen.guardian]
+    certificate = calibrate(certified, alpha, options=rule)
+    return Recommendation(
+        source=certified.source, alpha=certificate.alpha, tuning=measured, certified=certified, share=share, seed=seed,
+        chosen=chosen, options=tuple(sorted((option for option, _ in tried), key=lambda option: option.deferred)),
+        left_out=left_out, certificate=certificate,
+        **_use(certificate, measured, prices, compared=sum(option.eligible for option, _ in tried)),
+    )  # fmt: skip
+
+
+def _check_pairs(pairs: Sequence[ScoreLog]) -> None:
+    """Refuse logs that do not hold the same rows under different pairs."""
+    if not pairs:
+        raise OptionError("there is no log to choose from; give one, or one for each pair of models")
+    if len({log.columns for log in pairs}) < len(pairs):
+        raise OptionError("two logs have the same pair of columns; give one log for each pair of models")
+    for log in pairs:
+        refuse_unfit(log)
+        ids, first = (None if one.id is None else one.id.tolist() for one in (log, pairs[0]))
+        if len(log) != len(pairs[0]) or ids != first:
+            raise OptionError(f"{log.source}: the logs of several pairs must hold the same rows in the same order")
+
+
+def _check_rows(alpha: Number, bound: Fraction, tuning: int, n: int, source: str) -> Fraction:
+    """Return alpha; refuse parts too small to choose or to certify on."""
+    budget, needed = check_alpha(alpha, bound), rows_needed(alpha, bound)
+    if n < needed or tuning < _FEWEST_TUNING_ROWS:
+        raise InfeasibleError(
+            f"{source}: {tuning} rows to choose on and {n} to certify on are too few for alpha {float(budget):g}: it takes "
+            f"{_FEWEST_TUNING_ROWS} and {needed} or more; collect more rows, or fix the options yourself and run `arbitrage "
+            "calibrate` on all of them"
+        )
+    return budget
+
+
+@dataclass(frozen=True, slots=True)
+class _Between:
+    """Two budgets of the halves, and how far the one that is meant lies between them.
+
+    n rows at alpha allow a loss of (alpha (n + 1) - B) / n per row, which m rows allow in total m times. With losses of 0
+    or B, m rows can only show whole multiples of B: a share is estimated at both multiples, and interpolated.
+    """
+
+    low: Fraction
+    high: Fraction
+    weight: float
+
+    def mean(self, figures: Mapping[Fraction, float | None]) -> float | None:
+        """Interpolate a figure that is known at both budgets."""
+        low, high = figures[self.low], figures[self.high]
+        return None if low is None or high is None else (1 - self.weight) * low + self.weight * high
+
+
+def _budgets(alpha: Fraction, bound: Fraction, m: int, n: int) -> dict[str, _Between]:
+    """Return the budgets of m rows that stand for alpha with 1, 2, 4 times n rows, and with any number of them."""
+    budgets: dict[str, _Between] = {}
+    for times in _TIMES:
+        per_row = alpha if times is None else (alpha * (times * n + 1) - bound) / (times * n)
+        losses = m * per_row / bound
+        whole = int(losses)
+        ends = [(k + 1) * bound / (m + 1) for k in (whole, min(whole + 1, m - 1))]
+        budgets["any" if times is None else str(times)] = _Between(ends[0], ends[1], float(losses - whole))
+    return budgets
+
+
+def _candidates(
+    key: bytes | None,
+    loss_bound: Number | None,
+    missing_guardian: MissingGuardian | None,
+    left_out: dict[str, str],
+) -> dict[tuple[PromisedLoss, Boundary], CalibrationOptions]:
+    """Return the options of every combination that can be tried; note why others cannot."""
+    common: dict[str, Any] = {"loss_bound": loss_bound, "missing_guardian": missing_guardian}
+    included: dict[tuple[PromisedLoss, Boundary], CalibrationOptions] = {
+        ("regret", "include"): CalibrationOptions(**common)
+    }
+    if key is None:
+        left_out["boundary random, loss net"] = (
+            "they draw with the project's secret, and there is none here: run `arbitrage init`"
+        )
+        return included
+    drawn: Mapping[str, Any] = common | {"boundary": "random", "key": key}
+    return {
+        ("regret", "random"): CalibrationOptions(**drawn),
+        **included,
+        ("net", "random"): CalibrationOptions(**drawn, loss="net"),
+    }
+
+
+def _of_the_best_guardian(
+    tuning: Mapping[tuple[str, str], ScoreLog], left_out: dict[str, str]
+) -> dict[tuple[str, str], ScoreLog]:
+    """Return the pairs whose Guardian is right most often; the promise is measured against it."""
+    guardians = list(dict.fromkeys(guardian for _, guardian in tuning))
+    if len(guardians) == 1:
+        return dict(tuning)
+    right = {guardian: _accuracy(log) for (_, guardian), log in tuning.items()}
+    best = max(guardians, key=lambda name: right[name])
+    others = [name for name in guardians if name != best]
+    left_out[f"{', '.join(others)} as the Guardian"] = (
+        f"{best} is right more often ({', '.join(f'{right[name]:.3f}' for name in others)} and {right[best]:.3f}); name "
+        "another with --guardian-column to have it all the same"
+    )
+    return {pair: log for pair, log in tuning.items() if pair[1] == best}
+
+
+def _accuracy(log: ScoreLog) -> float:
+    """Return how often the Guardian's own choice is right."""
+    if "correct" not in log.outcome_names:
+        raise OptionError(
+            f"{log.source}: which model is to be the Guardian? Without a `label` or `correct` column that cannot be told; "
+            "name it with --guardian-column"
+        )
+    correct = log.outcome("correct")[log.offsets[:-1] + row_argmax(log.guardian, log.offsets)]
+    return float(np.nan_to_num(correct).mean())
+
+
+class _TrialKeywords(TypedDict):
+    trials: int
+    seed: int
+    prices: CostOptions
+    loss: PromisedLoss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """How options are tried on the tuning rows."""
+
+    budgets: Mapping[str, _Between]
+    trials: int
+    seed: int
+    prices: CostOptions
+    loss: PromisedLoss
+
+    def options(
+        self,
+        log: ScoreLog,
+        candidates: Mapping[tuple[PromisedLoss, Boundary], CalibrationOptions],
+        left_out: dict[str, str],
+    ) -> list[tuple[RouteOption, CalibrationOptions]]:
+        """Try every candidate on the tuning rows of one pair; note why some do not apply."""
+        options: list[tuple[RouteOption, CalibrationOptions]] = []
+        for (loss, boundary), rule in candidates.items():
+            try:
+                options.append((self._tried(log, loss, rule), rule))
+            except OptionError as error:
+                left_out[f"{log.columns[0]} -> {log.columns[1]}, {loss}, {boundary}"] = str(error)
+        return options
+
+    def _tried(self, log: ScoreLog, loss: PromisedLoss, rule: CalibrationOptions) -> RouteOption:
+        alphas = sorted({end for between in self.budgets.values() for end in (between.low, between.high)})
+        half, prices = len(log) // 2, self.prices
+        frontier = evaluate(
+            log, alphas, calibration_size=half, trials=self.trials, seed=self.seed, options=rule, costs=prices
+        )
+        points = dict(zip(alphas, frontier.of("conformal"), strict=True))
+        deferred = {alpha: point.mean("deferred") for alpha, point in points.items()}
+        cost = {alpha: point.mean("cost_per_1000") for alpha, point in points.items()}
+        shares = {times: between.mean(deferred) or 0.0 for times, between in self.budgets.items()}
+        here = self.budgets["1"]
+        return RouteOption(
+            primary=log.columns[0],
+            guardian=log.columns[1],
+            loss=loss,
+            boundary=rule.boundary,
+            deferred=shares.pop("1"),
+            spread=points[here.low].summary("deferred").get("std") or 0.0,
+            deferred_with=shares,
+            cost_per_1000=here.mean(cost),
+            eligible=loss == self.loss,
+        )
+
+
+def _trial(
+    parts: Mapping[tuple[str, str], tuple[ScoreLog, ScoreLog]],
+    alpha: Number,
+    loss_bound: Number | None,
+    **settings: Unpack[_TrialKeywords],
+) -> _Trial:
+    """Return how to try options on the tuning part, for a certificate from the other."""
+    tuning, certified = next(iter(parts.values()))
+    bound = as_fraction(1 if loss_bound is None else loss_bound, name="loss_bound")
+    budget = _check_rows(alpha, bound, len(tuning), len(certified), tuning.source)
+    return _Trial(budgets=_budgets(budget, bound, len(tuning) // 2, len(certified)), **settings)
+
+
+def _cheapest(
+    tried: Sequence[tuple[RouteOption, CalibrationOptions]], left_out: Mapping[str, str]
+) -> tuple[RouteOption, CalibrationOptions]:
+    """Return the option with the lowest cost or, if some have none, the lowest share; the first among equals."""
+    eligible = [pair for pair in tried if pair[0].eligible]
+    if not eligible:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise OptionError(f"no option applies: {reasons}")
+    costs = [option.cost_per_1000 for option, _ in eligible]
+    figures = [option.deferred for option, _ in eligible]
+    if all(cost is not None for cost in costs):
+        figures = [cost or 0.0 for cost in costs]
+    return eligible[int(np.argmin(figures))]
+
+
+def _use(certificate: Certificate, log: ScoreLog, prices: CostOptions, *, compared: int) -> dict[str, Any]:
+    """Return how often the certificate asks the Guardian on rows that it has not seen, and what that costs.
+
+    Each of the compared options would have had a certificate of its own from rows other than these; intervals at level
+    0.05 / compared hold for all of those together, and so for the one that was chosen.
+    """
+    deferred = certificate.apply(log).deferred
+    interval = binomial_interval(int(deferred.sum()), len(log), 1 - (1 - CONFIDENCE) / compared)
+    use: dict[str, Any] = {"deferred": float(deferred.mean()), "deferred_interval": interval}
+    money = costs_of(log, prices)
+    if money is None:
+        return use | {"cost_per_1000": None, "cost_error": None, "guardian_cost_per_1000": None}
+    guardian = money.guardian.full()
+    cost = 1000 * (money.primary + np.where(deferred, guardian, 0.0))
+    return use | {
+        "cost_per_1000": float(cost.mean()),
+        "cost_error": float(cost.std(ddof=1) / len(cost) ** 0.5),
+        "guardian_cost_per_1000": 1000 * float(guardian.mean()),
+    }

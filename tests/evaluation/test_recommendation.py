@@ -1,0 +1,209 @@
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from conformal_arbitrage import (
+    Certificate,
+    InfeasibleError,
+    OptionError,
+    ProjectSecret,
+    ScoreLog,
+    calibrate,
+    recommend,
+    split,
+    verify,
+)
+from conformal_arbitrage.cli import cli
+from conformal_arbitrage.evaluation.recommendation import _budgets, _check_pairs
+from conformal_arbitrage.evaluation.route_plans import read_route_plan
+from tests.conftest import BUNDLED
+
+KEY = b"0123456789abcdef"
+COLUMNS = ("--primary-column", "qwen15b", "--guardian-column", "expert")
+
+
+def pair(quality, n=600, *, name="p", cost=None, ids=True, seed=0):
+    """Return a log in router form whose confidence tells right from wrong the better, the higher the quality."""
+    rng = np.random.default_rng(seed)
+    confidence = rng.integers(1, 21, n) / 20
+    right = (rng.random(n) < (1 - quality) * 0.6 + quality * confidence).astype(float)
+    guardian = (rng.random(n) < 0.9).astype(float)
+    log = ScoreLog.from_router(
+        confidence=confidence, primary_grade=right, guardian_grade=guardian,
+        id=[str(k) for k in range(n)] if ids else None,
+    )  # fmt: skip
+    usage = replace(log.primary_usage, cost=None if cost is None else np.full(n, cost))
+    other = replace(log.guardian_usage, cost=None if cost is None else np.full(n, 1.0))
+    return replace(log, columns=(name, "guardian"), primary_usage=usage, guardian_usage=other)
+
+
+def test_the_certificate_is_that_of_calibrate_on_the_other_part():
+    log = pair(1)
+    made = recommend(log, "0.1", key=KEY, seed=3)
+    tuning, certify = split(log, share=0.3, seed=3)
+    assert made.certificate.log_sha256 == certify.sha256() != tuning.sha256()
+    assert verify(made.certificate, certify).ok
+    same = calibrate(
+        certify, "0.1", boundary=made.chosen.boundary, key=KEY if made.chosen.boundary == "random" else None
+    )
+    assert same.relaxation == made.certificate.relaxation
+    assert made.deferred == made.certificate.apply(tuning).deferred.mean()
+    low, high = made.deferred_interval
+    assert low < made.deferred < high
+
+
+def test_the_better_primary_is_chosen_and_every_option_is_shown():
+    made = recommend([pair(0.2, name="weak"), pair(1, name="strong")], 0.1, key=KEY)
+    assert made.chosen.primary == "strong"
+    assert {(o.primary, o.loss, o.boundary) for o in made.options} == {
+        (p, *rule)
+        for p in ("weak", "strong")
+        for rule in (("regret", "random"), ("regret", "include"), ("net", "random"))
+    }
+    assert made.chosen.deferred == min(o.deferred for o in made.options if o.eligible)
+    assert "--loss net would ask the Guardian about" in made.why_this_loss()
+    header, rows = made.table()
+    assert len({len(row) for row in rows} | {len(header)}) == 1
+    assert sum(row[0].startswith("> strong") for row in rows) == 1
+    assert repr(made).startswith("Recommendation(primary='strong', guardian='guardian', loss='regret'")
+    json.dumps(made.to_dict(), allow_nan=False)
+
+
+def test_dollars_decide_where_they_are_known():
+    weak, strong = pair(0.4, name="weak", cost=0.01), pair(1, name="strong", cost=5.0)
+    made = recommend([weak, strong], 0.1, key=KEY)
+    assert made.chosen.primary == "weak"
+    assert made.cost_per_1000 == pytest.approx(10 + 1000 * made.deferred)
+    assert made.guardian_cost_per_1000 == 1000
+    assert made.cost_error > 0
+    assert made.table()[0][-1] == "$ per 1000"
+    assert any(name == "costs" for name, _ in made.facts())
+    assert recommend([weak, replace(strong, primary_usage=pair(1).primary_usage)], 0.1).chosen.primary == "strong"
+
+
+def test_the_net_loss_is_taken_only_if_it_is_named():
+    assert recommend(pair(1), 0.1, key=KEY).certificate.loss == "guardian_regret"
+    made = recommend(pair(1), 0.1, key=KEY, loss="net")
+    assert made.certificate.loss == made.chosen.loss == "net"
+    assert "gives no credit" in made.why_this_loss()
+    with pytest.raises(OptionError, match="loss must be 'regret' or 'net'; got 'gain'"):
+        recommend(pair(1), 0.1, loss="gain")
+
+
+def test_without_a_secret_or_ids_nothing_is_drawn():
+    made = recommend(pair(1), 0.1)
+    assert made.chosen.boundary == "include"
+    assert "run `arbitrage init`" in made.left_out["boundary random, loss net"]
+    assert "never chosen for you" in made.why_this_loss()
+    unnamed = recommend(pair(1, ids=False), 0.1, key=KEY)
+    assert unnamed.chosen.boundary == "include"
+    assert len([reason for reason in unnamed.left_out.values() if "needs an `id` column" in reason]) == 2
+    with pytest.raises(OptionError, match="no option applies: boundary random, loss net: they draw with"):
+        recommend(pair(1), 0.1, loss="net")
+
+
+def test_more_rows_are_worth_more_to_a_small_log():
+    small, large = recommend(pair(1, n=100), 0.05), recommend(pair(1, n=20_000), 0.05)
+    for made in (small, large):
+        with_rows = made.chosen.deferred_with
+        assert made.chosen.deferred >= with_rows["2"] >= with_rows["4"] >= with_rows["any"]
+    assert "More rows would help" in small.more_rows()
+    assert "hardly help" in large.more_rows()
+
+
+def test_halves_stand_for_as_many_rows_as_the_certificate_has():
+    """By hand: 99 rows at 0.1 allow 9 losses, 1/11 per row, so 22 rows allow 2; without limit they allow 2.2."""
+    budgets = _budgets(Fraction(1, 10), Fraction(1), 22, 99)
+    assert budgets["1"].low == Fraction(3, 23)
+    assert budgets["1"].weight == pytest.approx(0.0)
+    assert budgets["any"].low == Fraction(3, 23)
+    assert budgets["any"].high == Fraction(4, 23)
+    assert budgets["any"].weight == pytest.approx(0.2)
+    assert budgets["any"].mean({Fraction(3, 23): 0.5, Fraction(4, 23): 0.4}) == pytest.approx(0.48)
+    assert budgets["any"].mean({Fraction(3, 23): 0.5, Fraction(4, 23): None}) is None
+
+
+def test_rows_that_are_too_few_or_do_not_match_are_refused():
+    with pytest.raises(InfeasibleError, match=r"30 rows to choose on and 70 to certify on are too few for alpha 0.01"):
+        recommend(pair(1, n=100), 0.01)
+    with pytest.raises(OptionError, match="there is no log to choose from"):
+        recommend([], 0.1)
+    with pytest.raises(OptionError, match="the same pair of columns"):
+        recommend([pair(1), pair(0.5)], 0.1)
+    with pytest.raises(OptionError, match="the same rows in the same order"):
+        recommend([pair(1), pair(1, n=500, name="q")], 0.1)
+    shuffled = replace(pair(1, name="q"), id=pair(1).id[::-1])
+    with pytest.raises(OptionError, match="the same rows in the same order"):
+        _check_pairs([pair(1), shuffled])
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("log.parquet").write_bytes(BUNDLED.read_bytes())
+
+    def call(*arguments, code=0):
+        done = CliRunner().invoke(cli, list(arguments))
+        assert done.exit_code == code, (done.output, done.exception)
+        return done
+
+    return call
+
+
+def test_a_log_with_several_models_gives_the_best_pair_and_a_plan_that_repeats_it(run):
+    ProjectSecret.create(Path())
+    shown = run("recommend", "log.parquet", "--alpha", "0.05", "-o", "plan.toml").stdout
+    assert "qwen15b as the Primary, expert as the Guardian" in shown
+    plan = read_route_plan("plan.toml")
+    certificate = Certificate.load("certificate.json")
+    assert plan.result.certified_sha256 == certificate.log_sha256
+    assert plan.result.relaxation == certificate.relaxation
+    assert certificate.signed
+    assert "95 % interval" in run("recommend", "--from", "plan.toml").stdout
+    text = Path("plan.toml").read_text().replace("seed = 0", "seed = 1")
+    Path("other.toml").write_text(text)
+    changed = run("recommend", "--from", "other.toml", code=1)
+    assert "this is not what the plan recorded: relaxation was" in changed.stderr
+
+
+def test_the_commands_that_are_printed_come_to_the_same_certificate(run):
+    document = json.loads(run("recommend", "log.parquet", *COLUMNS, "--alpha", "0.05", "--json").stdout)
+    assert not Path("plan.toml").exists()
+    for command in document["commands"]:
+        run(*command.split()[1:])
+    made = Certificate.load("certificate.json").to_dict()
+    same = {name: value for name, value in document["certificate"].items() if name not in ("created", "looked_at")}
+    assert {name: made[name] for name in same} == same
+    seen = run("calibrate", "tuning.parquet", *COLUMNS, "--alpha", "0.05")
+    assert "100 % of these rows were looked at before (recommend)" in seen.stderr
+
+
+def test_a_wrong_use_is_one_line(run):
+    assert "give the score log, or --from" in run("recommend", "--alpha", "0.05", code=2).stderr
+    Path("plan.toml").write_text('log = "log.parquet"\nalpha = 0.05\n')
+    assert "not a plan of `arbitrage recommend`" in run("recommend", "--from", "plan.toml", code=2).stderr
+    Path("plan.toml").write_text('log = "log.parquet"\nalpha = "0.05"\n')
+    mixed = run("recommend", "--from", "plan.toml", "--alpha", "0.1", code=2)
+    assert "--from takes the log and every setting from the plan" in mixed.stderr
+    alone = run("recommend", "log.parquet", "--alpha", "0.05", "--primary-column", "expert", *COLUMNS[2:], code=2)
+    assert "there is no pair of score columns" in alone.stderr
+
+
+def test_which_of_several_models_is_the_guardian_needs_labels(run):
+    log = ScoreLog.read("log.parquet", primary="qwen15b", guardian="expert")
+    replace(log, label=None).write("unlabelled.parquet")
+    refused = run("recommend", "unlabelled.parquet", "--alpha", "0.05", code=2)
+    assert "name it with --guardian-column" in refused.stderr
+    run("recommend", "unlabelled.parquet", "--alpha", "0.05", *COLUMNS[2:])
+
+
+def test_inspect_says_what_to_run_next(run):
+    shown = " ".join(run("inspect", "log.parquet", *COLUMNS).stdout.split())
+    assert "Next: arbitrage recommend log.parquet --primary-column qwen15b --guardian-column expert --alpha A" in shown
+    poor = json.loads(run("inspect", "log.parquet", "--primary-column", "smollm2", *COLUMNS[2:], "--json").stdout)
+    assert poor["next_steps"] == [] or poor["worth_routing"]
