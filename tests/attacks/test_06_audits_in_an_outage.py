@@ -200,20 +200,20 @@ def test_a_postponed_audit_is_handed_out_again_later_and_counted(store, sql):
         ids = [new_id() for _ in range(3)]
         await store.commit([], audits=[Audit(id=id, policy="support", question=QUESTION) for id in ids])
         await store.commit([], audits=[Audit(id="other", policy="gone", question=QUESTION)])
-        first = await store.take_audits(limit=9, lease=60, policies=["support"])
+        first = await store.take_audits(limit=9, lease=60, policies={"support": ""})
         assert [(audit.id, audit.attempts) for audit in first] == [(id, 0) for id in ids]
         await store.postpone_audit(ids[1], seconds=0.3)
-        assert await store.take_audits(limit=9, lease=60, policies=["support"]) == []
+        assert await store.take_audits(limit=9, lease=60, policies={"support": ""}) == []
         await asyncio.sleep(0.35)
-        [again] = await store.take_audits(limit=9, lease=60, policies=["support"])
+        [again] = await store.take_audits(limit=9, lease=60, policies={"support": ""})
         assert (again.id, again.attempts) == (ids[1], 1)
         assert 0.3 < again.age < 30
         backlogs = {one.policy: one for one in await store.audit_backlog()}
         assert {name: one.waiting for name, one in backlogs.items()} == {"gone": 1, "support": 3}
         assert backlogs["gone"].oldest > 0.3
-        [orphan] = await store.take_audits(limit=9, lease=60, policies=[], overdue=0.2)
+        [orphan] = await store.take_audits(limit=9, lease=60, policies={}, overdue=0.2)
         assert orphan.id == "other"
-        assert await store.take_audits(limit=9, lease=60, policies=[], overdue=3600) == []
+        assert await store.take_audits(limit=9, lease=60, policies={}, overdue=3600) == []
 
     asyncio.run(story())
 
@@ -225,11 +225,11 @@ def test_an_audit_that_an_earlier_release_queued_is_not_old_at_once(store, sql):
         await store.commit([], audits=[Audit(id="early", policy="support", question=QUESTION)])
         sql("update audits set queued = 0, lease = 0")
         assert [one.oldest for one in await store.audit_backlog()] == [0.0]
-        assert await store.take_audits(limit=9, lease=0, policies=[], overdue=60) == []
-        [audit] = await store.take_audits(limit=9, lease=0, policies=["support"], overdue=60)
+        assert await store.take_audits(limit=9, lease=0, policies={}, overdue=60) == []
+        [audit] = await store.take_audits(limit=9, lease=0, policies={"support": ""}, overdue=60)
         assert audit.age == 0
         await asyncio.sleep(0.1)
-        [audit] = await store.take_audits(limit=9, lease=0, policies=[], overdue=0.05)
+        [audit] = await store.take_audits(limit=9, lease=0, policies={}, overdue=0.05)
         assert 0.05 < audit.age < 30
 
     asyncio.run(story())
@@ -253,6 +253,6 @@ def test_a_database_with_queued_audits_is_migrated(where, opened, sql, monkeypat
         migrate(session, where)
     payload = '{"context": "?", "actions": ["a", "b"]}'
     sql(f"insert into audits (id, policy, payload, lease) values ('old', 'support', '{payload}', 0)")
-    [audit] = asyncio.run(opened(where).take_audits(limit=9, lease=60, policies=["support"]))
+    [audit] = asyncio.run(opened(where).take_audits(limit=9, lease=60, policies={"support": ""}))
     assert (audit.id, audit.attempts, audit.question) == ("old", 0, QUESTION)
     assert audit.age < 60

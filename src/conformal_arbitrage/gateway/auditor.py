@@ -96,10 +96,11 @@ class Auditor:
             self._rest(policy, failing=all(ending in ("postponed", "missing") for ending in own))
         return len(audits)
 
-    def _ready(self) -> list[str]:
-        """Return the policies in service whose Guardian has not just failed."""
+    def _ready(self) -> dict[str, str]:
+        """Return the policies in service whose Guardian has not just failed, each with whose models it has."""
         now = time.monotonic()
-        return [live.name for live in self._policies.all() if self._rests.get(live.name, (0, 0.0))[1] <= now]
+        ready = [live for live in self._policies.all() if self._rests.get(live.name, (0, 0.0))[1] <= now]
+        return {live.name: live.identities_sha256 for live in ready}
 
     def _rest(self, policy: str, *, failing: bool) -> None:
         if not failing:

@@ -18,9 +18,20 @@ from conformal_arbitrage.store.base import (
     WebhookEvent,
 )
 from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.store.ledger_base import (
+    AuditRow,
+    Ledger,
+    LedgerKey,
+    LedgerNews,
+    LedgerRows,
+    NewRow,
+    Notice,
+    Settlement,
+)
 from conformal_arbitrage.store.location import open_store
 from conformal_arbitrage.store.postgres import PostgresStore
 from conformal_arbitrage.store.record import (
+    AlarmBody,
     AuditBody,
     AuditQuestion,
     CompletionBody,
@@ -33,16 +44,20 @@ from conformal_arbitrage.store.record import (
     FeedbackBody,
     Grades,
     JSONObject,
+    LiftBody,
     MenuQuestion,
+    NoticeBody,
     TextQuestion,
 )
 from conformal_arbitrage.store.sqlite import SQLiteStore
 
 __all__ = [
+    "AlarmBody",
     "Audit",
     "AuditBacklog",
     "AuditBody",
     "AuditQuestion",
+    "AuditRow",
     "Claim",
     "Claimed",
     "CompletionBody",
@@ -58,13 +73,22 @@ __all__ = [
     "Grades",
     "JSONObject",
     "KeyInfo",
+    "Ledger",
+    "LedgerKey",
+    "LedgerNews",
+    "LedgerRows",
+    "LiftBody",
     "MenuQuestion",
+    "NewRow",
+    "Notice",
+    "NoticeBody",
     "PolicyVersion",
     "PostgresStore",
     "Reservation",
     "SQLiteStore",
     "SavedResponse",
     "Scope",
+    "Settlement",
     "Shortage",
     "Store",
     "Subscriptions",

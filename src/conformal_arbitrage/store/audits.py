@@ -7,39 +7,44 @@ Knows nothing of what an audit asks, or when it should be given up.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.base import Audit, AuditBacklog
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_question
+from conformal_arbitrage.store.ledger import write_row
 
 _log = logging.getLogger("conformal_arbitrage.store")
-_COLUMNS = "(id, policy, payload, queued, lease)"
+_COLUMNS = "(id, policy, payload, identities, queued, lease)"
 
 
-def queue_audits(session: Session, audits: Sequence[tuple[Audit, str]]) -> None:
-    """Queue audits, each with the text of its question, due at once."""
+def queue_audits(session: Session, audits: Sequence[tuple[Audit, str | None]]) -> None:
+    """Write the ledger's rows of decisions drawn for an audit, and queue their questions, if any, due at once."""
     for audit, question in audits:
-        now = session.dialect.now
-        values = (audit.id, audit.policy, question)
-        session.run(f"insert into audits {_COLUMNS} values (?, ?, ?, {now}, {now})", *values)
+        if audit.row is not None:
+            write_row(session, audit.id, audit.row)
+        if question is not None:
+            now = session.dialect.now
+            values = (audit.id, audit.policy, question, audit.identities_sha256)
+            session.run(f"insert into audits {_COLUMNS} values (?, ?, ?, ?, {now}, {now})", *values)
 
 
 def take_audits(
-    session: Session, *, limit: int, lease: float, policies: Collection[str] | None, overdue: float | None
+    session: Session, *, limit: int, lease: float, policies: Mapping[str, str] | None, overdue: float | None
 ) -> list[Audit]:
     """Lease the audits that have been due the longest."""
     now = session.now()
     conditions, values = ["lease <= ?"], [now]
     if policies is not None:
-        places = ", ".join("?" * len(policies)) or "null"
-        late = "false" if overdue is None else "(queued > 0 and queued <= ?)"
-        conditions.append(f"(policy in ({places}) or {late})")
-        values += [*policies, *([] if overdue is None else [now - overdue])]
+        own = ["(policy = ? and identities in (?, ''))"] * len(policies)
+        late = [] if overdue is None else ["(queued > 0 and queued <= ?)"]
+        conditions.append(f"({' or '.join([*own, *late]) or 'false'})")
+        values += [*chain.from_iterable(policies.items()), *([] if overdue is None else [now - overdue])]
     rows = session.rows(
-        f"select id, policy, payload, attempts, queued from audits where {' and '.join(conditions)} "
+        f"select id, policy, payload, identities, attempts, queued from audits where {' and '.join(conditions)} "
         f"order by lease, id limit ?{session.dialect.skip_locked}",
         *(*values, limit),
     )
@@ -52,13 +57,14 @@ def take_audits(
 
 def _audit(row: Sequence[Any], now: float) -> Audit | None:
     """Return an audit, or None if its question is damaged, since that must not stop the others."""
-    id, policy, text, attempts, queued = row
+    id, policy, text, identities, attempts, queued = row
     try:
         question = decode_question(text, id)
     except StoreError as error:
         _log.error("an audit is skipped: %s", error, extra={"policy": policy, "id": id})
         return None
-    return Audit(id=id, policy=policy, question=question, attempts=attempts, age=max(0.0, now - (queued or now)))
+    age = max(0.0, now - (queued or now))
+    return Audit(id=id, policy=policy, question=question, identities_sha256=identities, attempts=attempts, age=age)
 
 
 def renew_audits(session: Session, ids: Sequence[str], *, lease: float) -> None:

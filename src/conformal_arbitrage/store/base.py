@@ -3,13 +3,14 @@
 Knows nothing of HTTP, models or what a certificate means.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
 from conformal_arbitrage.store.heads import Head
-from conformal_arbitrage.store.record import AuditQuestion, DecisionRecord, Event, JSONObject
+from conformal_arbitrage.store.ledger_base import LedgerStore, NewRow
+from conformal_arbitrage.store.record import AlarmBody, AuditQuestion, DecisionRecord, Event, JSONObject
 
 Scope = Literal["call", "review", "admin", "metrics"]
 
@@ -44,16 +45,22 @@ Claimed = Claim | SavedResponse | Literal["other body", "under way"]
 
 
 class Audit(Struct, frozen=True, kw_only=True):
-    """A queued question to the Guardian about a decision that was drawn for an audit.
+    """A decision that was drawn for an audit.
 
     Attributes:
+        question: what to ask the Guardian in the background; None if the loss is known without.
+        identities_sha256: fingerprint of the identities of the policy's models; only a gateway that has the same ones
+            should ask. Empty if a gateway of an earlier release queued it.
+        row: the row of the ledger to write with the decision, if it has one.
         attempts: how often it was postponed.
         age: seconds since it was queued; set by the store.
     """
 
     id: str
     policy: str
-    question: AuditQuestion
+    question: AuditQuestion | None
+    identities_sha256: str = ""
+    row: NewRow | None = None
     attempts: int = 0
     age: float = 0.0
 
@@ -146,6 +153,9 @@ class PolicyVersion(Struct, frozen=True, kw_only=True):
     Attributes:
         origin: the version that first installed this certificate.
         intact: whether it is what was installed, as far as the store's keys can tell.
+        lifts: how often alarms of this version were lifted.
+        alarm: the alarm that stands, if any: the policy serves in safe mode.
+        alarmed: the last alarm that was ever raised on this very certificate, under this version or an earlier one.
     """
 
     name: str
@@ -156,6 +166,9 @@ class PolicyVersion(Struct, frozen=True, kw_only=True):
     installed_by: str
     active: bool
     intact: bool = True
+    lifts: int = 0
+    alarm: AlarmBody | None = None
+    alarmed: AlarmBody | None = None
 
 
 class KeyInfo(Struct, frozen=True, kw_only=True):
@@ -175,7 +188,7 @@ class KeyInfo(Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] | None = None
 
 
-class Store(Protocol):
+class Store(LedgerStore, Protocol):
     """Durable storage. Every method that writes returns once the write is committed.
 
     Attributes:
@@ -197,18 +210,20 @@ class Store(Protocol):
         audits: Sequence[Audit] = (),
         begun: Mapping[int, str] | None = None,
         undelivered: Mapping[str, str] | None = None,
+        news: Sequence[str] = (),
     ) -> None:
-        """Append events in one transaction, which also settles an idempotency claim and queues audits.
+        """Append events in one transaction, which also settles an idempotency claim, queues audits and writes the ledger.
 
         Args:
             events: the facts to append.
             claim: the idempotency claim of the request. Without a response it stays under way, as for a stream whose
                 decision is made.
             response: finishes the claim.
-            audits: the questions to queue.
+            audits: decisions drawn for an audit: their questions to queue, and their rows of the ledger to write.
             begun: ids of decisions begun under the claim, by the place of their question, for another attempt.
             undelivered: digest of the question by the id of a decision of which nothing was delivered, for a retry
                 without a key.
+            news: ids of decisions whose rows of the ledger the events concern; those of audits and feedback always do.
 
         Raises:
             LostClaimError: someone else took over the claim; nothing was written.
@@ -264,15 +279,15 @@ class Store(Protocol):
         ...
 
     async def take_audits(
-        self, *, limit: int, lease: float, policies: Collection[str] | None = None, overdue: float | None = None
+        self, *, limit: int, lease: float, policies: Mapping[str, str] | None = None, overdue: float | None = None
     ) -> list[Audit]:
         """Lease audits that are due, longest first; one that is not finished within its lease is handed out again.
 
         Args:
             limit: the most to lease.
             lease: seconds.
-            policies: whose audits; of all if None.
-            overdue: seconds after which an audit is handed out whatever its policy.
+            policies: whose audits, each with the fingerprint of its models' identities; of all if None.
+            overdue: seconds after which an audit is handed out whatever its policy and its models.
         """
         ...
 
@@ -359,7 +374,10 @@ class Store(Protocol):
         ...
 
     async def change_count(self) -> int:
-        """Return a number that grows whenever any gateway installs or rolls back a policy, or creates or revokes a key."""
+        """Return a number that grows whenever any gateway changes a policy or a key.
+
+        It installs or rolls back a policy, raises or lifts an alarm, or creates or revokes a key.
+        """
         ...
 
     async def writable(self) -> int:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.record import (
     DECISION_SCHEMA,
+    AlarmBody,
     AuditBody,
     AuditQuestion,
     CompletionBody,
@@ -25,7 +26,9 @@ from conformal_arbitrage.store.record import (
     FeedbackBody,
     JSONObject,
     LaterBody,
+    LiftBody,
     MenuQuestion,
+    NoticeBody,
     TextQuestion,
     document,
 )
@@ -90,6 +93,10 @@ def _is_writable(body: EventBody | AuditQuestion) -> bool:
             return _are_finite((body.grade, *grades)) and _is_plain(body.grader)
         case AuditBody():
             return _are_finite((body.cost, *(body.scores or ())))
+        case AlarmBody():
+            return _are_finite((body.mean, body.line, body.log_evidence))
+        case LiftBody():
+            return True
         case MenuQuestion():
             return _is_plain(body.context)
         case TextQuestion():
@@ -150,6 +157,18 @@ def decode_later(kind: str, text: str, id: str, at: float) -> LaterBody:
         StoreError: it is damaged.
     """
     return replace(_decode(text, _LATER[kind], f"the {kind} of {id}"), at=at)
+
+
+_NOTICES: Mapping[str, type[NoticeBody]] = {body.kind: body for body in (AlarmBody, LiftBody)}
+
+
+def decode_notice(kind: str, text: str, policy: str, at: float) -> NoticeBody:
+    """Read the body of an alarm or a lift; `at` is when it was recorded.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return replace(_decode(text, _NOTICES[kind], f"the {kind} of policy {policy}"), at=at)
 
 
 def decode_question(text: str, id: str) -> AuditQuestion:

@@ -13,6 +13,8 @@
     configured   per policy, the digest of the certificate file that the last start found
     conversations  sessions in force: the model that answers all turns, until it has been idle for long enough
     deliveries   messages to webhooks; one may be taken from `due` on, and was delivered or given up at `done`
+    ledgers      one row per ledger: how many rows, known losses and changes it has; whoever changes it locks this first
+    ledger       decisions drawn for an audit, with their losses; `news` counts what was recorded since a row was settled
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
     probes       what is written to find out whether writing works
@@ -142,6 +144,26 @@ def m007_deliveries(session: Session) -> None:
         session.define(statement)
 
 
+def m008_ledger(session: Session) -> None:
+    """Create the ledger of audited decisions, and the index of alarms; audits know whose models they are for."""
+    for statement in (
+        "create table ledgers (number {integer} primary key, policy {text} not null, version {integer} not null, "
+        "lifts {integer} not null, identities {text} not null, segment {text} not null, length {integer} not null, "
+        "known {integer} not null, changes {integer} not null, "
+        "unique (policy, version, lifts, identities, segment))",
+        "create table ledger (ledger {integer} not null, seq {integer} not null, id {text} not null, "
+        "drawn {real} not null, due {real} not null, slot {text}, loss {real}, served {real}, known_order {integer}, "
+        "known_at {real}, change {integer} not null, news {integer} not null default 0, primary key (ledger, seq))",
+        "create unique index ledger_by_id on ledger (id)",
+        "create unique index ledger_by_slot on ledger (ledger, slot) where slot is not null",
+        "create index ledger_by_change on ledger (ledger, change)",
+        "create index ledger_with_news on ledger (id) where news > 0",
+        "create unique index notices on events (policy, id) where kind in ('alarm', 'lift')",
+        "alter table audits add column identities {text} not null default ''",
+    ):
+        session.define(statement)
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -150,6 +172,7 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m005_every_filter,
     m006_conversations,
     m007_deliveries,
+    m008_ledger,
 )
 """The function at index k takes a database from version k to k + 1."""
 

@@ -20,7 +20,7 @@ DECISION_SCHEMA = 1
 JSONObject = Mapping[str, object]
 """A JSON object that a caller wrote."""
 
-EventKind = Literal["decision", "completion", "feedback", "audit"]
+EventKind = Literal["decision", "completion", "feedback", "audit", "alarm", "lift"]
 
 
 class Content(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,7 +56,8 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         cost: dollars; None if unknown.
         alpha: the risk budget of the certificate in force.
         version: the policy's version.
-        mode: whether the rule was enforced.
+        mode: whether the rule was enforced; in "safe" mode the Guardian decided after an alarm, and the candidates are
+            those the rule would have had.
         form: menu or free text.
         content: question and answer, if the policy keeps them.
         identities_sha256: fingerprint of the models' identities.
@@ -82,7 +83,7 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost: float | None = None
     alpha: float | None = None
     version: int | None = None
-    mode: Literal["enforce", "shadow"] | None = None
+    mode: Literal["enforce", "shadow", "safe"] | None = None
     form: Literal["menu", "text"] | None = None
     content: Content | None = None
     identities_sha256: str | None = None
@@ -164,6 +165,7 @@ class AuditBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         cost: dollars; None if unknown.
         served: the model that answered, as the endpoint names it.
         answer: its text, if the policy keeps content in full.
+        identities_sha256: fingerprint of the identities of the models that the policy had when it answered.
         at: when it was recorded; set by the store.
     """
 
@@ -174,20 +176,76 @@ class AuditBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost: float | None = None
     served: str | None = None
     answer: str | None = None
+    identities_sha256: str | None = None
+    at: float | None = None
+
+
+class AlarmBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The loss of a policy's version is above its red line; it stands until it is lifted, and is never taken back.
+
+    Attributes:
+        version: the policy's.
+        lifts: how often alarms of this version had been lifted before.
+        identities_sha256: fingerprint of the models' identities whose ledger showed it.
+        group: whose ledger it was, of a certificate by groups.
+        cause: "losses", or "failing audits" if the evidence would not do without the audits that have no outcome.
+        audits: rows of the ledger.
+        known: those whose loss was known.
+        missing: those whose outcome was overdue.
+        mean: mean loss of the known ones, as a share of the loss bound.
+        line: the red line, likewise.
+        log_evidence: the largest natural logarithm of the evidence against the line.
+        at: when it was recorded; set by the store.
+    """
+
+    kind: ClassVar[EventKind] = "alarm"
+
+    version: int
+    lifts: int
+    identities_sha256: str
+    cause: str
+    audits: int
+    known: int
+    missing: int
+    line: float
+    log_evidence: float
+    mean: float | None = None
+    group: str | None = None
+    at: float | None = None
+
+
+class LiftBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Someone lifted an alarm without a new certificate, which voids the promise of the one in force.
+
+    Attributes:
+        version: the policy's.
+        lifts: how often alarms of this version have been lifted, this time included.
+        reason: why, in their words.
+        by: the key they used, or "command line".
+        at: when it was recorded; set by the store.
+    """
+
+    kind: ClassVar[EventKind] = "lift"
+
+    version: int
+    lifts: int
+    reason: str
+    by: str
     at: float | None = None
 
 
 LaterBody = CompletionBody | FeedbackBody | AuditBody
-EventBody = DecisionBody | LaterBody
+NoticeBody = AlarmBody | LiftBody
+EventBody = DecisionBody | LaterBody | NoticeBody
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """One fact about a decision.
+    """One fact about a decision, or about a policy: an alarm or its lift.
 
     Attributes:
-        id: the decision's id, time-ordered.
+        id: the decision's id, time-ordered; of an alarm or a lift, its name.
         body: the fact itself.
-        policy: of a decision: whose rule.
+        policy: of a decision: whose rule; of an alarm or a lift: the policy.
         key_id: of a decision: whose call.
         decided_by: of a decision: who chose.
     """

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from conformal_arbitrage.errors import LostClaimError, StoreError
 from conformal_arbitrage.store.audits import queue_audits
@@ -20,13 +21,19 @@ from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import (
     decode_json,
     decode_names,
+    encode,
     encode_json,
 )
 from conformal_arbitrage.store.heads import CHUNK, LINK, VERSION, check_versions, enrol, read_roster, version_seal
 from conformal_arbitrage.store.ids import time_of
+from conformal_arbitrage.store.ledger import Notices, alarm_on, note_news, notice_id, notices
 from conformal_arbitrage.store.record import (
+    AlarmBody,
     AuditBody,
     Event,
+    FeedbackBody,
+    LiftBody,
+    NoticeBody,
 )
 
 CHANGE_COUNT = "select count, undelivered_until from changes"
@@ -42,20 +49,25 @@ _CHANGED = "update changes set count = count + 1"
 
 
 class Commit(Struct, frozen=True):
-    """Append events, each with the text of its body; settle a claim; queue audits, each with the text of its question."""
+    """Append events, each with the text of its body; settle a claim; queue audits, each with the text of its question.
+
+    Attributes:
+        news: ids of decisions whose rows of the ledger the events concern.
+    """
 
     events: Sequence[tuple[Event, str]]
     claim: Claim | None
     response: SavedResponse | None
-    audits: Sequence[tuple[Audit, str]]
+    audits: Sequence[tuple[Audit, str | None]]
     begun: Mapping[int, str] = {}
     undelivered: Mapping[str, str] = {}
+    news: Sequence[str] = ()
 
     @property
     def only_appends(self) -> bool:
         """Whether a single statement suffices, which several commits can share."""
-        alone = self.claim is None and not self.audits and not self.undelivered
-        return alone and not any(isinstance(event.body, AuditBody) for event, _ in self.events)
+        alone = self.claim is None and not self.audits and not self.undelivered and not self.news
+        return alone and not any(isinstance(event.body, AuditBody | FeedbackBody) for event, _ in self.events)
 
     def __call__(self, session: Session) -> None:
         """Run within the transaction of a session."""
@@ -67,6 +79,8 @@ class Commit(Struct, frozen=True):
             if isinstance(event.body, AuditBody):
                 session.run("delete from audits where id = ?", event.id)
         queue_audits(session, self.audits)
+        told = [event.id for event, _ in self.events if isinstance(event.body, AuditBody | FeedbackBody)]
+        note_news(session, [*self.news, *told])
         _keep_undelivered(session, self.undelivered)
 
 
@@ -235,7 +249,24 @@ def _versions(session: Session, rows: Sequence[Sequence[Any]]) -> list[PolicyVer
     """Build versions, each with whether it is what was installed; the newest has to be the one in the signed list."""
     roster, valid = read_roster(session) if session.seals else (None, False)
     listed: Mapping[str, tuple[int, str]] = {} if roster is None else roster.policies
-    return [_version(row, intact=_is_intact(session, row, listed) and (roster is None or valid)) for row in rows]
+    raised = Notices(notices(session))
+    return [
+        _watched(
+            session, raised, row, _version(row, intact=_is_intact(session, row, listed) and (roster is None or valid))
+        )
+        for row in rows
+    ]
+
+
+def _watched(session: Session, raised: Notices, row: Sequence[Any], version: PolicyVersion) -> PolicyVersion:
+    """Return a version with the alarms that were raised on it."""
+    name, number, certificate = version.name, version.version, row[3]
+    return replace(
+        version,
+        lifts=raised.lifts(name, number),
+        alarm=raised.standing(name, number),
+        alarmed=alarm_on(session, raised, name, certificate),
+    )
 
 
 def _is_intact(session: Session, row: Sequence[Any], listed: Mapping[str, tuple[int, str]]) -> bool:
@@ -308,6 +339,42 @@ def _add_version(session: Session, name: str, version: int, *, origin: int, cert
     enrol(session, policies={name: (version, seal or "")})
     session.run(_CHANGED)
     return _version((*row, seal, previous, version), intact=True)
+
+
+def raise_alarm(session: Session, policy: str, alarm: AlarmBody) -> bool:
+    """Append an alarm to the chain, unless one stands or it is about another version or ledger than those in force."""
+    in_force = _in_force(session, policy)
+    if (
+        in_force is None
+        or in_force.alarm is not None
+        or (in_force.version, in_force.lifts) != (alarm.version, alarm.lifts)
+    ):
+        return False
+    _append_notice(session, policy, alarm)
+    return True
+
+
+def lift(session: Session, policy: str, *, reason: str, by: str) -> LiftBody | None:
+    """Append the lift of the alarm that stands to the chain."""
+    in_force = _in_force(session, policy)
+    if in_force is None or in_force.alarm is None:
+        return None
+    lifted = LiftBody(version=in_force.version, lifts=in_force.lifts + 1, reason=reason, by=by)
+    _append_notice(session, policy, lifted)
+    return lifted
+
+
+def _in_force(session: Session, policy: str) -> PolicyVersion | None:
+    """Return the newest version of a policy, after locking the row that every installation, alarm and lift must lock."""
+    session.run("update changes set count = count")
+    newest = "where p.name = ? order by p.version desc limit 1"
+    return next(iter(_versions(session, session.rows(_VERSIONS + newest, policy))), None)
+
+
+def _append_notice(session: Session, policy: str, body: NoticeBody) -> None:
+    id = notice_id(policy, body)
+    append(session, [(Event(id=id, body=body, policy=policy), encode(body, id))])
+    session.run(_CHANGED)
 
 
 def configured(session: Session, policy: str) -> str | None:

@@ -6,14 +6,24 @@ Knows nothing of SQLite, PostgreSQL or threads.
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from conformal_arbitrage.errors import DamagedError, OptionError, StoreError
-from conformal_arbitrage.store import audits, conversations, deliveries, heads, integrity, pages, pruning, spending
+from conformal_arbitrage.store import (
+    audits,
+    conversations,
+    deliveries,
+    heads,
+    integrity,
+    ledger,
+    pages,
+    pruning,
+    spending,
+)
 from conformal_arbitrage.store import sql as operations
 from conformal_arbitrage.store.base import (
     Audit,
@@ -33,7 +43,16 @@ from conformal_arbitrage.store.base import (
 )
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import encode, encode_json
-from conformal_arbitrage.store.record import DecisionRecord, Event, JSONObject
+from conformal_arbitrage.store.ledger_base import (
+    AuditRow,
+    Ledger,
+    LedgerKey,
+    LedgerNews,
+    LedgerRows,
+    Notice,
+    Settlement,
+)
+from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, Event, JSONObject, LiftBody
 from conformal_arbitrage.store.seals import Seals
 
 _T = TypeVar("_T")
@@ -115,13 +134,14 @@ class SQLStore(ABC):
         audits: Sequence[Audit] = (),
         begun: Mapping[int, str] | None = None,
         undelivered: Mapping[str, str] | None = None,
+        news: Sequence[str] = (),
     ) -> None:
         """See `Store.commit`."""
         if (response is not None or begun) and claim is None:
             raise OptionError("response= and begun= belong to a claim; pass claim= too")
         texts = [(event, encode(event.body, event.id)) for event in events]
-        questions = [(audit, encode(audit.question, audit.id)) for audit in audits]
-        await self._write(operations.Commit(texts, claim, response, questions, begun or {}, undelivered or {}))
+        questions = [(audit, None if audit.question is None else encode(audit.question, audit.id)) for audit in audits]
+        await self._write(operations.Commit(texts, claim, response, questions, begun or {}, undelivered or {}, news))
         self.has_undelivered = self.has_undelivered or bool(undelivered)
 
     async def claim(self, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
@@ -186,7 +206,7 @@ class SQLStore(ABC):
         return await self._scan(lambda session: pages.page(session, wanted, limit))
 
     async def take_audits(
-        self, *, limit: int, lease: float, policies: Collection[str] | None = None, overdue: float | None = None
+        self, *, limit: int, lease: float, policies: Mapping[str, str] | None = None, overdue: float | None = None
     ) -> list[Audit]:
         """See `Store.take_audits`."""
         options: dict[str, Any] = {"limit": limit, "lease": lease, "policies": policies, "overdue": overdue}
@@ -271,6 +291,39 @@ class SQLStore(ABC):
             return version
 
         return await self._write(rollback)
+
+    async def ledgers(self, policy: str | None = None) -> list[Ledger]:
+        """See `LedgerStore.ledgers`."""
+        return await self._read(lambda session: ledger.ledgers(session, policy))
+
+    async def ledger(self, key: LedgerKey) -> LedgerRows:
+        """See `LedgerStore.ledger`."""
+        return await self._scan(lambda session: ledger.ledger(session, key))
+
+    async def ledger_changes(self, key: LedgerKey, after: int, *, limit: int = 5000) -> list[AuditRow]:
+        """See `LedgerStore.ledger_changes`."""
+        return await self._read(lambda session: ledger.ledger_changes(session, key, after, limit))
+
+    async def ledger_news(self, *, limit: int = 500) -> list[LedgerNews]:
+        """See `LedgerStore.ledger_news`."""
+        return await self._read(lambda session: ledger.ledger_news(session, limit))
+
+    async def settle_rows(self, settlements: Sequence[Settlement]) -> None:
+        """See `LedgerStore.settle_rows`."""
+        if settlements:
+            await self._write(lambda session: ledger.settle_rows(session, settlements))
+
+    async def raise_alarm(self, policy: str, alarm: AlarmBody) -> bool:
+        """See `LedgerStore.raise_alarm`."""
+        return await self._write(lambda session: operations.raise_alarm(session, policy, alarm))
+
+    async def lift(self, policy: str, *, reason: str, by: str) -> LiftBody | None:
+        """See `LedgerStore.lift`."""
+        return await self._write(lambda session: operations.lift(session, policy, reason=reason, by=by))
+
+    async def notices(self, policy: str | None = None) -> list[Notice]:
+        """See `LedgerStore.notices`."""
+        return await self._scan(lambda session: ledger.notices(session, policy))
 
     async def configured(self, policy: str) -> str | None:
         """See `Store.configured`."""

@@ -1,0 +1,217 @@
+"""Operations on ledgers and alarms, each within the transaction of a session.
+
+Every change of a ledger first locks the ledger's own row, so that numbers are given in the order of the commits, and a
+cursor never passes a change that commits later. Every alarm and lift locks the row that installations lock.
+
+Knows nothing of threads, of how a transaction begins and ends, or of what a loss means.
+"""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from conformal_arbitrage.store.dialect import Session
+from conformal_arbitrage.store.encoding import decode_notice
+from conformal_arbitrage.store.ledger_base import (
+    AuditRow,
+    Ledger,
+    LedgerKey,
+    LedgerNews,
+    LedgerRows,
+    NewRow,
+    Notice,
+    Settlement,
+)
+from conformal_arbitrage.store.record import AlarmBody, LiftBody, NoticeBody
+
+NOTICES = "kind in ('alarm', 'lift')"
+"""The events that are about a policy; a partial index holds them."""
+_KEY = "policy, version, lifts, identities, segment"
+_ROW = "seq, id, drawn, due, loss, served, known_order, known_at, change"
+
+
+def write_row(session: Session, id: str, row: NewRow) -> None:
+    """Write a row with the next number of its ledger, unless its decision or its slot has one."""
+    number = _lock(session, row.key)
+    if session.rows("select 1 from ledger where id = ? or (ledger = ? and slot = ?)", id, number, row.slot):
+        return
+    known = row.loss is not None
+    length, losses, change = _advance(session, number, rows=1, known=int(known))
+    order = (losses, row.drawn) if known else (None, None)
+    session.run(
+        f"insert into ledger ({_ROW}, ledger, slot) values (?, ?, ?, ?, ?, null, ?, ?, ?, ?, ?)",
+        *(length, id, row.drawn, row.due, row.loss, *order, change, number, row.slot),
+    )
+
+
+def _advance(session: Session, number: int, *, rows: int = 0, known: int = 0) -> tuple[int, int, int]:
+    """Count a change of a ledger; return its number of rows, of known losses and of changes."""
+    session.run(
+        "update ledgers set length = length + ?, known = known + ?, changes = changes + 1 where number = ?",
+        *(rows, known, number),
+    )
+    [(length, losses, changes)] = session.rows("select length, known, changes from ledgers where number = ?", number)
+    return int(length), int(losses), int(changes)
+
+
+def _lock(session: Session, key: LedgerKey) -> int:
+    """Return the number of a ledger, which exists from now on, and make others wait until this transaction ends."""
+    values = _values(key)
+    locked = "update ledgers set length = length where (policy, version, lifts, identities, segment) = (?, ?, ?, ?, ?)"
+    if not session.run(locked, *values):
+        session.run(
+            f"insert into ledgers (number, {_KEY}, length, known, changes) values (?, ?, ?, ?, ?, ?, 0, 0, 0) "
+            f"on conflict ({_KEY}) do nothing",
+            *(secrets.randbits(62), *values),
+        )
+        session.run(locked, *values)
+    number = _number(session, key)
+    if number is None:
+        raise AssertionError("the ledger was just made")
+    return number
+
+
+def _number(session: Session, key: LedgerKey) -> int | None:
+    rows = session.rows(f"select number from ledgers where ({_KEY}) = (?, ?, ?, ?, ?)", *_values(key))
+    return int(rows[0][0]) if rows else None
+
+
+def _values(key: LedgerKey) -> tuple[object, ...]:
+    return key.policy, key.version, key.lifts, key.identities_sha256, key.group
+
+
+def _key(row: Sequence[Any]) -> LedgerKey:
+    policy, version, lifts, identities, group = row
+    return LedgerKey(policy=policy, version=version, lifts=lifts, identities_sha256=identities, group=group)
+
+
+def note_news(session: Session, ids: Iterable[str]) -> None:
+    """Note that something was recorded about decisions, if the ledger has them."""
+    for id in ids:
+        session.run("update ledger set news = news + 1 where id = ?", id)
+
+
+def ledger_news(session: Session, limit: int) -> list[LedgerNews]:
+    """Return rows with news, the oldest decisions first."""
+    rows = session.rows(
+        f"select l.id, l.news, {_KEY} from ledger l join ledgers on number = l.ledger where l.news > 0 "
+        "order by l.id limit ?",
+        limit,
+    )
+    return [LedgerNews(id=id, news=news, key=_key(key)) for id, news, *key in rows]
+
+
+def settle_rows(session: Session, settlements: Sequence[Settlement]) -> None:
+    """Write what is known of rows; in the order of their ledgers, so that two gateways never wait for each other."""
+    places = {one.id: session.rows("select ledger from ledger where id = ?", one.id) for one in settlements}
+    present = [(int(places[one.id][0][0]), one) for one in settlements if places[one.id]]
+    for number, settlement in sorted(present, key=lambda pair: pair[0]):
+        session.run("update ledgers set length = length where number = ?", number)  # locks it
+        _settle(session, number, settlement)
+
+
+def _settle(session: Session, number: int, new: Settlement) -> None:
+    [(due, loss, served)] = session.rows("select due, loss, served from ledger where id = ?", new.id)
+    session.run("update ledger set news = news - ? where id = ? and news >= ?", new.news, new.id, new.news)
+    becomes_known = loss is None and new.loss is not None
+    ends = min(due, new.at) if loss is None and not becomes_known and new.failed else due
+    if not becomes_known and (ends, new.served) == (due, served):
+        return
+    _, losses, change = _advance(session, number, known=int(becomes_known))
+    session.run("update ledger set due = ?, served = ?, change = ? where id = ?", *(ends, new.served, change, new.id))
+    if becomes_known:
+        session.run(
+            "update ledger set loss = ?, known_order = ?, known_at = ? where id = ?",
+            *(new.loss, losses, new.at, new.id),
+        )
+
+
+def ledgers(session: Session, policy: str | None) -> list[Ledger]:
+    """Return the ledgers there are."""
+    rows = session.rows(
+        f"select {_KEY}, length, known, changes from ledgers where policy = coalesce(?, policy) "
+        "order by policy, version, lifts, identities, segment",
+        policy,
+    )
+    return [Ledger(key=_key(key), rows=length, known=known, change=changes) for *key, length, known, changes in rows]
+
+
+def ledger(session: Session, key: LedgerKey) -> LedgerRows:
+    """Return a whole ledger; the transaction must be a snapshot."""
+    rows = session.rows(f"select number, changes from ledgers where ({_KEY}) = (?, ?, ?, ?, ?)", *_values(key))
+    if not rows:
+        return LedgerRows.of([], 0)
+    number, changes = rows[0]
+    columns = "drawn, due, loss, served, known_order, known_at"
+    return LedgerRows.of(
+        session.rows(f"select {columns} from ledger where ledger = ? order by seq", number), int(changes)
+    )
+
+
+def ledger_changes(session: Session, key: LedgerKey, after: int, limit: int) -> list[AuditRow]:
+    """Return rows that changed after a cursor."""
+    rows = session.rows(
+        f"select {_ROW} from ledger where ledger = ? and change > ? order by change limit ?",
+        *(_number(session, key) or 0, after, limit),
+    )
+    return [
+        AuditRow(
+            seq=seq, id=id, drawn=drawn, due=due, loss=loss, served=served, known_order=order, known_at=known_at,
+            change=change,
+        )
+        for seq, id, drawn, due, loss, served, order, known_at, change in rows
+    ]  # fmt: skip
+
+
+def notices(session: Session, policy: str | None = None) -> list[Notice]:
+    """Return alarms and lifts, oldest first."""
+    rows = session.rows(
+        f"select id, policy, kind, body, at from events where {NOTICES} and policy = coalesce(?, policy) "
+        "order by at, writer, seq",
+        policy,
+    )
+    return [Notice(id=id, policy=name, body=decode_notice(kind, text, name, at)) for id, name, kind, text, at in rows]
+
+
+class Notices:
+    """What alarms and lifts say about the versions of policies."""
+
+    def __init__(self, notices: Iterable[Notice]) -> None:
+        self._by_policy: dict[str, list[NoticeBody]] = {}
+        for notice in notices:
+            self._by_policy.setdefault(notice.policy, []).append(notice.body)
+
+    def lifts(self, policy: str, version: int) -> int:
+        """Return how often alarms of a version were lifted."""
+        own = (body.lifts for body in self._of(policy) if isinstance(body, LiftBody) and body.version == version)
+        return max(own, default=0)
+
+    def standing(self, policy: str, version: int) -> AlarmBody | None:
+        """Return the alarm of a version that was not lifted."""
+        lifts = self.lifts(policy, version)
+        return next((alarm for alarm in self.alarms(policy, {version}) if alarm.lifts == lifts), None)
+
+    def alarms(self, policy: str, versions: set[int]) -> list[AlarmBody]:
+        """Return the alarms that were ever raised on these versions, oldest first."""
+        return [body for body in self._of(policy) if isinstance(body, AlarmBody) and body.version in versions]
+
+    def alarmed(self, policy: str) -> bool:
+        """Return whether there ever was an alarm."""
+        return policy in self._by_policy
+
+    def _of(self, policy: str) -> Sequence[NoticeBody]:
+        return self._by_policy.get(policy, ())
+
+
+def notice_id(policy: str, body: NoticeBody) -> str:
+    """Return the name of an alarm or a lift in the record; there is at most one event with it."""
+    return f"{body.kind} {body.lifts} of version {body.version} of {policy}"
+
+
+def alarm_on(session: Session, found: Notices, policy: str, certificate: str) -> AlarmBody | None:
+    """Return the last alarm that was ever raised on a certificate, under whichever version."""
+    if not found.alarmed(policy):
+        return None
+    rows = session.rows("select version from policies where name = ? and certificate = ?", policy, certificate)
+    alarms = found.alarms(policy, {int(version) for (version,) in rows})
+    return alarms[-1] if alarms else None

@@ -1,0 +1,211 @@
+"""The ledger: one row for every decision that the audit coin drew, with its loss once that is known; no content.
+
+A ledger belongs to one version of a policy with one set of models, and begins anew when an alarm is lifted. Rows are
+numbered in the order of the draw, by the transaction that records the Primary's leg, and stay when records are pruned.
+
+Knows nothing of SQL, or of what a loss means.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+
+from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.store.record import AlarmBody, LiftBody, NoticeBody
+
+UNDELIVERED_LOSS = -1.0
+"""What `served` says of a decision of which nothing was delivered."""
+
+
+class LedgerKey(Struct, frozen=True, kw_only=True):
+    """Which ledger a row belongs to.
+
+    Attributes:
+        policy: the policy's name.
+        version: its version: installing a certificate begins a new ledger.
+        lifts: how often alarms of this version were lifted: so does lifting one.
+        identities_sha256: fingerprint of the identities of the models: so does another model.
+        group: of a certificate by groups; empty without groups.
+    """
+
+    policy: str
+    version: int
+    lifts: int = 0
+    identities_sha256: str
+    group: str = ""
+
+
+class NewRow(Struct, frozen=True, kw_only=True):
+    """A row to write.
+
+    Attributes:
+        key: which ledger.
+        drawn: when the decision was made, in seconds since 1970.
+        due: the time after which an unknown outcome is missing.
+        loss: as a share of the loss bound; None if it is not known yet.
+        slot: the session and hour of the decision: a second row with the same one is not written. None without a session.
+    """
+
+    key: LedgerKey
+    drawn: float
+    due: float
+    loss: float | None = None
+    slot: str | None = None
+
+
+class AuditRow(Struct, frozen=True, kw_only=True):
+    """A row as it is stored.
+
+    Attributes:
+        seq: its number in the ledger, from 1.
+        id: the decision's.
+        drawn, due, loss: as in `NewRow`; an outcome that can no longer be known is due at the time that became clear.
+        served: the loss of the answer that the caller got where that is another: 1 after a fallback of which nothing more
+            is known, `UNDELIVERED_LOSS` if nothing was delivered; None where it is the loss.
+        known_order: the number of losses known by then, this one included; None while it is unknown.
+        known_at: when it became known.
+        change: grows with every change of any row of the ledger: the cursor of `ledger_changes`.
+    """
+
+    seq: int
+    id: str
+    drawn: float
+    due: float
+    loss: float | None
+    served: float | None
+    known_order: int | None
+    known_at: float | None
+    change: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRows:
+    """A whole ledger as arrays, in the order of seq.
+
+    Attributes:
+        drawn, due: of every row.
+        loss: NaN while it is unknown.
+        served: NaN where it is the loss; see `AuditRow`.
+        known_order: 0 while the loss is unknown.
+        known_at: NaN while it is unknown.
+        change: the cursor from which `ledger_changes` goes on.
+    """
+
+    drawn: Floats
+    due: Floats
+    loss: Floats
+    served: Floats
+    known_order: Integers
+    known_at: Floats
+    change: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[float | int | None]], change: int) -> "LedgerRows":
+        """Build the arrays from (drawn, due, loss, served, known_order, known_at) of every row."""
+        table = np.array(rows, dtype=np.float64).reshape(-1, 6)
+        drawn, due, loss, served, order, known_at = np.ascontiguousarray(table.T)
+        return cls(
+            drawn=drawn, due=due, loss=loss, served=served, known_at=known_at, change=change,
+            known_order=np.nan_to_num(order).astype(np.int64),
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    def in_known_order(self) -> Floats:
+        """Return the known losses in the order in which they became known."""
+        known = self.known_order > 0
+        return self.loss[known][np.argsort(self.known_order[known], kind="stable")]
+
+
+class Ledger(Struct, frozen=True, kw_only=True):
+    """A ledger that exists: its key, how many rows it has, how many losses are known, and its newest change."""
+
+    key: LedgerKey
+    rows: int
+    known: int
+    change: int
+
+
+class LedgerNews(Struct, frozen=True, kw_only=True):
+    """A row about whose decision something was recorded since the row was last settled.
+
+    Attributes:
+        id: the decision's.
+        key: the row's ledger.
+        news: how many things; passed back in `Settlement`, so that nothing recorded meanwhile is overlooked.
+    """
+
+    id: str
+    key: LedgerKey
+    news: int
+
+
+class Settlement(Struct, frozen=True, kw_only=True):
+    """What is known of a row now.
+
+    Attributes:
+        id: the decision's.
+        news: from `LedgerNews`.
+        at: the time, in seconds since 1970.
+        loss: as a share of the loss bound; None while unknown. The first that is recorded stays.
+        served: as in `AuditRow`.
+        failed: the outcome can no longer become known: it is missing from now on, not only when it is due.
+    """
+
+    id: str
+    news: int
+    at: float
+    loss: float | None = None
+    served: float | None = None
+    failed: bool = False
+
+
+class Notice(Struct, frozen=True, kw_only=True):
+    """An alarm of a policy, or its lift; `id` is its name in the record."""
+
+    id: str
+    policy: str
+    body: NoticeBody
+
+
+class LedgerStore(Protocol):
+    """The part of a store that keeps ledgers and alarms."""
+
+    async def ledgers(self, policy: str | None = None) -> list[Ledger]:
+        """Return all ledgers, or those of a policy; oldest version first."""
+        ...
+
+    async def ledger(self, key: LedgerKey) -> LedgerRows:
+        """Return a whole ledger; empty if there is none yet."""
+        ...
+
+    async def ledger_changes(self, key: LedgerKey, after: int, *, limit: int = 5000) -> list[AuditRow]:
+        """Return the rows that are new or have changed since a cursor, those of the oldest changes first."""
+        ...
+
+    async def ledger_news(self, *, limit: int = 500) -> list[LedgerNews]:
+        """Return rows whose decisions have news: an audit, feedback, or another end than the row was written with."""
+        ...
+
+    async def settle_rows(self, settlements: Sequence[Settlement]) -> None:
+        """Write outcomes into the ledger."""
+        ...
+
+    async def raise_alarm(self, policy: str, alarm: AlarmBody) -> bool:
+        """Record an alarm, as an event of the chain; return False if one stands already, or the version is not in force.
+
+        Every gateway serves the policy in safe mode from its next request on: the change count grows.
+        """
+        ...
+
+    async def lift(self, policy: str, *, reason: str, by: str) -> LiftBody | None:
+        """Lift the alarm that stands, as an event of the chain; return None if there is none."""
+        ...
+
+    async def notices(self, policy: str | None = None) -> list[Notice]:
+        """Return all alarms and lifts, or those of a policy, oldest first."""
+        ...

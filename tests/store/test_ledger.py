@@ -1,0 +1,344 @@
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage.store import (
+    AlarmBody,
+    Audit,
+    AuditBody,
+    CompletionBody,
+    FeedbackBody,
+    LedgerKey,
+    LiftBody,
+    MenuQuestion,
+    NewRow,
+    Settlement,
+    new_id,
+)
+from tests.store.facts import decision, later
+
+KEY = LedgerKey(policy="support", version=1, identities_sha256="models")
+QUESTION = MenuQuestion(context="Which?", actions=("a", "b"))
+DAY = 86400.0
+
+
+def new_row(loss=None, key=KEY, slot=None, drawn=1000.0):
+    return NewRow(key=key, drawn=drawn, due=drawn + DAY, loss=loss, slot=slot)
+
+
+async def draw(store, loss=None, *, key=KEY, slot=None, id=None, ask=None):
+    id = id or new_id()
+    question = QUESTION if (loss is None if ask is None else ask) else None
+    row = new_row(loss, key, slot)
+    audit = Audit(id=id, policy=key.policy, question=question, identities_sha256=key.identities_sha256, row=row)
+    await store.commit([decision(id)], audits=[audit])
+    return id
+
+
+async def settle(store, **known):
+    news = await store.ledger_news()
+    await store.settle_rows(
+        [Settlement(id=one.id, news=one.news, at=2000.0, **known.get(one.id, {})) for one in news]
+    )
+    return [one.id for one in news]
+
+
+def alarm(version=1, lifts=0, **rest):
+    facts = {"cause": "losses", "audits": 90, "known": 90, "missing": 0, "line": 0.07, "log_evidence": 4.0}
+    return AlarmBody(version=version, lifts=lifts, identities_sha256="models", **{**facts, **rest})
+
+
+def test_rows_are_numbered_in_the_order_of_the_draw_and_only_open_ones_are_asked(store):
+    async def work():
+        first, second, third = await draw(store), await draw(store, 0.0), await draw(store)
+        rows = await store.ledger_changes(KEY, 0)
+        assert [(row.seq, row.id, row.loss, row.known_order) for row in rows] == [
+            (1, first, None, None), (2, second, 0.0, 1), (3, third, None, None),
+        ]  # fmt: skip
+        assert [audit.id for audit in await store.take_audits(limit=9, lease=60)] == [first, third]
+        [ledger] = await store.ledgers("support")
+        assert (ledger.key, ledger.rows, ledger.known) == (KEY, 3, 1)
+        assert await store.ledgers("other") == []
+
+    asyncio.run(work())
+
+
+def test_an_audit_a_grade_or_a_stated_end_is_news_and_a_settled_row_keeps_its_first_loss(store):
+    async def work():
+        one, two, three = await draw(store), await draw(store), await draw(store, 0.0)
+        await store.commit([later(two, AuditBody(scores=(0.1, 0.9)))])
+        await store.commit([later(one, FeedbackBody(label=0))])
+        await store.commit([later(three, CompletionBody(finish="failed"))], news=[three])
+        cursor = (await store.ledger_changes(KEY, 0))[-1].change
+        assert await settle(store, **{two: {"loss": 0.5}, three: {"served": -1.0}}) == sorted([one, two, three])
+        assert await store.ledger_news() == []
+        changed = {row.id: row for row in await store.ledger_changes(KEY, cursor)}
+        assert set(changed) == {two, three}
+        assert (changed[two].loss, changed[two].known_order, changed[two].known_at) == (0.5, 2, 2000.0)
+        assert (changed[three].loss, changed[three].served) == (0.0, -1.0)
+        await store.commit([later(two, FeedbackBody(label=1))])
+        await settle(store, **{two: {"loss": 1.0}})
+        assert (await store.ledger(KEY)).loss[1] == 0.5
+
+    asyncio.run(work())
+
+
+def test_an_outcome_that_can_no_longer_be_known_is_due_at_once_and_may_still_become_known(store):
+    async def work():
+        id = await draw(store)
+        await store.commit([later(id, AuditBody(error="ReplyError"))])
+        await settle(store, **{id: {"failed": True}})
+        [row] = await store.ledger_changes(KEY, 0)
+        assert (row.due, row.loss) == (2000.0, None)
+        await store.commit([later(id, FeedbackBody(label=0))])
+        await settle(store, **{id: {"loss": 0.0}})
+        [row] = await store.ledger_changes(KEY, row.change)
+        assert (row.due, row.loss, row.known_order) == (2000.0, 0.0, 1)
+
+    asyncio.run(work())
+
+
+def test_news_that_come_while_a_row_is_being_settled_are_not_lost(store):
+    async def work():
+        id = await draw(store)
+        await store.commit([later(id, AuditBody(scores=(0.1, 0.9)))])
+        [seen] = await store.ledger_news()
+        await store.commit([later(id, FeedbackBody(label=1))])
+        await store.settle_rows([Settlement(id=id, news=seen.news, at=2000.0)])
+        [left] = await store.ledger_news()
+        assert left.news == 1
+
+    asyncio.run(work())
+
+
+def test_a_session_counts_once_in_an_hour_and_a_decision_once_at_all(store):
+    async def work():
+        first = await draw(store, 0.0, slot="caller 1")
+        await draw(store, 0.0, slot="caller 1")
+        other = await draw(store, 0.0, slot="caller 2")
+        plain = [await draw(store, 0.0), await draw(store, 0.0)]
+        audit = Audit(id=first, policy="support", question=None, row=new_row(1.0))
+        await store.commit([], audits=[audit])
+        rows = await store.ledger_changes(KEY, 0)
+        assert [row.id for row in rows] == [first, other, *plain]
+        assert [row.seq for row in rows] == [1, 2, 3, 4]
+
+    asyncio.run(work())
+
+
+def test_a_commit_that_fails_leaves_no_gap(store):
+    from conformal_arbitrage.errors import StoreError
+
+    async def work():
+        id = await draw(store)
+        with pytest.raises(StoreError):
+            await store.commit([decision(id)], audits=[Audit(id=new_id(), policy="support", question=None, row=new_row())])
+        await draw(store)
+        assert [row.seq for row in await store.ledger_changes(KEY, 0)] == [1, 2]
+
+    asyncio.run(work())
+
+
+def test_each_version_set_of_models_lift_and_group_has_a_ledger_of_its_own(store):
+    keys = [
+        KEY,
+        LedgerKey(policy="support", version=2, identities_sha256="models"),
+        LedgerKey(policy="support", version=1, identities_sha256="others"),
+        LedgerKey(policy="support", version=1, lifts=1, identities_sha256="models"),
+        LedgerKey(policy="support", version=1, identities_sha256="models", group="law"),
+        LedgerKey(policy="triage", version=1, identities_sha256="models"),
+    ]
+
+    async def work():
+        for key in keys:
+            for _ in range(2):
+                await draw(store, 0.0, key=key)
+        assert {(ledger.key, ledger.rows) for ledger in await store.ledgers()} == {(key, 2) for key in keys}
+        for key in keys:
+            assert len(await store.ledger(key)) == 2
+
+    asyncio.run(work())
+
+
+def test_a_whole_ledger_is_what_its_changes_say(store):
+    async def work():
+        ids = [await draw(store, 0.0 if k % 3 == 0 else None) for k in range(20)]
+        for id in reversed(ids[::2]):
+            await store.commit([later(id, AuditBody(scores=(0.1, 0.9)))])
+            await settle(store, **{id: {"loss": 0.25}})
+        whole = await store.ledger(KEY)
+        rows = sorted(await store.ledger_changes(KEY, 0), key=lambda row: row.seq)
+        assert len(whole) == len(rows) == 20
+        losses = np.array([math.nan if row.loss is None else row.loss for row in rows])
+        np.testing.assert_array_equal(whole.loss, losses)
+        np.testing.assert_array_equal(whole.due, [row.due for row in rows])
+        np.testing.assert_array_equal(whole.known_order, [row.known_order or 0 for row in rows])
+        assert whole.change == max(row.change for row in rows)
+        in_order = sorted((row for row in rows if row.known_order), key=lambda row: row.known_order)
+        np.testing.assert_array_equal(whole.in_known_order(), [row.loss for row in in_order])
+        assert sorted(whole.known_order[whole.known_order > 0]) == list(range(1, len(in_order) + 1))
+        empty = await store.ledger(LedgerKey(policy="none", version=1, identities_sha256="models"))
+        assert (len(empty), empty.change) == (0, 0)
+
+    asyncio.run(work())
+
+
+def test_two_gateways_write_one_ledger_without_gaps_and_a_cursor_misses_nothing(where, opened):
+    async def work():
+        stores = [opened(where), opened(where)]
+        seen, cursor = {}, 0
+
+        async def follow():
+            nonlocal cursor
+            for row in await stores[1].ledger_changes(KEY, cursor):
+                seen[row.id], cursor = row, max(cursor, row.change)
+
+        async def write(k):
+            id = await draw(stores[k % 2], 0.0 if k % 2 else None)
+            await follow()
+            await stores[k % 2].commit([later(id, AuditBody(scores=(0.1, 0.9)))])
+            news = await stores[0].ledger_news()
+            await stores[0].settle_rows([Settlement(id=n.id, news=n.news, at=2000.0, loss=1.0) for n in news])
+            await follow()
+            return id
+
+        ids = await asyncio.gather(*(write(k) for k in range(60)))
+        await follow()
+        assert sorted(row.seq for row in seen.values()) == list(range(1, 61))
+        assert set(seen) == set(ids)
+        assert sorted(row.known_order for row in seen.values()) == list(range(1, 61))
+        whole = await stores[1].ledger(KEY)
+        np.testing.assert_array_equal(whole.loss, [row.loss for row in sorted(seen.values(), key=lambda row: row.seq)])
+
+    asyncio.run(work())
+
+
+def test_pruning_and_erasing_leave_the_ledger_alone(store):
+    async def work():
+        ids = [await draw(store, 0.0) for _ in range(5)]
+        await store.erase(ids[0])
+        before = await store.ledger(KEY)
+        assert await store.prune(before=1e12) == 5
+        after = await store.ledger(KEY)
+        np.testing.assert_array_equal(before.loss, after.loss)
+        assert before.change == after.change
+
+    asyncio.run(work())
+
+
+def test_an_alarm_is_one_event_whoever_raises_it_and_every_gateway_hears_of_it(where, opened):
+    async def work():
+        stores = [opened(where), opened(where)]
+        await stores[0].install("support", {"a": 1}, by="test")
+        count = await stores[1].change_count()
+        raised = await asyncio.gather(*(stores[k % 2].raise_alarm("support", alarm()) for k in range(8)))
+        assert sorted(raised) == [False] * 7 + [True]
+        assert await stores[1].change_count() > count
+        [version] = await stores[1].policies()
+        assert version.alarm is not None
+        assert version.alarm.cause == "losses"
+        [notice] = await stores[1].notices("support")
+        assert isinstance(notice.body, AlarmBody)
+        assert await stores[0].verify() == []
+
+    asyncio.run(work())
+
+
+def test_a_lift_takes_the_alarm_away_and_begins_a_new_count_but_the_certificate_stays_marked(store):
+    async def work():
+        await store.install("support", {"a": 1}, by="test")
+        assert await store.lift("support", reason="none", by="me") is None
+        assert await store.raise_alarm("support", alarm())
+        lifted = await store.lift("support", reason="a bad deployment, now undone", by="me")
+        assert isinstance(lifted, LiftBody)
+        [version] = await store.policies()
+        assert (version.alarm, version.lifts) == (None, 1)
+        assert version.alarmed is not None
+        assert not await store.raise_alarm("support", alarm())  # about the ledger before the lift
+        assert await store.raise_alarm("support", alarm(lifts=1))
+        [version] = await store.policies()
+        assert version.alarm is not None
+        assert version.alarm.lifts == 1
+        kinds = [notice.body.kind for notice in await store.notices()]
+        assert kinds == ["alarm", "lift", "alarm"]
+
+    asyncio.run(work())
+
+
+def test_installing_another_certificate_lifts_the_alarm_and_the_same_one_stays_marked(store):
+    async def work():
+        await store.install("support", {"a": 1}, by="test")
+        assert await store.raise_alarm("support", alarm())
+        await store.install("support", {"a": 2}, by="test")
+        [version] = await store.policies()
+        assert (version.version, version.alarm, version.alarmed, version.lifts) == (2, None, None, 0)
+        assert not await store.raise_alarm("support", alarm(version=1))  # no longer in force
+        await store.rollback("support", by="test")
+        [version] = await store.policies()
+        assert (version.version, version.alarm) == (3, None)
+        assert version.alarmed is not None
+        assert version.alarmed.version == 1
+        again = await store.install("support", {"a": 1}, by="test")
+        assert again.version == 4
+        [version] = await store.policies()
+        assert version.alarmed is not None
+
+    asyncio.run(work())
+
+
+def test_alarms_and_lifts_survive_pruning_and_their_removal_shows(store, sql):
+    async def work():
+        await store.install("support", {"a": 1}, by="test")
+        await draw(store)
+        await store.raise_alarm("support", alarm())
+        await store.lift("support", reason="undone", by="me")
+        await draw(store)
+        await store.prune(before=1e12)
+        assert [notice.body.kind for notice in await store.notices()] == ["alarm", "lift"]
+        assert await store.verify() == []
+        sql("delete from events where kind = 'alarm'")
+        assert await store.verify() != []
+
+    asyncio.run(work())
+
+
+def test_audits_are_handed_out_to_gateways_with_the_same_models_only(store):
+    async def work():
+        mine, other = await draw(store), await draw(store, key=LedgerKey(policy="support", version=1, identities_sha256="new"))
+        old = new_id()
+        await store.commit([decision(old)], audits=[Audit(id=old, policy="support", question=QUESTION)])
+        taken = await store.take_audits(limit=9, lease=60, policies={"support": "models"})
+        assert {audit.id: audit.identities_sha256 for audit in taken} == {mine: "models", old: ""}
+        assert await store.take_audits(limit=9, lease=60, policies={"triage": "new"}) == []
+        [late] = await store.take_audits(limit=9, lease=60, policies={"support": "models"}, overdue=0.0)
+        assert late.id == other
+
+    asyncio.run(work())
+
+
+def test_a_database_of_the_release_before_is_migrated_with_its_audits_and_gets_a_ledger(where, opened, sql, monkeypatch):
+    from conformal_arbitrage.store.migrations import MIGRATIONS
+
+    async def before(store):
+        await store.install("support", {"a": 1}, by="test")
+        sql(
+            "insert into audits (id, policy, payload, lease, attempts, queued) "
+            """values ('old', 'support', '{"context": "?", "actions": ["a", "b"]}', 0, 0, 1)"""
+        )
+
+    async def after(store):
+        [audit] = await store.take_audits(limit=9, lease=60, policies={"support": "models"})
+        assert (audit.id, audit.identities_sha256, audit.row) == ("old", "", None)
+        await draw(store, 0.0)
+        assert len(await store.ledger(KEY)) == 1
+        assert await store.raise_alarm("support", alarm())
+        assert await store.verify() == []
+
+    with monkeypatch.context() as earlier:
+        for module in ("migrations", "postgres"):
+            earlier.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", MIGRATIONS[:6])
+        earlier.setattr("conformal_arbitrage.store.sql.notices", lambda session: [])
+        asyncio.run(before(opened(where)))
+    asyncio.run(after(opened(where)))
