@@ -38,10 +38,8 @@ async def draw(store, loss=None, *, key=KEY, slot=None, id=None, ask=None):
 
 
 async def settle(store, **known):
-    news = await store.ledger_news()
-    await store.settle_rows(
-        [Settlement(id=one.id, news=one.news, at=2000.0, **known.get(one.id, {})) for one in news]
-    )
+    news = await store.ledger_news(["support"])
+    await store.settle_rows([Settlement(id=one.id, news=one.news, at=2000.0, **known.get(one.id, {})) for one in news])
     return [one.id for one in news]
 
 
@@ -73,7 +71,7 @@ def test_an_audit_a_grade_or_a_stated_end_is_news_and_a_settled_row_keeps_its_fi
         await store.commit([later(three, CompletionBody(finish="failed"))], news=[three])
         cursor = (await store.ledger_changes(KEY, 0))[-1].change
         assert await settle(store, **{two: {"loss": 0.5}, three: {"served": -1.0}}) == sorted([one, two, three])
-        assert await store.ledger_news() == []
+        assert await store.ledger_news(["support"]) == []
         changed = {row.id: row for row in await store.ledger_changes(KEY, cursor)}
         assert set(changed) == {two, three}
         assert (changed[two].loss, changed[two].known_order, changed[two].known_at) == (0.5, 2, 2000.0)
@@ -104,10 +102,10 @@ def test_news_that_come_while_a_row_is_being_settled_are_not_lost(store):
     async def work():
         id = await draw(store)
         await store.commit([later(id, AuditBody(scores=(0.1, 0.9)))])
-        [seen] = await store.ledger_news()
+        [seen] = await store.ledger_news(["support"])
         await store.commit([later(id, FeedbackBody(label=1))])
         await store.settle_rows([Settlement(id=id, news=seen.news, at=2000.0)])
-        [left] = await store.ledger_news()
+        [left] = await store.ledger_news(["support"])
         assert left.news == 1
 
     asyncio.run(work())
@@ -134,7 +132,9 @@ def test_a_commit_that_fails_leaves_no_gap(store):
     async def work():
         id = await draw(store)
         with pytest.raises(StoreError):
-            await store.commit([decision(id)], audits=[Audit(id=new_id(), policy="support", question=None, row=new_row())])
+            await store.commit(
+                [decision(id)], audits=[Audit(id=new_id(), policy="support", question=None, row=new_row())]
+            )
         await draw(store)
         assert [row.seq for row in await store.ledger_changes(KEY, 0)] == [1, 2]
 
@@ -199,7 +199,7 @@ def test_two_gateways_write_one_ledger_without_gaps_and_a_cursor_misses_nothing(
             id = await draw(stores[k % 2], 0.0 if k % 2 else None)
             await follow()
             await stores[k % 2].commit([later(id, AuditBody(scores=(0.1, 0.9)))])
-            news = await stores[0].ledger_news()
+            news = await stores[0].ledger_news(["support"])
             await stores[0].settle_rows([Settlement(id=n.id, news=n.news, at=2000.0, loss=1.0) for n in news])
             await follow()
             return id
@@ -306,7 +306,10 @@ def test_alarms_and_lifts_survive_pruning_and_their_removal_shows(store, sql):
 
 def test_audits_are_handed_out_to_gateways_with_the_same_models_only(store):
     async def work():
-        mine, other = await draw(store), await draw(store, key=LedgerKey(policy="support", version=1, identities_sha256="new"))
+        mine, other = (
+            await draw(store),
+            await draw(store, key=LedgerKey(policy="support", version=1, identities_sha256="new")),
+        )
         old = new_id()
         await store.commit([decision(old)], audits=[Audit(id=old, policy="support", question=QUESTION)])
         taken = await store.take_audits(limit=9, lease=60, policies={"support": "models"})
@@ -318,7 +321,9 @@ def test_audits_are_handed_out_to_gateways_with_the_same_models_only(store):
     asyncio.run(work())
 
 
-def test_a_database_of_the_release_before_is_migrated_with_its_audits_and_gets_a_ledger(where, opened, sql, monkeypatch):
+def test_a_database_of_the_release_before_is_migrated_with_its_audits_and_gets_a_ledger(
+    where, opened, sql, monkeypatch
+):
     from conformal_arbitrage.store.migrations import MIGRATIONS
 
     async def before(store):
@@ -339,6 +344,5 @@ def test_a_database_of_the_release_before_is_migrated_with_its_audits_and_gets_a
     with monkeypatch.context() as earlier:
         for module in ("migrations", "postgres"):
             earlier.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", MIGRATIONS[:6])
-        earlier.setattr("conformal_arbitrage.store.sql.notices", lambda session: [])
         asyncio.run(before(opened(where)))
     asyncio.run(after(opened(where)))

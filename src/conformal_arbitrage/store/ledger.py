@@ -7,7 +7,7 @@ Knows nothing of threads, of how a transaction begins and ends, or of what a los
 """
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from conformal_arbitrage.store.dialect import Session
@@ -91,12 +91,13 @@ def note_news(session: Session, ids: Iterable[str]) -> None:
         session.run("update ledger set news = news + 1 where id = ?", id)
 
 
-def ledger_news(session: Session, limit: int) -> list[LedgerNews]:
+def ledger_news(session: Session, policies: Collection[str], limit: int) -> list[LedgerNews]:
     """Return rows with news, the oldest decisions first."""
+    places = ", ".join("?" * len(policies)) or "null"
     rows = session.rows(
         f"select l.id, l.news, {_KEY} from ledger l join ledgers on number = l.ledger where l.news > 0 "
-        "order by l.id limit ?",
-        limit,
+        f"and policy in ({places}) order by l.id limit ?",
+        *(*policies, limit),
     )
     return [LedgerNews(id=id, news=news, key=_key(key)) for id, news, *key in rows]
 

@@ -6,7 +6,7 @@ numbered in the order of the draw, by the transaction that records the Primary's
 Knows nothing of SQL, or of what a loss means.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -187,8 +187,8 @@ class LedgerStore(Protocol):
         """Return the rows that are new or have changed since a cursor, those of the oldest changes first."""
         ...
 
-    async def ledger_news(self, *, limit: int = 500) -> list[LedgerNews]:
-        """Return rows whose decisions have news: an audit, feedback, or another end than the row was written with."""
+    async def ledger_news(self, policies: Collection[str], *, limit: int = 500) -> list[LedgerNews]:
+        """Return rows of policies whose decisions have news: an audit, feedback, or how their attempt ended."""
         ...
 
     async def settle_rows(self, settlements: Sequence[Settlement]) -> None:

@@ -338,7 +338,8 @@ def _add_version(session: Session, name: str, version: int, *, origin: int, cert
     session.run(f"insert into policies ({VERSION}, seal) values (?, ?, ?, ?, ?, ?, ?)", *row, seal)
     enrol(session, policies={name: (version, seal or "")})
     session.run(_CHANGED)
-    return _version((*row, seal, previous, version), intact=True)
+    added = _version((*row, seal, previous, version), intact=True)
+    return _watched(session, Notices(notices(session, name)), row, added)
 
 
 def raise_alarm(session: Session, policy: str, alarm: AlarmBody) -> bool:

@@ -6,7 +6,7 @@ Knows nothing of SQLite, PostgreSQL or threads.
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -304,9 +304,9 @@ class SQLStore(ABC):
         """See `LedgerStore.ledger_changes`."""
         return await self._read(lambda session: ledger.ledger_changes(session, key, after, limit))
 
-    async def ledger_news(self, *, limit: int = 500) -> list[LedgerNews]:
+    async def ledger_news(self, policies: Collection[str], *, limit: int = 500) -> list[LedgerNews]:
         """See `LedgerStore.ledger_news`."""
-        return await self._read(lambda session: ledger.ledger_news(session, limit))
+        return await self._read(lambda session: ledger.ledger_news(session, policies, limit))
 
     async def settle_rows(self, settlements: Sequence[Settlement]) -> None:
         """See `LedgerStore.settle_rows`."""
