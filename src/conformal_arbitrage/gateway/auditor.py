@@ -30,7 +30,7 @@ from conformal_arbitrage.live.policy import leg_of
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answer, Scores, checked_scores
 from conformal_arbitrage.store.base import Audit, Store
-from conformal_arbitrage.store.record import AuditBody, Event, MenuQuestion
+from conformal_arbitrage.store.record import AuditBody, Event, MenuQuestion, TextQuestion
 from conformal_arbitrage.types import ChatRequest, Query
 from conformal_arbitrage.upstream.base import IN_BACKGROUND
 
@@ -170,7 +170,7 @@ async def _guardian_reply(policy: LivePolicy, audit: Audit) -> Scores | Answer:
     pair, question = policy.pair, audit.question
     if isinstance(pair, MenuPair) and isinstance(question, MenuQuestion):
         return await checked_scores(pair.guardian, Query(question.context, question.actions, id=audit.id))
-    if isinstance(pair, MenuPair) or isinstance(question, MenuQuestion):
+    if isinstance(pair, MenuPair) or not isinstance(question, TextQuestion):
         raise RequestError(f"policy {audit.policy} has another form now", code="wrong_form")
     return await pair.guardian.answer(ChatRequest(question.request, id=audit.id))
 
