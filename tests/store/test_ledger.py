@@ -22,6 +22,7 @@ from tests.store.facts import decision, later
 KEY = LedgerKey(policy="support", version=1, identities_sha256="models")
 QUESTION = MenuQuestion(context="Which?", actions=("a", "b"))
 DAY = 86400.0
+COUNT = 36
 
 
 def new_row(loss=None, key=KEY, slot=None, drawn=1000.0):
@@ -197,18 +198,21 @@ def test_two_gateways_write_one_ledger_without_gaps_and_a_cursor_misses_nothing(
 
         async def write(k):
             id = await draw(stores[k % 2], 0.0 if k % 2 else None)
-            await follow()
             await stores[k % 2].commit([later(id, AuditBody(scores=(0.1, 0.9)))])
-            news = await stores[0].ledger_news(["support"])
-            await stores[0].settle_rows([Settlement(id=n.id, news=n.news, at=2000.0, loss=1.0) for n in news])
-            await follow()
             return id
 
-        ids = await asyncio.gather(*(write(k) for k in range(60)))
+        async def settle_all(store):
+            news = await store.ledger_news(["support"])
+            await store.settle_rows([Settlement(id=n.id, news=n.news, at=2000.0, loss=1.0) for n in news])
+
+        ids = []
+        for first in range(0, COUNT, 6):
+            ids += await asyncio.gather(*(write(first + k) for k in range(6)))
+            await asyncio.gather(*map(settle_all, stores), follow())
         await follow()
-        assert sorted(row.seq for row in seen.values()) == list(range(1, 61))
+        assert sorted(row.seq for row in seen.values()) == list(range(1, COUNT + 1))
         assert set(seen) == set(ids)
-        assert sorted(row.known_order for row in seen.values()) == list(range(1, 61))
+        assert sorted(row.known_order for row in seen.values()) == list(range(1, COUNT + 1))
         whole = await stores[1].ledger(KEY)
         np.testing.assert_array_equal(whole.loss, [row.loss for row in sorted(seen.values(), key=lambda row: row.seq)])
 

@@ -8,6 +8,7 @@ Knows nothing of threads, of how a transaction begins and ends, or of what a los
 
 import secrets
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from conformal_arbitrage.store.dialect import Session
@@ -36,7 +37,7 @@ def write_row(session: Session, id: str, row: NewRow) -> None:
     if session.rows("select 1 from ledger where id = ? or (ledger = ? and slot = ?)", id, number, row.slot):
         return
     known = row.loss is not None
-    length, losses, change = _advance(session, number, rows=1, known=int(known))
+    length, losses, change = _grow(session, number, known=int(known))
     order = (losses, row.drawn) if known else (None, None)
     session.run(
         f"insert into ledger ({_ROW}, ledger, slot) values (?, ?, ?, ?, ?, null, ?, ?, ?, ?, ?)",
@@ -44,11 +45,11 @@ def write_row(session: Session, id: str, row: NewRow) -> None:
     )
 
 
-def _advance(session: Session, number: int, *, rows: int = 0, known: int = 0) -> tuple[int, int, int]:
-    """Count a change of a ledger; return its number of rows, of known losses and of changes."""
+def _grow(session: Session, number: int, *, known: int) -> tuple[int, int, int]:
+    """Count a new row of a ledger; return its number of rows, of known losses and of changes."""
     session.run(
-        "update ledgers set length = length + ?, known = known + ?, changes = changes + 1 where number = ?",
-        *(rows, known, number),
+        "update ledgers set length = length + 1, known = known + ?, changes = changes + 1 where number = ?",
+        *(known, number),
     )
     [(length, losses, changes)] = session.rows("select length, known, changes from ledgers where number = ?", number)
     return int(length), int(losses), int(changes)
@@ -103,28 +104,48 @@ def ledger_news(session: Session, policies: Collection[str], limit: int) -> list
 
 
 def settle_rows(session: Session, settlements: Sequence[Settlement]) -> None:
-    """Write what is known of rows; in the order of their ledgers, so that two gateways never wait for each other."""
-    places = {one.id: session.rows("select ledger from ledger where id = ?", one.id) for one in settlements}
-    present = [(int(places[one.id][0][0]), one) for one in settlements if places[one.id]]
-    for number, settlement in sorted(present, key=lambda pair: pair[0]):
-        session.run("update ledgers set length = length where number = ?", number)  # locks it
-        _settle(session, number, settlement)
-
-
-def _settle(session: Session, number: int, new: Settlement) -> None:
-    [(due, loss, served)] = session.rows("select due, loss, served from ledger where id = ?", new.id)
-    session.run("update ledger set news = news - ? where id = ? and news >= ?", new.news, new.id, new.news)
-    becomes_known = loss is None and new.loss is not None
-    ends = min(due, new.at) if loss is None and not becomes_known and new.failed else due
-    if not becomes_known and (ends, new.served) == (due, served):
-        return
-    _, losses, change = _advance(session, number, known=int(becomes_known))
-    session.run("update ledger set due = ?, served = ?, change = ? where id = ?", *(ends, new.served, change, new.id))
-    if becomes_known:
-        session.run(
-            "update ledger set loss = ?, known_order = ?, known_at = ? where id = ?",
-            *(new.loss, losses, new.at, new.id),
+    """Write what is known of rows, ledger by ledger in a fixed order, so that two gateways never wait for each other."""
+    by_id = {one.id: one for one in settlements}
+    places = ", ".join("?" * len(by_id))
+    rows = session.rows(f"select distinct ledger from ledger where id in ({places})", *by_id)
+    for number in sorted(int(number) for (number,) in rows):
+        session.run("update ledgers set length = length where number = ?", number)  # others wait from here on
+        [(known, changes)] = session.rows("select known, changes from ledgers where number = ?", number)
+        count = _Counts(int(known), int(changes))
+        columns = "id, due, loss, served, known_order, known_at, change"
+        own = session.rows(
+            f"select {columns} from ledger where ledger = ? and id in ({places}) order by seq", number, *by_id
         )
+        for id, *before in own:
+            _settle(session, by_id[id], before, count)
+        session.run("update ledgers set known = ?, changes = ? where number = ?", count.known, count.changes, number)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """How many losses of a ledger are known, and how many changes it has seen."""
+
+    known: int
+    changes: int
+
+
+def _settle(session: Session, new: Settlement, before: Sequence[Any], count: _Counts) -> None:
+    """Write what is known of one row, after counting the change if there is one."""
+    due, loss, served, order, known_at, change = before
+    after = [due, loss, new.served, order, known_at]
+    if loss is None and new.loss is not None:
+        count.known += 1
+        after = [due, new.loss, new.served, count.known, new.at]
+    elif loss is None and new.failed:
+        after[0] = min(due, new.at)
+    if after != [due, loss, served, order, known_at]:
+        count.changes += 1
+        change = count.changes
+    session.run(
+        "update ledger set due = ?, loss = ?, served = ?, known_order = ?, known_at = ?, change = ?, "
+        "news = case when news > ? then news - ? else 0 end where id = ?",
+        *(*after, change, new.news, new.news, new.id),
+    )
 
 
 def ledgers(session: Session, policy: str | None) -> list[Ledger]:
