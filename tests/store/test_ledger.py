@@ -347,6 +347,6 @@ def test_a_database_of_the_release_before_is_migrated_with_its_audits_and_gets_a
 
     with monkeypatch.context() as earlier:
         for module in ("migrations", "postgres"):
-            earlier.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", MIGRATIONS[:6])
+            earlier.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", MIGRATIONS[:7])
         asyncio.run(before(opened(where)))
     asyncio.run(after(opened(where)))
