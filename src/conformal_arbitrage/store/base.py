@@ -3,7 +3,7 @@
 Knows nothing of HTTP, models or what a certificate means.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
