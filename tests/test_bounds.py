@@ -9,6 +9,7 @@ import pytest
 
 from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold, Step, chain_words
 from conformal_arbitrage.calibration.guarantee import guarantee_text, summary_lines
+from conformal_arbitrage.calibration.path_guarantee import path_guarantee_text, path_summary
 from conformal_arbitrage.calibration.promises import sure_promise
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold
 
@@ -96,6 +97,19 @@ def chains():
         yield chain_words("", ancestry, alpha=0.1, confidence=confidence, relaxation=0.2, by=by)
 
 
+def cascade_certificates():
+    """Yield the sentences of certificates of cascades."""
+    for status, loss, rounded, missing in itertools.product(
+        ("ok", "always_defer"), ("guardian_regret", "net"), (False, True), (None, "worst_case")
+    ):
+        regret = 0.02 if loss == "net" else None
+        yield path_guarantee_text(
+            status=status, models=("a", "b"), guardian="c", alpha=0.1, n=200, tuning_rows=100, loss=loss, rounded=rounded,
+            missing_guardian=missing, spread=0.01, regret=regret,
+        )  # fmt: skip
+        yield path_summary(("a", "b"), "c", 0.1, 200, loss, status=status)
+
+
 def uncovered(text):
     return [sentence for sentence in sentences(text) if not any(words in sentence for words in WORDS)]
 
@@ -106,12 +120,13 @@ def test_every_sentence_of_a_page_that_states_a_bound_is_covered(page):
 
 
 def test_every_sentence_of_a_certificate_that_states_a_bound_is_covered():
-    texts = [*certificates(), *sure_certificates(), *chains()]
+    texts = [*certificates(), *sure_certificates(), *chains(), *cascade_certificates()]
     assert {sentence for text in texts for sentence in uncovered(text)} == set()
 
 
 def test_every_word_of_the_table_is_said_somewhere_and_covered_by_a_listed_test():
-    said = [*set(certificates()), *sure_certificates(), *chains(), *(page.read_text() for page in PAGES)]
+    pages = [page.read_text() for page in PAGES]
+    said = [*set(certificates()), *sure_certificates(), *chains(), *cascade_certificates(), *pages]
     said = [sentence for text in said for sentence in sentences(text)]
     assert len(WORDS) > 15
     for words, test in WORDS.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli import cascades, options
 from conformal_arbitrage.errors import ConfigError, ScoreLogError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 )
 @options.cluster
 @options.sure
+@cascades.path_options
 @click.option(
     "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
 )
@@ -61,14 +62,16 @@ def calibrate_command(
     arbitrage calibrate log.parquet --alpha 0.05 -o certificate.json
     arbitrage calibrate log.parquet -o certificate.json          alpha from arbitrage.toml
     arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95    of this one certificate
+    arbitrage calibrate cascade.parquet --path --alpha 0.05           of a cascade of several models
     """
     from conformal_arbitrage.calibration.calibrate import calibrate
-    from conformal_arbitrage.scorelog.fitness import repeats
 
     options.refuse_same(log, output)
     secret = options.project_secret(config, Path(), Path(output or log).parent)
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
     loss, boundary = options.loss_and_boundary(loss, boundary)
+    if cascades.take_options(further):
+        return cascades.calibrate_path_command(alpha, loss, secret)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     drawing = _drawing(loss, boundary, None if zero_one or binarize else confidence)
     certificate = calibrate(
@@ -86,9 +89,7 @@ def calibrate_command(
     )
     looks = options.describe_looks(scores, log, config, fixed_before=fixed_before)
     certificate = certificate if looks is None else certificate.with_looks(looks)
-    for problem in () if cluster else repeats(scores).problems():
-        options.warn(problem)
-    _warn_of_grader(scores, config)
+    _warn_of_rows(scores, config, clustered=cluster is not None)
     certificate = certificate if secret is None else certificate.sign(secret)
     if output is not None:
         certificate.save(output)
@@ -117,8 +118,16 @@ def _key(secret: "ProjectSecret | None", key_file: str | None, drawing: str | No
     return secret.boundary_key
 
 
+def _warn_of_rows(scores: "ScoreLog", config: str | None, *, clustered: bool) -> None:
+    """Say if rows repeat each other, or their grades were made by a grader that has changed since, or by several."""
+    from conformal_arbitrage.scorelog.fitness import repeats
+
+    for problem in () if clustered else repeats(scores).problems():
+        options.warn(problem)
+    _warn_of_grader(scores, config)
+
+
 def _warn_of_grader(scores: "ScoreLog", config: str | None) -> None:
-    """Say if the grades of a log were made by a grader that has changed since, or by several."""
     from conformal_arbitrage.live.config import FILE, read_config
     from conformal_arbitrage.live.staleness import grader_change
 
@@ -211,6 +220,11 @@ def verify_command(
     """
     from conformal_arbitrage.calibration.verify import verify
 
+    cascade = cascades.load_path_certificate(certificate, key_file)
+    if cascade is not None:
+        verification = cascades.verify_path_certificate(cascade, certificate, log)
+        _show_verification(verification, certificate, log, as_json=as_json)
+        raise SystemExit(0 if verification.ok else 1)
     loaded = load_certificate(certificate, key_file)
     scores = options.read_log(log, *columns_of(loaded, primary_column, guardian_column), outcomes)
     try:
@@ -282,6 +296,10 @@ def apply_command(
 
     options.refuse_same(log, output)
     options.refuse_same(certificate, output)
+    cascade = cascades.load_path_certificate(certificate, key_file)
+    if cascade is not None:
+        cascades.apply_path_certificate(cascade, log, output, as_json=as_json)
+        return
     loaded = load_certificate(certificate, key_file)
     columns = columns_of(loaded, primary_column, guardian_column)
     scores = options.read_log(log, *columns, outcomes, guardian_optional=guardian_column is None)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli import cascades, options
 from conformal_arbitrage.cli.certificates import load_certificate
 from conformal_arbitrage.errors import ConfigError
 
@@ -28,7 +28,7 @@ def show_command(certificate: str, *, as_json: bool) -> None:
     \b
     arbitrage certificate show certificate.json
     """
-    loaded = load_certificate(certificate, None)
+    loaded = cascades.load_path_certificate(certificate, None) or load_certificate(certificate, None)
     if as_json:
         options.print_json(loaded.to_dict())
         return

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from conformal_arbitrage.calibration.project_secret import ProjectSecret
     from conformal_arbitrage.live.config import Config
+    from conformal_arbitrage.scorelog.cascade import CascadeLog
     from conformal_arbitrage.scorelog.log import ScoreLog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -38,11 +39,12 @@ class WrappingGroup(click.Group):
             formatter.write_dl(lines)
 
 
-def _chain(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def chained(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Return several options as one decorator."""
     return lambda command: reduce(lambda wrapped, decorate: decorate(wrapped), reversed(decorators), command)
 
 
-columns = _chain(
+columns = chained(
     click.option("--primary-column", metavar="NAME", help="Column of the Primary's scores.  [default: primary]"),
     click.option("--guardian-column", metavar="NAME", help="Column of the Guardian's scores.  [default: guardian]"),
     click.option(
@@ -54,7 +56,7 @@ columns = _chain(
     ),
 )
 binarize = click.option("--binarize", is_flag=True, help="Measure the loss on the paper's 0/1 Guardian; needs labels.")
-rule = _chain(
+rule = chained(
     click.option(
         "--guardian-sees",
         type=click.Choice(["all", "candidates", "all-restricted-loss"]),
@@ -86,7 +88,7 @@ rule = _chain(
         help="Count rows without a Guardian score as the largest loss.",
     ),
 )
-costs = _chain(
+costs = chained(
     click.option("--primary-cost", type=float, metavar="$", help="Dollars per query of the Primary."),
     click.option("--guardian-cost", type=float, metavar="$", help="Dollars per query of the Guardian."),
     click.option(
@@ -97,7 +99,7 @@ costs = _chain(
     ),
     click.option("--guardian-price", type=(float, float), metavar="IN OUT", help="The same for the Guardian."),
 )
-cluster = _chain(
+cluster = chained(
     click.option(
         "--cluster",
         metavar="COLUMN",
@@ -110,7 +112,7 @@ cluster = _chain(
         help="The most rows that any cluster may ever have; with --cluster.",
     ),
 )
-sure = _chain(
+sure = chained(
     click.option(
         "--confidence",
         metavar="C",
@@ -195,7 +197,7 @@ def read_log(
     return log.binarized() if binarized else log
 
 
-def remember_look(scores: "ScoreLog", path: str, command: str) -> None:
+def remember_look(scores: "ScoreLog | CascadeLog", path: str, command: str) -> None:
     """Note that a command looked at these rows; a folder that cannot be written gives a warning."""
     from conformal_arbitrage.evaluation.looks import looks_path, note_look
     from conformal_arbitrage.live.config import FILE
@@ -206,7 +208,7 @@ def remember_look(scores: "ScoreLog", path: str, command: str) -> None:
         warn(f"this look was not noted, so calibrate cannot remind you of it: {error}")
 
 
-def describe_looks(scores: "ScoreLog", path: str, config: str | None, *, fixed_before: bool) -> str | None:
+def describe_looks(scores: "ScoreLog | CascadeLog", path: str, config: str | None, *, fixed_before: bool) -> str | None:
     """Return what a certificate says of earlier looks at these rows; None if there was none."""
     from conformal_arbitrage.evaluation.looks import looks_path, seen_rows
     from conformal_arbitrage.live.config import FILE

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.errors import OutputError
+from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.files import write_text
-from conformal_arbitrage.scorelog.fitness import question_digests
+from conformal_arbitrage.scorelog.fitness import question_digests, text_digests
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import as_object
 
@@ -46,25 +47,25 @@ def looks_path(config: str | Path, log: str | Path) -> Path:
     return (Path(config) if Path(config).exists() else Path(log)).resolve().with_name(LOOKS_FILE)
 
 
-def note_look(path: Path, log: ScoreLog, command: str) -> None:
+def note_look(path: Path, log: ScoreLog | CascadeLog, command: str) -> None:
     """Note that the rows of a log were looked at.
 
     Raises:
         OutputError: the file cannot be written; nothing else is affected.
     """
-    kept = _kept(question_digests(log))
+    kept = _kept(_digests(log))
     looks = [look for look in _read(path) if not (look["command"] == command and np.array_equal(look["rows"], kept))]
     looks.append({"command": command, "time": datetime.now(UTC).isoformat(timespec="seconds"), "rows": kept})
     documents = [look | {"rows": base64.b64encode(look["rows"].tobytes()).decode()} for look in looks[-MOST_LOOKS:]]
     write_text(path, json.dumps({"looks": documents}, indent=1) + "\n")
 
 
-def seen_rows(path: Path, log: ScoreLog) -> SeenRows:
+def seen_rows(path: Path, log: ScoreLog | CascadeLog) -> SeenRows:
     """Return how many rows of a log were looked at, and by which commands.
 
     A look keeps its smallest digests only, so rows are compared up to the largest that it kept.
     """
-    digests = np.unique(question_digests(log))
+    digests = np.unique(_digests(log))
     share, commands = 0.0, list[str]()
     for look in _read(path):
         rows = look["rows"]
@@ -74,6 +75,11 @@ def seen_rows(path: Path, log: ScoreLog) -> SeenRows:
             share = max(share, hit / len(comparable))
             commands.append(str(look["command"]))
     return SeenRows(share=share, commands=tuple(dict.fromkeys(commands)))
+
+
+def _digests(log: ScoreLog | CascadeLog) -> Digests:
+    """Return 64 bits per row; those of a cascade stand for its ids, which are the same whatever the Guardian is."""
+    return text_digests(log.id.tolist()) if isinstance(log, CascadeLog) else question_digests(log)
 
 
 def _kept(digests: Digests) -> Digests:

@@ -231,8 +231,8 @@ def select_rows(connection: "duckdb.DuckDBPyConnection", table: TableColumns, *,
     show = "to_json({})" if json_lists else "{}"
     columns = [f"s{k} as {quoted(name)}" for k, (name, _) in enumerate(table.scalars)]
     columns += [f"{show.format(f'l{k}')} as {quoted(name)}" for k, (name, _) in enumerate(table.lists)]
-    listed = f"(select row, {gathered} from flat group by row)"
-    return f"select {', '.join(columns)} from per_row join {listed} using (row) order by row"
+    joined = f" join (select row, {gathered} from flat group by row) using (row)" if table.lists else ""
+    return f"select {', '.join(columns)} from per_row{joined} order by row"
 
 
 def as_document(text: str | bytes, source: str) -> Mapping[str, Any]:

@@ -1,0 +1,250 @@
+"""calibrate_cascade: choose a chain of models on one part of a log, and certify it on the rest.
+
+Knows nothing of live models, evaluation or the command line.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+
+from conformal_arbitrage.calibration.chain_tuning import (
+    ChainEstimate,
+    LossName,
+    ModelChain,
+    asked_costs,
+    estimate_chains,
+    fit_chain,
+    stop_losses,
+    tuning_rows,
+)
+from conformal_arbitrage.calibration.draws import draw
+from conformal_arbitrage.calibration.path_certificate import ChainTuning, PathCertificate, worded_path
+from conformal_arbitrage.calibration.verify import Verification
+from conformal_arbitrage.core.arrays import Floats, Indices
+from conformal_arbitrage.core.losses import Number
+from conformal_arbitrage.core.paths import calibrate_path, path_choice, rounded_losses
+from conformal_arbitrage.core.risk import check_alpha
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.scorelog.cascade import CascadeLog
+from conformal_arbitrage.types import MissingGuardian
+
+TUNING_SHARE = 0.4
+_NOT_RECOMPUTED = frozenset({"schema", "version", "created", "key", "looked_at", "secret_id", "signature"})
+_TOLERANCE = 1e-6
+"""Between two fits of the same rows on different machines; positions are then recomputed with the stored fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeOptions:
+    """How a cascade is tuned and calibrated.
+
+    Attributes:
+        key: behind the draws, the same for all calibrations of a project: `ProjectSecret.find().boundary_key`.
+        loss: None for what the Guardian does better, or "net": what it does better minus what it does worse.
+        chain: models to ask in this order; by default they are chosen.
+        tuning_share: the share of the rows to choose and fit on.
+        seed: of the draw of these rows.
+        missing_guardian: "worst_case" counts rows without a grade as the largest loss; by default they are an error.
+    """
+
+    key: bytes
+    loss: Literal["net"] | None = None
+    chain: Sequence[str] | None = None
+    tuning_share: float = TUNING_SHARE
+    seed: int = 0
+    missing_guardian: MissingGuardian | None = None
+
+    @property
+    def loss_name(self) -> LossName:
+        """The loss as certificates name it."""
+        return "guardian_regret" if self.loss is None else self.loss
+
+
+def calibrate_cascade(
+    log: CascadeLog,
+    alpha: Number,
+    *,
+    key: bytes,
+    loss: Literal["net"] | None = None,
+    chain: Sequence[str] | None = None,
+    tuning_share: float = TUNING_SHARE,
+    seed: int = 0,
+    missing_guardian: MissingGuardian | None = None,
+) -> PathCertificate:
+    """Choose the cheapest chain of models for a risk budget, and certify it on rows that it was not chosen on.
+
+    Args:
+        log: the recorded answers of all models.
+        alpha: the risk budget, above 0 and below 1.
+        key: as the other arguments, a field of `CascadeOptions`.
+        loss: None, or "net".
+        chain: models to ask in this order; by default they are chosen.
+        tuning_share: the share of the rows to choose and fit on.
+        seed: of the draw of these rows.
+        missing_guardian: how rows without a grade count.
+
+    Raises:
+        ScoreLogError: a grade is missing, or no model is cheaper than the Guardian.
+        OptionError: an option is out of its range, or there are too few rows.
+    """
+    options = CascadeOptions(
+        key=key,
+        loss=loss,
+        chain=None if chain is None else tuple(chain),
+        tuning_share=tuning_share,
+        seed=seed,
+        missing_guardian=missing_guardian,
+    )
+    tuned = tune_chain(log, check_alpha(alpha, Fraction(1)), options)
+    return certify_chain(log, alpha, options, tuned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedChain:
+    """A chain fitted on a tuning part, and the rows that are left."""
+
+    chain: ModelChain
+    estimates: tuple[ChainEstimate, ...]
+    tuning: Indices
+    rest: Indices
+
+
+def tune_chain(log: CascadeLog, alpha: Fraction, options: CascadeOptions) -> TunedChain:
+    """Choose a chain on the tuning part, unless one is given, and fit its path there."""
+    tuning, rest = tuning_rows(log, share=options.tuning_share, seed=options.seed)
+    part, loss, missing = log.select(tuning), options.loss_name, options.missing_guardian
+    models, estimates = log.models if options.chain is None else tuple(options.chain), tuple[ChainEstimate, ...]()
+    if not models or len(set(models)) < len(models):
+        raise OptionError(f"a chain names at least one model, each once; got {', '.join(models) or 'none'}")
+    stop_losses(log, log.columns_of(models), loss, missing)  # so that an error names the row of the whole log
+    if options.chain is None:
+        estimates = estimate_chains(part, alpha=alpha, loss=loss, missing=missing, n=len(rest), seed=options.seed)
+        models = estimates[0].models
+    chain = fit_chain(part, models, loss, missing)
+    return TunedChain(chain=chain, estimates=estimates, tuning=tuning, rest=rest)
+
+
+def certify_chain(log: CascadeLog, alpha: Number, options: CascadeOptions, tuned: TunedChain) -> PathCertificate:
+    """Calibrate a chain that was fitted elsewhere; the step that `verify` repeats."""
+    rows, chain = log.select(tuned.rest), tuned.chain
+    budget, n = check_alpha(alpha, Fraction(1)), len(tuned.rest)
+    if Fraction(repr(float(budget))) != budget:
+        raise OptionError(f"alpha must be a decimal of at most 15 digits; got {alpha!r}")
+    places = rows.columns_of(chain.models)
+    losses = stop_losses(rows, places, options.loss_name, options.missing_guardian)
+    u, v = _draws(options.key, rows), _draws(hmac.digest(options.key, b"rounding v1", "sha256"), rows)
+    entries = chain.entries(rows.confidence[:, places], rows.answer[:, places])
+    stop = calibrate_path(entries, rounded_losses(losses, v), u, alpha=budget)
+    chosen = path_choice(entries, u, stop)
+    kept = np.column_stack([losses, np.zeros(n)])[np.arange(n), chosen]
+    cost = asked_costs(rows, places)[np.arange(n), chosen]
+    certificate = PathCertificate(
+        status="always_defer" if stop is None else "ok",
+        chain=chain,
+        models=log.models,
+        guardian=log.guardian,
+        position=None if stop is None else min(stop.position, chain.end),
+        u=None if stop is None else stop.u,
+        alpha=float(budget),
+        n=n,
+        loss=options.loss_name,
+        missing_guardian=options.missing_guardian,
+        missing_rows=int((np.isnan(rows.guardian_grade) | np.isnan(rows.grade[:, places]).any(axis=1)).sum()),
+        rounded=bool((losses != np.rint(losses)).any()),
+        tuning=ChainTuning(
+            rows=len(tuned.tuning),
+            share=options.tuning_share,
+            seed=options.seed,
+            ids_sha256=_ids_digest(log, tuned.tuning),
+            fixed=options.chain is not None,
+            estimates=tuned.estimates,
+        ),
+        empirical_risk=float(kept.mean()),
+        regret=float(np.maximum(kept, 0.0).mean()) if options.loss == "net" else None,
+        spread=float(np.sqrt((kept**2).sum()) / n),
+        cost=float(cost.mean()),
+        guardian_cost=float(rows.guardian_cost.mean()),
+        guardian_share=float((chosen < 0).mean()),
+        key_sha256=hashlib.sha256(options.key).hexdigest(),
+        identities=_identities(log, chain.models),
+        log_sha256=log.sha256(),
+        guarantee="",
+        key=options.key,
+        **_provenance(),
+    )
+    return replace(certificate, guarantee=worded_path(certificate))
+
+
+def verify_cascade(certificate: PathCertificate, log: CascadeLog) -> Verification:
+    """Recompute the certificate of a cascade from its log: the split, the choice, the path and the stop.
+
+    Fitted numbers may differ in their last digits from one machine to another; the stop, and all that follows from it, is
+    recomputed to the bit with those of the certificate.
+
+    Args:
+        certificate: the certificate, with its key.
+        log: the log it was made from, with the models that it was chosen among.
+    """
+    tuning = certificate.tuning
+    options = CascadeOptions(
+        key=certificate.secret(),
+        loss="net" if certificate.loss == "net" else None,
+        chain=certificate.chain.models if tuning.fixed else None,
+        tuning_share=tuning.share,
+        seed=tuning.seed,
+        missing_guardian=certificate.missing_guardian,
+    )
+    tuned = tune_chain(log, check_alpha(certificate.alpha, Fraction(1)), options)
+    if _close(_numbers(tuned), _numbers(replace(tuned, chain=certificate.chain, estimates=tuning.estimates))):
+        tuned = replace(tuned, chain=certificate.chain, estimates=tuning.estimates)
+    recomputed = certify_chain(log, certificate.alpha, options, tuned)
+    names = [f.name for f in fields(PathCertificate) if f.name not in _NOT_RECOMPUTED]
+    pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
+    return Verification(differences={name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
+
+
+def _numbers(tuned: TunedChain) -> tuple[tuple[tuple[str, ...], ...], Floats]:
+    """Return the names in a tuned chain and its estimates, and all the numbers."""
+    names = (tuned.chain.models, *sorted(one.models for one in tuned.estimates))
+    by_name = sorted(tuned.estimates, key=lambda one: one.models)
+    numbers = [x for row in (*tuned.chain.coefficients, *tuned.chain.corners) for x in row]
+    return names, np.array([*numbers, *(one.cost for one in by_name)])
+
+
+def _close(one: tuple[object, Floats], other: tuple[object, Floats]) -> bool:
+    same_shape = one[0] == other[0] and one[1].shape == other[1].shape
+    return same_shape and bool(np.allclose(one[1], other[1], rtol=_TOLERANCE, atol=_TOLERANCE))
+
+
+def _draws(key: bytes, log: CascadeLog) -> Floats:
+    return np.array([draw(key, id) for id in log.id.tolist()])
+
+
+def _ids_digest(log: CascadeLog, rows: Indices) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(log.id[rows].tolist()):
+        text = name.encode()
+        digest.update(len(text).to_bytes(4, "little") + text)
+    return digest.hexdigest()
+
+
+def _identities(log: CascadeLog, models: Sequence[str]) -> dict[str, Any] | Literal["unbound"]:
+    known, names = log.identities or {}, (*models, log.guardian)
+    if not all(name in known for name in names):
+        return "unbound"
+    return {name: known[name] for name in (*names, *(["grader"] if "grader" in known else []))}
+
+
+def _provenance() -> dict[str, Any]:
+    from importlib.metadata import version  # takes 20 ms to import
+
+    return {
+        "version": version("conformal-arbitrage"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,219 @@
+"""What commands do with cascades: calibrate --path, and verify, apply and show their certificates."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from conformal_arbitrage.cli import options
+from conformal_arbitrage.errors import ConfigError, ScoreLogError
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.calibration.path_certificate import PathCertificate
+    from conformal_arbitrage.calibration.project_secret import ProjectSecret
+    from conformal_arbitrage.calibration.verify import Verification
+    from conformal_arbitrage.scorelog.cascade import CascadeLog
+
+_WITH_PATH = frozenset(
+    {
+        "log",
+        "alpha",
+        "config",
+        "loss",
+        "missing_guardian",
+        "fixed_before",
+        "guardian_column",
+        "key_file",
+        "output",
+        "as_json",
+    }
+    | {"path", "chain", "models", "tuning_share", "seed", "splits"}
+)
+_UNPROVED: Mapping[str, Any] = {"confidence": "confidence", "zero_one": "confidence", "dial": "dial", "by": "groups"}
+
+
+path_options = options.chained(
+    click.option(
+        "--path",
+        is_flag=True,
+        help="Calibrate a cascade of several models; LOG has NAME_confidence, NAME_grade, NAME_cost, NAME_answer of each.",
+    ),
+    click.option("--chain", metavar="A,B", help="With --path: ask these models, in this order.  [default: chosen]"),
+    click.option("--models", metavar="A,B,...", help="With --path: choose the chain among these.  [default: all]"),
+    click.option(
+        "--tuning-share",
+        type=float,
+        default=0.4,
+        show_default=True,
+        metavar="S",
+        help="With --path: share of the rows to choose and fit the chain on.",
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, metavar="K", help="With --path: of these rows."),
+)
+
+
+def take_options(further: dict[str, Any]) -> bool:
+    """Take the options of a cascade out of a command's; return whether it is about one.
+
+    Raises:
+        OptionError: an option has no proof for a cascade.
+        UsageError: an option has no meaning for a cascade, or is one of a cascade without --path.
+    """
+    names = ("chain", "models", "tuning_share", "seed")
+    for name in names:
+        del further[name]
+    if further.pop("path"):
+        _refuse_others()
+        return True
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} describes a cascade; add --path")
+    return False
+
+
+def _refuse_others() -> None:
+    """Refuse options that have no meaning, or no proof, for a cascade."""
+    from conformal_arbitrage.calibration.combinations import refuse_combination
+
+    context = click.get_current_context()
+    for name in context.params:
+        if context.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE or name in _WITH_PATH:
+            continue
+        if name in _UNPROVED:
+            refuse_combination(_UNPROVED[name], "path")
+        raise click.UsageError(
+            f"--{name.replace('_', '-')} has no meaning for a cascade; leave it out, or leave out --path"
+        )
+
+
+def read_cascade(path: str, guardian: str | None, models: str | None) -> "CascadeLog":
+    """Read the log of a cascade with the models that the options name."""
+    from conformal_arbitrage.scorelog.cascade import GUARDIAN_NAME, CascadeLog
+
+    return CascadeLog.read(path, guardian=guardian or GUARDIAN_NAME, models=named(models))
+
+
+def named(text: str | None) -> list[str] | None:
+    """Return the names in a comma-separated text; None if there is none."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def calibrate_path_command(alpha: str, loss: Any, secret: "ProjectSecret | None") -> None:
+    """Calibrate a cascade as the command line says, sign and write its certificate, and show it."""
+    from conformal_arbitrage.calibration.cascade import calibrate_cascade
+
+    given = click.get_current_context().params
+    scores = read_cascade(given["log"], given["guardian_column"], given["models"])
+    certificate = calibrate_cascade(
+        scores,
+        alpha,
+        key=path_key(secret, given["key_file"]),
+        loss=loss,
+        chain=named(given["chain"]),
+        tuning_share=given["tuning_share"],
+        seed=given["seed"],
+        missing_guardian=given["missing_guardian"],
+    )
+    looks = options.describe_looks(scores, given["log"], given["config"], fixed_before=given["fixed_before"])
+    certificate = certificate if looks is None else certificate.with_looks(looks)
+    certificate = certificate if secret is None else certificate.sign(secret)
+    if given["output"] is not None:
+        certificate.save(given["output"])
+    _show_path_certificate(certificate, given["output"], as_json=given["as_json"])
+
+
+def path_key(secret: "ProjectSecret | None", key_file: str | None) -> bytes:
+    """Return the key behind the draws: a file's, or the project's.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    from conformal_arbitrage.calibration.key_files import read_key
+
+    if key_file is not None:
+        return read_key(key_file)
+    if secret is None:
+        raise ConfigError(
+            "--path draws with the project's secret, and there is none here: run `arbitrage init`, which writes one, or set "
+            "ARBITRAGE_SECRET to a long random text"
+        )
+    return secret.boundary_key
+
+
+def _show_path_certificate(certificate: "PathCertificate", output: str | None, *, as_json: bool) -> None:
+    """Print a certificate of a cascade."""
+    from conformal_arbitrage.calibration.planning import rows_needed
+
+    if certificate.status == "always_defer":
+        options.warn(
+            f"{certificate.n} rows cannot certify alpha {certificate.alpha:g}, so every query is deferred; at least "
+            f"{rows_needed(certificate.alpha, 1)} rows are needed besides those that the chain is tuned on"
+        )
+    if as_json:
+        options.print_json(certificate.to_dict())
+        return
+    options.print_facts(certificate.facts())
+    click.echo(f"\n{certificate.summary}\n")
+    if output is None:
+        click.echo(options.wrapped(certificate.guarantee))
+        return
+    click.echo(f"Written: {output}, with the whole guarantee and its conditions.")
+    if not certificate.signed:
+        click.echo("It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one.")
+
+
+def load_path_certificate(path: str, key_file: str | None, *folders: Path) -> "PathCertificate | None":
+    """Load a certificate of a cascade with its key; None if the file holds another kind."""
+    from conformal_arbitrage.calibration.documents import read_document
+    from conformal_arbitrage.calibration.key_files import read_key
+    from conformal_arbitrage.calibration.path_certificate import PathCertificate, is_path_document
+
+    document = read_document(Path(path))
+    if not is_path_document(document):
+        return None
+    key = None if key_file is None else read_key(key_file)
+    certificate = PathCertificate.from_dict(document, key=key, source=path)
+    secret = options.project_secret(None, *folders, Path(path).parent, Path())
+    if secret is not None and certificate.signed:
+        certificate.check_signature(secret, source=path)
+    return certificate if secret is None else certificate.with_key_of(secret)
+
+
+def verify_path_certificate(certificate: "PathCertificate", source: str, log: str) -> "Verification":
+    """Recompute a certificate of a cascade from its log; exit 1 if it cannot have been made from it."""
+    from conformal_arbitrage.calibration.cascade import verify_cascade
+    from conformal_arbitrage.scorelog.cascade import CascadeLog
+
+    try:
+        return verify_cascade(
+            certificate, CascadeLog.read(log, guardian=certificate.guardian, models=certificate.models)
+        )
+    except ScoreLogError as error:
+        click.echo(f"arbitrage: {source} cannot have been made from {log}: {error}", err=True)
+        raise SystemExit(1) from error
+
+
+def apply_path_certificate(certificate: "PathCertificate", log: str, output: str | None, *, as_json: bool) -> None:
+    """Decide every row of a log with a cascade, and show who answers how often."""
+    from conformal_arbitrage.scorelog.cascade import CascadeLog
+    from conformal_arbitrage.scorelog.files import write_text
+
+    scores = CascadeLog.read(log, guardian=certificate.guardian, models=certificate.chain.models)
+    decisions = certificate.apply(scores)
+    names = [*certificate.chain.models, certificate.guardian]
+    answered: list[str] = [names[place] for place in decisions.answered_by.tolist()]
+    if output is not None:
+        rows = zip(scores.id.tolist(), answered, decisions.cost.tolist(), strict=True)
+        lines = [json.dumps({"id": id, "answered_by": who, "cost": cost}, ensure_ascii=False) for id, who, cost in rows]
+        write_text(output, "".join(f"{line}\n" for line in lines))
+    counts = {name: answered.count(name) for name in names}
+    if as_json:
+        options.print_json({"rows": len(scores), "answered_by": counts, "cost": float(decisions.cost.mean())})
+        return
+    shares = ", ".join(f"{name} {count} ({100 * count / len(scores):.1f} %)" for name, count in counts.items())
+    click.echo(f"{len(scores)} rows, answered by {shares}.")
+    if output is not None:
+        click.echo(f"Written: {output}")

@@ -1,0 +1,338 @@
+"""calibrate_cascade, its certificates, and verify_cascade."""
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage import CertificateError, OptionError, ProjectSecret, ScoreLogError
+from conformal_arbitrage.calibration.cascade import calibrate_cascade, verify_cascade
+from conformal_arbitrage.calibration.chain_tuning import (
+    ChainEstimate,
+    ModelChain,
+    estimate_chains,
+    fit_chain,
+    tuning_rows,
+)
+from conformal_arbitrage.calibration.path_certificate import PathCertificate, is_path_document
+from conformal_arbitrage.core.paths import GUARDIAN
+from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
+from tests.cascades import KEY, nine_models, world
+
+SECRET = ProjectSecret.from_text("a-long-random-text-for-these-tests", source="test")
+
+
+@pytest.fixture(scope="module")
+def log():
+    return world(np.random.default_rng(0), 600)
+
+
+@pytest.fixture(scope="module")
+def chained(log):
+    return calibrate_cascade(log, "0.1", key=SECRET.boundary_key, chain=("small", "middle"))
+
+
+@pytest.mark.parametrize("loss", [None, "net"])
+@pytest.mark.parametrize("chain", [None, ("middle",), ("small", "large"), ("small", "middle", "large")])
+def test_a_certificate_is_written_read_signed_and_verified(log, tmp_path, loss, chain):
+    made = calibrate_cascade(log, "0.1", key=SECRET.boundary_key, loss=loss, chain=chain, seed=3).sign(SECRET)
+    made.save(tmp_path / "c.json")
+    read = PathCertificate.load(tmp_path / "c.json", secret=SECRET)
+    assert read == made
+    assert is_path_document(json.loads((tmp_path / "c.json").read_text()))
+    assert read.key == SECRET.boundary_key
+    assert verify_cascade(read, log)
+    assert (made.regret is None) == (loss is None)
+    assert made.cost < made.guardian_cost
+    assert chain is None or made.chain.models == chain
+    assert (made.tuning.rows, made.n) == (240, 360)
+    assert made.summary.split("\n")[1].startswith("The expected loss of the next decision")
+
+
+def test_one_query_at_a_time_is_decided_as_the_whole_log_is(log, chained):
+    chosen = chained.apply(log).answered_by
+    places = log.columns_of(chained.chain.models)
+    assert {GUARDIAN, 0, 1} == set(chosen.tolist())
+    for row, id in enumerate(log.id.tolist()):
+        confidences, answers = log.confidence[row, places].tolist(), log.texts[row, places].tolist()
+        stops = [chained.stops(confidences[: j + 1], answers[: j + 1], id=id) for j in range(2)]
+        assert (stops.index(True) if True in stops else GUARDIAN) == chosen[row]
+
+
+def test_decisions_on_the_calibration_rows_are_those_the_certificate_reports(log, chained):
+    _, rest = tuning_rows(log, share=0.4, seed=0)
+    decisions = chained.apply(log.select(rest))
+    assert decisions.loss.mean() == pytest.approx(chained.empirical_risk)
+    assert decisions.cost.mean() == pytest.approx(chained.cost)
+    assert decisions.guardian_share == pytest.approx(chained.guardian_share)
+    assert decisions.loss.sum() + 1 <= Fraction("0.1") * (len(rest) + 1)
+
+
+def test_the_tuning_part_depends_on_ids_alone(log):
+    order = np.random.default_rng(1).permutation(len(log))
+    tuning, rest = tuning_rows(log, share=0.4, seed=7)
+    shuffled, _ = tuning_rows(log.select(order), share=0.4, seed=7)
+    assert set(log.id[tuning].tolist()) == set(log.select(order).id[shuffled].tolist())
+    assert set(tuning.tolist()).isdisjoint(rest.tolist())
+    assert set(tuning_rows(log, share=0.4, seed=8)[0].tolist()) != set(tuning.tolist())
+
+
+@pytest.mark.parametrize(("share", "seed"), [(0.01, 0), (1.0, 0), (0.0, 0), (0.4, -1)])
+def test_a_split_without_enough_rows_is_refused(log, share, seed):
+    with pytest.raises(OptionError, match=r"tuning a chain takes at least 20|seed must be 0 or more"):
+        tuning_rows(log, share=share, seed=seed)
+
+
+def test_rows_of_another_order_give_the_same_stop(log, chained):
+    order = np.random.default_rng(2).permutation(len(log))
+    again = calibrate_cascade(log.select(order), "0.1", key=SECRET.boundary_key, chain=("small", "middle"))
+    assert (again.position, again.u) == (chained.position, chained.u)
+    assert not verify_cascade(chained, log.select(order)), "another order is another log"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("position", 4.5), ("u", 0.123), ("alpha", 0.11), ("n", 361), ("empirical_risk", 0.0), ("cost", 0.1),
+        ("chain", "corners"), ("tuning", "seed"), ("guardian_share", 0.0),
+    ],
+)  # fmt: skip
+def test_verify_finds_what_was_changed(log, chained, name, value):
+    if name == "chain":
+        raised = tuple(tuple(min(1.0, 1.2 * one) for one in corner) for corner in chained.chain.corners)
+        value = replace(chained.chain, corners=raised)
+    if name == "tuning":
+        value = replace(chained.tuning, seed=1)
+    verification = verify_cascade(replace(chained, **{name: value}), log)
+    assert verification.differences
+    if name not in ("alpha", "tuning"):
+        assert name in verification.differences
+
+
+def test_a_fit_that_differs_in_its_last_digits_still_verifies(log, chained):
+    moved = tuple(tuple(one + 1e-9 for one in stage) for stage in chained.chain.coefficients)
+    other = replace(chained, chain=replace(chained.chain, coefficients=moved))
+    assert set(verify_cascade(other, log).differences) <= {"position", "u"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"kind": "other"}, "no certificate of a cascade"),
+        ({"schema": 9}, "no certificate of a cascade"),
+        ({"surprise": 1}, "unknown field 'surprise'"),
+        ({"n": "many"}, "Expected `int`"),
+        ({"status": "always_defer"}, "position"),
+        ({"position": -1.0}, "position"),
+        ({"u": None}, "u None contradicts"),
+        ({"u": 1.0}, "u 1.0 contradicts"),
+        ({"alpha": 1.0}, "alpha 1.0 contradicts"),
+        ({"loss_bound": 2.0}, "loss_bound"),
+        ({"n": 0}, "n 0 contradicts"),
+        ({"models": ["small"]}, "models"),
+        ({"guardian": "small"}, "chain"),
+        ({"regret": 0.1}, "regret"),
+        ({"empirical_risk": 2.0}, "empirical_risk"),
+        ({"guarantee": "all is well"}, "guarantee 'all is well' contradicts"),
+        ({"n": 361}, "guarantee"),
+    ],
+)
+def test_contradictory_certificates_are_refused(chained, changed, message):
+    with pytest.raises(CertificateError, match=message):
+        PathCertificate.from_dict(chained.to_dict() | changed)
+
+
+@pytest.mark.parametrize("part", ["corners", "coefficients", "models", "falling", "start", "ragged", "tuning"])
+def test_a_chain_that_cannot_be_is_refused(chained, part):
+    document = chained.to_dict()
+    chain = document["chain"]
+    changed = {
+        "corners": {"corners": ()},
+        "coefficients": {"coefficients": chain["coefficients"][:1]},
+        "models": {"models": ("small", "small")},
+        "falling": {"corners": (*chain["corners"], (0.1, 0.1))},
+        "start": {"corners": chain["corners"][1:]},
+        "ragged": {"corners": (*chain["corners"], (1.0,))},
+        "tuning": {},
+    }[part]
+    document["chain"] = chain | changed
+    if part == "tuning":
+        document["tuning"] = document["tuning"] | {"rows": 0}
+    with pytest.raises(CertificateError, match=r"chain|tuning"):
+        PathCertificate.from_dict(document)
+    wrong = [(1.0,) * len(one) for one in chain["coefficients"]]
+    document["chain"] = chain | {"coefficients": (*wrong[:1], wrong[1][:2])}
+    with pytest.raises(CertificateError, match="chain"):
+        PathCertificate.from_dict(document)
+
+
+def test_a_file_that_is_no_certificate_is_refused(tmp_path):
+    with pytest.raises(CertificateError, match="cannot be read"):
+        PathCertificate.load(tmp_path / "absent.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(CertificateError, match="is not JSON"):
+        PathCertificate.load(tmp_path / "bad.json")
+
+
+def test_signatures_and_keys_are_checked(chained, tmp_path):
+    other = ProjectSecret.from_text("another-long-random-text", source="test")
+    with pytest.raises(CertificateError, match="is unsigned"):
+        chained.check_signature(SECRET)
+    signed = chained.sign(SECRET)
+    assert signed.signed
+    with pytest.raises(CertificateError, match="was changed"):
+        replace(signed, cost=0.0).check_signature(SECRET)
+    with pytest.raises(CertificateError, match="signed with another secret"):
+        signed.check_signature(other)
+    signed.save(tmp_path / "c.json")
+    keyless = PathCertificate.load(tmp_path / "c.json")
+    assert keyless.with_key_of(other).key is None
+    with pytest.raises(CertificateError, match="needs the key behind its draws"):
+        keyless.stops([0.5], ["a"], id="q")
+    with pytest.raises(CertificateError, match="not the one this certificate was made with"):
+        PathCertificate.load(tmp_path / "c.json", key=b"another")
+    assert PathCertificate.load(tmp_path / "c.json", key=SECRET.boundary_key).with_key_of(other).key is not None
+
+
+def test_too_few_rows_ask_the_guardian_always_and_say_so(log):
+    few = calibrate_cascade(log.select(np.arange(60)), "0.02", key=KEY)
+    assert (few.status, few.position, few.stop) == ("always_defer", None, None)
+    assert few.guardian_share == 1
+    assert not few.stops([1.0], ["yes"], id="q1")
+    assert "every query is answered by the Guardian" in few.guarantee
+    assert few.summary.startswith("Every query goes to guardian")
+    assert "stop" not in dict(few.facts())
+    assert PathCertificate.from_dict(few.to_dict()).chain == few.chain
+    assert verify_cascade(few, log.select(np.arange(60)))
+
+
+def test_without_losses_the_whole_path_is_taken():
+    rng = np.random.default_rng(0)
+    sure = ModelColumns(confidence=rng.random(200), grade=np.ones(200), cost=np.ones(200), answer=["a"] * 200)
+    log = CascadeLog.from_columns(
+        id=range(200), models={"m": sure}, guardian_grade=np.ones(200), guardian_cost=np.full(200, 9.0)
+    )
+    made = calibrate_cascade(log, "0.1", key=KEY)
+    assert made.position == made.chain.end
+    assert made.guardian_share == 0
+    assert PathCertificate.from_dict(made.to_dict()).position == made.position
+    assert made.advice is None
+
+
+def test_missing_grades_are_an_error_or_the_largest_loss(log):
+    grades = log.guardian_grade.copy()
+    grades[5] = np.nan
+    holed = replace(log, guardian_grade=grades)
+    with pytest.raises(ScoreLogError, match=r"row 6, column 'guardian_grade': no grade.*worst_case"):
+        calibrate_cascade(holed, "0.1", key=KEY, chain=["small"], tuning_share=0.99)
+    with pytest.raises(ScoreLogError, match=r"'guardian_grade'|'middle_grade'"):
+        calibrate_cascade(replace(log, grade=np.where(log.grade == 1, np.nan, 0.0)), "0.1", key=KEY, chain=["middle"])
+    for loss in (None, "net"):
+        counted = calibrate_cascade(holed, "0.1", key=KEY, chain=["small"], missing_guardian="worst_case", loss=loss)
+        assert counted.missing_rows in (0, 1)
+        assert "counted as a loss of 1" in counted.guarantee
+        assert verify_cascade(counted, holed)
+    everywhere = replace(log, guardian_grade=np.full(len(log), np.nan))
+    unknown = calibrate_cascade(everywhere, "0.1", key=KEY, chain=["small"], missing_guardian="worst_case")
+    assert unknown.missing_rows == 360
+    assert ("missing grades", "in 360 rows, counted as the largest loss") in unknown.facts()
+    assert unknown.empirical_risk <= 0.1
+
+
+def test_a_model_that_failed_is_passed_over(log):
+    confidence = log.confidence.copy()
+    confidence[:300] = np.nan
+    failing = replace(log, confidence=confidence, grade=np.where(np.isnan(confidence), np.nan, log.grade))
+    made = calibrate_cascade(failing, "0.1", key=KEY, chain=("small", "middle"))
+    assert (made.apply(failing).answered_by[:300] == GUARDIAN).all()
+    assert (made.apply(failing).answered_by[300:] >= 0).any()
+    assert not made.stops([None], [None], id="q1")
+
+
+def test_graded_losses_are_rounded_by_a_draw_and_the_certificate_says_so():
+    log = world(np.random.default_rng(3), 600, graded=True)
+    for loss in (None, "net"):
+        made = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"), loss=loss)
+        assert made.rounded
+        assert "rounded up or down by a second keyed draw" in made.guarantee
+        assert verify_cascade(made, log)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chain": ()}, "a chain names at least one model"),
+        ({"chain": ("small", "small")}, "each once"),
+        ({"chain": ("small", "middle", "large", "small2")}, "at most 3 models|no model 'small2'"),
+        ({"alpha": "0.12345678901234567"}, "at most 15 digits"),
+        ({"alpha": "1.5"}, "alpha"),
+    ],
+)
+def test_bad_options_are_refused(log, options, message):
+    with pytest.raises((OptionError, ScoreLogError), match=message):
+        calibrate_cascade(log, options.pop("alpha", "0.1"), key=KEY, **options)
+
+
+def test_a_chain_of_four_is_refused():
+    skills = {"a": 0.6, "b": 0.7, "c": 0.8, "d": 0.9}
+    with pytest.raises(OptionError, match="at most 3 models before the Guardian"):
+        calibrate_cascade(world(np.random.default_rng(0), 80, skills=skills), "0.1", key=KEY, chain=tuple(skills))
+
+
+def test_only_models_cheaper_than_the_guardian_are_considered(log):
+    dear = replace(log, cost=log.cost + np.array([0.0, 5.0, 5.0]))
+    found = estimate_chains(dear, alpha=Fraction(1, 10), loss="guardian_regret", missing=None, n=600, seed=0)
+    assert [one.models for one in found] == [("small",)]
+    with pytest.raises(ScoreLogError, match="no model is cheaper than the Guardian"):
+        calibrate_cascade(replace(log, cost=log.cost + 9), "0.1", key=KEY)
+
+
+def test_the_output_says_whether_the_pair_or_the_chain_matters(log):
+    made = calibrate_cascade(log, "0.1", key=KEY)
+    estimates = (ChainEstimate(models=("a", "b"), cost=0.3), ChainEstimate(models=("a",), cost=0.35))
+
+    def advice(*others):
+        return replace(made, tuning=replace(made.tuning, estimates=(*estimates, *others))).advice
+
+    assert advice() is None
+    assert advice(ChainEstimate(models=("b",), cost=0.8)).startswith("the right pair matters more than a longer chain")
+    assert advice(ChainEstimate(models=("b",), cost=0.36)).startswith("a longer chain pays")
+    assert made.advice is not None
+    assert ("on the tuning rows", made.advice) in made.facts()
+    assert ("looked at before", "by me") in made.with_looks("by me").facts()
+
+
+def test_identities_of_the_chain_and_the_guardian_are_bound_and_others_left_out(log):
+    known = {name: {"kind": "chat", "model": name} for name in (*log.models, "guardian")} | {
+        "grader": {"kind": "exact"}
+    }
+    made = calibrate_cascade(replace(log, identities=known), "0.1", key=KEY, chain=["small"])
+    assert set(made.identities) == {"small", "guardian", "grader"}
+    without = calibrate_cascade(replace(log, identities={"small": {}}), "0.1", key=KEY, chain=["small"])
+    assert without.identities == "unbound"
+
+
+def test_a_pair_uses_its_confidence_alone():
+    pair = ModelChain(models=("m",))
+    assert pair.entry([0.75], ["x"]) == 0.25
+    assert pair.entry([None], [None]) == float("inf")
+
+
+def test_on_a_real_log_the_choice_is_within_the_targets_and_everything_is_rebuilt(shared):
+    log = nine_models(shared, "medmcqa", "llama3.1-405b")
+    made = calibrate_cascade(log, "0.05", key=KEY)
+    assert made.chain.models == ("gpt-4o-mini",)
+    assert made.advice.startswith("the right pair matters more than a longer chain")
+    assert made.cost / made.guardian_cost <= 0.44
+    assert verify_cascade(made, log)
+    fitted = fit_chain(log, ("gpt-4o-mini", "llama3.1-70b"), "net", None)
+    places = log.columns_of(fitted.models)
+    together = fitted.entries(log.confidence[:, places], log.answer[:, places])
+    for row in range(0, len(log), 13):
+        alone = [
+            fitted.entry(log.confidence[row, places[: j + 1]].tolist(), log.texts[row, places[: j + 1]].tolist())
+            for j in range(2)
+        ]
+        assert alone == together[row].tolist()

@@ -1,0 +1,87 @@
+"""calibrate --path, and verify, apply and certificate show for the certificates of cascades."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cascades import world
+from tests.cli import test_cli
+
+run = test_cli.run
+
+
+@pytest.fixture
+def log(run, monkeypatch):
+    monkeypatch.setenv("ARBITRAGE_SECRET", "a-long-random-text-for-these-tests")
+    world(np.random.default_rng(0), 500).write("cascade.parquet")
+    return "cascade.parquet"
+
+
+def test_a_cascade_is_calibrated_shown_verified_and_applied(run, log):
+    shown = run("calibrate", log, "--path", "--alpha", "0.1", "-o", "c.json").stdout
+    assert "the right pair matters more than a longer chain" in " ".join(shown.split())
+    assert "Written: c.json" in shown
+    assert "holds" in run("verify", "c.json", log).stdout
+    assert "one promise for the whole cascade" in " ".join(run("certificate", "show", "c.json").stdout.split())
+    assert json.loads(run("certificate", "show", "c.json", "--json").stdout)["kind"] == "path"
+    applied = json.loads(run("apply", "c.json", log, "--json", "-o", "d.jsonl").stdout)
+    assert applied["rows"] == sum(applied["answered_by"].values()) == 500
+    assert "answered by" in run("apply", "c.json", log, "-o", "d.jsonl").stdout
+    answered = {json.loads(line)["answered_by"] for line in Path("d.jsonl").read_text().splitlines()}
+    assert answered <= {"small", "middle", "large", "guardian"}
+
+
+def test_chain_models_loss_and_split_can_be_chosen(run, log):
+    made = json.loads(
+        run("calibrate", log, "--path", "--alpha", "0.1", "--loss", "net", "--chain", "small, middle", "--seed", "4",
+            "--tuning-share", "0.5", "--json").stdout
+    )  # fmt: skip
+    assert made["chain"]["models"] == ["small", "middle"]
+    assert made["loss"] == "net"
+    assert (made["tuning"]["seed"], made["tuning"]["rows"], made["tuning"]["fixed"]) == (4, 250, True)
+    fewer = json.loads(run("calibrate", log, "--path", "--alpha", "0.1", "--models", "small,large", "--json").stdout)
+    assert {name for one in fewer["tuning"]["estimates"] for name in one["models"]} == {"small", "large"}
+    assert "whole guarantee" not in run("calibrate", log, "--path", "--alpha", "0.1", "--chain", "small").stdout
+
+
+def test_another_log_does_not_verify(run, log):
+    run("calibrate", log, "--path", "--alpha", "0.1", "--chain", "small", "-o", "c.json")
+    world(np.random.default_rng(1), 500).write("other.parquet")
+    assert "log_sha256 differs" in run("verify", "c.json", "other.parquet", code=1).stderr
+    world(np.random.default_rng(1), 500, skills={"small": 0.5}).write("less.parquet")
+    assert "cannot have been made from less.parquet" in run("verify", "c.json", "less.parquet", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--path", "--confidence", "0.9"], "confidence and path do not go together"),
+        (["--path", "--dial"], "dial and path do not go together"),
+        (["--path", "--by", "group"], "groups and path do not go together"),
+        (["--path", "--binarize"], "--binarize has no meaning for a cascade"),
+        (["--path", "--boundary", "include"], "--boundary has no meaning for a cascade"),
+        (["--chain", "small"], "--chain describes a cascade; add --path"),
+        (["--path", "--guardian-column", "best"], "there is no column 'best_grade'"),
+        (["--path", "--models", "tiny"], "no column 'tiny_confidence'"),
+    ],
+)
+def test_options_without_meaning_or_proof_are_refused(run, log, options, message):
+    assert message in run("calibrate", log, "--alpha", "0.1", *options, code=2).stderr
+
+
+def test_a_cascade_needs_the_projects_secret(run, log, monkeypatch):
+    monkeypatch.delenv("ARBITRAGE_SECRET")
+    assert "--path draws with the project's secret" in run("calibrate", log, "--path", "--alpha", "0.1", code=2).stderr
+
+
+def test_too_few_rows_are_told_how_many_it_takes(run, log):
+    world(np.random.default_rng(0), 60).write("few.parquet")
+    few = run("calibrate", "few.parquet", "--path", "--alpha", "0.02", "--chain", "small", "-o", "c.json")
+    assert "at least 49 rows are needed besides" in few.stderr
+
+
+def test_other_certificates_can_be_shown_too(run, log):
+    run("calibrate", "log.parquet", "--alpha", "0.1", *test_cli.PAIR, "-o", "plain.json")
+    assert "at most 0.1" in run("certificate", "show", "plain.json").stdout
