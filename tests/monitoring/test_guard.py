@@ -16,6 +16,11 @@ def test_the_share_follows_its_recursion_and_never_falls_below_the_base():
     shares = GUARD.shares(losses)
     assert shares == pytest.approx(expected, abs=1e-9)
     assert shares.min() >= GUARD.base
+    level, one_by_one = 0, []
+    for loss in losses:
+        level = GUARD.next_level(level, loss)
+        one_by_one.append(GUARD.share(level))
+    assert np.array_equal(shares, one_by_one)
     assert np.array_equal(shares[:700], GUARD.shares(losses[:700]))
     assert GUARD.excess_bound(3) == pytest.approx(0.62 / 0.02 + 3)
 

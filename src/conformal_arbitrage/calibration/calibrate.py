@@ -15,6 +15,7 @@ import numpy as np
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.decisions import decide_rows
 from conformal_arbitrage.calibration.guarantee import guarantee_text
+from conformal_arbitrage.calibration.margins import margin_quantiles, write_quantiles
 from conformal_arbitrage.calibration.options import (
     REGRET,
     CalibrationKeywords,
@@ -54,7 +55,7 @@ def calibrate(
         guardian: the same for the Guardian.
         options: how to calibrate; or pass the fields of `CalibrationOptions`, which explains them, as keywords:
             `guardian_sees=`, `boundary=`, `key=`, `loss=`, `loss_bound=`, `missing_guardian=`, `cluster=`,
-            `confidence=`, `dial=`, `by=`, ...
+            `confidence=`, `dial=`, `by=`, `margins=`, ...
         **keywords: the fields of `options`, one by one.
 
     Raises:
@@ -118,6 +119,7 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
         cluster=options.cluster,
         envelope_excess=curve.envelope_excess,
         missing_guardian_rows=int(options.unknown_loss(log).sum()),
+        margin_quantiles=_margin_quantiles(log, options),
         **_provenance(log),
         guarantee=guarantee_text(**terms),
         key=key,
@@ -194,6 +196,15 @@ def _sure_terms(thresholds: _Thresholds, options: CalibrationOptions) -> dict[st
         "by": options.by,
         "groups": thresholds.groups,
     }
+
+
+def _margin_quantiles(log: ScoreLog, options: CalibrationOptions) -> str | None:
+    """Return the quantiles of the margins as the certificate keeps them, if it is to."""
+    if not options.margins:
+        return None
+    u = options.draws(log)
+    everything = decide_rows(log, relaxation=None, boundary_u=None, u=u, sees_all=True)
+    return write_quantiles(margin_quantiles(everything.margin, u))
 
 
 def _slack(thresholds: _Thresholds, bound: Fraction, options: CalibrationOptions) -> float:

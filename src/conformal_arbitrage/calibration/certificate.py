@@ -87,6 +87,7 @@ class Certificate:
         looked_at: what is known of earlier looks at these rows, in words; None if there was none.
         ancestry: where it stands in a chain of certificates; None if it begins one. If it was tightened, `relaxation` and
             `boundary_u` are larger than the log gave, and everything else is as the log gave it.
+        margin_quantiles: thresholds that defer 0, 0.1 %, ..., 100 % of the rows, for a guard; None if they are not kept.
         secret_id: the fingerprint of the project secret that signed it, and behind the draws; None if unsigned.
         signature: of everything else, with the project's secret; None if unsigned, as all of schema 1 are.
         key: the secret behind the draws; never part of the saved certificate.
@@ -135,6 +136,7 @@ class Certificate:
     unit: Literal["session"] | None = None
     looked_at: str | None = None
     ancestry: Ancestry | None = None
+    margin_quantiles: str | None = None
     secret_id: str | None = None
     signature: str | None = None
     key: bytes | None = field(default=None, repr=False, compare=False)

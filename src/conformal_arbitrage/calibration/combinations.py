@@ -30,6 +30,7 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ("guard", "net"): _RISES,
     ("guard", "path"): _RISES,
     ("guard", "learned"): _RISES,
+    ("guard", "groups"): "each group would need a guard of its own, from its own audits, which is not built",
     ("tighten", "net"): _RISES,
     ("tighten", "path"): _RISES,
     ("tighten", "learned"): _RISES,

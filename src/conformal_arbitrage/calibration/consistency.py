@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from conformal_arbitrage.calibration.ancestry import Ancestry, chain_words
 from conformal_arbitrage.calibration.guarantee import TERMS, guarantee_text
+from conformal_arbitrage.calibration.margins import are_quantiles
 from conformal_arbitrage.calibration.options import NET, REGRET
 from conformal_arbitrage.calibration.stops import STOPS, DialStop, GroupThreshold, threshold_rank
 from conformal_arbitrage.core.losses import as_fraction
@@ -132,13 +133,15 @@ def _is_keyed(certificate: "Certificate") -> bool:
 
 
 def _wrong_parts(certificate: "Certificate") -> dict[str, bool]:
-    """Return which of confidence, dial and groups are not what the other fields imply."""
+    """Return which of confidence, dial, groups and quantiles are not what the other fields imply."""
     confidence, dial, groups = certificate.confidence, certificate.dial, certificate.groups
     return {
         "confidence": confidence is not None and (not 0 < confidence < 1 or certificate.cluster is not None),
         "dial": dial is not None and (confidence is None or not _is_dial(certificate, dial)),
         "by": (certificate.by is None) != (groups is None),
         "groups": groups is not None and (certificate.cluster is not None or not _are_groups(certificate, groups)),
+        "margin_quantiles": certificate.margin_quantiles is not None
+        and not are_quantiles(certificate.margin_quantiles, drawn=certificate.boundary == "random"),
     }
 
 

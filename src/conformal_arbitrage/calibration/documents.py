@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 _READABLE = (1, SCHEMA)
 _NOT_WRITTEN = frozenset({"key"})
-_ADDED = ("regret", "spread", "confidence", "zero_one", "dial", "by", "groups", "unit", "ancestry")
+_ADDED = ("regret", "spread", "confidence", "zero_one", "dial", "by", "groups", "unit", "ancestry", "margin_quantiles")
 """Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
 _Certificate = TypeVar("_Certificate", bound="DataclassInstance")
 

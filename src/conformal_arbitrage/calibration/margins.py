@@ -11,6 +11,7 @@ from math import ceil, inf
 
 import numpy as np
 
+from conformal_arbitrage.calibration.stops import threshold_rank
 from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import CertificateError
 
@@ -50,21 +51,25 @@ def read_quantiles(text: str) -> list[Threshold | None]:
         quantiles = [_parsed(part) for part in text.split(" ")]
     except ValueError as error:
         raise CertificateError(f"margin_quantiles: {error}; calibrate again") from error
-    ranks = [(inf, 1.0) if one is None else rank_of(one) for one in quantiles]
+    ranks = [threshold_rank(*(one or (None, None))) for one in quantiles]
     if len(quantiles) != QUANTILES or ranks != sorted(ranks):
         raise CertificateError(f"margin_quantiles must be {QUANTILES} ascending thresholds; calibrate again")
     return quantiles
 
 
+def are_quantiles(text: str, *, drawn: bool) -> bool:
+    """Tell whether a text holds quantiles, all of them with draws or none."""
+    try:
+        quantiles = read_quantiles(text)
+    except CertificateError:
+        return False
+    return all((one[1] is not None) == drawn for one in quantiles if one is not None)
+
+
 def base_share(certified: Threshold, quantiles: Sequence[Threshold | None]) -> float:
     """Return the largest stored share whose quantile does not exceed the certified threshold; 0 if none does."""
-    below = sum(one is not None and rank_of(one) <= rank_of(certified) for one in quantiles)
+    below = sum(one is not None and threshold_rank(*one) <= threshold_rank(*certified) for one in quantiles)
     return max(below - 1, 0) / (QUANTILES - 1)
-
-
-def rank_of(threshold: Threshold) -> tuple[float, float]:
-    """Return what thresholds are ordered by."""
-    return threshold[0], 1.0 if threshold[1] is None else threshold[1]
 
 
 def _threshold(margins: Floats, u: Floats | None, row: int) -> Threshold | None:
@@ -85,6 +90,6 @@ def _parsed(part: str) -> Threshold | None:
         return None
     margin, slash, draw = part.partition("/")
     threshold = float(margin), float(draw) if slash else None
-    if not 0 <= threshold[0] < inf or not 0 <= rank_of(threshold)[1] <= 1:
+    if not 0 <= threshold[0] < inf or not 0 <= threshold_rank(*threshold)[1] <= 1:
         raise ValueError(f"{part!r:.40} is not a margin of 0 or more with a draw from 0 to 1")
     return threshold

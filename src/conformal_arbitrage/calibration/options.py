@@ -54,6 +54,7 @@ class CalibrationKeywords(TypedDict, total=False):
     zero_one: bool | None
     dial: bool | None
     by: str | None
+    margins: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ class CalibrationOptions:
             bound of 1 declares it by itself.
         dial: certify ten fixed budgets together, so that alpha may be chosen among them after looking; needs `confidence`.
         by: the column that says which group a row belongs to: one threshold, and one promise, for each.
+        margins: keep the quantiles of the margins in the certificate; a policy with a guard needs them.
     """
 
     guardian_sees: GuardianSees = "all"
@@ -100,6 +102,7 @@ class CalibrationOptions:
     zero_one: bool = False
     dial: bool = False
     by: str | None = None
+    margins: bool = False
 
     def __post_init__(self) -> None:
         """Reject unknown values and options that exclude each other."""
@@ -155,7 +158,9 @@ class CalibrationOptions:
         if self.dial and self.confidence is None:
             raise OptionError("a dial holds with high probability only; give confidence= (--confidence 0.95)")
         sure, grouped = self.confidence is not None, self.by is not None
-        features: list[tuple[Feature, bool]] = [("confidence", sure), ("dial", self.dial), ("groups", grouped)]
+        features: list[tuple[Feature, bool]] = [
+            ("confidence", sure), ("dial", self.dial), ("groups", grouped), ("guard", self.margins),
+        ]  # fmt: skip
         kinds: list[tuple[Kind, bool]] = [("net", self.net), ("cluster", self.cluster is not None), ("groups", grouped)]
         for feature, wanted in features:
             for kind, given in kinds:

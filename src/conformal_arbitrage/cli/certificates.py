@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @options.cluster
 @options.sure
 @cascades.path_options
+@click.option("--margins", is_flag=True, help="Keep the quantiles of the margins, which a policy with a guard needs.")
 @click.option(
     "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
 )

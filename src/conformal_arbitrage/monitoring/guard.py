@@ -19,7 +19,8 @@ from math import ceil, floor
 
 import numpy as np
 
-from conformal_arbitrage.calibration.margins import Threshold, rank_of
+from conformal_arbitrage.calibration.margins import Threshold
+from conformal_arbitrage.calibration.stops import threshold_rank
 from conformal_arbitrage.core.arrays import Floats
 
 STEP = 0.02
@@ -39,6 +40,15 @@ class Guard:
     alpha: float
     base: float
     step: float = STEP
+
+    def next_level(self, level: int, loss: float) -> int:
+        """Return how far, in ticks of the loss, the share stands above its base after one more known audit."""
+        rise = round(min(max(loss, 0.0), 1.0) * _ONE) - floor(self.alpha * _ONE)
+        return max(level + rise, 0)
+
+    def share(self, level: int) -> float:
+        """Return rho at a level."""
+        return self.base + self.step * (level / _ONE)
 
     def shares(self, losses: Floats) -> Floats:
         """Return rho after each known audit.
@@ -61,4 +71,4 @@ def guarded_threshold(rho: float, certified: Threshold, quantiles: Sequence[Thre
     if rho >= 1:
         return None
     quantile = quantiles[ceil(rho * (len(quantiles) - 1))]
-    return None if quantile is None else max(quantile, certified, key=rank_of)
+    return None if quantile is None else max(quantile, certified, key=lambda threshold: threshold_rank(*threshold))
