@@ -19,8 +19,8 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.scorers.request_fields import logged_settings
 from conformal_arbitrage.store.base import Store
-from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody, Grades
-from conformal_arbitrage.types import Role
+from conformal_arbitrage.store.record import DecisionRecord, Grades
+from conformal_arbitrage.store.row_base import all_guardian_scores, first_graded, fit, scores_of
 from conformal_arbitrage.upstream.base import fingerprint
 
 _PAGE = 1000
@@ -92,7 +92,7 @@ def _turn(record: DecisionRecord) -> SessionTurn:
     return SessionTurn(
         session=str(record.decision.session),
         at=record.created,
-        confidence=(_scores(record, "primary") or (_NAN,))[0],
+        confidence=(scores_of(record, "primary") or (_NAN,))[0],
         primary_grade=grades.primary,
         guardian_grade=grades.guardian,
         primary_failed=any(leg.role == "primary" and leg.error is not None for leg in record.decision.legs),
@@ -135,7 +135,7 @@ async def _decisions(store: Store, policy: str) -> list[DecisionRecord]:
 def _grader_of(records: Sequence[DecisionRecord]) -> dict[str, Any]:
     """Return who made the grades that count, as `grader` of the log's identities; grades sent over HTTP name no one."""
     graders: dict[str, Any] = {}
-    for feedback in filter(None, map(_first_graded, records)):
+    for feedback in filter(None, map(first_graded, records)):
         grader = feedback.grader or {"kind": "feedback"}
         graders[fingerprint(grader)] = dict(grader)
     if not graders:
@@ -151,12 +151,6 @@ def _settings_of(records: Sequence[DecisionRecord], identities: Mapping[str, Any
     return logged_settings(bodies, identities) if len(bodies) == len(records) else {}
 
 
-def fit(record: DecisionRecord) -> bool:
-    """Return whether a row was chosen independently of its scores, and made with the pinned settings."""
-    decision = record.decision
-    return not decision.overridden and (decision.mode == "shadow" or decision.audited)
-
-
 async def _all_records(store: Store, policy: str) -> list[DecisionRecord]:
     """Return the records of a policy, oldest first."""
     records: list[DecisionRecord] = []
@@ -169,8 +163,8 @@ async def _all_records(store: Store, policy: str) -> list[DecisionRecord]:
 
 def _menu_log(records: Sequence[DecisionRecord]) -> ScoreLog:
     return ScoreLog.from_arrays(
-        [_scores(record, "primary") or (_NAN,) * record.decision.size for record in records],
-        [_all_guardian_scores(record) or (_NAN,) * record.decision.size for record in records],
+        [scores_of(record, "primary") or (_NAN,) * record.decision.size for record in records],
+        [all_guardian_scores(record) or (_NAN,) * record.decision.size for record in records],
         id=[record.id for record in records],
     )
 
@@ -178,31 +172,14 @@ def _menu_log(records: Sequence[DecisionRecord]) -> ScoreLog:
 def _router_log(records: Sequence[DecisionRecord]) -> ScoreLog:
     grades = [_first_grades(record) for record in records]
     return ScoreLog.from_router(
-        confidence=[(_scores(record, "primary") or (_NAN,))[0] for record in records],
+        confidence=[(scores_of(record, "primary") or (_NAN,))[0] for record in records],
         primary_grade=[both.primary for both in grades],
         guardian_grade=[both.guardian for both in grades],
         id=[record.id for record in records],
     )
 
 
-def _scores(record: DecisionRecord, role: Role) -> tuple[float, ...] | None:
-    """Return the scores of the first leg in a role."""
-    return next((leg.scores for leg in record.decision.legs if leg.role == role), None)
-
-
-def _all_guardian_scores(record: DecisionRecord) -> tuple[float, ...] | None:
-    """Return the Guardian's scores over the whole menu: from its audit, or from its own leg if that saw everything."""
-    if record.audit is not None and record.audit.scores is not None:
-        return record.audit.scores
-    scores = _scores(record, "guardian")
-    return scores if scores is not None and len(scores) == record.decision.size else None
-
-
 def _first_grades(record: DecisionRecord) -> Grades:
-    """Return the first grades of both answers, since later ones could be chosen by their effect; NaN without any."""
-    first = _first_graded(record)
+    """Return the first grades of both answers; NaN without any."""
+    first = first_graded(record)
     return Grades(primary=_NAN, guardian=_NAN) if first is None or first.grades is None else first.grades
-
-
-def _first_graded(record: DecisionRecord) -> FeedbackBody | None:
-    return next((feedback for feedback in record.feedback if feedback.grades is not None), None)

@@ -11,6 +11,7 @@ from msgspec import Struct
 from conformal_arbitrage.store.heads import Head
 from conformal_arbitrage.store.ledger_base import LedgerStore, NewRow
 from conformal_arbitrage.store.record import AlarmBody, AuditQuestion, DecisionRecord, Event, JSONObject
+from conformal_arbitrage.store.row_base import RowStore
 
 Scope = Literal["call", "review", "admin", "metrics"]
 
@@ -188,7 +189,7 @@ class KeyInfo(Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] | None = None
 
 
-class Store(LedgerStore, Protocol):
+class Store(LedgerStore, RowStore, Protocol):
     """Durable storage. Every method that writes returns once the write is committed.
 
     Attributes:
@@ -359,6 +360,10 @@ class Store(LedgerStore, Protocol):
 
     async def install(self, name: str, certificate: JSONObject, *, by: str) -> PolicyVersion:
         """Make a certificate the active version of a policy."""
+        ...
+
+    async def succeed(self, name: str, certificate: JSONObject, *, by: str, after: int) -> PolicyVersion | None:
+        """Make a certificate the active version if version `after` still is; otherwise change nothing, return None."""
         ...
 
     async def rollback(self, name: str, *, by: str) -> PolicyVersion | None:

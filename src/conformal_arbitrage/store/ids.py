@@ -42,3 +42,9 @@ def time_of(id: str) -> float:
     for character in id:
         value = value << 5 | _ALPHABET.index(character)
     return (value >> _RANDOM_BITS) / 1000
+
+
+def id_at(seconds: float) -> str:
+    """Return what sorts after every id made before a time, and before every id made after it, to the millisecond."""
+    value = (max(0, int(seconds * 1000)) + 1 << _RANDOM_BITS) - 1
+    return "".join([_PAIRS[value >> shift & 1023] for shift in _SHIFTS])

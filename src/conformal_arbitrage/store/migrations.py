@@ -15,6 +15,8 @@
     deliveries   messages to webhooks; one may be taken from `due` on, and was delivered or given up at `done`
     ledgers      one row per ledger: how many rows, known losses and changes it has; whoever changes it locks this first
     ledger       decisions drawn for an audit, with their losses; `news` counts what was recorded since a row was settled
+    calibration_rows  rows for a later calibration, by the digest of their log; `log` is empty for those of decisions
+    gathered     per writer, the last event that calibration rows were brought up to
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
     probes       what is written to find out whether writing works
@@ -164,6 +166,19 @@ def m008_ledger(session: Session) -> None:
         session.define(statement)
 
 
+def m009_calibration_rows(session: Session) -> None:
+    """Create the table of rows that are fit for calibration, which survives pruning."""
+    for statement in (
+        "create table calibration_rows (policy {text} not null, log {text} not null, place {integer} not null, "
+        "id {text} not null, identities {text} not null, body {text} not null, seal {text}, "
+        "primary key (policy, log, place, id))",
+        "create index calibration_rows_by_id on calibration_rows (log, id)",
+        "create table gathered (writer {text} primary key, seq {integer} not null)",
+        "insert into gathered (writer, seq) values ('', 0)",
+    ):
+        session.define(statement)
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -173,6 +188,7 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m006_conversations,
     m007_deliveries,
     m008_ledger,
+    m009_calibration_rows,
 )
 """The function at index k takes a database from version k to k + 1."""
 

@@ -21,6 +21,7 @@ from conformal_arbitrage.store.record import (
     EventBody,
     FeedbackBody,
 )
+from conformal_arbitrage.store.rows import keep
 from conformal_arbitrage.types import Leg
 
 _DAY = 86400.0
@@ -33,7 +34,8 @@ GONE = 410
 def prune(session: Session, *, before: float) -> int:
     """Turn the events of some old decisions into tombstones; return how many decisions.
 
-    A decision whose audit is open stays until the audit is closed, since it needs the question.
+    A decision whose audit is open stays until the audit is closed, since it needs the question. One that is fit for
+    calibration leaves its row.
     """
     rows = session.rows(
         "select id from events where kind = 'decision' and at < ? and not exists "
@@ -41,6 +43,7 @@ def prune(session: Session, *, before: float) -> int:
         *(before, CHUNK),
     )
     for (id,) in rows:
+        keep(session, id)
         for link, _ in _events(session, id):
             _replace(session, link, Link(*link[:3], *[None] * 7))  # pyright: ignore[reportArgumentType]
     return len(rows)

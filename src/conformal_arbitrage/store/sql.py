@@ -298,6 +298,14 @@ def install(session: Session, name: str, certificate: str, *, by: str) -> Policy
     return _add_version(session, name, version, origin=version, certificate=certificate, by=by)
 
 
+def succeed(session: Session, name: str, certificate: str, *, by: str, after: int) -> PolicyVersion | None:
+    """Add a version with a new certificate, unless another one was added since version `after`."""
+    version = _next_version(session, name)
+    if version != after + 1:
+        return None
+    return _add_version(session, name, version, origin=version, certificate=certificate, by=by)
+
+
 def rollback(session: Session, name: str, *, by: str) -> PolicyVersion | None:
     """Add a version with the certificate that was active before the active one was first installed.
 

@@ -22,6 +22,7 @@ from conformal_arbitrage.store import (
     ledger,
     pages,
     pruning,
+    rows,
     spending,
 )
 from conformal_arbitrage.store import sql as operations
@@ -53,6 +54,7 @@ from conformal_arbitrage.store.ledger_base import (
     Settlement,
 )
 from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, Event, JSONObject, LiftBody
+from conformal_arbitrage.store.row_base import CalibrationRow
 from conformal_arbitrage.store.seals import Seals
 
 _T = TypeVar("_T")
@@ -281,6 +283,18 @@ class SQLStore(ABC):
 
         return await self._write(install)
 
+    async def succeed(self, name: str, certificate: JSONObject, *, by: str, after: int) -> PolicyVersion | None:
+        """See `Store.succeed`."""
+        text = encode_json(certificate, f"the certificate of {name}")
+
+        def succeed(session: Session) -> PolicyVersion | None:
+            version = operations.succeed(session, name, text, by=by, after=after)
+            if version is not None:
+                deliveries.announce_version(session, self._webhooks, "certificate.installed", version)
+            return version
+
+        return await self._write(succeed)
+
     async def rollback(self, name: str, *, by: str) -> PolicyVersion | None:
         """See `Store.rollback`."""
 
@@ -324,6 +338,33 @@ class SQLStore(ABC):
     async def notices(self, policy: str | None = None) -> list[Notice]:
         """See `LedgerStore.notices`."""
         return await self._scan(lambda session: ledger.notices(session, policy))
+
+    async def gather_rows(self) -> int:
+        """See `RowStore.gather_rows`. Runs many short transactions, so that other writers are not delayed."""
+        total = 0
+        while count := await self._maintain(rows.gather):
+            total += count
+        return total
+
+    async def count_rows(self, policy: str, *, identities_sha256: str, since: float, until: float | None = None) -> int:
+        """See `RowStore.count_rows`."""
+        options: dict[str, Any] = {"identities_sha256": identities_sha256, "since": since, "until": until}
+        return await self._scan(lambda session: rows.count(session, policy, **options))
+
+    async def calibration_rows(
+        self, policy: str, *, identities_sha256: str, since: float, limit: int | None = None
+    ) -> list[CalibrationRow]:
+        """See `RowStore.calibration_rows`."""
+        options: dict[str, Any] = {"identities_sha256": identities_sha256, "since": since, "limit": limit}
+        return await self._scan(lambda session: rows.live_rows(session, policy, **options))
+
+    async def import_rows(self, policy: str, log_sha256: str, collected: Sequence[CalibrationRow]) -> None:
+        """See `RowStore.import_rows`."""
+        await self._maintain(lambda session: rows.import_rows(session, policy, log_sha256, collected))
+
+    async def imported_rows(self, policy: str, log_sha256: str) -> list[CalibrationRow]:
+        """See `RowStore.imported_rows`."""
+        return await self._scan(lambda session: rows.imported_rows(session, policy, log_sha256))
 
     async def configured(self, policy: str) -> str | None:
         """See `Store.configured`."""
@@ -402,6 +443,7 @@ class SQLStore(ABC):
             lambda session: integrity.chain_faults(session, copy),
             lambda session: integrity.policy_faults(session, copy),
             integrity.replay_faults,
+            rows.row_faults,
         )
         faults: list[str] = []
         for check in checks:

@@ -1,0 +1,164 @@
+"""Operations on calibration rows: copy what the events say of decisions fit for calibration, count and read them.
+
+A row is rebuilt from the whole record of its decision whenever an event about it is new, so that neither the order of
+events nor a crash matters. Pruning writes the row in the transaction that removes the record.
+
+Knows nothing of threads, or of how a transaction begins and ends.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from conformal_arbitrage.errors import DamagedError
+from conformal_arbitrage.store import pages
+from conformal_arbitrage.store.dialect import Session
+from conformal_arbitrage.store.encoding import decode_decision
+from conformal_arbitrage.store.heads import CHUNK
+from conformal_arbitrage.store.ids import id_at
+from conformal_arbitrage.store.record import DecisionRecord
+from conformal_arbitrage.store.row_base import CalibrationRow, calibration_row, is_fit
+
+_LIVE = ""
+"""The log of rows that come from decisions."""
+_LATER = ("completion", "feedback", "audit")
+_END = "~"
+"""Sorts after every id."""
+
+
+def gather(session: Session) -> int:
+    """Read some of the events that are new since the last time, and write the rows they concern; return how many."""
+    session.run("update gathered set seq = seq where writer = ''")  # one gateway at a time
+    count = 0
+    for writer, seq in _writers(session):
+        events = session.rows(
+            "select seq, kind, id, body from events where writer = ? and seq > ? order by seq limit ?",
+            *(writer, seq, CHUNK - count),
+        )
+        for id in dict.fromkeys(_concerned(session, events)):
+            keep(session, id)
+        if events:
+            session.run(
+                "insert into gathered (writer, seq) values (?, ?) on conflict (writer) do update set seq = excluded.seq",
+                *(writer, events[-1][0]),
+            )
+        count += len(events)
+        if count >= CHUNK:
+            break
+    return count
+
+
+def _writers(session: Session) -> Iterator[tuple[str, int]]:
+    """Yield the writers of events, each with the number of its last event that was read."""
+    known = {writer: int(seq) for writer, seq in session.rows("select writer, seq from gathered")}
+    writer: str | None = ""
+    while writer is not None:
+        [(writer,)] = session.rows("select min(writer) from events where writer > ?", writer)
+        if writer is not None:
+            yield writer, known.get(writer, 0)
+
+
+def _concerned(session: Session, events: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """Yield the ids of decisions that may have become fit, or of which more is known."""
+    for _, kind, id, body in events:
+        if kind == "decision":
+            if is_fit(decode_decision(body, id)):
+                yield id
+        elif kind in _LATER and session.rows("select 1 from calibration_rows where log = ? and id = ?", _LIVE, id):
+            yield id
+
+
+def keep(session: Session, id: str) -> None:
+    """Write the row of a decision, if it is fit for calibration."""
+    record = pages.record(session, id)
+    if record is not None and is_fit(record.decision):
+        _write(session, record)
+
+
+def _write(session: Session, record: DecisionRecord) -> None:
+    body = msgspec.json.encode(calibration_row(record)).decode()
+    identities = record.decision.identities_sha256 or ""
+    row = (record.policy, _LIVE, 0, record.id, identities, body)
+    session.run(
+        "insert into calibration_rows (policy, log, place, id, identities, body, seal) values (?, ?, ?, ?, ?, ?, ?) "
+        "on conflict (policy, log, place, id) do update set body = excluded.body, seal = excluded.seal",
+        *(*row, _seal(session, row)),
+    )
+
+
+def _seal(session: Session, row: Sequence[object]) -> str | None:
+    return session.seals.sign("calibration row", *row)
+
+
+def count(session: Session, policy: str, *, identities_sha256: str, since: float, until: float | None) -> int:
+    """Count the rows of a policy that these models made, by the time their query arrived."""
+    end = _END if until is None else id_at(until)
+    [(number,)] = session.rows(
+        "select count(*) from calibration_rows where policy = ? and log = ? and place = 0 and id > ? and id <= ? "
+        "and identities = ?",
+        *(policy, _LIVE, id_at(since), end, identities_sha256),
+    )
+    return int(number)
+
+
+_COLUMNS = "policy, log, place, id, identities, body, seal"
+
+
+def live_rows(
+    session: Session, policy: str, *, identities_sha256: str, since: float, limit: int | None
+) -> list[CalibrationRow]:
+    """Return rows in the order in which their queries arrived."""
+    rows = session.rows(
+        f"select {_COLUMNS} from calibration_rows where policy = ? and log = ? and place = 0 and id > ? and "
+        f"identities = ? order by id{'' if limit is None else ' limit ?'}",
+        *(policy, _LIVE, id_at(since), identities_sha256),
+        *([] if limit is None else [limit]),
+    )
+    return [_decoded(session, row) for row in rows]
+
+
+def _decoded(session: Session, row: Sequence[Any]) -> CalibrationRow:
+    *values, body, seal = row
+    if session.seals and not session.seals.fits(seal, "calibration row", *values, body):
+        raise DamagedError(
+            f"policy {values[0]}: the calibration row {values[3]} is not what was written; run `arbitrage records verify`, "
+            "and restore a backup"
+        )
+    return msgspec.json.decode(body, type=CalibrationRow)
+
+
+def import_rows(session: Session, policy: str, log_sha256: str, rows: Sequence[CalibrationRow]) -> None:
+    """Write the rows of a log, in its order, unless they are there."""
+    for place, one in enumerate(rows, start=1):
+        row = (policy, log_sha256, place, one.id, "", msgspec.json.encode(one).decode())
+        session.run(
+            f"insert into calibration_rows ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?) "
+            "on conflict (policy, log, place, id) do nothing",
+            *(*row, _seal(session, row)),
+        )
+
+
+def imported_rows(session: Session, policy: str, log_sha256: str) -> list[CalibrationRow]:
+    """Return the rows of a log, in its order."""
+    rows = session.rows(
+        f"select {_COLUMNS} from calibration_rows where policy = ? and log = ? order by place", policy, log_sha256
+    )
+    return [_decoded(session, row) for row in rows]
+
+
+def row_faults(session: Session) -> list[str]:
+    """Return which rows were changed."""
+    if not session.seals:
+        return []
+    faults: list[str] = []
+    last: tuple[Any, ...] = ("", "", -1, "")
+    while rows := session.rows(
+        f"select {_COLUMNS} from calibration_rows where (policy, log, place, id) > (?, ?, ?, ?) "
+        "order by policy, log, place, id limit ?",
+        *(*last, CHUNK),
+    ):
+        changed = [row for row in rows if not session.seals.fits(row[-1], "calibration row", *row[:-1])]
+        faults += [f"policy {row[0]}: the calibration row {row[3]!r:.80} was changed" for row in changed]
+        last = tuple(rows[-1][:4])
+    return faults
