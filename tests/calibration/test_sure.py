@@ -20,6 +20,7 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.calibration.combinations import refusal
 from conformal_arbitrage.calibration.documents import signed_bytes
+from conformal_arbitrage.calibration.groups import shared_size, threshold_rows
 from conformal_arbitrage.calibration.planning import sure_rows_needed
 from conformal_arbitrage.calibration.promises import as_written
 from conformal_arbitrage.calibration.stops import STOPS
@@ -322,6 +323,90 @@ def test_the_summary_of_clusters_speaks_of_clusters():
 
 
 @pytest.mark.parametrize("feature", ["red line", "monitor"])
-@pytest.mark.parametrize("kind", ["net", "path"])
-def test_signed_losses_have_no_monitor_yet(feature, kind):
-    assert "gains would have to count" in refusal(feature, kind)
+def test_a_path_has_no_monitor_yet_and_a_net_loss_has(feature):
+    assert "several thresholds" in refusal(feature, "path")
+    assert refusal(feature, "net") is None
+
+
+MERGED = world(400, seed=5, groups=["a", "b", "rare"])
+
+
+def test_small_groups_may_share_a_threshold():
+    certificate = calibrate(MERGED, 0.05, by="group", small_groups="merge")
+    alone = calibrate(MERGED, 0.05, by="group")
+    few = certificate.groups["rare"].n
+    assert few < 19
+    assert alone.groups["rare"].relaxation is None
+    assert certificate.groups["a"] == alone.groups["a"]
+    own = MERGED.select(np.flatnonzero(MERGED.group == "rare"))
+    assert certificate.groups["rare"].relaxation is None, "a pool of its own rows alone is too small as well"
+    many = ScoreLog.from_arrays(
+        MERGED.primary.reshape(-1, 2),
+        MERGED.guardian.reshape(-1, 2),
+        id=MERGED.id.tolist(),
+        group=[f"g{k % 30}" if k < 360 else "large" for k in range(400)],
+    )
+    for options in ({}, {"boundary": "random", "key": KEY}):
+        merged = calibrate(many, 0.05, by="group", small_groups="merge", **options)
+        pool = calibrate(many.select(range(360)), 0.05, **options)
+        shared = {(g.relaxation, g.boundary_u) for name, g in merged.groups.items() if name != "large"}
+        assert shared == {(pool.relaxation, pool.boundary_u)}
+        losses = sum(g.n * g.empirical_risk for name, g in merged.groups.items() if name != "large")
+        assert losses == pytest.approx(360 * pool.empirical_risk)
+        assert merged.decide([0.99, 0.0], id="q", group="new").decided_by == "guardian"
+        signed = merged.sign(SECRET)
+        loaded = Certificate.from_dict(json.loads(json.dumps(signed.to_dict())), key=merged.key)
+        loaded.check_signature(SECRET)
+        assert verify(loaded, many)
+        with pytest.raises(CertificateError, match="was changed"):
+            replace(loaded, small_groups=None).check_signature(SECRET)
+    assert "share one threshold" in merged.guarantee
+    assert "Those that share one are g0 (12 rows)" in merged.guarantee
+    assert len(own) == few
+
+
+def test_a_group_of_exactly_enough_rows_is_alone_and_part_of_the_pool_of_others():
+    sizes = {"exact": 9, "less": 8, "more": 10}
+    rows = threshold_rows([np.arange(n) + 100 * k for k, n in enumerate(sizes.values())], 9)
+    assert [len(source) for source in rows] == [9, 17, 10]
+    assert shared_size(sizes, 9) == 17
+    assert [len(source) for source in threshold_rows([np.arange(12)], 9)] == [12]
+    assert threshold_rows([], 9) == []
+
+
+def test_merged_groups_whose_thresholds_differ_are_refused():
+    many = ScoreLog.from_arrays(
+        BINARY.primary.reshape(-1, 2), BINARY.guardian.reshape(-1, 2), group=[f"g{k % 80}" for k in range(800)]
+    )
+    document = calibrate(many, 0.05, by="group", small_groups="merge").to_dict()
+    document["groups"]["g1"]["relaxation"] += 0.01
+    with pytest.raises(CertificateError, match="small_groups"):
+        Certificate.from_dict(document)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"small_groups": "merge"}, "needs groups"),
+        ({"small_groups": "pool", "by": "group"}, "small_groups must be one of"),
+        (
+            {"small_groups": "merge", "by": "group", "confidence": 0.9},
+            "confidence and merged groups do not go together",
+        ),
+    ],
+)
+def test_merging_has_its_conditions(options, message):
+    with pytest.raises(OptionError, match=message):
+        calibrate(GROUPED, 0.05, **options)
+
+
+def test_evaluate_merges_small_groups_as_calibrate_does():
+    many = ScoreLog.from_arrays(
+        BINARY.primary.reshape(-1, 2), BINARY.guardian.reshape(-1, 2), group=[f"g{k % 80}" for k in range(800)]
+    )
+    sweep = {"calibration_size": 400, "trials": 4, "by": "group"}
+    apart, merged = (
+        evaluate(many, [0.05], small_groups=kind, **sweep).of("conformal")[0] for kind in ("defer", "merge")
+    )
+    assert apart.figures["deferred"].min() > 0.999
+    assert merged.figures["deferred"].mean() < 0.7

@@ -9,6 +9,7 @@ from conformal_arbitrage.core.bounds import (
     binomial_limit,
     bounded_interval,
     hoeffding_bentkus,
+    signed_tail,
 )
 
 
@@ -78,3 +79,21 @@ def test_the_bound_of_hoeffding_and_bentkus_covers_every_coin():
         for p in (0.1, 0.4):
             assert hoeffding_bentkus(total, 20, p) >= 1 - at_least(total + 1, 20, p) - 1e-12
     assert hoeffding_bentkus(10, 20, 0.3) == 1
+
+
+@pytest.mark.parametrize("n", [5, 20])
+@pytest.mark.parametrize(("lost", "gained"), [(0.3, 0.1), (0.5, 0.5), (0.2, 0.0), (1.0, 0.0)])
+def test_the_bound_of_signed_losses_covers_every_coin_with_three_sides(n, lost, gained):
+    law = {0: 1.0}
+    for _ in range(n):
+        after = {}
+        for total, chance in law.items():
+            for step, p in ((1, lost), (-1, gained), (0, 1 - lost - gained)):
+                after[total + step] = after.get(total + step, 0.0) + chance * p
+        law = after
+    for total in range(-n, n + 1):
+        reached = sum(chance for value, chance in law.items() if value <= total)
+        bound = signed_tail(total, n, lost - gained, absolute=lost + gained)
+        assert reached <= bound + 1e-12
+        assert bound <= signed_tail(total, n, lost - gained, absolute=1.0) + 1e-12
+    assert signed_tail(n, n, 0.1, absolute=0.5) == 1.0

@@ -1,7 +1,7 @@
 import pytest
 
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.monitoring.lines import block_size, luck_line, watch_lines
+from conformal_arbitrage.monitoring.lines import block_size, luck_line, net_line, watch_lines
 
 
 def test_blocks_have_the_sizes_of_the_specification():
@@ -63,3 +63,30 @@ def test_several_policies_share_one_level():
     assert ten.red > one.red, "each has a tenth of the luck"
     with pytest.raises(OptionError, match="1 or more"):
         watch_lines(0.05, n=500, policies=0)
+
+
+@pytest.mark.parametrize(("absolute", "line"), [(0.1, 0.092), (0.2, 0.109), (0.3, 0.121)])
+def test_the_red_line_of_net_losses_has_the_values_of_the_specification(absolute, line):
+    exact = net_line(500, 0.05, absolute, binary=True)
+    assert exact == pytest.approx(line, abs=5e-4)
+    assert exact < net_line(500, 0.05, absolute, binary=False) < 1.1 * exact
+
+
+def test_net_lines_are_signed_and_say_what_is_not_proved():
+    lines = watch_lines(0.05, n=500, absolute=0.2, binary=True)
+    assert (lines.signed, lines.block, lines.least) == (True, 5, -1.0)
+    assert lines.false_red == pytest.approx(0.05)
+    assert lines.levels == ((1 + 0.05) / 2, (1 + lines.red) / 2)
+    assert lines.as_loss(lines.as_share(-0.3)) == pytest.approx(-0.3)
+    assert "not proved" in lines.note
+    both = watch_lines(0.05, n=500, absolute=0.2, alarm_line="alpha").note
+    assert "no bound on false reds" in both
+    assert "not proved" in both
+
+
+def test_the_red_line_of_net_losses_lies_between_alpha_and_what_is_possible():
+    assert net_line(2000, 0.05, 0.0, binary=True) == 0.05
+    assert 0.2 < net_line(20, 0.05, 0.0, binary=True) < 1 - 0.005 ** (1 / 20)
+    for absolute in (-0.1, 1.1):
+        with pytest.raises(OptionError, match="lies in"):
+            net_line(500, 0.05, absolute, binary=True)

@@ -226,3 +226,40 @@ def test_gains_and_losses_above_the_bound_are_refused():
             Monitor(lines).observe([LedgerRow(seq=1, due=0.0, loss=loss)])
     with pytest.raises(OptionError, match="a loss is a number from 0 to 1"):
         Monitor.from_ledger(lines, np.array([0.0, -1.0]))
+
+
+NET = watch_lines(0.05, n=2000, confidence=0.95, absolute=0.2)
+
+
+def test_net_losses_are_watched_with_their_gains_in_any_order():
+    rng = np.random.default_rng(8)
+    losses = rng.choice([-1.0, 0.0, 0.5, 1.0], 2000, p=[0.1, 0.7, 0.1, 0.1])
+    whole = Monitor.from_ledger(NET, losses)
+    single = Monitor(NET)
+    for place in rng.permutation(2000).tolist():
+        single.observe([LedgerRow(place + 1, 1e9)])
+    for place in rng.permutation(2000).tolist():
+        single.observe([LedgerRow(place + 1, 1e9, float(losses[place]))])
+    assert single.standing(0.0) == whole.standing(0.0)
+    standing = whole.standing(0.0)
+    assert standing.mean == pytest.approx(losses.mean())
+    assert standing.limits[0] < losses.mean() < standing.limits[1]
+    assert -1 < standing.limits[0] < standing.limits[1] < 1
+
+
+def test_a_pending_net_loss_counts_as_the_largest_gain_and_a_missing_one_as_a_loss():
+    monitor = Monitor(NET)
+    monitor.observe(LedgerRow(seq, 100.0, 1.0 if seq % 2 else None) for seq in range(1, 201))
+    assert not monitor.red(50.0), "half lost, and the other half may have gained"
+    assert monitor.standing(50.0).limits[0] < 0
+    assert monitor.red(100.0)
+    assert monitor.standing(100.0).cause == "failing audits"
+    assert Monitor(NET).standing(0.0).limits == (-1.0, 1.0)
+
+
+def test_a_kept_net_loss_is_told_and_one_out_of_range_is_refused():
+    assert Monitor.from_ledger(NET, np.zeros(1000)).standing(0.0).state == "kept"
+    with pytest.raises(OptionError, match="a loss is a number from -1 to 1"):
+        Monitor(NET).observe([LedgerRow(1, 0.0, -1.2)])
+    with pytest.raises(OptionError, match="a loss is a number from -1 to 1"):
+        Monitor.from_ledger(NET, np.array([2.0]))

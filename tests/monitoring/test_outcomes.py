@@ -108,3 +108,30 @@ def test_only_drawn_decisions_of_the_enforced_rule_count():
 def test_a_session_counts_once_per_hour():
     assert session_slot("s", 10.0) == session_slot("s", 3599.0) != session_slot("s", 3600.0)
     assert session_slot("s", 10.0) != session_slot("t", 10.0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "loss"),
+    [
+        (Verdict(), None),
+        (SCORES, None),
+        (Verdict(label=1), None),
+        (Verdict(scores=(0.9, 0.1, 0.5)), 0.0),
+        (Verdict(scores=SCORES.scores, label=1), 1.0),
+        (Verdict(scores=SCORES.scores, label=0), -1.0),
+        (Verdict(scores=SCORES.scores, label=2), 0.0),
+    ],
+)
+def test_a_net_loss_counts_gains_and_needs_the_right_answer(verdict, loss):
+    decision = menu("primary", net=True)
+    assert decision_loss(decision, verdict) == loss
+    assert decision_loss(menu("guardian", net=True), verdict) == 0.0
+    assert due_days(decision) == 14.0
+    assert decision_loss(menu("primary", net=True, action=None), SCORES) is None
+
+
+def test_a_net_loss_in_free_text_is_the_difference_of_the_grades():
+    decision = AuditedDecision(decided_by="primary", form="text", net=True)
+    assert decision_loss(decision, Verdict(grades=(0.9, 0.5))) == pytest.approx(-0.4)
+    assert decision_loss(decision, Verdict(grades=(0.25, 0.5))) == 0.25
+    assert decision_loss(decision, Verdict(grades=(1.0, 0.0)), loss_bound=0.5) == -1.0, "a gain beyond the bound"

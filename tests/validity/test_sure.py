@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.calibration import calibrate as calibrate_module
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.search import binomial_spendable, row_order
 from conformal_arbitrage.core.betting import RowLosses, shared_bets
@@ -173,3 +174,36 @@ def test_a_query_of_several_groups_loses_no_more_than_in_each():
     certificate = calibrate(grouped(rng, 600), 0.05, by="group")
     own = [group.relaxation for group in certificate.groups.values()]
     assert certificate.threshold(tuple(CHANCES))[0] == max(own)
+
+
+def small_groups_loss(runs):
+    """Return the mean loss of queries of small groups, and its standard error.
+
+    A bag of four hard groups of three rows and six easy ones of two; any row may be the query, and the others calibrate.
+    """
+    rng = np.random.default_rng(6)
+    names = np.array([f"hard{k // 3}" for k in range(12)] + [f"easy{k // 2}" for k in range(12)])
+    guardian = np.repeat([[0.0, 1.0], [1.0, 0.0]], 12, axis=0)
+    losses = []
+    for query in rng.integers(0, 24, runs).tolist():
+        primary = np.stack([rng.random(24), np.zeros(24)], axis=1)
+        rest = np.arange(24) != query
+        log_ = ScoreLog.from_arrays(primary[rest], guardian[rest], group=names[rest].tolist())
+        certificate = calibrate(log_, 0.3, by="group", small_groups="merge")
+        alone = certificate.decide(primary[query], group=str(names[query])).decided_by == "primary"
+        losses.append(float(alone and query < 12))
+    return float(np.mean(losses)), float(np.std(losses) / runs**0.5)
+
+
+def test_small_groups_keep_the_budget_together_and_uncounted_queries_are_caught(monkeypatch):
+    """With alpha 0.3 a group needs three rows; a hard group has three if the query is one of them."""
+    mean, error = small_groups_loss(400)
+    assert 0.2 < mean <= 0.3 + 3 * error
+
+    def uncounted(rows, fewest):
+        shared = np.concatenate([own for own in rows if len(own) < fewest])
+        return [shared if len(own) < fewest else own for own in rows]
+
+    monkeypatch.setattr(calibrate_module, "threshold_rows", uncounted)
+    mean, error = small_groups_loss(150)
+    assert mean > 0.3 + 3 * error

@@ -14,6 +14,7 @@ import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.decisions import decide_rows
+from conformal_arbitrage.calibration.groups import threshold_rows
 from conformal_arbitrage.calibration.guarantee import guarantee_text
 from conformal_arbitrage.calibration.margins import margin_quantiles, write_quantiles
 from conformal_arbitrage.calibration.options import (
@@ -23,8 +24,10 @@ from conformal_arbitrage.calibration.options import (
     check_keywords,
     resolve_options,
 )
-from conformal_arbitrage.calibration.search import Fit, find_threshold, refuse_graded
+from conformal_arbitrage.calibration.planning import rows_needed
+from conformal_arbitrage.calibration.search import Fit, find_threshold, refuse_graded, total_at
 from conformal_arbitrage.calibration.stops import STOPS, DialStop, GroupThreshold, lower_stop
+from conformal_arbitrage.core.arrays import Indices
 from conformal_arbitrage.core.losses import Number, as_fraction, net_losses
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
 from conformal_arbitrage.errors import OptionError
@@ -55,7 +58,7 @@ def calibrate(
         guardian: the same for the Guardian.
         options: how to calibrate; or pass the fields of `CalibrationOptions`, which explains them, as keywords:
             `guardian_sees=`, `boundary=`, `key=`, `loss=`, `loss_bound=`, `missing_guardian=`, `cluster=`,
-            `confidence=`, `dial=`, `by=`, `margins=`, ...
+            `confidence=`, `dial=`, `by=`, `small_groups=`, `margins=`, ...
         **keywords: the fields of `options`, one by one.
 
     Raises:
@@ -155,15 +158,31 @@ def _thresholds(
 
 
 def _by_group(log: ScoreLog, alpha: Fraction, bound: Fraction, options: CalibrationOptions, by: str) -> _Thresholds:
-    """Calibrate each group on its own rows; a query that belongs to none is deferred."""
-    rows, alone = group_rows(log, by), replace(options, by=None)
-    parts = {name: log.select(some) for name, some in rows.items()}
-    delta = options.delta(len(parts))
-    fits = {name: find_threshold(part, alone.curve(part), alpha, bound, alone, delta) for name, part in parts.items()}
+    """Calibrate each group on its own rows, or on those of all small groups; a query that belongs to none is deferred."""
+    rows, alone = group_rows(log, by), replace(options, by=None, small_groups="defer")
+    delta = options.delta(len(rows))
+    fewest = rows_needed(alpha, bound) if options.merges else None
+    sources = threshold_rows(list(rows.values()), fewest)
+
+    def fitted(some: Indices) -> Fit:
+        part = log.select(some)
+        return find_threshold(part, alone.curve(part), alpha, bound, alone, delta)
+
+    distinct = {id(source): source for source in sources}
+    fit_of = {key: fitted(source) for key, source in distinct.items()}
+    fits = {
+        name: _of_group(log.select(own), fit_of[id(source)], alone, shared=source is not own)
+        for (name, own), source in zip(rows.items(), sources, strict=True)
+    }
     total = sum((one.total for one in fits.values()), start=Fraction(0))
     groups = {name: _group(one) for name, one in fits.items()}
     whole = Fit(n=len(log), relaxation=None, boundary_u=None, total=total)
     return _Thresholds(alpha=alpha, fit=whole, status="by_group", groups=groups)
+
+
+def _of_group(part: ScoreLog, one: Fit, options: CalibrationOptions, *, shared: bool) -> Fit:
+    """Return a threshold with the rows and the loss of one group, if several share it."""
+    return replace(one, n=len(part), total=total_at(part, one, options)) if shared else one
 
 
 def _status(one: Fit) -> Literal["ok", "always_defer"]:
@@ -195,6 +214,7 @@ def _sure_terms(thresholds: _Thresholds, options: CalibrationOptions) -> dict[st
         "dial": thresholds.dial,
         "by": options.by,
         "groups": thresholds.groups,
+        "small_groups": "merge" if options.merges else None,
     }
 
 

@@ -83,6 +83,7 @@ class Certificate:
         dial: the stops among which alpha may be chosen after looking; None unless it is a dial.
         by: the column that says which group a row belongs to; None without groups.
         groups: the threshold of each group; None without groups.
+        small_groups: "merge" if small groups share one; else None.
         unit: "session" if a row is a whole session and the guarantee is about the next one; None if a row is a query.
         looked_at: what is known of earlier looks at these rows, in words; None if there was none.
         ancestry: where it stands in a chain of certificates; None if it begins one. If it was tightened, `relaxation` and
@@ -133,6 +134,7 @@ class Certificate:
     dial: tuple[DialStop, ...] | None = None
     by: str | None = None
     groups: dict[str, GroupThreshold] | None = None
+    small_groups: Literal["merge"] | None = None
     unit: Literal["session"] | None = None
     looked_at: str | None = None
     ancestry: Ancestry | None = None

@@ -13,7 +13,7 @@ from conformal_arbitrage.errors import OptionError
 Feature = Literal[
     "guard", "tighten", "renewal", "several groups", "confidence", "dial", "groups", "range", "red line", "monitor"
 ]
-Kind = Literal["net", "path", "learned", "cluster", "own loss", "groups", "session"]
+Kind = Literal["net", "path", "learned", "cluster", "own loss", "groups", "merged groups", "session"]
 
 _RISES = "the loss of {kind} may rise with the relaxation, and this rests on its falling"
 _CLUSTERED = "its rows are not independent of each other, and this counts them as if they were"
@@ -25,7 +25,7 @@ _NO_SESSIONS = "the schedule counts rows of single queries, and a session is due
 _NOT_BUILT = (
     "a proof exists, by walking every breakpoint from the side that defers, but not the search that would use it"
 )
-_SIGNED = "gains would have to count, in the evidence and in the line, and the monitor takes losses from 0 to 1"
+_SIGNED = "a path has several thresholds, and the red line of gains and losses is known for one"
 REFUSED: dict[tuple[Feature, Kind], str] = {
     ("guard", "net"): _RISES,
     ("guard", "path"): _RISES,
@@ -54,14 +54,16 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ("dial", "path"): _NOT_BUILT,
     ("groups", "path"): _NOT_BUILT,
     ("dial", "groups"): "a dial has one threshold per stop; calibrate the rows of one group with a dial",
+    (
+        "confidence",
+        "merged groups",
+    ): "which groups are small depends on the log, so its rows of small groups are no independent draws of their traffic",
     ("confidence", "learned"): "the score was learned on the rows that it would be certified on",
     ("dial", "learned"): "the score was learned on the rows that it would be certified on",
     ("range", "net"): "its law is known for losses of 0 or the bound only",
     ("range", "path"): "its law is known for one threshold only",
     ("range", "learned"): "its law is known for a score that was fixed before",
-    ("red line", "net"): _SIGNED,
     ("red line", "path"): _SIGNED,
-    ("monitor", "net"): _SIGNED,
     ("monitor", "path"): _SIGNED,
     (
         "red line",

@@ -11,6 +11,7 @@ from conformal_arbitrage.calibration.ancestry import Ancestry, chain_words
 from conformal_arbitrage.calibration.guarantee import TERMS, guarantee_text
 from conformal_arbitrage.calibration.margins import are_quantiles
 from conformal_arbitrage.calibration.options import NET, REGRET
+from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.stops import STOPS, DialStop, GroupThreshold, threshold_rank
 from conformal_arbitrage.core.losses import as_fraction
 from conformal_arbitrage.core.risk import SMALLEST_BOUND
@@ -142,6 +143,8 @@ def _wrong_parts(certificate: "Certificate") -> dict[str, bool]:
         "groups": groups is not None and (certificate.cluster is not None or not _are_groups(certificate, groups)),
         "margin_quantiles": certificate.margin_quantiles is not None
         and not are_quantiles(certificate.margin_quantiles, drawn=certificate.boundary == "random"),
+        "small_groups": certificate.small_groups is not None
+        and (groups is None or confidence is not None or not _share_threshold(certificate, groups)),
     }
 
 
@@ -165,6 +168,12 @@ def _are_groups(certificate: "Certificate", groups: Mapping[str, GroupThreshold]
         and abs(losses / certificate.n - certificate.empirical_risk) <= 1e-12 * max(1.0, certificate.loss_bound)
         and all(_is_group(certificate, group) for group in groups.values())
     )
+
+
+def _share_threshold(certificate: "Certificate", groups: Mapping[str, GroupThreshold]) -> bool:
+    """Tell whether all small groups have the same threshold."""
+    fewest = rows_needed(certificate.alpha, certificate.loss_bound)
+    return len({(group.relaxation, group.boundary_u) for group in groups.values() if group.n < fewest}) <= 1
 
 
 def _is_group(certificate: "Certificate", group: GroupThreshold) -> bool:

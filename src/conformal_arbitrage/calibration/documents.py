@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 SCHEMA = 2
 _READABLE = (1, SCHEMA)
 _NOT_WRITTEN = frozenset({"key"})
-_ADDED = ("regret", "spread", "confidence", "zero_one", "dial", "by", "groups", "unit", "ancestry", "margin_quantiles")
+_ADDED = (
+    "regret", "spread", "confidence", "zero_one", "dial", "by", "groups", "small_groups", "unit", "ancestry",
+    "margin_quantiles",
+)  # fmt: skip
 """Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
 _Certificate = TypeVar("_Certificate", bound="DataclassInstance")
 

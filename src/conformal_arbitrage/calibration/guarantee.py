@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from math import sqrt
 
+from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.promises import as_written, sure_promise
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold
 
@@ -36,14 +37,13 @@ def guarantee_text(
     dial: Sequence[DialStop] | None = None,
     by: str | None = None,
     groups: Mapping[str, GroupThreshold] | None = None,
+    small_groups: str | None = None,
     unit: str | None = None,
 ) -> str:
     """Return the guarantee of one certificate as a paragraph."""
     own_loss = loss not in ("guardian_regret", "net")
     described = _loss(loss, loss_bound, binarized=binarized, router=router, unit=unit)
-    if own_loss:
-        seen = "With both answers in sight" if router else "With every action in sight"
-        described += f" {seen} it is declared to be {_at_most(full_sight_loss)} for every query."
+    described += _in_full_sight(full_sight_loss, router=router) if own_loss else ""
     described += _ZERO_ONE.format(bound=as_written(loss_bound)) if zero_one else ""
     if status == "always_defer":
         deferring = _always_defer(alpha, full_sight_loss, own_loss=own_loss, router=router)
@@ -51,7 +51,8 @@ def guarantee_text(
     if unit == "session":
         promise = _session_promise(alpha, n)
     elif confidence is not None or groups is not None:
-        promise = sure_promise(alpha, n, confidence=confidence, dial=dial, by=by, groups=groups)
+        few = rows_needed(alpha, loss_bound) if small_groups else None
+        promise = sure_promise(alpha, n, confidence=confidence, dial=dial, by=by, groups=groups, fewest=few)
     elif clusters is not None:
         promise = _cluster_promise(alpha, n, clusters, max_cluster_size or 1)
     else:
@@ -65,8 +66,7 @@ def guarantee_text(
     if confidence is None and groups is None:
         usual = sqrt(alpha * (loss_bound - alpha) * (max_cluster_size or 1) / n) if spread is None else spread
         parts.append(_LUCK.format(alpha=as_written(alpha), spread=f"{usual:.2g}"))
-    if regret is not None:
-        parts.append(f"With gains not counted, the mean loss on this log is {regret:.4g}.")
+    parts += [] if regret is None else [f"With gains not counted, the mean loss on this log is {regret:.4g}."]
     not_promised = _NOT_PROMISED.format(
         group="a subgroup" if groups is None else "another group or a part of one",
         chosen="" if dial is not None else ", or for an alpha chosen after looking",
@@ -168,6 +168,11 @@ def _session_promise(alpha: float, n: int) -> str:
         f"{as_written(alpha)}. The unit is a session, not a turn: if long sessions lose more, the average over turns may be "
         "higher."
     )
+
+
+def _in_full_sight(loss: float, *, router: bool) -> str:
+    seen = "With both answers in sight" if router else "With every action in sight"
+    return f" {seen} it is declared to be {_at_most(loss)} for every query."
 
 
 def _at_most(loss: float) -> str:

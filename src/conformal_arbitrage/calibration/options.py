@@ -12,6 +12,7 @@ import numpy as np
 
 from conformal_arbitrage.calibration.combinations import Feature, Kind, refuse_combination
 from conformal_arbitrage.calibration.draws import draws
+from conformal_arbitrage.calibration.groups import SmallGroups
 from conformal_arbitrage.calibration.stops import STOPS
 from conformal_arbitrage.core.arrays import Bools, Floats
 from conformal_arbitrage.core.losses import (
@@ -54,6 +55,7 @@ class CalibrationKeywords(TypedDict, total=False):
     zero_one: bool | None
     dial: bool | None
     by: str | None
+    small_groups: SmallGroups | None
     margins: bool | None
 
 
@@ -85,6 +87,8 @@ class CalibrationOptions:
             bound of 1 declares it by itself.
         dial: certify ten fixed budgets together, so that alpha may be chosen among them after looking; needs `confidence`.
         by: the column that says which group a row belongs to: one threshold, and one promise, for each.
+        small_groups: groups of fewer than ceil(B / alpha) - 1 rows, which cannot keep the budget alone, are deferred; with
+            "merge" they share one threshold, and the promise is about their average.
         margins: keep the quantiles of the margins in the certificate; a policy with a guard needs them.
     """
 
@@ -102,6 +106,7 @@ class CalibrationOptions:
     zero_one: bool = False
     dial: bool = False
     by: str | None = None
+    small_groups: SmallGroups = "defer"
     margins: bool = False
 
     def __post_init__(self) -> None:
@@ -111,6 +116,7 @@ class CalibrationOptions:
             ("boundary", get_args(Boundary)),
             ("missing_guardian", (None, *get_args(MissingGuardian))),
             ("loss", (self.own_loss, NET)),
+            ("small_groups", get_args(SmallGroups)),
         ):
             if getattr(self, name) not in known:
                 allowed = ", ".join(repr(value) for value in known)
@@ -157,11 +163,14 @@ class CalibrationOptions:
             raise OptionError(f"confidence must lie above 0 and below 1; got {self.confidence!r}")
         if self.dial and self.confidence is None:
             raise OptionError("a dial holds with high probability only; give confidence= (--confidence 0.95)")
+        if self.merges and self.by is None:
+            raise OptionError('small_groups="merge" needs groups: give by= (--by COLUMN)')
         sure, grouped = self.confidence is not None, self.by is not None
         features: list[tuple[Feature, bool]] = [
             ("confidence", sure), ("dial", self.dial), ("groups", grouped), ("guard", self.margins),
         ]  # fmt: skip
         kinds: list[tuple[Kind, bool]] = [("net", self.net), ("cluster", self.cluster is not None), ("groups", grouped)]
+        kinds.append(("merged groups", self.merges))
         for feature, wanted in features:
             for kind, given in kinds:
                 if wanted and given:
@@ -178,6 +187,11 @@ class CalibrationOptions:
         """Tell whether every loss is 0 or the bound by declaration, never by what the log happens to show."""
         binarized = log.binary is not None and self.loss is None and bound == 1
         return self.zero_one or binarized
+
+    @property
+    def merges(self) -> bool:
+        """Whether small groups share a threshold."""
+        return self.small_groups == "merge"
 
     @property
     def net(self) -> bool:

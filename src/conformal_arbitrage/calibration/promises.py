@@ -22,11 +22,13 @@ def sure_promise(
     dial: Sequence[DialStop] | None,
     by: str | None,
     groups: Mapping[str, GroupThreshold] | None,
+    fewest: int | None = None,
 ) -> str:
-    """Return the sentence of a certificate with a confidence, a dial or groups."""
+    """Return the sentence of a certificate with a confidence, a dial or groups; those of fewer rows share a threshold."""
     if groups is not None:
         sentence = _group_promise(alpha) if confidence is None else _sure_group_promise(alpha, confidence)
-        return f"{sentence} {_group_list(by or '', groups)}"
+        shared = "" if fewest is None else f" {_shared_promise(alpha, fewest)}"
+        return f"{sentence}{shared} {_group_list(by or '', groups, fewest or 0)}"
     return (
         _sure_promise(alpha, n, confidence or 0.0) if dial is None else _dial_promise(alpha, n, confidence or 0.0, dial)
     )
@@ -74,12 +76,25 @@ def _sure_group_promise(alpha: float, confidence: float) -> str:
     )
 
 
-def _group_list(by: str, groups: Mapping[str, GroupThreshold]) -> str:
-    """Return which groups have a threshold and which are deferred."""
-    kept = [f"{name} ({group.n} rows)" for name, group in groups.items() if group.relaxation is not None]
+def _shared_promise(alpha: float, fewest: int) -> str:
+    return (
+        f"This holds for groups of {fewest} rows or more. The others share one threshold: if all logged queries and the "
+        f"next one are exchangeable, the expected loss of the next decision of any of them is at most {as_written(alpha)} "
+        "on average over these groups, those that the log does not have included, and it may be higher in one of them."
+    )
+
+
+def _group_list(by: str, groups: Mapping[str, GroupThreshold], fewest: int) -> str:
+    """Return which groups have a threshold, which share one, and which are deferred."""
+    own = {name: group for name, group in groups.items() if group.n >= fewest}
+    kept = [f"{name} ({group.n} rows)" for name, group in own.items() if group.relaxation is not None]
+    shared = [
+        f"{name} ({group.n} rows)" for name, group in groups.items() if name not in own and group.relaxation is not None
+    ]
     deferred = [f"{name} ({group.n} rows)" for name, group in groups.items() if group.relaxation is None]
     parts = [f"Groups are given by '{by}'."]
     parts += [f"Those with a threshold are {', '.join(kept)}."] if kept else []
+    parts += [f"Those that share one are {', '.join(shared)}."] if shared else []
     parts += [f"Always deferred, since their rows cannot keep the budget: {', '.join(deferred)}."] if deferred else []
     rest = "A query of no known group is deferred, and one of several groups gets the largest threshold of theirs."
     return " ".join([*parts, rest])

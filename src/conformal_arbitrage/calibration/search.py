@@ -60,6 +60,15 @@ def find_threshold(
     return Fit(n=curve.n, relaxation=float(curve.breakpoints[index]), boundary_u=u, total=curve.exact_total(index))
 
 
+def total_at(log: ScoreLog, one: Fit, options: CalibrationOptions) -> Fraction:
+    """Return the total loss of a log at a threshold that was found on other rows; 0 if everything is deferred."""
+    if one.relaxation is None:
+        return Fraction(0)
+    stairs = options.stairs(log)
+    losses = RowLosses(stairs, len(log), options.draws(log)).at(one.relaxation, one.boundary_u)
+    return Fraction(int(losses.sum()), 10**stairs.tick_digits)
+
+
 def binomial_spendable(alpha: Fraction, bound: Fraction, n: int, tick_digits: int, delta: float) -> int:
     """Return the largest total loss, in ticks, at which n losses of 0 or the bound pass the binomial test; -1 if none."""
     losses = binomial_limit(n, float(alpha / bound), delta)

@@ -91,6 +91,7 @@ def options_of(certificate: Certificate, *, loss: Loss | None = None) -> Calibra
         zero_one=certificate.zero_one or False,
         dial=certificate.dial is not None,
         by=certificate.by,
+        small_groups=certificate.small_groups or "defer",
         margins=certificate.margin_quantiles is not None,
         key=None if certificate.key_sha256 is None else certificate.secret(),
     )

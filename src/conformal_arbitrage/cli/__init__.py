@@ -20,6 +20,7 @@ from conformal_arbitrage.cli.planning import plan_command
 from conformal_arbitrage.cli.recommendation import recommend_command
 from conformal_arbitrage.cli.reproduction import reproduce_command
 from conformal_arbitrage.cli.service import keys_command, records_command, serve_command
+from conformal_arbitrage.cli.simulation import simulate_command
 from conformal_arbitrage.cli.webhooks import webhooks_command
 from conformal_arbitrage.errors import ArbitrageError
 
@@ -66,7 +67,8 @@ def cli() -> None:
 
 _COMMANDS = (
     init_command, check_command, collect_command, inspect_command, calibrate_command, verify_command, apply_command,
-    ask_command, assess_command, evaluate_command, compare_command, plan_command, split_command, router_log_command,
+    ask_command, assess_command, evaluate_command, compare_command, plan_command, simulate_command, split_command,
+    router_log_command,
     reproduce_command, serve_command, keys_command, records_command, demo_command, certificate_command,
     webhooks_command, recommend_command,
 )  # fmt: skip

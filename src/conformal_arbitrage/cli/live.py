@@ -49,7 +49,8 @@ def init_command(*, form: Any, output: str, force: bool) -> None:
     ProjectSecret.create(Path(output).parent)
     click.echo(
         f"Written: {output}. Edit its models and prices, export the API keys it names, then run `arbitrage check`.\n"
-        f"{Path(output).with_name(FILE)} holds the project's secret: keep it out of version control, and back it up."
+        f"{Path(output).with_name(FILE)} holds the project's secret: keep it out of version control, and back it up.\n"
+        "For production, calibrate with --confidence 0.95: the monitor's alarm then stands at alpha itself."
     )
 
 

@@ -56,14 +56,18 @@ columns = chained(
     ),
 )
 binarize = click.option("--binarize", is_flag=True, help="Measure the loss on the paper's 0/1 Guardian; needs labels.")
+_guardian_sees = click.option(
+    "--guardian-sees",
+    type=click.Choice(["all", "candidates", "all-restricted-loss"]),
+    default="all",
+    show_default=True,
+    help="Actions that a deferral shows the Guardian: every one, or the candidates as in the paper.",
+)
+_loss_bound = click.option(
+    "--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."
+)
 rule = chained(
-    click.option(
-        "--guardian-sees",
-        type=click.Choice(["all", "candidates", "all-restricted-loss"]),
-        default="all",
-        show_default=True,
-        help="Actions that a deferral shows the Guardian: every one, or the candidates as in the paper.",
-    ),
+    _guardian_sees,
     click.option(
         "--boundary",
         type=click.Choice(["include", "random"]),
@@ -80,13 +84,31 @@ rule = chained(
         help="What the Guardian does better, or net: what it does better minus what it does worse; net needs labels and "
         "the project's secret.",
     ),
-    click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."),
+    _loss_bound,
     binarize,
     click.option(
         "--missing-guardian",
         type=click.Choice(["worst_case"]),
         help="Count rows without a Guardian score as the largest loss.",
     ),
+)
+threshold = chained(
+    _guardian_sees,
+    click.option(
+        "--boundary",
+        type=click.Choice(["include", "random"]),
+        default="include",
+        show_default=True,
+        help="Keep every action exactly at the threshold gap, or a random share of them.",
+    ),
+    _loss_bound,
+    binarize,
+    click.option(
+        "--confidence",
+        metavar="C",
+        help="Certify that the long-run loss of the certificate is within the budget, with this probability.",
+    ),
+    click.option("--zero-one", is_flag=True, help="Declare that every loss is 0 or the bound."),
 )
 costs = chained(
     click.option("--primary-cost", type=float, metavar="$", help="Dollars per query of the Primary."),
@@ -130,6 +152,13 @@ sure = chained(
     ),
     click.option(
         "--by", metavar="COLUMN", help="One threshold and one promise for each group of rows, such as a tenant."
+    ),
+    click.option(
+        "--small-groups",
+        type=click.Choice(["defer", "merge"]),
+        default="defer",
+        show_default=True,
+        help="What to do with groups of too few rows: defer them, or let them share a threshold; with --by.",
     ),
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")

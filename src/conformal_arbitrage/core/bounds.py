@@ -5,7 +5,7 @@ Knows nothing of certificates, logs or what the loss measures.
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import ceil, e, exp, inf, lgamma, log, log1p
+from math import ceil, e, exp, inf, lgamma, log, log1p, sqrt
 
 Interval = tuple[float, float]
 _BISECTIONS = 100
@@ -88,9 +88,33 @@ def hoeffding_bentkus(total: float, n: int, p: float) -> float:
     return min(exp(-n * _divergence(mean, p)), e * binomial_cdf(ceil(total), n, p), 1.0)
 
 
-def largest_plausible(tail: Callable[[float], float], start: float, delta: float) -> float:
-    """Return the p at which a tail that falls in p from `start` to 1 reaches delta; 1 if it never does."""
-    return _last(lambda p: tail(p) > delta, start, 1.0)
+def signed_tail(total: float, n: int, p: float, *, absolute: float) -> float:
+    """Return a bound on P(the sum of n independent losses in [-1, 1] with mean p or more is at most `total`).
+
+    For a loss l with E|l| = v, e^(-t l) <= 1 - |l| + |l| e^(-t sign(l)) by convexity, so E e^(-t l) is at most
+    1 - v + (v + p) / 2 e^(-t) + (v - p) / 2 e^t, that of a coin with three sides. Chernoff's bound is the least of
+    e^(t total) times its n-th power over t >= 0; it grows with v.
+
+    Args:
+        total: of the losses.
+        n: how many.
+        p: their mean, above 0 and at most `absolute`.
+        absolute: an upper bound v on the mean of their absolute values.
+    """
+    if total >= n * p:
+        return 1.0
+    gains, losses = (absolute - p) / 2, (absolute + p) / 2
+    lean, balance = total * (1 - absolute), 4 * (n + total) * gains * (n - total) * losses
+    steep = lean + sqrt(lean**2 + max(balance, 0.0))
+    if steep <= 0:  # the least is the limit for large t: no gains, or nothing but gains
+        return (1 - absolute) ** n if gains == 0 and total >= 0 else gains**n
+    y = 2 * (n - total) * losses / steep  # e^t at the least, where the derivative is 0: a quadratic equation
+    return min(exp(total * log(y) + n * log(1 - absolute + losses / y + gains * y)), 1.0)
+
+
+def largest_plausible(tail: Callable[[float], float], start: float, delta: float, *, stop: float = 1.0) -> float:
+    """Return the p at which a tail that falls in p from `start` to `stop` reaches delta; `stop` if it never does."""
+    return _last(lambda p: tail(p) > delta, start, stop)
 
 
 def _divergence(x: float, m: float) -> float:

@@ -19,7 +19,7 @@ from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint
 from conformal_arbitrage.scorelog.files import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from matplotlib.axes import Axes
 
@@ -39,15 +39,25 @@ def save_figure(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str
         x: "cost", "loss" or the name of an outcome.
         y: the name of an outcome, or "loss".
     """
-    _save(path, lambda axes: draw_frontier(axes, frontier, x=x, y=y))
+    save_drawing(path, lambda axes: draw_frontier(axes[0], frontier, x=x, y=y))
 
 
 def save_comparison(comparison: RuleComparison, path: str | Path, *, alpha: float) -> None:
     """Draw a comparison at one budget and save it, as `save_figure` does."""
-    _save(path, lambda axes: draw_comparison(axes, comparison, alpha))
+    save_drawing(path, lambda axes: draw_comparison(axes[0], comparison, alpha))
 
 
-def _save(path: str | Path, draw: "Callable[[Axes], Axes]") -> None:
+def save_drawing(
+    path: str | Path, draw: "Callable[[Sequence[Axes]], object]", *, size: tuple[float, float] = _SIZE, rows: int = 1
+) -> None:
+    """Draw on the axes of a new figure and save it.
+
+    Args:
+        path: the file to write; its extension selects the format.
+        draw: what to draw.
+        size: width and height in inches.
+        rows: axes one above the other, the first twice as high, on one x-axis.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -55,8 +65,9 @@ def _save(path: str | Path, draw: "Callable[[Axes], Axes]") -> None:
     target = Path(path)
     if target.suffix not in FIGURE_FORMATS:
         raise OptionError(f"{target}: the name of a figure must end in {', '.join(FIGURE_FORMATS)}")
-    figure = Figure(figsize=_SIZE, layout="constrained")
-    draw(figure.add_subplot())
+    figure = Figure(figsize=size, layout="constrained")
+    ratios = [2, *[1] * (rows - 1)]
+    draw(figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0].tolist())
     with replacing(target) as draft:
         figure.savefig(draft, dpi=160, format=target.suffix.lstrip("."))
 

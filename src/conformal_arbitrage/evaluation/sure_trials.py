@@ -9,7 +9,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from conformal_arbitrage.calibration.groups import threshold_rows
 from conformal_arbitrage.calibration.options import CalibrationOptions
+from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.search import Fit, find_threshold, refuse_graded
 from conformal_arbitrage.core.arrays import Bools, Floats, Indices
 from conformal_arbitrage.core.losses import Number
@@ -28,11 +30,17 @@ def trial_calibration(
     if options.by is None and (options.confidence is None or options.is_binary(log, bound)):
         return None
     budgets = [check_alpha(alpha, bound) for alpha in alphas]
-    alone, masks = replace(options, by=None), _masks(log, options.by)
+    alone, masks = replace(options, by=None, small_groups="defer"), _masks(log, options.by)
 
     def calibrate(rows: Indices) -> list[TrialPart]:
-        delta = options.delta(sum(bool(mask[rows].any()) for mask in masks))
-        return [_part(log, steps, rows, mask, budgets, bound, alone, delta) for mask in masks]
+        own = [rows[mask[rows]] for mask in masks]
+        delta = options.delta(sum(one.size > 0 for one in own))
+        fewest = [rows_needed(alpha, bound) if options.merges else None for alpha in budgets]
+        sources = list(zip(*(threshold_rows(own, one) for one in fewest), strict=True))
+        return [
+            _part(steps, mask, _fits(log, of, budgets, bound, alone, delta) if one.size else [None] * len(budgets))
+            for mask, one, of in zip(masks, own, sources, strict=True)
+        ]
 
     return calibrate
 
@@ -43,23 +51,25 @@ def _masks(log: ScoreLog, by: str | None) -> list[Bools]:
     return [np.isin(np.arange(len(log)), rows) for rows in group_rows(log, by).values()]
 
 
-def _part(
+def _fits(
     log: ScoreLog,
-    steps: Steps,
-    rows: Indices,
-    mask: Bools,
+    sources: Sequence[Indices],
     budgets: Sequence[Fraction],
     bound: Fraction,
     options: CalibrationOptions,
     delta: float | None,
-) -> TrialPart:
-    """Calibrate on those calibration rows that belong to a group; a group without any is deferred."""
-    own = rows[mask[rows]]
-    fits: list[Fit | None] = [None] * len(budgets)
-    if own.size:
-        part = log.select(own)
-        curve = options.curve(part)
-        fits = [find_threshold(part, curve, alpha, bound, options, delta) for alpha in budgets]
+) -> list[Fit]:
+    """Calibrate a group on the rows that its threshold comes from at each budget, mostly the same ones."""
+    parts = {id(source): log.select(source) for source in sources}
+    curves = {key: options.curve(part) for key, part in parts.items()}
+    return [
+        find_threshold(parts[id(source)], curves[id(source)], alpha, bound, options, delta)
+        for source, alpha in zip(sources, budgets, strict=True)
+    ]
+
+
+def _part(steps: Steps, mask: Bools, fits: Sequence[Fit | None]) -> TrialPart:
+    """Return what a trial does with the rows of a group; without a threshold they are deferred."""
     relaxations = [np.nan if one is None or one.relaxation is None else one.relaxation for one in fits]
     stops = [_steps_taken(steps, one) for one in fits]
     return TrialPart(rows=mask, relaxation=np.array(relaxations), stop=np.array(stops, dtype=np.intp))

@@ -7,6 +7,8 @@ from conformal_arbitrage.scorers.kinds import Form
 
 _TEMPLATE = """\
 # Conformal Arbitrage. Next: `arbitrage check`, `arbitrage collect`, `arbitrage calibrate`, `arbitrage ask`.
+# For production: `arbitrage calibrate log.parquet --confidence 0.95`. The certificate then promises its own long-run
+# loss, so that the monitor's alarm stands at alpha itself; it takes some more calls of the Guardian.
 alpha = 0.05             # on average at most 5 points worse than always asking the Guardian
 guardian_sees = "all"    # a deferral shows the Guardian every option; calibrated on that loss
 

@@ -16,14 +16,14 @@ import numpy as np
 from conformal_arbitrage.core.arrays import Floats, Integers
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.monitoring.evidence import EvidenceProcess, grown
-from conformal_arbitrage.monitoring.limits import NO_LOSS, WHOLE_LOSS, LossSums
+from conformal_arbitrage.monitoring.limits import NO_LOSS, WHOLE_LOSS, Limits, LossSums
 from conformal_arbitrage.monitoring.lines import LOG_AMBER, Lines
 from conformal_arbitrage.monitoring.states import Cause, Figures, Standing, judge
 
 _ONE = 10**12
-"""A loss of the whole bound, in ticks."""
+"""A loss of the whole bound, in ticks; of net losses, ticks count from the largest gain on."""
 _NOISE = 1e-9
-_NOT_A_LOSS = "a loss is a number from 0 to 1, or None while it is unknown; got {loss!r}"
+_NOT_A_LOSS = "a loss is a number from {least:g} to 1, or None while it is unknown; got {loss!r}"
 _ABSENT, _PENDING, _MISSING = -3, -2, -1
 _FEW_VALUES = 4096
 
@@ -35,7 +35,7 @@ class LedgerRow:
     Attributes:
         seq: its place in the ledger, from 1: the order in which the coin drew, which nothing later changes.
         due: the time after which an unknown outcome is missing.
-        loss: as a share of the loss bound; None while it is unknown.
+        loss: as a share of the loss bound, in [0, 1], or in [-1, 1] if gains count; None while it is unknown.
     """
 
     seq: int
@@ -54,9 +54,9 @@ class Monitor:
     def __init__(self, lines: Lines, *, audit_rate: float = 1.0) -> None:
         self.lines = lines
         self.audit_rate = audit_rate
-        self._process = EvidenceProcess([lines.alpha] if lines.red is None else [lines.alpha, lines.red])
+        self._process = EvidenceProcess(lines.levels)
         self._cells = np.full(0, _ABSENT, dtype=np.int64)  # ticks of a known loss, or why there are none
-        self._totals = np.zeros(0, dtype=np.int64)  # of each block, pending as 0 and missing as 1
+        self._totals = np.zeros(0, dtype=np.int64)  # of each block, pending as 0 and missing as 1, in ticks
         self._due: list[tuple[float, int]] = []
         self._now = -inf
         self._rows = self._contiguous = self._pending = self._missing = self._loss = 0
@@ -94,7 +94,7 @@ class Monitor:
                 if row.loss is None:
                     heappush(self._due, (row.due, place))
             if row.loss is not None:
-                self._settle(place, _ticks(row.loss))
+                self._settle(place, _ticks(row.loss, self.lines))
 
     def red(self, now: float) -> bool:
         """Tell whether the evidence calls for safe mode; cheap enough to ask after every audit."""
@@ -123,18 +123,22 @@ class Monitor:
             reasons=reasons,
             cause=cause,
             figures=figures,
-            mean=self._loss / _ONE / figures.known if figures.known else None,
-            limits=(self._padded(NO_LOSS).limits()[0], self._padded(WHOLE_LOSS).limits()[1]),
-            known_limits=None if figures.missing else self._sums.limits(),
+            mean=self.lines.as_loss(self._loss / _ONE / figures.known) if figures.known else None,
+            limits=self._as_losses((self._padded(NO_LOSS).limits()[0], self._padded(WHOLE_LOSS).limits()[1])),
+            known_limits=None if figures.missing else self._as_losses(self._sums.limits()),
         )
+
+    def _as_losses(self, limits: Limits) -> Limits:
+        return self.lines.as_loss(limits[0]), self.lines.as_loss(limits[1])
 
     def _load(self, losses: Floats, due: Floats) -> None:
         known = ~np.isnan(losses)
         self._reserve(len(losses))
-        outside = losses[known][(losses[known] < -_NOISE) | (losses[known] > 1 + _NOISE)]
+        outside = losses[known][(losses[known] < self.lines.least - _NOISE) | (losses[known] > 1 + _NOISE)]
         if outside.size:
-            raise OptionError(_NOT_A_LOSS.format(loss=outside[0]))
-        ticks = np.rint(np.clip(losses, 0.0, 1.0) * _ONE)
+            raise OptionError(_NOT_A_LOSS.format(least=self.lines.least, loss=outside[0]))
+        shares = (losses + 1) / 2 if self.lines.signed else losses
+        ticks = np.rint(np.clip(shares, 0.0, 1.0) * _ONE)
         self._cells[: len(losses)] = np.where(known, ticks, _PENDING).astype(np.int64)
         self._rows, self._pending = len(losses), int((~known).sum())
         self._due = list(zip(due[~known].tolist(), np.flatnonzero(~known).tolist(), strict=True))
@@ -201,8 +205,8 @@ class Monitor:
             missing=self._missing,
             log_evidence=(last[0], None if red is None else last[1]),
             log_peak=(peak[0], None if red is None else peak[1]),
-            within_alpha=worst.below(self.lines.alpha),
-            within_red=red is not None and worst.below(red),
+            within_alpha=worst.below(self.lines.levels[0]),
+            within_red=red is not None and worst.below(self.lines.levels[1]),
         )
 
     def _padded(self, unknown: LossSums) -> LossSums:
@@ -210,13 +214,13 @@ class Monitor:
         return self._sums.plus(unknown, self._pending + self._missing)
 
     def _cause(self, figures: Figures) -> Cause | None:
-        """Return why the evidence is above a line: losses, if it still were with every missing outcome a 0."""
+        """Return why the evidence is above a line: losses, if it still were with every missing outcome at its best."""
         if not (figures.crossed or figures.above_alpha):
             return None
         if not figures.missing:
             return "losses"
         means = _block_totals(np.maximum(self._cells, 0), self.lines.block) / (self.lines.block * _ONE)
-        process = EvidenceProcess([self.lines.alpha] if self.lines.red is None else [self.lines.alpha, self.lines.red])
+        process = EvidenceProcess(self.lines.levels)
         process.update(0, means[: self._process.blocks])
         line, enough = (1, self.lines.log_red) if figures.crossed else (0, LOG_AMBER)
         return "losses" if process.peak()[line] >= enough else "failing audits"
@@ -230,15 +234,15 @@ class Monitor:
             self._cells[known:] = _ABSENT
 
 
-def _ticks(loss: float) -> int:
-    """Return a loss in ticks; one that rounding has put outside [0, 1] is clipped, any other outside is refused."""
-    if not -_NOISE <= loss <= 1 + _NOISE:
-        raise OptionError(_NOT_A_LOSS.format(loss=loss))
-    return round(min(max(loss, 0.0), 1.0) * _ONE)
+def _ticks(loss: float, lines: Lines) -> int:
+    """Return a loss in ticks; one that rounding has put outside its range is clipped, any other outside is refused."""
+    if not lines.least - _NOISE <= loss <= 1 + _NOISE:
+        raise OptionError(_NOT_A_LOSS.format(least=lines.least, loss=loss))
+    return round(min(max(lines.as_share(loss), 0.0), 1.0) * _ONE)
 
 
 def _counted(cell: int) -> int:
-    """Return what an outcome counts in the evidence: pending as no loss, missing as a whole one."""
+    """Return what an outcome counts in the evidence: pending as the smallest loss, missing as the largest."""
     return _ONE if cell == _MISSING else max(cell, 0)
 
 

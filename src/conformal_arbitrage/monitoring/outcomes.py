@@ -1,7 +1,8 @@
 """The loss of one audited decision, and when it is known.
 
 Every decision with a Primary leg that the audit coin drew counts, whoever decided and whether or not an answer was
-delivered: leaving some out would select the rest by their scores. Losses are shares of the loss bound, in [0, 1].
+delivered: leaving some out would select the rest by their scores. Losses are shares of the loss bound, in [0, 1]; in
+[-1, 1] if gains count, where a gain beyond the bound counts as the bound.
 
 A loss known from the decision alone needs no call of the Guardian. Asking it again after a deferral would measure how often
 it repeats itself, not the loss, which is 0 by definition.
@@ -37,6 +38,7 @@ class AuditedDecision:
         candidates: indices of those in sight of the rule.
         action: index of the action that was given; None if there was none.
         binarized: whether the certificate's loss is that of the 0/1 Guardian.
+        net: whether it counts gains.
     """
 
     decided_by: DecidedBy
@@ -46,6 +48,7 @@ class AuditedDecision:
     candidates: tuple[int, ...] = ()
     action: int | None = None
     binarized: bool = False
+    net: bool = False
 
     @property
     def everything_in_sight(self) -> bool:
@@ -74,7 +77,7 @@ class Verdict:
 
 def due_days(decision: AuditedDecision, *, human_guardian: bool = False) -> float:
     """Return after how many days an outcome that is not known yet counts as missing, from the decision on."""
-    by_people = human_guardian or decision.form == "text" or decision.binarized
+    by_people = human_guardian or decision.form == "text" or decision.binarized or decision.net
     return float(DAYS_TO_GRADE) if by_people else HOURS_TO_ANSWER / 24
 
 
@@ -137,9 +140,11 @@ def served_loss(
 
 def _loss(decision: AuditedDecision, shown: Sequence[int | None], verdict: Verdict, bound: float) -> float | None:
     if decision.form == "text":
-        return None if verdict.grades is None else _share(*verdict.grades, bound)
+        return None if verdict.grades is None else _share(*verdict.grades, bound, net=decision.net)
     sight = [action for action in shown if action is not None]
     scores = _whole_scores(verdict.scores, decision.size)
+    if decision.net:
+        return _net_loss(decision.action, scores, verdict.label, bound)
     if decision.binarized:
         return _binary_loss(sight, scores, verdict.label)
     return None if scores is None or not sight else _share(max(scores[k] for k in sight), max(scores), bound)
@@ -153,6 +158,16 @@ def _binary_loss(sight: Sequence[int], scores: Sequence[float] | None, label: in
     return None if top is None or label is None else float(top == label)
 
 
+def _net_loss(action: int | None, scores: Sequence[float] | None, label: int | None, bound: float) -> float | None:
+    """Return whether the Guardian's top action is right minus whether the given one is."""
+    top = None if scores is None else int(np.argmax(scores))
+    if top is None or action is None:
+        return None
+    if top == action:
+        return 0.0
+    return None if label is None else _share(float(action == label), float(top == label), bound, net=True)
+
+
 def _whole_scores(scores: Sequence[float | None] | None, size: int) -> list[float] | None:
     """Return scores for every action, or None if one is absent or not a finite number."""
     if scores is None or len(scores) != size:
@@ -161,7 +176,7 @@ def _whole_scores(scores: Sequence[float | None] | None, size: int) -> list[floa
     return finite if len(finite) == size else None
 
 
-def _share(given: float, best: float, bound: float) -> float:
-    """Return how much better the best was, rounded to ticks as in calibration, as a share of the bound in [0, 1]."""
+def _share(given: float, best: float, bound: float, *, net: bool = False) -> float:
+    """Return how much better the best was, rounded to ticks as in calibration, as a share of the bound."""
     worse, better = guardian_ticks(np.array([given, best])).tolist()
-    return min(max(better - worse, 0) / _ONE / bound, 1.0)
+    return min(max((better - worse) / _ONE / bound, -1.0 if net else 0.0), 1.0)

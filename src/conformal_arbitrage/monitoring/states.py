@@ -64,7 +64,7 @@ class Standing:
         figures: what the verdict rests on.
         mean: mean loss of the audits with a known loss; None if there is none.
         limits: of the running mean over all audits, each side failing ever with probability 0.025: an unknown loss
-            counts 0 in the lower and 1 in the upper limit.
+            counts 0 in the lower limit (-1 if gains count) and 1 in the upper one.
         known_limits: of the known ones alone; None if an outcome is overdue. Outcomes that take long to become known
             are under-represented in it.
     """

@@ -1,0 +1,46 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli import test_cli
+from tests.evaluation.test_simulation import LOG
+
+run = test_cli.run
+OPTIONS = ("--alpha", "0.05", "--decisions", "20000", "--confidence", "0.95", "--zero-one", "--seed", "1")
+
+
+@pytest.fixture
+def log(run):
+    LOG.write("log.parquet")
+    return "log.parquet"
+
+
+def test_simulate_tells_what_would_have_happened(run, log):
+    told = run("simulate", log, *OPTIONS, "--primary-cost", "0.01", "--guardian-cost", "1", "--plot", "s.png").output
+    assert "red after" in told
+    assert "decisions after the change" in told
+    assert "a new certificate from 190 rows since the alarm" in told
+    assert "without monitor, after it" in told
+    assert "Always asking the Guardian would have cost $20,000.00" in told
+    assert Path("s.png").exists()
+
+
+def test_simulate_prints_one_document(run, log):
+    document = json.loads(run("simulate", log, *OPTIONS, "--json").output)
+    assert document["delay"] > 0
+    assert document["outcomes"]["without"]["all"]["decisions"] == 20000
+    assert [moment["kind"] for moment in document["moments"]] == ["change", "red", "renewal"]
+
+
+def test_quiet_traffic_and_false_alarms_are_told(run, log):
+    quiet = run("simulate", log, "--alpha", "0.05", "--decisions", "1000", "--shift", "1").output
+    assert "cost" in quiet
+    assert "unknown" in quiet
+    missed = run("simulate", log, "--alpha", "0.05", "--decisions", "1000", "--shift", "1.1").output
+    assert "no alarm until the end" in missed
+
+
+def test_impossible_scenarios_are_one_line(run, log):
+    told = run("simulate", log, "--alpha", "0.05", "--shift", "999", code=2).stderr
+    assert told.startswith("arbitrage: the loss of this certificate cannot grow 999-fold")
