@@ -5,6 +5,7 @@ import pytest
 
 from conformal_arbitrage.store import PostgresStore, SQLiteStore
 from conformal_arbitrage.store.deliveries import KEPT_SECONDS
+from tests.store.test_ledger import alarm
 
 WEBHOOKS = {"alerts": ("certificate.installed", "certificate.rolled_back"), "audit": ("certificate.rolled_back",)}
 KEYS = (b"k" * 32,)
@@ -48,6 +49,43 @@ def test_an_event_is_queued_for_those_who_subscribe_with_one_id(told):
             "data": {"policy": "support", "version": 3, "origin": 1, "installed_by": "ann", "alpha": 0.1},
         }  # fmt: skip
         assert one.id.startswith("evt_")
+
+    asyncio.run(story())
+
+
+def test_an_alarm_is_announced_once_and_so_is_its_lift(told):
+    async def story():
+        events = ("alarm.raised", "alarm.lifted")
+        first, second = told({"alerts": events}), told({"alerts": events})
+        await first.install("support", {}, by="ann")
+        raised = await asyncio.gather(*(store.raise_alarm("support", alarm(mean=0.2)) for store in (first, second) * 3))
+        assert sum(raised) == 1
+        assert not await first.raise_alarm("sales", alarm())
+        assert await second.lift("support", reason="a test", by="k1") is not None
+        assert await second.lift("support", reason="again", by="k1") is None
+        raised, lifted = await take(first)
+        assert [raised.event, lifted.event] == [*events]
+        assert json.loads(raised.body)["data"] == {
+            "policy": "support", "version": 1, "lifts": 0, "group": None, "cause": "losses", "audits": 90, "known": 90,
+            "missing": 0, "mean": 0.2, "line": 0.07, "log_evidence": 4.0,
+        }  # fmt: skip
+        assert json.loads(lifted.body)["data"] == {
+            "policy": "support", "version": 1, "lifts": 1, "reason": "a test", "by": "k1",
+        }  # fmt: skip
+
+    asyncio.run(story())
+
+
+def test_a_renewal_is_not_taken_for_another_certificate(told):
+    async def story():
+        store = told({"alerts": ("certificate.renewed",)})
+        await store.install("support", {"alpha": 0.1}, by="ann")
+        await store.install("support", {"alpha": 0.1, "ancestry": {"step": "scheduled", "renewal": 2}}, by="gateway")
+        [one] = await take(store)
+        assert json.loads(one.body)["data"] == {
+            "policy": "support", "version": 2, "origin": 2, "installed_by": "gateway", "alpha": 0.1, "step": "scheduled",
+            "renewal": 2,
+        }  # fmt: skip
 
     asyncio.run(story())
 

@@ -31,7 +31,9 @@ _WITH_PATH = frozenset(
     }
     | {"path", "chain", "models", "tuning_share", "seed", "splits"}
 )
-_UNPROVED: Mapping[str, Any] = {"confidence": "confidence", "zero_one": "confidence", "dial": "dial", "by": "groups"}
+_UNPROVED: Mapping[str, Any] = {
+    "confidence": "confidence", "zero_one": "confidence", "dial": "dial", "by": "groups", "margins": "guard",
+}  # fmt: skip
 
 
 path_options = options.chained(

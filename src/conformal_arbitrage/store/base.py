@@ -15,7 +15,9 @@ from conformal_arbitrage.store.row_base import RowStore
 
 Scope = Literal["call", "review", "admin", "metrics"]
 
-WebhookEvent = Literal["certificate.installed", "certificate.rolled_back"]
+WebhookEvent = Literal[
+    "alarm.raised", "alarm.lifted", "certificate.installed", "certificate.renewed", "certificate.rolled_back"
+]
 """What a webhook can be told of."""
 Subscriptions = Mapping[str, Collection[WebhookEvent]]
 """The names of webhooks, and what each is told of."""

@@ -10,11 +10,15 @@ Knows nothing of HTTP, secrets, or how often a delivery is tried.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import asdict
+
 from conformal_arbitrage.store.base import Delivery, DeliveryBacklog, PolicyVersion, Subscriptions, WebhookEvent
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import encode_json
 from conformal_arbitrage.store.heads import CHUNK
 from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.store.record import AlarmBody, NoticeBody
+from conformal_arbitrage.types import as_object
 
 KEPT_SECONDS = 30 * 86400.0
 """How long a delivery stays listed; none is tried for so long."""
@@ -40,18 +44,36 @@ def announce(session: Session, subscriptions: Subscriptions, event: WebhookEvent
         )
 
 
-def announce_version(
-    session: Session, subscriptions: Subscriptions, event: WebhookEvent, version: PolicyVersion
-) -> None:
-    """Queue messages about a certificate that is active from now on."""
-    data = {
+def announce_installation(session: Session, subscriptions: Subscriptions, version: PolicyVersion) -> None:
+    """Queue messages about a certificate that was installed, in place of another or as its renewal."""
+    chain = as_object(version.certificate.get("ancestry"))
+    if chain:
+        data = {**_version_facts(version), "step": chain.get("step"), "renewal": chain.get("renewal")}
+        announce(session, subscriptions, "certificate.renewed", data)
+    else:
+        announce(session, subscriptions, "certificate.installed", _version_facts(version))
+
+
+def announce_rollback(session: Session, subscriptions: Subscriptions, version: PolicyVersion) -> None:
+    """Queue messages about an earlier certificate that is active again."""
+    announce(session, subscriptions, "certificate.rolled_back", _version_facts(version))
+
+
+def _version_facts(version: PolicyVersion) -> dict[str, object]:
+    return {
         "policy": version.name,
         "version": version.version,
         "origin": version.origin,
         "installed_by": version.installed_by,
         "alpha": version.certificate.get("alpha"),
     }
-    announce(session, subscriptions, event, data)
+
+
+def announce_notice(session: Session, subscriptions: Subscriptions, policy: str, body: NoticeBody) -> None:
+    """Queue messages about an alarm or its lift."""
+    event: WebhookEvent = "alarm.raised" if isinstance(body, AlarmBody) else "alarm.lifted"
+    facts = {name: value for name, value in asdict(body).items() if name not in ("at", "identities_sha256")}
+    announce(session, subscriptions, event, {"policy": policy, **facts})
 
 
 def take_deliveries(session: Session, endpoint: str, *, limit: int, lease: float) -> list[Delivery]:

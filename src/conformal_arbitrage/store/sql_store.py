@@ -278,7 +278,7 @@ class SQLStore(ABC):
 
         def install(session: Session) -> PolicyVersion:
             version = operations.install(session, name, text, by=by)
-            deliveries.announce_version(session, self._webhooks, "certificate.installed", version)
+            deliveries.announce_installation(session, self._webhooks, version)
             return version
 
         return await self._write(install)
@@ -301,7 +301,7 @@ class SQLStore(ABC):
         def rollback(session: Session) -> PolicyVersion | None:
             version = operations.rollback(session, name, by=by)
             if version is not None:
-                deliveries.announce_version(session, self._webhooks, "certificate.rolled_back", version)
+                deliveries.announce_rollback(session, self._webhooks, version)
             return version
 
         return await self._write(rollback)
@@ -329,11 +329,25 @@ class SQLStore(ABC):
 
     async def raise_alarm(self, policy: str, alarm: AlarmBody) -> bool:
         """See `LedgerStore.raise_alarm`."""
-        return await self._write(lambda session: operations.raise_alarm(session, policy, alarm))
+
+        def raise_alarm(session: Session) -> bool:
+            raised = operations.raise_alarm(session, policy, alarm)
+            if raised:
+                deliveries.announce_notice(session, self._webhooks, policy, alarm)
+            return raised
+
+        return await self._write(raise_alarm)
 
     async def lift(self, policy: str, *, reason: str, by: str) -> LiftBody | None:
         """See `LedgerStore.lift`."""
-        return await self._write(lambda session: operations.lift(session, policy, reason=reason, by=by))
+
+        def lift(session: Session) -> LiftBody | None:
+            lifted = operations.lift(session, policy, reason=reason, by=by)
+            if lifted is not None:
+                deliveries.announce_notice(session, self._webhooks, policy, lifted)
+            return lifted
+
+        return await self._write(lift)
 
     async def notices(self, policy: str | None = None) -> list[Notice]:
         """See `LedgerStore.notices`."""
