@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-live bench-gateway bench-monitoring bench-connections bench-records soak nightly clean
+.PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-live bench-gateway bench-monitoring bench-cascades bench-connections bench-records soak nightly clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -46,6 +46,9 @@ bench-gateway: .venv/.installed .venv-litellm/.installed
 
 bench-monitoring: .venv/.installed .venv-mapie/.installed
 	$(BIN)/python -m benchmarks.monitoring --mapie .venv-mapie/bin/python $(BENCH)
+
+bench-cascades: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.cascades $(BENCH)
 
 bench-connections: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.connections $(BENCH)

@@ -46,6 +46,21 @@ def test_chain_models_loss_and_split_can_be_chosen(run, log):
     assert "whole guarantee" not in run("calibrate", log, "--path", "--alpha", "0.1", "--chain", "small").stdout
 
 
+def test_held_out_trials_show_cost_and_loss(run, log):
+    arguments = ("evaluate", log, "--path", "--alpha", "0.1", "--calibration-size", "300", "--trials", "3")
+    shown = run(*arguments, "--chain", "small,middle").stdout
+    assert "small > middle (3)" in shown
+    assert "3 trials" in shown
+    document = json.loads(run(*arguments, "--loss", "net", "--models", "small,large", "--json").stdout)
+    assert (document["trials"], document["calibration_size"], document["test_size"]) == (3, 300, 200)
+    assert sum(document["points"][0]["chains"].values()) == 3
+    assert "not with --csv" in run(*arguments, "--csv", code=2).stderr
+    assert "--plot" not in run(*arguments, "--chain", "small").stdout
+    assert "--figure has no meaning" in run(*arguments, "--plot", "f.png", code=2).stderr
+    looked = json.loads(run("calibrate", log, "--path", "--alpha", "0.1", "--chain", "small", "--json").stdout)
+    assert "evaluate" in looked["looked_at"]
+
+
 def test_another_log_does_not_verify(run, log):
     run("calibrate", log, "--path", "--alpha", "0.1", "--chain", "small", "-o", "c.json")
     world(np.random.default_rng(1), 500).write("other.parquet")

@@ -29,7 +29,8 @@ _WITH_PATH = frozenset(
         "output",
         "as_json",
     }
-    | {"path", "chain", "models", "tuning_share", "seed", "splits"}
+    | {"path", "chain", "models", "tuning_share", "seed"}
+    | {"alphas", "calibration_size", "test_size", "trials", "form"}
 )
 _UNPROVED: Mapping[str, Any] = {
     "confidence": "confidence", "zero_one": "confidence", "dial": "dial", "by": "groups", "margins": "guard",
@@ -52,18 +53,21 @@ path_options = options.chained(
         metavar="S",
         help="With --path: share of the rows to choose and fit the chain on.",
     ),
-    click.option("--seed", type=int, default=0, show_default=True, metavar="K", help="With --path: of these rows."),
 )
 
 
-def take_options(further: dict[str, Any]) -> bool:
+def take_options(further: dict[str, Any], *also: str) -> bool:
     """Take the options of a cascade out of a command's; return whether it is about one.
+
+    Args:
+        further: the command's options.
+        also: those that only a cascade has, besides `path_options`.
 
     Raises:
         OptionError: an option has no proof for a cascade.
         UsageError: an option has no meaning for a cascade, or is one of a cascade without --path.
     """
-    names = ("chain", "models", "tuning_share", "seed")
+    names = ("chain", "models", "tuning_share", *also)
     for name in names:
         del further[name]
     if further.pop("path"):
@@ -125,6 +129,46 @@ def calibrate_path_command(alpha: str, loss: Any, secret: "ProjectSecret | None"
     if given["output"] is not None:
         certificate.save(given["output"])
     _show_path_certificate(certificate, given["output"], as_json=given["as_json"])
+
+
+def evaluate_path_command(loss: Any) -> None:
+    """Run held-out trials of a cascade as the command line says, and show what they cost and lose."""
+    from conformal_arbitrage.evaluation.cascades import evaluate_cascade
+
+    given = click.get_current_context().params
+    if given["form"] not in (None, "json"):
+        raise click.UsageError(f"trials of a cascade are printed as a table or with --json, not with --{given['form']}")
+    scores = read_cascade(given["log"], given["guardian_column"], given["models"])
+    evaluation = evaluate_cascade(
+        scores,
+        given["alphas"],
+        calibration_size=given["calibration_size"],
+        test_size=given["test_size"],
+        trials=given["trials"],
+        seed=given["seed"],
+        loss=loss,
+        chain=named(given["chain"]),
+        tuning_share=given["tuning_share"],
+        missing_guardian=given["missing_guardian"],
+    )
+    options.remember_look(scores, given["log"], "evaluate")
+    if given["form"] == "json":
+        options.print_json(evaluation.to_dict())
+        return
+    header = ["alpha", "loss", "trials over alpha", "cost / Guardian alone", "Guardian answers", "chains chosen"]
+    rows = [
+        [
+            f"{point.alpha:g}",
+            f"{point.loss:.4f} ± {point.loss_error:.4f}",
+            f"{point.over:.2f}",
+            f"{point.cost:.3f} ± {point.cost_error:.3f}",
+            f"{100 * point.guardian_share:.1f} %",
+            ", ".join(f"{chain} ({count})" for chain, count in list(point.chains.items())[:3]),
+        ]
+        for point in evaluation.points
+    ]
+    options.print_table(header, rows, title=f"{evaluation.trials} trials, mean ± standard error")
+    click.echo("The promise is an average, so single trials may lie above alpha, about half of them.")
 
 
 def path_key(secret: "ProjectSecret | None", key_file: str | None) -> bytes:

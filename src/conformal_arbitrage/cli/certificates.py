@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @options.sure
 @cascades.path_options
 @click.option("--margins", is_flag=True, help="Keep the quantiles of the margins, which a policy with a guard needs.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="K", help="With --path: of the tuning rows.")
 @click.option(
     "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
 )
@@ -71,7 +72,7 @@ def calibrate_command(
     secret = options.project_secret(config, Path(), Path(output or log).parent)
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
     loss, boundary = options.loss_and_boundary(loss, boundary)
-    if cascades.take_options(further):
+    if cascades.take_options(further, "seed"):
         return cascades.calibrate_path_command(alpha, loss, secret)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     drawing = _drawing(loss, boundary, None if zero_one or binarize else confidence)

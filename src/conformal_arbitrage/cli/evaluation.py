@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli import cascades, options
 from conformal_arbitrage.cli.certificates import columns_of, load_certificate
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def show_inspection(inspection: "Inspection") -> None:
 )  # fmt: skip
 @options.rule
 @options.sure
+@cascades.path_options
 @options.columns
 @options.costs
 @click.option(
@@ -117,12 +118,15 @@ def evaluate_command(
     \b
     arbitrage evaluate log.parquet --alpha 0.05 --alpha 0.1 --calibration-size 400 \\
         --primary-cost 1 --guardian-cost 20 --plot frontier.png
+    arbitrage evaluate cascade.parquet --path --alpha 0.05 --calibration-size 400
     """
     from conformal_arbitrage.evaluation.figures import save_figure
     from conformal_arbitrage.evaluation.frontier import evaluate
 
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     kind, at_boundary = options.loss_and_boundary(loss, boundary)
+    if cascades.take_options(sweep):
+        return cascades.evaluate_path_command(kind)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **sweep)
     if figure is not None:
         save_figure(frontier, figure, x=x, y=delta_of)
