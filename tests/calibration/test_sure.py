@@ -323,9 +323,13 @@ def test_the_summary_of_clusters_speaks_of_clusters():
 
 
 @pytest.mark.parametrize("feature", ["red line", "monitor"])
-def test_a_path_has_no_monitor_yet_and_a_net_loss_has(feature):
+def test_a_path_has_no_monitor_yet(feature):
     assert "several thresholds" in refusal(feature, "path")
-    assert refusal(feature, "net") is None
+
+
+def test_a_net_loss_has_a_red_line_but_no_monitor_in_the_gateway():
+    assert refusal("red line", "net") is None
+    assert "takes losses from 0 to 1" in refusal("monitor", "net")
 
 
 MERGED = world(400, seed=5, groups=["a", "b", "rare"])

@@ -314,7 +314,11 @@ def test_the_demo_runs_and_writes_its_files(run):
     assert "Not worth routing" in shown
     assert "assumed" in shown.lower()
     assert "300 questions that were not used for calibration" in shown
-    written = {"arbitrage.toml", "certificate.json", "frontier.png", "gateway.json", "science.parquet"}
+    for word in ("grows 3-fold, at the same margins", "red after", "a new certificate from 1000 rows since the alarm"):
+        assert word in shown
+    written = {
+        "arbitrage.toml", "certificate.json", "frontier.png", "gateway.json", "science.parquet", "simulation.png",
+    }  # fmt: skip
     assert written <= {p.name for p in Path("tour").iterdir()}
     assert "the risk budget is 0.05" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 170

@@ -96,13 +96,14 @@ def split_command(
 @click.option("--out", default="demo", show_default=True, metavar="DIR", help="Folder for the files.")
 @options.as_json
 def demo_command(*, out: str, as_json: bool) -> None:
-    """Tour the tool on bundled real data: inspect, calibrate, evaluate, serve, and a pair not worth routing.
+    """Tour the tool on bundled real data: inspect, calibrate, evaluate, serve, simulate, and a pair not worth routing.
 
     \b
     arbitrage demo --out demo
     """
     from conformal_arbitrage.cli import tour
     from conformal_arbitrage.cli.evaluation import show_frontier, show_inspection
+    from conformal_arbitrage.cli.simulation import show_simulation
 
     demo = tour.run_demo(out)
     if as_json:
@@ -121,6 +122,8 @@ def demo_command(*, out: str, as_json: bool) -> None:
     click.echo(options.wrapped(f"SmolLM2-135M is the Primary, Qwen2.5-Coder-1.5B the Guardian. {demo.poor.verdict}"))
     click.echo("\n5. The same in production: an OpenAI-compatible gateway   arbitrage serve\n")
     click.echo(options.wrapped(_describe_served(demo.served)))
+    click.echo("\n6. The model becomes worse, and nobody is told   arbitrage simulate\n")
+    show_simulation(demo.simulation)
     click.echo("\n" + options.wrapped("Written: " + ", ".join(demo.files)))
 
 

@@ -25,6 +25,8 @@ from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.figures import save_figure
 from conformal_arbitrage.evaluation.frontier import Frontier, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
+from conformal_arbitrage.evaluation.monitor_figures import save_simulation
+from conformal_arbitrage.evaluation.simulation import Scenario, Simulation, simulate
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.scorelog.files import write_bytes, write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
@@ -35,6 +37,7 @@ ALPHA = 0.05
 CALIBRATION, QUESTIONS, TRIALS = 1000, 300, 2000
 ALPHAS = (0.02, 0.05, 0.1, 0.15, 0.2)
 PRIMARY_COST, GUARDIAN_COST = 0.0002, 0.50
+SCENARIO = Scenario(decisions=60_000, audit_rate=0.1, renewal_rows=1000, seed=3)
 STORY = """\
 2369 science questions (ARC, OpenBookQA, SciQ), each with its options. Qwen2.5-Coder-1.5B, a small local model, is the \
 Primary; a human expert (the answer key) is the Guardian. Assumed costs per question: $0.0002 for the model, $0.50 for \
@@ -70,6 +73,7 @@ class Demo:
     deferred: float
     frontier: Frontier
     served: Served | None
+    simulation: Simulation
     files: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,6 +85,7 @@ class Demo:
             "deferred": self.deferred,
             "frontier": self.frontier.to_dict(),
             "served": None if self.served is None else asdict(self.served),
+            "simulation": self.simulation.to_dict(),
             "files": list(self.files),
         }
 
@@ -100,12 +105,14 @@ def run_demo(out: str | Path) -> Demo:
     costs = CostOptions(primary_cost=PRIMARY_COST, guardian_cost=GUARDIAN_COST)
     frontier = evaluate(log, ALPHAS, calibration_size=1000, trials=TRIALS, costs=costs)
     certificate = calibrate(log, ALPHA).sign(secret)
-    names = ["science.parquet", "certificate.json", *(["frontier.png"] if find_spec("matplotlib") else [])]
-    written = tuple(str(folder / name) for name in names)
+    simulation = simulate(log, ALPHA, scenario=SCENARIO, costs=costs, confidence=0.95, zero_one=True)
+    figures = ["frontier.png", "simulation.png"] if find_spec("matplotlib") else []
+    written = tuple(str(folder / name) for name in ("science.parquet", "certificate.json", *figures))
     write_bytes(written[0], bundled.read_bytes())
     certificate.save(written[1])
-    if find_spec("matplotlib"):
-        save_figure(frontier, written[-1])
+    if figures:
+        save_figure(frontier, written[-2])
+        save_simulation(simulation, written[-1])
     served = None
     if find_spec("starlette") and find_spec("uvicorn"):
         write_gateway(folder, log)
@@ -118,6 +125,7 @@ def run_demo(out: str | Path) -> Demo:
         deferred=float(certificate.apply(log).deferred.mean()),
         frontier=frontier,
         served=served,
+        simulation=simulation,
         files=written,
     )
 
