@@ -50,6 +50,18 @@ def test_calibrate_verify_and_apply_work_together(run):
     }  # fmt: skip
 
 
+def test_the_document_of_a_calibration_has_the_share_of_the_guardian_and_is_a_certificate(run):
+    arguments = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--json"]
+    document = json.loads(run(*arguments).stdout)
+    assert document["on_this_log"] == {
+        "deferred": pytest.approx(0.4694, abs=1e-4), "cost_per_1000": None, "guardian_cost_per_1000": None,
+    }  # fmt: skip
+    Path("certificate.json").write_text(json.dumps(document))
+    assert "nothing differs" in run("verify", "certificate.json", "log.parquet").stdout
+    del document["on_this_log"]
+    assert Certificate.load("certificate.json").to_dict() == Certificate.from_dict(document).to_dict()
+
+
 def test_a_missing_secret_is_reported_for_the_option_that_needs_it(run):
     arguments = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR]
     net = run(*arguments, "--loss", "net", code=2).stderr

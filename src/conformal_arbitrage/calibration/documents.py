@@ -26,6 +26,8 @@ _ADDED = (
     "margin_quantiles",
 )  # fmt: skip
 """Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
+ON_THIS_LOG = "on_this_log"
+"""What `calibrate --json` prints beside the fields: figures about the log, which no reader of a certificate takes."""
 _Certificate = TypeVar("_Certificate", bound="DataclassInstance")
 
 
@@ -58,7 +60,7 @@ def convert_document(document: object, kind: type[_Certificate], source: str) ->
     Raises:
         CertificateError: it is of another schema version, or a field is unknown or of another type.
     """
-    content = as_object(document)
+    content = {name: value for name, value in as_object(document).items() if name != ON_THIS_LOG}
     schema = content.get("schema")
     if schema not in _READABLE:
         raise CertificateError(

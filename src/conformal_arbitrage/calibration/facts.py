@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from conformal_arbitrage.calibration.certificate import Certificate
 
 
+_AT_0 = {
+    False: "the Primary's choice stands wherever it leads; ties at the top are deferred, however many there are",
+    True: "the Primary's answer is given wherever its confidence is above 0",
+}
+
+
 def certificate_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     """Return what matters most as name and value pairs, for people."""
     none = "none: every query is deferred" if certificate.groups is None else "one for each group"
     relaxation = none if certificate.relaxation is None else f"{certificate.relaxation:.12g}"
-    relaxation += (
-        "  (the Primary alone keeps this budget; only ties are deferred)" if certificate.relaxation == 0 else ""
-    )
+    relaxation += f"  ({_AT_0[certificate.router]})" if certificate.relaxation == 0 else ""
     relaxation += f"  (at this gap, draws up to {certificate.boundary_u:.6f})" if certificate.boundary_u else ""
     facts = [
         ("relaxation", relaxation),

@@ -157,6 +157,8 @@ def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) ->
 def _show_certificate(
     certificate: "Certificate", scores: "ScoreLog", alpha: str, output: str | None, *, as_json: bool
 ) -> None:
+    from conformal_arbitrage.calibration.documents import ON_THIS_LOG
+
     if certificate.status == "always_defer":
         needed = _rows_needed(certificate)
         options.warn(
@@ -164,9 +166,9 @@ def _show_certificate(
             "needed"
         )
     if as_json:
-        options.print_json(certificate.to_dict())
+        options.print_json({**certificate.to_dict(), ON_THIS_LOG: _use(certificate, scores)})
         return
-    options.print_facts([*certificate.facts(), *_use(certificate, scores)])
+    options.print_facts([*certificate.facts(), _describe_use(**_use(certificate, scores))])
     click.echo(f"\n{certificate.summary}\n")
     if output is not None:
         click.echo(f"Written: {output}, with the whole guarantee and its conditions.")
@@ -187,16 +189,24 @@ def _rows_needed(certificate: "Certificate") -> int:
     return sure_rows_needed(alpha, bound, confidence=certificate.confidence, dial=certificate.dial is not None)
 
 
-def _use(certificate: "Certificate", scores: "ScoreLog") -> list[tuple[str, str]]:
+def _use(certificate: "Certificate", scores: "ScoreLog") -> dict[str, Any]:
     """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost."""
     from conformal_arbitrage.evaluation.costs import costs_of, routed_cost_per_1000
 
     decisions, costs = certificate.apply(scores), costs_of(scores)
-    use = f"in {100 * decisions.deferred.mean():.1f} % of the queries on this log"
-    if costs is not None:
-        cost = routed_cost_per_1000(costs, decisions, certificate.guardian_sees)
-        use += f", ${cost:.4g} per 1000 queries (the Guardian alone: ${costs.per_1000['guardian']:.4g})"
-    return [("Guardian is asked", use)]
+    cost = None if costs is None else routed_cost_per_1000(costs, decisions, certificate.guardian_sees)
+    guardian = None if costs is None else costs.per_1000["guardian"]
+    deferred = float(decisions.deferred.mean())
+    return {"deferred": deferred, "cost_per_1000": cost, "guardian_cost_per_1000": guardian}
+
+
+def _describe_use(
+    *, deferred: float, cost_per_1000: float | None, guardian_cost_per_1000: float | None
+) -> tuple[str, str]:
+    use = f"in {100 * deferred:.1f} % of the queries on this log"
+    if cost_per_1000 is not None:
+        use += f", ${cost_per_1000:.4g} per 1000 queries (the Guardian alone: ${guardian_cost_per_1000:.4g})"
+    return "Guardian is asked", use
 
 
 @click.command("verify")
