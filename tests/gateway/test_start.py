@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ import pytest
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.cli.tour import write_gateway
-from tests.gateway.house import says
+from tests.gateway.house import hanging, says, until
 
 ARBITRAGE = [sys.executable, "-m", "conformal_arbitrage"]
 BUNDLED = Path(__file__).parents[2] / "src" / "conformal_arbitrage" / "data" / "science.parquet"
@@ -31,8 +33,11 @@ def demo(tmp_path):
 
 
 @contextmanager
-def serving(folder, **variables):
-    """`arbitrage serve` as a process; yields the lines it printed before it waits for calls."""
+def serving(folder, *, ended=True, **variables):
+    """`arbitrage serve` as a process; yields the lines it printed before it waits for calls.
+
+    If it is not to be ended here, the process is yielded too.
+    """
     command = [*ARBITRAGE, "serve", "--config", "arbitrage.toml", "--port", "0"]
     environment = os.environ | variables | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -45,9 +50,10 @@ def serving(folder, **variables):
                 line = process.stdout.readline()
                 assert line, process.stderr.read()
                 lines.append(line.rstrip("\n"))
-            yield lines
+            yield lines if ended else (lines, process)
         finally:
-            process.terminate()
+            if process.poll() is None:
+                process.terminate()
 
 
 def paste(lines, **variables):
@@ -103,6 +109,24 @@ def test_an_unknown_policy_cannot_be_exported(demo):
     assert "policy 'science' has no decisions on record\n" in run(
         demo, "records", "export", "--policy", "science", "--all", "-o", "x.parquet"
     ).stderr  # fmt: skip
+
+
+@pytest.mark.parametrize("in_flight", [False, True], ids=["idle", "a request in flight"])
+def test_two_interrupts_end_a_gateway_quietly(demo, house, in_flight):
+    gateway = house(primary=hanging) if in_flight else None
+    with serving(demo if gateway is None else gateway.folder, ended=False) as (lines, process):
+        command = next(line for line in lines if line.startswith("curl"))
+        caller = subprocess.Popen(["sh", "-c", f"exec {command} --silent"]) if gateway is not None else None
+        if gateway is not None:
+            until(lambda: gateway.primary.bodies)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+        if caller is not None:
+            caller.wait(60)
+    assert "Traceback" not in said
+    assert "leaked" not in said
 
 
 INTERRUPTED = """

@@ -28,6 +28,8 @@ _SIZE = (7, 4.6)
 _LABELS = {"cost": "cost, dollars per 1000 queries", "loss": "loss on held-out rows"}
 _NO_MATPLOTLIB = "figures need matplotlib: pip install matplotlib"
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
+_MOST_DOTS = 100
+"""Trials drawn for each budget: more of them hide the means."""
 
 
 def save_figure(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str = "correct") -> None:
@@ -172,7 +174,8 @@ def _draw(axes: "Axes", frontier: Frontier, x: str, y: str) -> None:
 def _draw_conformal(axes: "Axes", frontier: Frontier, x: str, y: str, *, label_offset: tuple[int, int]) -> None:
     conformal = frontier.of("conformal")
     for point in conformal:
-        axes.scatter(_trials(point, x), _trials(point, y), s=7, color=_BLUE, alpha=0.22, lw=0, zorder=2)
+        dots = _trials(point, x)[:_MOST_DOTS], _trials(point, y)[:_MOST_DOTS]
+        axes.scatter(*dots, s=7, color=_BLUE, alpha=0.22, lw=0, zorder=2)
     means = np.array([_place(point, x, y) for point in conformal])
     spread = np.array([[point.summary(k).get("std") or 0.0 for k in (x, y)] for point in conformal])
     axes.errorbar(

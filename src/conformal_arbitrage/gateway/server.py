@@ -183,6 +183,12 @@ class _Server(uvicorn.Server):
             for number in taken:
                 loop.remove_signal_handler(number)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down; after a second signal without waiting for connections, but the application still ends in order."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
@@ -201,7 +207,10 @@ def run(config: Config, *, started: Started) -> None:
         gc.set_threshold(10_000, 20, 50)
         started(url)
 
-    uvloop.run(serve(config, started=quiet))
+    try:
+        uvloop.run(serve(config, started=quiet))
+    finally:
+        gc.unfreeze()  # or extension modules report what is frozen as leaked at exit
 
 
 async def serve(config: Config, *, started: Started) -> None:
