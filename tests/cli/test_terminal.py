@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from click import Group
 from click.testing import CliRunner
 from rich.console import Console
 
@@ -38,7 +37,10 @@ def assert_whole(text):
     assert [line for line in text.splitlines() if len(line) > 80] == []
 
 
-@pytest.mark.parametrize("group", [[], *([name] for name, one in cli.commands.items() if isinstance(one, Group))])
+GROUPS = [name for name, command in cli.commands.items() if isinstance(command, options.WrappingGroup)]
+
+
+@pytest.mark.parametrize("group", [[], *([name] for name in GROUPS)])
 def test_the_help_of_groups_cuts_no_sentence_off(group):
     shown = CliRunner().invoke(cli, [*group, "--help"], terminal_width=80).stdout
     assert "Commands:" in shown

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     metavar="HOW",
     help="Grader: exact, regex or json-equal (with recorded labels), judge, human, python:MODULE:FUNCTION.",
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Grade the oldest N rows only.")
-@options.concurrency
-@click.option("--dry-run", is_flag=True, help="Send and record nothing; count the rows and estimate the cost.")
-@click.option(
-    "--max-cost", type=click.FloatRange(0, min_open=True), metavar="$", help="Stop before this run costs more."
+@options.paid_run(
+    limit="Grade the oldest N rows only.",
+    dry_run="Send and record nothing; count the rows and estimate the cost.",
+    max_cost="Stop before this run costs more.",
 )
 @options.config_file
 @options.as_json

@@ -191,11 +191,10 @@ def _show_checks(results: "list[ProbeResult]") -> None:
     metavar="HOW",
     help="Grader in text form: exact, regex, json-equal, judge, human, python:MODULE:FUNCTION.",
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Use the first N rows only.")
-@options.concurrency
-@click.option("--dry-run", is_flag=True, help="Send nothing; estimate the cost.")
-@click.option(
-    "--max-cost", type=click.FloatRange(0, min_open=True), metavar="$", help="Stop before the total cost exceeds this."
+@options.paid_run(
+    limit="Use the first N rows only.",
+    dry_run="Send nothing; estimate the cost.",
+    max_cost="Stop before the total cost exceeds this.",
 )
 @options.as_json
 def collect_command(questions: str, *, output: str, config: str, dry_run: bool, as_json: bool, **settings: Any) -> None:

@@ -162,9 +162,6 @@ sure = chained(
     ),
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
-concurrency = click.option(
-    "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Maximum number of concurrent calls."
-)
 config_file = click.option(
     "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration file."
 )
@@ -174,6 +171,20 @@ policy = click.option(
 key_file = click.option(
     "--key-file", metavar="FILE", help="Key behind the draws of --boundary random.  [default: the project's]"
 )
+
+
+def paid_run(*, limit: str, dry_run: str, max_cost: str) -> Callable[[Command], Command]:
+    """Return the options of a command that pays for many calls, with what they mean there."""
+    dollars = click.FloatRange(0, min_open=True)
+    return chained(
+        click.option("--limit", type=click.IntRange(1), metavar="N", help=limit),
+        click.option(
+            "--concurrency", type=click.IntRange(1), default=16, show_default=True,
+            help="Maximum number of concurrent calls.",
+        ),
+        click.option("--dry-run", is_flag=True, help=dry_run),
+        click.option("--max-cost", type=dollars, metavar="$", help=max_cost),
+    )  # fmt: skip
 
 
 def read_pair(config: str, policy: str | None) -> "Config":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from conformal_arbitrage.upstream.webhook import WebhookAttempt, WebhookEndpoint
 
 
-@click.group("webhooks")
+@click.group("webhooks", cls=options.WrappingGroup)
 def webhooks_command() -> None:
     """Test the webhooks of the gateway, and list what was sent to them.
 
