@@ -9,6 +9,7 @@ import pytest
 
 from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold, Step, chain_words
 from conformal_arbitrage.calibration.guarantee import guarantee_text, summary_lines
+from conformal_arbitrage.calibration.learned_score import LearnedTerms
 from conformal_arbitrage.calibration.path_guarantee import path_guarantee_text, path_summary
 from conformal_arbitrage.calibration.promises import sure_promise
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold
@@ -112,6 +113,21 @@ def cascade_certificates():
         yield path_summary(("a", "b"), "c", 0.1, 200, loss, status=status)
 
 
+def learned_certificates():
+    """Yield the text of certificates with a learned score."""
+    terms = LearnedTerms(
+        features=("margin", "position", "menu", "group", "tokens"), version=1, menu_size=4, penalties=(1.0, 5.0), rows=190,
+        columns=60, rounded_rows=3, missing={"group": 0, "tokens": 0}, deferred=0.4, sha256="",
+    )  # fmt: skip
+    for score, router, missing in itertools.product(("auto", "learned"), (False, True), (None, "worst_case")):
+        yield guarantee_text(
+            status="learned", alpha=0.1, relaxation=None, loss_bound=1.0, full_sight_loss=0.0, n=200,
+            loss="guardian_regret", binarized=False, router=router, guardian_sees="all", boundary="random",
+            missing_guardian=missing, score_digits=12, score=score, learned=terms,
+        )  # fmt: skip
+        yield summary_lines(alpha=0.1, n=200, router=router, relaxation=None, guardian_sees="all", learned=True)
+
+
 def uncovered(text):
     return [sentence for sentence in sentences(text) if not any(words in sentence for words in WORDS)]
 
@@ -122,13 +138,14 @@ def test_every_sentence_of_a_page_that_states_a_bound_is_covered(page):
 
 
 def test_every_sentence_of_a_certificate_that_states_a_bound_is_covered():
-    texts = [*certificates(), *sure_certificates(), *chains(), *cascade_certificates()]
+    texts = [*certificates(), *sure_certificates(), *chains(), *cascade_certificates(), *learned_certificates()]
     assert {sentence for text in texts for sentence in uncovered(text)} == set()
 
 
 def test_every_word_of_the_table_is_said_somewhere_and_covered_by_a_listed_test():
     pages = [page.read_text() for page in PAGES]
-    said = [*set(certificates()), *sure_certificates(), *chains(), *cascade_certificates(), *pages]
+    special = [*sure_certificates(), *chains(), *cascade_certificates(), *learned_certificates()]
+    said = [*set(certificates()), *special, *pages]
     said = [sentence for text in said for sentence in sentences(text)]
     assert len(WORDS) > 15
     for words, test in WORDS.items():

@@ -6,6 +6,7 @@ from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.decisions import Decisions
 from conformal_arbitrage.calibration.key_files import read_key
+from conformal_arbitrage.calibration.learned_score import Features
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, split
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
@@ -63,6 +64,7 @@ __all__ = [
     "DeadlineError",
     "Decision",
     "Decisions",
+    "Features",
     "Frontier",
     "FrontierPoint",
     "GuardianError",

@@ -136,6 +136,22 @@ class Leg(Struct, frozen=True, kw_only=True):
     reply: Any = None
 
 
+class LearnedUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a learned score decided.
+
+    Attributes:
+        candidate: the score that kept most rows: "margin", or "penalty L" for the fit with that penalty.
+        count: how many rows of the log it keeps, the query included.
+        score: the query's own; a larger one is more at risk.
+        missing: features that the query lacked, counted as 0.
+    """
+
+    candidate: str
+    count: int
+    score: float
+    missing: tuple[str, ...] = ()
+
+
 class Decision(Struct, frozen=True, kw_only=True):
     """The outcome of the rule for one query.
 
@@ -149,6 +165,7 @@ class Decision(Struct, frozen=True, kw_only=True):
         legs: the models a live decision called, in order.
         spent: the sum over the legs.
         no_guarantee: why a live decision has no guarantee; None if it has one.
+        learned: how a learned score decided; None if the margin did, or there was nothing to decide.
     """
 
     id: str | None
@@ -161,6 +178,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     legs: tuple[Leg, ...] = ()
     spent: Spent = Spent()
     no_guarantee: str | None = None
+    learned: LearnedUse | None = None
 
     @property
     def deferred(self) -> bool:

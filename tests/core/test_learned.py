@@ -5,9 +5,17 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError
-from conformal_arbitrage.core.features import FeatureRows, FeatureSet, feature_matrix, unseen_groups
-from conformal_arbitrage.core.learned import STRENGTHS, decide_learned, fit_ridges, spendable_losses
+from conformal_arbitrage.core.features import FeatureRows, FeatureSet, feature_matrix, query_features, unseen_groups
+from conformal_arbitrage.core.learned import (
+    STRENGTHS,
+    decide_budgets,
+    decide_learned,
+    fit_ridges,
+    left_out_kept,
+    spendable_losses,
+)
 from conformal_arbitrage.core.learned import _left_out_scores as left_out_scores
+from conformal_arbitrage.core.learned_rule import learned_rule
 
 
 def world(rng, n, *, discrete, columns=4):
@@ -220,3 +228,70 @@ def test_scores_on_half_a_tick_tie_by_symmetry():
             one = [j]
             kept += decide_learned(fits, features[one], u[one], margin[one], budget=budget, with_margin=False).kept[0]
         assert kept <= budget
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+@pytest.mark.parametrize("with_margin", [False, True])
+def test_one_query_at_a_time_is_decided_as_many_at_once(discrete, with_margin):
+    rng = np.random.default_rng(11)
+    features, loss, u, margin = world(rng, 160, discrete=discrete)
+    used, rest = np.flatnonzero(margin[:60] > 0), np.flatnonzero(margin[60:] > 0) + 60
+    fits = fit_ridges(features[used], PENALTIES, loss[used], u[used], margin[used], strengths=STRENGTHS)
+    new = (rng.random(160) < 0.2).astype(float)
+    queries = np.concatenate([rest, used])  # logged rows too: each meets its own draw again
+    for budget in (1, 5, int(loss[used].sum()), 100):
+        together = decide_learned(
+            fits, features[queries], u[queries], margin[queries], budget=budget, unseen=new[queries],
+            with_margin=with_margin,
+        )  # fmt: skip
+        rule = learned_rule(fits, budget=budget, with_margin=with_margin)
+        for k, row in enumerate(queries):
+            places = np.flatnonzero(features[row]).tolist()
+            one = rule.decide(places, features[row, places].tolist(), u[row], margin[row], unseen=bool(new[row]))
+            expected = (together.kept[k], together.candidate[k], together.count[k])
+            assert (one.kept, one.candidate, one.kept_rows) == expected, (budget, row)
+            assert one.score == pytest.approx(together.score[k], abs=1e-9)
+
+
+def test_several_budgets_are_decided_as_each_alone():
+    rng = np.random.default_rng(12)
+    features, loss, u, margin = world(rng, 120, discrete=True)
+    used = np.flatnonzero(margin[:60] > 0)
+    fits = fit_ridges(features[used], PENALTIES, loss[used], u[used], margin[used], strengths=STRENGTHS)
+    several = decide_budgets(fits, features[60:], u[60:], margin[60:], budgets=[2, 6])
+    for budget, one in zip([2, 6], several, strict=True):
+        alone = decide_learned(fits, features[60:], u[60:], margin[60:], budget=budget)
+        assert (one.kept == alone.kept).all()
+        assert (one.count == alone.count).all()
+
+
+def test_a_log_decides_its_own_rows_with_each_left_out():
+    rng = np.random.default_rng(13)
+    features, loss, u, margin = world(rng, 40, discrete=False)
+    fits = fit_ridges(features, PENALTIES, loss, u, margin, strengths=STRENGTHS)
+    kept = left_out_kept(fits, budget=6, with_margin=True)
+    by_others = [
+        kept_without(np.delete(np.arange(40), j), features, loss, u, margin, j, Fraction(6, 40)) for j in range(40)
+    ]
+    assert [k for k in np.flatnonzero(loss) if kept[k]] == [k for k in np.flatnonzero(loss) if by_others[k]]
+    assert loss[kept].sum() == 6
+    assert left_out_kept(fits, budget=40, with_margin=False).all()
+
+
+def test_features_of_one_query_are_those_of_a_log_to_the_bit():
+    rng = np.random.default_rng(14)
+    n, size = 200, 4
+    scores = np.round(rng.random((n, size)) * rng.choice([-1, 0, 1, 1, 1], (n, 1)), rng.integers(1, 4))
+    margin, top = np.round(rng.random(n), 3), rng.integers(0, size, n)
+    group, tokens = rng.choice(["a", "b", "c", ""], n).tolist(), rng.integers(0, 500, n).astype(float)
+    rows = FeatureRows(margin=margin, top=top, scores=scores, group=group, tokens=tokens)
+    for features in (FeatureSet(menu_size=size, groups=("a", "b"), tokens=True), FeatureSet(), FeatureSet(tokens=True)):
+        matrix = feature_matrix(features, rows)
+        for k in range(n):
+            places, values = query_features(
+                features, float(margin[k]), int(top[k]), scores[k].tolist(), group[k] or None, float(tokens[k])
+            )
+            row = np.zeros(matrix.shape[1])
+            row[places] = values
+            assert row.tobytes() == matrix[k].tobytes()
+    assert len(query_features(FeatureSet(tokens=True), 0.5, 12, [], None, None)[0]) == 2, "no place, no tokens"

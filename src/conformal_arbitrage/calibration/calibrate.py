@@ -12,10 +12,11 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.certificate import Certificate, Status
 from conformal_arbitrage.calibration.decisions import decide_rows
 from conformal_arbitrage.calibration.groups import threshold_rows
 from conformal_arbitrage.calibration.guarantee import guarantee_text
+from conformal_arbitrage.calibration.learned_fit import LearnedFit, learn_score
 from conformal_arbitrage.calibration.margins import margin_quantiles, write_quantiles
 from conformal_arbitrage.calibration.options import (
     REGRET,
@@ -109,6 +110,8 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
         **_net_terms(log, options, thresholds.fit.relaxation, thresholds.fit.boundary_u),
         **_sure_terms(thresholds, options),
         "unit": _unit(log, options),
+        "score": options.score if options.learned else None,
+        "learned": None if thresholds.learned is None else thresholds.learned.terms,
     }
     keyed = options.boundary == "random" or (options.confidence is not None and not options.is_binary(log, bound))
     key = options.key if keyed else None
@@ -126,6 +129,7 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
         **_provenance(log),
         guarantee=guarantee_text(**terms),
         key=key,
+        fit=None if thresholds.learned is None else thresholds.learned.score,
     )
 
 
@@ -135,9 +139,10 @@ class _Thresholds:
 
     alpha: Fraction
     fit: Fit
-    status: Literal["ok", "always_defer", "by_group"]
+    status: Status
     dial: tuple[DialStop, ...] | None = None
     groups: dict[str, GroupThreshold] | None = None
+    learned: LearnedFit | None = None
 
 
 def _thresholds(
@@ -147,6 +152,8 @@ def _thresholds(
         refuse_graded(log, options, bound)
     if options.by is not None:
         return _by_group(log, alpha, bound, options, options.by)
+    if options.learned:
+        return _learned(log, alpha, bound, options)
     if not options.dial:
         one = find_threshold(log, curve, alpha, bound, options, options.delta())
         return _Thresholds(alpha=alpha, fit=one, status=_status(one))
@@ -183,6 +190,16 @@ def _by_group(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibrat
 def _of_group(part: ScoreLog, one: Fit, options: CalibrationOptions, *, shared: bool) -> Fit:
     """Return a threshold with the rows and the loss of one group, if several share it."""
     return replace(one, n=len(part), total=total_at(part, one, options)) if shared else one
+
+
+def _learned(log: ScoreLog, alpha: Fraction, bound: Fraction, options: CalibrationOptions) -> _Thresholds:
+    """Learn a score; without room for a single loss, every query is deferred."""
+    learned = learn_score(log, alpha, bound, options)
+    if learned is None:
+        none = Fit(n=len(log), relaxation=None, boundary_u=None, total=Fraction(0))
+        return _Thresholds(alpha=alpha, fit=none, status="always_defer")
+    whole = Fit(n=len(log), relaxation=None, boundary_u=None, total=learned.total)
+    return _Thresholds(alpha=alpha, fit=whole, status="learned", learned=learned)
 
 
 def _status(one: Fit) -> Literal["ok", "always_defer"]:
@@ -230,7 +247,7 @@ def _margin_quantiles(log: ScoreLog, options: CalibrationOptions) -> str | None:
 def _slack(thresholds: _Thresholds, bound: Fraction, options: CalibrationOptions) -> float:
     """Return the unspent part of the budget, after the next unit's rows at the bound where the promise is an average."""
     total, n, unseen = thresholds.fit.total, thresholds.fit.n, options.unseen
-    if options.confidence is not None or options.by is not None:
+    if options.confidence is not None or options.by is not None or thresholds.learned is not None:
         return float(thresholds.alpha) - float(total / n)
     return float(thresholds.alpha - (total + unseen * bound) / (n + unseen))
 
@@ -243,11 +260,11 @@ def _unit(log: ScoreLog, options: CalibrationOptions) -> Literal["session"] | No
     """
     if not has_sessions(log):
         return None
-    others = (options.cluster, options.confidence, options.by, options.dial or None)
+    others = (options.cluster, options.confidence, options.by, options.dial or None, options.learned or None)
     if not log.is_router or options.loss_name != REGRET or any(one is not None for one in others):
         raise OptionError(
             f"{log.source}: its rows are sessions (column '{SESSION_TURNS}'), which are certified in router form with the "
-            "Guardian regret only; leave loss=, cluster=, confidence=, dial= and by= out"
+            "Guardian regret only; leave loss=, cluster=, confidence=, dial=, by= and score= out"
         )
     return "session"
 

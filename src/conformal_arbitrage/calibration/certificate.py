@@ -14,25 +14,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.calibration.ancestry import Ancestry
+from conformal_arbitrage.calibration.combinations import refusal
 from conformal_arbitrage.calibration.consistency import refuse_contradictions, worded
-from conformal_arbitrage.calibration.decisions import Decisions, decide_by_group, decide_rows, guardian_choice
+from conformal_arbitrage.calibration.decisions import (
+    Decisions,
+    decide_by_group,
+    decide_by_score,
+    decide_rows,
+    guardian_choice,
+)
 from conformal_arbitrage.calibration.documents import (
     SCHEMA,
     convert_document,
+    joined_arrays,
     read_document,
     signed_bytes,
+    split_arrays,
     write_document,
 )
 from conformal_arbitrage.calibration.draws import draw, draws
 from conformal_arbitrage.calibration.facts import certificate_facts, certificate_summary
+from conformal_arbitrage.calibration.learned_score import (
+    LearnedScore,
+    LearnedTerms,
+    read_score,
+    read_sidecar,
+    sidecar_path,
+)
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold, Membership, group_threshold, lower_stop
-from conformal_arbitrage.core.gaps import SINGLE_DIGITS, is_single, row_gaps, row_sight
+from conformal_arbitrage.core.gaps import SINGLE_DIGITS, as_row, is_single, row_gaps, row_margin, row_sight
 from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.errors import CertificateError, OptionError
+from conformal_arbitrage.scorelog.files import write_bytes
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.types import Boundary, Decision, MissingGuardian
+from conformal_arbitrage.types import Boundary, Decision, LearnedUse, MissingGuardian
+
+Status = Literal["ok", "always_defer", "by_group", "learned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +60,9 @@ class Certificate:
 
     Attributes:
         status: "ok"; "always_defer" if no relaxation keeps the budget but deferring every query does; "by_group" if
-            each group has a threshold of its own.
+            each group has a threshold of its own; "learned" if a learned score decides.
         relaxation: actions within this gap of the top one are candidates; None to defer every query, as a certificate
-            by groups does with those of an unknown group.
+            by groups does with those of an unknown group, or if a learned score decides.
         boundary_u: for boundary="random", the largest draw that keeps an action exactly at the threshold gap.
         alpha: the risk budget.
         n: rows of the log.
@@ -62,9 +81,9 @@ class Certificate:
         score_digits: significant decimals of a Primary score, 12 or 6.
         fewest_actions: the smallest menu of the log; None if not recorded (schema 1).
         most_actions: the largest.
-        empirical_risk: total loss / n at the relaxation.
+        empirical_risk: total loss / n at the relaxation; of a learned score, with each row decided by the others.
         slack: alpha - (total + loss_bound) / (n + 1), the unspent part of the budget; with clusters of at most M rows,
-            alpha - (total + M loss_bound) / (n + M); with a confidence or by groups, alpha - total / n.
+            alpha - (total + M loss_bound) / (n + M); with a confidence, by groups or learned, alpha - total / n.
         envelope_excess: how far a user's loss was raised to make it monotone, as a mean over rows.
         columns: the log's columns that played Primary and Guardian.
         identities: the scorers that made the scores, or "unbound".
@@ -85,6 +104,8 @@ class Certificate:
         groups: the threshold of each group; None without groups.
         small_groups: "merge" if small groups share one; else None.
         unit: "session" if a row is a whole session and the guarantee is about the next one; None if a row is a query.
+        score: "auto" or "learned" if the score is learned; None if it is the margin.
+        learned: what the score is learned from; None unless a learned score decides.
         looked_at: what is known of earlier looks at these rows, in words; None if there was none.
         ancestry: where it stands in a chain of certificates; None if it begins one. If it was tightened, `relaxation` and
             `boundary_u` are larger than the log gave, and everything else is as the log gave it.
@@ -92,10 +113,11 @@ class Certificate:
         secret_id: the fingerprint of the project secret that signed it, and behind the draws; None if unsigned.
         signature: of everything else, with the project's secret; None if unsigned, as all of schema 1 are.
         key: the secret behind the draws; never part of the saved certificate.
+        fit: the learned score itself; saved in a file beside the certificate, whose digest `learned` holds.
     """
 
     schema: int = SCHEMA
-    status: Literal["ok", "always_defer", "by_group"]
+    status: Status
     relaxation: float | None
     boundary_u: float | None
     alpha: float
@@ -136,12 +158,15 @@ class Certificate:
     groups: dict[str, GroupThreshold] | None = None
     small_groups: Literal["merge"] | None = None
     unit: Literal["session"] | None = None
+    score: Literal["auto", "learned"] | None = None
+    learned: LearnedTerms | None = None
     looked_at: str | None = None
     ancestry: Ancestry | None = None
     margin_quantiles: str | None = None
     secret_id: str | None = None
     signature: str | None = None
     key: bytes | None = field(default=None, repr=False, compare=False)
+    fit: LearnedScore | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: str | Path, *, key: bytes | None = None, secret: ProjectSecret | None = None) -> "Certificate":
@@ -154,11 +179,13 @@ class Certificate:
             secret: the project's secret; the signature is verified with it.
 
         Raises:
-            CertificateError: the file is missing, damaged, contradictory or of another schema version; or the key or
-                the signature is wrong.
+            CertificateError: the file is missing, damaged, contradictory or of another schema version; the key or the
+                signature is wrong; or the file with the arrays of a learned score is absent or altered.
         """
         source = Path(path)
         certificate = cls.from_dict(read_document(source), key=key, source=str(source))
+        if certificate.learned is not None and certificate.fit is None:
+            certificate = certificate.with_arrays(read_sidecar(source), source=str(sidecar_path(source)))
         if secret is None:
             return certificate
         certificate.check_signature(secret, source=str(source))
@@ -173,19 +200,36 @@ class Certificate:
             key: as in `load`.
             source: where the document came from, for error messages.
         """
-        certificate = convert_document(document, cls, source)
+        content, arrays = split_arrays(document, source)
+        certificate = convert_document(content, cls, source)
         refuse_contradictions(certificate, source)
+        if arrays is not None:
+            certificate = certificate.with_arrays(arrays, source=source)
         return certificate if key is None else certificate._with_key(key)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the certificate as a JSON document, without the key."""
-        document = asdict(self)
-        del document["key"]
-        return document
+    def to_dict(self, *, with_arrays: bool = False) -> dict[str, Any]:
+        """Return the certificate as a JSON document, without the key.
+
+        Args:
+            with_arrays: put the arrays of a learned score into it, so that one document holds everything.
+        """
+        document = asdict(replace(self, key=None, fit=None))
+        del document["key"], document["fit"]
+        return document if self.fit is None or not with_arrays else joined_arrays(document, self.fit.packed)
 
     def save(self, path: str | Path) -> None:
-        """Write certificate.json; the key is not part of it."""
+        """Write certificate.json and, for a learned score, certificate.npz beside it; the key is not part of either."""
+        if self.fit is not None:
+            write_bytes(sidecar_path(path), self.fit.packed)
         write_document(path, self.to_dict())
+
+    def with_arrays(self, packed: bytes, *, source: str = "certificate") -> "Certificate":
+        """Return the certificate with its learned score, from the content of the file beside it.
+
+        Raises:
+            CertificateError: the arrays are not those that it was made with, or it has no learned score.
+        """
+        return replace(self, fit=read_score(self, packed, source))
 
     @property
     def signed(self) -> bool:
@@ -212,7 +256,7 @@ class Certificate:
             )
 
     def candidates(
-        self, primary_scores: object, *, id: str | None = None, group: Membership = None
+        self, primary_scores: object, *, id: str | None = None, group: Membership = None, tokens: float | None = None
     ) -> NDArray[np.intp]:
         """Return the indices of one query's candidates: a single one is chosen, several go to the Guardian.
 
@@ -220,17 +264,41 @@ class Certificate:
             primary_scores: one number per action; None or NaN anywhere means no opinion, so every action is kept.
             id: the query's id, fixed before its scores; required for boundary="random".
             group: as in `decide`.
+            tokens: as in `decide`.
         """
-        return np.array(self.sight(primary_scores, id=id, group=group)[0], dtype=np.intp)
+        return np.array(self.sight(primary_scores, id=id, group=group, tokens=tokens)[0], dtype=np.intp)
 
     def sight(
-        self, primary_scores: object, *, id: str | None = None, group: Membership = None
+        self, primary_scores: object, *, id: str | None = None, group: Membership = None, tokens: float | None = None
     ) -> tuple[list[int], float]:
         """Return one query's candidates as plain integers, and its margin."""
+        if self.learned is not None:
+            return self.learned_sight(primary_scores, id=id, group=group, tokens=tokens)[:2]
         self._refuse_single(not _are_floats(primary_scores) and is_single(primary_scores))
         relaxation, boundary_u = self.threshold(group)
         u = 0.0 if boundary_u is None else self._draw(id)
         return row_sight(primary_scores, relaxation, digits=self.score_digits, u=u, boundary_u=boundary_u)
+
+    def learned_sight(
+        self, primary_scores: object, *, id: str | None = None, group: Membership = None, tokens: float | None = None
+    ) -> tuple[list[int], float, LearnedUse | None]:
+        """Return the same under a learned score, and how that decided."""
+        self._refuse_single(not _are_floats(primary_scores) and is_single(primary_scores))
+        if not isinstance(group, str | None):
+            raise OptionError(f"several groups and learned do not go together: {refusal('several groups', 'learned')}")
+        gaps = row_gaps(primary_scores, digits=self.score_digits)
+        scores: Any = primary_scores if _are_floats(primary_scores) else as_row(primary_scores)[:, 0].tolist()
+        kept, use = self.learned_score().decide(scores, gaps, self._draw(id), group, tokens)
+        return [gaps.index(0.0)] if kept else list(range(len(gaps))), row_margin(gaps), use
+
+    def learned_score(self) -> LearnedScore:
+        """Return the learned score; raise a CertificateError that says how to provide it if there is none."""
+        if self.fit is None:
+            raise CertificateError(
+                "the arrays of the learned score are missing: Certificate.load(path) reads them from the .npz file beside "
+                "the certificate"
+            )
+        return self.fit
 
     def threshold(self, group: Membership = None) -> tuple[float | None, float | None]:
         """Return the relaxation and the boundary draw for a query; of several groups the largest one's."""
@@ -243,6 +311,7 @@ class Certificate:
         guardian: object = None,
         id: str | None = None,
         group: Membership = None,
+        tokens: float | None = None,
     ) -> Decision:
         """Decide one query: the Primary's top action if it stands alone, otherwise the Guardian's choice.
 
@@ -256,9 +325,15 @@ class Certificate:
             guardian: the Guardian's scores, one per action of the whole menu. Only those of the actions shown are
                 read, the others may be None; `action` stays None if one of those is None or NaN.
             id: the query's id, fixed before its scores; required for boundary="random".
-            group: the query's group or groups, for a certificate by groups; one that is not known defers.
+            group: the query's group or groups, for a certificate by groups; one that is not known defers. For a learned
+                score the group that is one of its features.
+            tokens: the Primary's output tokens, if they are a feature of the learned score.
         """
-        kept, margin = self.sight(primary_scores, id=id, group=group)
+        use = None
+        if self.learned is None:
+            kept, margin = self.sight(primary_scores, id=id, group=group)
+        else:
+            kept, margin, use = self.learned_sight(primary_scores, id=id, group=group, tokens=tokens)
         deferred = len(kept) > 1
         action: int | None = kept[0]
         if deferred:
@@ -272,6 +347,7 @@ class Certificate:
             decided_by="guardian" if deferred else "primary",
             margin=margin,
             relaxation=self.threshold(group)[0],
+            learned=use,
         )
 
     def apply(self, log: ScoreLog) -> Decisions:
@@ -281,6 +357,8 @@ class Certificate:
         if self.groups is not None and self.by is not None:
             u = draws(self.secret(), log) if self.boundary == "random" else None
             return decide_by_group(same_digits, self.groups, by=self.by, u=u, sees_all=sees_all)
+        if self.learned is not None:
+            return decide_by_score(same_digits, self.learned_score(), draws(self.secret(), log))
         u = None if self.boundary_u is None else draws(self.secret(), log)
         return decide_rows(same_digits, relaxation=self.relaxation, boundary_u=self.boundary_u, u=u, sees_all=sees_all)
 

@@ -61,6 +61,7 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ): "which groups are small depends on the log, so its rows of small groups are no independent draws of their traffic",
     ("confidence", "learned"): "the score was learned on the rows that it would be certified on",
     ("dial", "learned"): "the score was learned on the rows that it would be certified on",
+    ("groups", "learned"): "one score is learned from all rows; calibrate the rows of one group",
     ("range", "net"): "its law is known for losses of 0 or the bound only",
     ("range", "path"): "its law is known for one threshold only",
     ("range", "learned"): "its law is known for a score that was fixed before",

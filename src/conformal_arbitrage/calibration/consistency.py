@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from conformal_arbitrage.calibration.ancestry import Ancestry, chain_words
 from conformal_arbitrage.calibration.guarantee import TERMS, guarantee_text
+from conformal_arbitrage.calibration.learned_score import FEWEST_ROWS, LearnedTerms
 from conformal_arbitrage.calibration.margins import are_quantiles
 from conformal_arbitrage.calibration.options import NET, REGRET
 from conformal_arbitrage.calibration.planning import rows_needed
@@ -55,7 +56,8 @@ def least_loss(certificate: "Certificate") -> float:
 def _impossible(certificate: "Certificate") -> dict[str, bool]:
     """Return which fields no certificate of any schema can have together."""
     return {
-        "status": (certificate.status == "by_group") != (certificate.groups is not None),
+        "status": (certificate.status == "by_group") != (certificate.groups is not None)
+        or (certificate.status == "learned") != (certificate.learned is not None),
         "relaxation": (certificate.relaxation is None) != (certificate.status != "ok")
         or (certificate.relaxation is not None and not 0 <= certificate.relaxation < float("inf")),
         "alpha": not 0 < certificate.alpha < certificate.loss_bound < float("inf"),
@@ -87,7 +89,7 @@ def _refuse(certificate: "Certificate", wrong: Mapping[str, bool], source: str) 
 def _contradictions(certificate: "Certificate") -> dict[str, bool]:
     """Return which fields are not what the others imply, as far as that shows without the log."""
     total, slack = certificate.empirical_risk * certificate.n, _expected_slack(certificate)
-    average = certificate.confidence is None and certificate.groups is None
+    average = certificate.confidence is None and certificate.groups is None and certificate.learned is None
     # otherwise deferring may be needed with budget left
     sure = average and certificate.grid is None and certificate.full_sight_loss == 0
     fewest, most, deferring = certificate.fewest_actions, certificate.most_actions, certificate.status == "always_defer"
@@ -98,6 +100,8 @@ def _contradictions(certificate: "Certificate") -> dict[str, bool]:
         "slack": abs(slack - certificate.slack) > 1e-12 * max(1.0, certificate.loss_bound)
         or (sure and certificate.slack >= 0 if deferring else average and certificate.slack < 0),
         **_wrong_parts(certificate),
+        "score": certificate.score is not None and not _may_be_learned(certificate),
+        "learned": certificate.learned is not None and not _are_terms(certificate, certificate.learned),
         "grid": certificate.grid is not None and not _is_on_grid(certificate),
         "envelope_excess": certificate.envelope_excess < 0
         or (certificate.envelope_excess > 0 and certificate.loss in (REGRET, NET)),
@@ -119,10 +123,34 @@ def _contradictions(certificate: "Certificate") -> dict[str, bool]:
 
 
 def _expected_slack(certificate: "Certificate") -> float:
-    if certificate.confidence is not None or certificate.groups is not None:
+    if certificate.confidence is not None or certificate.groups is not None or certificate.learned is not None:
         return certificate.alpha - certificate.empirical_risk
     total, unseen = certificate.empirical_risk * certificate.n, certificate.max_cluster_size or 1
     return certificate.alpha - (total + unseen * certificate.loss_bound) / (certificate.n + unseen)
+
+
+def _may_be_learned(certificate: "Certificate") -> bool:
+    """Tell whether the other fields are those of a learned score."""
+    plain = certificate.loss == REGRET and certificate.unit is None and certificate.confidence is None
+    rule = certificate.guardian_sees == "all" and certificate.boundary == "random"
+    return plain and rule and certificate.cluster is None and certificate.groups is None and certificate.status != "ok"
+
+
+def _are_terms(certificate: "Certificate", terms: LearnedTerms) -> bool:
+    """Tell whether what a certificate says about its learned score can be true."""
+    return (
+        certificate.score is not None
+        and certificate.n >= FEWEST_ROWS
+        and terms.features[:2] == ("margin", "position")
+        and len(set(terms.features)) == len(terms.features)
+        and ("menu" in terms.features) == (terms.menu_size is not None)
+        and set(terms.missing) == set(terms.features) & {"group", "tokens"}
+        and all(0 <= count <= certificate.n for count in terms.missing.values())
+        and 0 <= terms.rounded_rows <= terms.rows <= certificate.n
+        and terms.rows >= 1
+        and 0 <= terms.deferred <= 1
+        and certificate.empirical_risk <= certificate.alpha
+    )
 
 
 def _is_keyed(certificate: "Certificate") -> bool:

@@ -4,20 +4,22 @@ Knows nothing of how the threshold was found.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
+from conformal_arbitrage.calibration.learned_score import LearnedScore
 from conformal_arbitrage.calibration.stops import GroupThreshold, group_threshold
 from conformal_arbitrage.core.arrays import Bools, Floats, Integers
 from conformal_arbitrage.core.choices import guardian_choices
-from conformal_arbitrage.core.gaps import is_candidate, margins, numbers_or_none, sorted_gaps
+from conformal_arbitrage.core.gaps import is_candidate, margins, numbers_or_none, row_gaps, sorted_gaps
 from conformal_arbitrage.core.rows import blocks
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.types import Decision
+from conformal_arbitrage.types import Decision, LearnedUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +34,7 @@ class Decisions:
         candidate: for every action of every row, flat: whether it is a candidate.
         relaxation: the threshold; None if every row is deferred.
         by_group: the threshold of each row, infinite where it is deferred, if groups have their own; else None.
+        learned: how a learned score decided each row; None without one.
     """
 
     log: ScoreLog
@@ -41,6 +44,7 @@ class Decisions:
     candidate: Bools
     relaxation: float | None
     by_group: Floats | None = None
+    learned: Sequence[LearnedUse | None] | None = None
 
     def __len__(self) -> int:
         return len(self.action)
@@ -55,6 +59,7 @@ class Decisions:
             decided_by="guardian" if self.deferred[row] else "primary",
             margin=float(self.margin[row]),
             relaxation=self._relaxation(row),
+            learned=None if self.learned is None else self.learned[row],
         )
 
     def __iter__(self) -> Iterator[Decision]:
@@ -81,6 +86,7 @@ class Decisions:
                 "decided_by": decision.decided_by,
                 "candidates": list(decision.candidates),
                 "margin": None if np.isinf(decision.margin) else decision.margin,
+                **({} if decision.learned is None else {"learned": to_builtins(decision.learned)}),
             }
 
 
@@ -95,6 +101,21 @@ def decide_by_group(
     relaxation = np.array([np.inf if low is None else low for low, _ in pairs])
     boundary_u = None if u is None else np.array([1.0 if draw is None else draw for _, draw in pairs])
     return decide_rows(log, relaxation=relaxation, boundary_u=boundary_u, u=u, sees_all=sees_all)
+
+
+def decide_by_score(log: ScoreLog, score: LearnedScore, u: Floats) -> Decisions:
+    """Decide every row of a log by a learned score, each as a live query would be."""
+    groups, lengths = column_texts(log, "group"), log.primary_usage.output_tokens
+    kept, uses = np.zeros(len(log), np.bool_), list[LearnedUse | None]()
+    for row in range(len(log)):
+        scores = log.primary[log.offsets[row] : log.offsets[row + 1]].tolist()
+        tokens = None if lengths is None else float(lengths[row])
+        group = None if groups is None else groups[row] or None
+        gaps = row_gaps(scores, digits=log.score_digits)
+        kept[row], use = score.decide(scores, gaps, float(u[row]), group, tokens)
+        uses.append(use)
+    decisions = decide_rows(log, relaxation=np.where(kept, 0.0, np.inf), boundary_u=None, u=None, sees_all=True)
+    return replace(decisions, by_group=None, learned=uses)
 
 
 def decide_rows(

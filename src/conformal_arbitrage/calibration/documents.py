@@ -4,6 +4,7 @@ Knows nothing of what the fields mean; `consistency.py` says which contradict ea
 """
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 _READABLE = (1, SCHEMA)
-_NOT_WRITTEN = frozenset({"key"})
+_NOT_WRITTEN = frozenset({"key", "fit"})
 _ADDED = (
     "regret", "spread", "confidence", "zero_one", "dial", "by", "groups", "small_groups", "unit", "ancestry",
-    "margin_quantiles",
+    "margin_quantiles", "score", "learned",
 )  # fmt: skip
 """Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
 ON_THIS_LOG = "on_this_log"
 """What `calibrate --json` prints beside the fields: figures about the log, which no reader of a certificate takes."""
+_ARRAYS = "arrays"
 _Certificate = TypeVar("_Certificate", bound="DataclassInstance")
 
 
@@ -73,6 +75,27 @@ def convert_document(document: object, kind: type[_Certificate], source: str) ->
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         raise CertificateError(f"{source}: {error}; calibrate again") from error
+
+
+def joined_arrays(document: Mapping[str, Any], packed: bytes) -> dict[str, Any]:
+    """Return a document that holds the arrays of a learned score too; its signature covers them by their digest."""
+    return {**document, _ARRAYS: b64encode(packed).decode()}
+
+
+def split_arrays(document: object, source: str) -> tuple[dict[str, Any], bytes | None]:
+    """Return a document without the arrays in it, and these; None if it has none.
+
+    Raises:
+        CertificateError: they are not base64.
+    """
+    content = dict(as_object(document))
+    packed: object = content.pop(_ARRAYS, None)
+    if packed is None:
+        return content, None
+    try:
+        return content, b64decode(str(packed), validate=True)
+    except ValueError as error:
+        raise CertificateError(f"{source}: its arrays are not base64 ({error}); calibrate again") from error
 
 
 def signed_bytes(document: Mapping[str, Any]) -> bytes:

@@ -18,11 +18,17 @@ _AT_0 = {
     False: "the Primary's choice stands wherever it leads; ties at the top are deferred, however many there are",
     True: "the Primary's answer is given wherever its confidence is above 0",
 }
+_NO_RELAXATION = {
+    "ok": "",
+    "always_defer": "none: every query is deferred",
+    "by_group": "one for each group",
+    "learned": "none: a learned score decides",
+}
 
 
 def certificate_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     """Return what matters most as name and value pairs, for people."""
-    none = "none: every query is deferred" if certificate.groups is None else "one for each group"
+    none = _NO_RELAXATION[certificate.status]
     relaxation = none if certificate.relaxation is None else f"{certificate.relaxation:.12g}"
     relaxation += f"  ({_AT_0[certificate.router]})" if certificate.relaxation == 0 else ""
     relaxation += f"  (at this gap, draws up to {certificate.boundary_u:.6f})" if certificate.boundary_u else ""
@@ -35,11 +41,11 @@ def certificate_facts(certificate: "Certificate") -> list[tuple[str, str]]:
             f"{as_written(certificate.loss_bound)}], {certificate.n} rows",
         ),
     ]
-    facts += _sure_facts(certificate)
+    facts += [*_sure_facts(certificate), *_learned_facts(certificate)]
     if certificate.cluster is not None:
         sizes = f"at most {certificate.max_cluster_size} rows each"
         facts.append(("clusters", f"{certificate.clusters} by '{certificate.cluster}', {sizes}"))
-    if certificate.status == "ok":
+    if certificate.status in ("ok", "learned"):
         gross = "" if certificate.regret is None else f" (with gains not counted {certificate.regret:.4f})"
         unused = f"unused budget {certificate.slack:.4f}"
         facts.append(("on this log", f"loss {certificate.empirical_risk:.4f}{gross}, {unused}"))
@@ -51,6 +57,16 @@ def certificate_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     if no_opinion or missing:
         facts.append(("missing scores", f"Primary in {no_opinion} rows (deferred), Guardian in {missing}"))
     return facts
+
+
+def _learned_facts(certificate: "Certificate") -> list[tuple[str, str]]:
+    terms = certificate.learned
+    if terms is None:
+        return []
+    size = f"{terms.rows} rows, {terms.columns} features from {', '.join(terms.features)}"
+    rounded = f"; {terms.rounded_rows} losses rounded by a draw" if terms.rounded_rows else ""
+    each = f"{100 * terms.deferred:.1f} % of the rows, each decided by the others"
+    return [("score", f"{certificate.score}: {size}{rounded}"), ("deferred", each)]
 
 
 def _sure_facts(certificate: "Certificate") -> list[tuple[str, str]]:
@@ -85,4 +101,5 @@ def certificate_summary(certificate: "Certificate") -> str:
         by=certificate.by,
         unit=certificate.unit,
         clusters=certificate.clusters,
+        learned=certificate.learned is not None,
     )

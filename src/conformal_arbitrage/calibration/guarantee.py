@@ -8,8 +8,15 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from math import sqrt
 
+from conformal_arbitrage.calibration.learned_score import LearnedTerms
 from conformal_arbitrage.calibration.planning import rows_needed
-from conformal_arbitrage.calibration.promises import as_written, sure_promise
+from conformal_arbitrage.calibration.promises import (
+    as_written,
+    learned_luck,
+    learned_promise,
+    learned_rule_text,
+    sure_promise,
+)
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold
 
 
@@ -39,6 +46,8 @@ def guarantee_text(
     groups: Mapping[str, GroupThreshold] | None = None,
     small_groups: str | None = None,
     unit: str | None = None,
+    score: str | None = None,
+    learned: LearnedTerms | None = None,
 ) -> str:
     """Return the guarantee of one certificate as a paragraph."""
     own_loss = loss not in ("guardian_regret", "net")
@@ -48,6 +57,11 @@ def guarantee_text(
     if status == "always_defer":
         deferring = _always_defer(alpha, full_sight_loss, own_loss=own_loss, router=router)
         return " ".join([deferring, described, _counted_without_guardian(missing_guardian)])
+    if learned is not None:
+        parts = [learned_promise(alpha, n), described, learned_rule_text(learned, alpha, loss_bound, n, score, router)]
+        parts += _missing_text(missing_guardian, loss_bound, full_sight_loss, binarized=binarized)
+        parts += [learned_luck(alpha), _counted_without_guardian(missing_guardian)]
+        return " ".join([*parts, _not_promised(router=router, grouped=False, dial=False)])
     if unit == "session":
         promise = _session_promise(alpha, n)
     elif confidence is not None or groups is not None:
@@ -60,18 +74,12 @@ def guarantee_text(
     sight = (_OWN_SIGHT if own_loss else _SIGHT)[guardian_sees]
     parts = [promise, described, _router_rule(relaxation, score_digits, unit) if router else sight]
     parts += [_RANDOM.format(what="Confidences" if router else "Actions")] if boundary == "random" else []
-    if missing_guardian:
-        which, least = _UNLABELLED if binarized and not own_loss else "", as_written(full_sight_loss)
-        parts.append(_MISSING.format(bound=as_written(loss_bound), least=least, which=which))
+    parts += _missing_text(missing_guardian, loss_bound, full_sight_loss, binarized=binarized and not own_loss)
     if confidence is None and groups is None:
         usual = sqrt(alpha * (loss_bound - alpha) * (max_cluster_size or 1) / n) if spread is None else spread
         parts.append(_LUCK.format(alpha=as_written(alpha), spread=f"{usual:.2g}"))
     parts += [] if regret is None else [f"With gains not counted, the mean loss on this log is {regret:.4g}."]
-    not_promised = _NOT_PROMISED.format(
-        group="a subgroup" if groups is None else "another group or a part of one",
-        chosen="" if dial is not None else ", or for an alpha chosen after looking",
-        confidence="confidence" if router else "margin",
-    )
+    not_promised = _not_promised(router=router, grouped=groups is not None, dial=dial is not None)
     return " ".join([*parts, _counted_without_guardian(missing_guardian), not_promised])
 
 
@@ -90,8 +98,13 @@ def summary_lines(
     by: str | None = None,
     unit: str | None = None,
     clusters: int | None = None,
+    learned: bool = False,
 ) -> str:
     """Return the guarantee in two lines, for a screen; the certificate holds the whole."""
+    if learned:
+        stands = "answer is given" if router else "choice stands"
+        rule = f"A score learned from these rows says where the Primary's {stands}; otherwise the Guardian decides."
+        return f"{rule}\n{_bounded(alpha, n, confidence)}"
     if by is not None:
         return f"Each group by '{by}' has a threshold of its own; unknown groups are deferred.\n" + _bounded(
             alpha, n, confidence
@@ -125,6 +138,22 @@ def _bounded(alpha: float, n: int, confidence: float | None, unit: str | None = 
         return f"The expected loss of the next {unit or 'decision'} is at most {as_written(alpha)}, {stays}"
     sure = f"With probability {as_written(confidence)} the long-run loss of this certificate"
     return f"{sure} is at most {as_written(alpha)}, {stays}"
+
+
+def _missing_text(missing_guardian: str | None, bound: float, least: float, *, binarized: bool) -> list[str]:
+    """Return the sentence about rows without a Guardian score, if they are counted."""
+    if not missing_guardian:
+        return []
+    which = _UNLABELLED if binarized else ""
+    return [_MISSING.format(bound=as_written(bound), least=as_written(least), which=which)]
+
+
+def _not_promised(*, router: bool, grouped: bool, dial: bool) -> str:
+    return _NOT_PROMISED.format(
+        group="another group or a part of one" if grouped else "a subgroup",
+        chosen="" if dial else ", or for an alpha chosen after looking",
+        confidence="confidence" if router else "margin",
+    )
 
 
 def _counted_without_guardian(missing_guardian: str | None) -> str:

@@ -3,6 +3,7 @@
 Shared by calibrate, verify and evaluate. Knows nothing of budgets, certificates or trials.
 """
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -13,6 +14,7 @@ import numpy as np
 from conformal_arbitrage.calibration.combinations import Feature, Kind, refuse_combination
 from conformal_arbitrage.calibration.draws import draws
 from conformal_arbitrage.calibration.groups import SmallGroups
+from conformal_arbitrage.calibration.learned_score import Features, ScoreKind
 from conformal_arbitrage.calibration.stops import STOPS
 from conformal_arbitrage.core.arrays import Bools, Floats
 from conformal_arbitrage.core.losses import (
@@ -57,6 +59,8 @@ class CalibrationKeywords(TypedDict, total=False):
     by: str | None
     small_groups: SmallGroups | None
     margins: bool | None
+    score: ScoreKind | None
+    features: Features | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,9 @@ class CalibrationOptions:
         small_groups: groups of fewer than ceil(B / alpha) - 1 rows, which cannot keep the budget alone, are deferred; with
             "merge" they share one threshold, and the promise is about their average.
         margins: keep the quantiles of the margins in the certificate; a policy with a guard needs them.
+        score: what queries are ordered by: their margin; "learned", a score learned from this log without setting rows
+            aside; or "auto", for each query whichever of the two keeps more rows.
+        features: what a learned score is learned from; by default groups and tokens, if the log has them.
     """
 
     guardian_sees: GuardianSees = "all"
@@ -108,6 +115,8 @@ class CalibrationOptions:
     by: str | None = None
     small_groups: SmallGroups = "defer"
     margins: bool = False
+    score: ScoreKind = "margin"
+    features: Features | None = None
 
     def __post_init__(self) -> None:
         """Reject unknown values and options that exclude each other."""
@@ -117,6 +126,7 @@ class CalibrationOptions:
             ("missing_guardian", (None, *get_args(MissingGuardian))),
             ("loss", (self.own_loss, NET)),
             ("small_groups", get_args(SmallGroups)),
+            ("score", get_args(ScoreKind)),
         ):
             if getattr(self, name) not in known:
                 allowed = ", ".join(repr(value) for value in known)
@@ -134,6 +144,10 @@ class CalibrationOptions:
         if self.net:
             self._check_net()
         self._check_sure()
+        if self.learned:
+            self._check_learned()
+        elif self.features is not None:
+            raise OptionError('features= are what a score is learned from; give score="auto" (--score auto) as well')
         if self.own_loss is not None and self.loss_name in (REGRET, NET):
             raise OptionError(f"your own loss cannot be named {self.loss_name}; rename the function")
         if self.own_loss is not None and self.loss_bound is None:
@@ -157,6 +171,25 @@ class CalibrationOptions:
         if self.cluster is not None:
             raise OptionError('loss="net" has no proof for clusters; leave cluster= out, or use the Guardian regret')
 
+    def _check_learned(self) -> None:
+        """Refuse what has no proof with a score that is learned from the same rows."""
+        if self.guardian_sees != "all":
+            raise OptionError(
+                f'score="{self.score}" needs guardian_sees="all": its proof counts a deferral as no loss; got '
+                f"{self.guardian_sees!r}"
+            )
+        if self.boundary != "random":
+            raise OptionError(
+                f'score="{self.score}" needs boundary="random" (--boundary random): draws tell rows of equal scores apart'
+            )
+        if self.loss is not None:
+            raise OptionError(
+                f'score="{self.score}" has no proof for loss="{self.loss_name}", only for the Guardian regret; learn the '
+                "score on a part of the rows and calibrate on the others (arbitrage learn)"
+            )
+        if self.cluster is not None:
+            raise OptionError(f'score="{self.score}" has no proof for clusters; leave cluster= out, or use the margin')
+
     def _check_sure(self) -> None:
         """Refuse what has no proof with high probability, with a dial or by groups."""
         if self.confidence is not None and not 0 < as_fraction(self.confidence, name="confidence") < 1:
@@ -169,8 +202,10 @@ class CalibrationOptions:
         features: list[tuple[Feature, bool]] = [
             ("confidence", sure), ("dial", self.dial), ("groups", grouped), ("guard", self.margins),
         ]  # fmt: skip
-        kinds: list[tuple[Kind, bool]] = [("net", self.net), ("cluster", self.cluster is not None), ("groups", grouped)]
-        kinds.append(("merged groups", self.merges))
+        kinds: list[tuple[Kind, bool]] = [
+            ("net", self.net), ("learned", self.learned), ("cluster", self.cluster is not None), ("groups", grouped),
+            ("merged groups", self.merges),
+        ]  # fmt: skip
         for feature, wanted in features:
             for kind, given in kinds:
                 if wanted and given:
@@ -192,6 +227,11 @@ class CalibrationOptions:
     def merges(self) -> bool:
         """Whether small groups share a threshold."""
         return self.small_groups == "merge"
+
+    @property
+    def learned(self) -> bool:
+        """Whether the score is learned from the log."""
+        return self.score != "margin"
 
     @property
     def net(self) -> bool:
@@ -256,14 +296,19 @@ class CalibrationOptions:
 
     def draws(self, log: ScoreLog) -> Floats | None:
         """Return one draw per row, or None unless the boundary is random."""
-        if self.boundary != "random":
-            return None
+        return None if self.boundary != "random" else draws(self._drawing_key(), log)
+
+    def rounding_draws(self, log: ScoreLog) -> Floats:
+        """Return the draws that round losses for a learned score, independent of those that tell ties apart."""
+        return draws(hmac.digest(self._drawing_key(), b"loss rounding v1", "sha256"), log)
+
+    def _drawing_key(self) -> bytes:
         if self.key is None:
             raise OptionError(
                 'boundary="random" needs a key, the same for all calibrations of a project: '
                 "key=ProjectSecret.find().boundary_key; a new key per run would let you draw until you like the result"
             )
-        return draws(self.key, log)
+        return self.key
 
     def check_full_sight(
         self, alpha: Fraction, largest: tuple[Fraction, int], *, tick: Fraction, source: str

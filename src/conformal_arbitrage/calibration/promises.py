@@ -1,11 +1,14 @@
-"""The sentences of certificates that promise more than an average over all queries: with high probability, by group.
+"""The sentences of certificates of special kinds: with high probability, by group, with a learned score.
 
 Part of the guarantee's wording; see `guarantee_text`.
 """
 
 from collections.abc import Mapping, Sequence
 
+from conformal_arbitrage.calibration.learned_score import LearnedTerms
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold
+from conformal_arbitrage.core.learned import spendable_losses
+from conformal_arbitrage.core.losses import as_fraction
 
 
 def as_written(value: float) -> str:
@@ -98,3 +101,49 @@ def _group_list(by: str, groups: Mapping[str, GroupThreshold], fewest: int) -> s
     parts += [f"Always deferred, since their rows cannot keep the budget: {', '.join(deferred)}."] if deferred else []
     rest = "A query of no known group is deferred, and one of several groups gets the largest threshold of theirs."
     return " ".join([*parts, rest])
+
+
+def learned_promise(alpha: float, n: int) -> str:
+    """Return what a certificate with a learned score promises."""
+    return (
+        f"If these {n} logged queries and the next one are exchangeable (same traffic, models, prompts and settings; no row "
+        f"dropped because of its outcome), and alpha, options, features, loss and bound {_FIXED}, then the expected loss of "
+        "the next decision, averaged over calibration logs of this size as well as over queries, is at most "
+        f"{as_written(alpha)}."
+    )
+
+
+_FEATURES = {
+    "margin": "the margin",
+    "position": "the position of the top action",
+    "menu": "the probability of each action",
+    "group": "the group",
+    "tokens": "the Primary's output tokens",
+}
+
+
+def learned_rule_text(terms: LearnedTerms, alpha: float, bound: float, n: int, score: str | None, router: bool) -> str:
+    """Return how a learned score decides, and how it counts losses between 0 and the bound."""
+    losses = spendable_losses(as_fraction(alpha, name="alpha"), as_fraction(bound, name="loss_bound"), n)
+    stands = "answer is given" if router else "top action stands"
+    features = ", ".join(_FEATURES[name] for name in terms.features)
+    penalties = ", ".join(as_written(penalty) for penalty in terms.penalties)
+    among = f"the penalties {penalties}" if score == "learned" else f"the margin itself and the penalties {penalties}"
+    fixed = "" if terms.menu_size is None else f" A query with other than {terms.menu_size} actions is deferred."
+    return (
+        f"The score is a ridge regression of the loss on {features}, learned from these same rows, none of which is set "
+        "aside: a query is decided as if it had been logged with a loss, every row is scored by the fit to all others, and "
+        f"the Primary's {stands} if the query comes, in the order of this score, before the losses of these rows and its "
+        f"own exceed {losses}; otherwise the Guardian decides with everything in sight. Of {among}, the one that keeps most "
+        f"rows decides.{fixed} This is exact for losses of 0 or {as_written(bound)}; a loss in between counts as one of the "
+        f"two by a keyed draw that keeps its mean, as in {terms.rounded_rows} of these rows. Scores are compared after they "
+        "are rounded to nine decimals, and equal ones are told apart by a keyed hash of the query's id: the key is the same "
+        "for every calibration of this project and is secret, and an id is fixed before its scores are known. A query that "
+        "lacks a feature which every logged row has is not covered."
+    )
+
+
+def learned_luck(alpha: float) -> str:
+    """Return what is not known about one calibration."""
+    above = f"The long-run loss of this one certificate may lie above {as_written(alpha)}"
+    return f"{above}, and nothing is proved about how far."

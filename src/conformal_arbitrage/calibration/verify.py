@@ -7,16 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+
 from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold
 from conformal_arbitrage.calibration.calibrate import certify
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.consistency import worded
+from conformal_arbitrage.calibration.learned_score import Features
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.log import ScoreLog
 
-_NOT_RECOMPUTED = frozenset({"schema", "version", "created", "key", "columns", "looked_at", "secret_id", "signature"})
+_NOT_RECOMPUTED = frozenset(
+    {"schema", "version", "created", "key", "fit", "columns", "looked_at", "secret_id", "signature"}
+)
+_MOST_REPLAYED = 2000
+"""Rows on which the decisions of a learned score are compared: they take time, and equal arrays decide alike."""
 _NOT_IN_SCHEMA_1 = frozenset({"guarantee", "router", "fewest_actions", "most_actions"})
 """Worded or absent in schema 1, which this release does not write."""
 
@@ -67,6 +74,7 @@ def verify(certificate: Certificate, log: ScoreLog, *, loss: Loss | None = None)
     skipped = _NOT_RECOMPUTED | _NOT_IN_SCHEMA_1 if certificate.schema == 1 else _NOT_RECOMPUTED
     names = [f.name for f in fields(Certificate) if f.name not in skipped]
     pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
+    pairs |= _learned_pairs(certificate, recomputed, log)
     return Verification(differences={name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
 
 
@@ -93,6 +101,8 @@ def options_of(certificate: Certificate, *, loss: Loss | None = None) -> Calibra
         by=certificate.by,
         small_groups=certificate.small_groups or "defer",
         margins=certificate.margin_quantiles is not None,
+        score=certificate.score or "margin",
+        features=_features(certificate),
         key=None if certificate.key_sha256 is None else certificate.secret(),
     )
 
@@ -105,3 +115,32 @@ def _in_place_of(certificate: Certificate, ancestry: Ancestry, recomputed: Certi
         recomputed = replace(recomputed, relaxation=certificate.relaxation, boundary_u=certificate.boundary_u)
     recomputed = replace(recomputed, ancestry=ancestry)
     return replace(recomputed, guarantee=worded(recomputed))
+
+
+def _features(certificate: Certificate) -> Features | None:
+    """Return what a learned score was learned from; None without one."""
+    terms = certificate.learned
+    if terms is None:
+        return None
+    return Features(groups="group" in terms.features, tokens="tokens" in terms.features, menu_size=terms.menu_size)
+
+
+def _learned_pairs(certificate: Certificate, recomputed: Certificate, log: ScoreLog) -> dict[str, tuple[Any, Any]]:
+    """Return what differs in a learned score: its terms, its arrays beyond 1e-9, and decisions on the log.
+
+    The digest of the file is not compared, since the same arrays may be compressed into other bytes.
+    """
+    if certificate.learned is None or recomputed.learned is None:
+        return {}
+    same_file = replace(recomputed.learned, sha256=certificate.learned.sha256)
+    ours, theirs = certificate.learned_score(), recomputed.learned_score()
+    differing = ours.differs_from(theirs)
+    pairs: dict[str, tuple[Any, Any]] = {
+        "learned": (certificate.learned, same_file),
+        "arrays": (", ".join(differing), ""),
+    }
+    if not differing:
+        some = log.select(np.linspace(0, len(log) - 1, min(len(log), _MOST_REPLAYED)).astype(np.int64))
+        kept = [tuple((~one.apply(some).deferred).nonzero()[0].tolist()) for one in (certificate, recomputed)]
+        pairs["decisions"] = (kept[0], kept[1])
+    return pairs

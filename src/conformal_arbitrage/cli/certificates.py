@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @cascades.path_options
 @click.option("--margins", is_flag=True, help="Keep the quantiles of the margins, which a policy with a guard needs.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="K", help="With --path: of the tuning rows.")
+@options.learned
 @click.option(
     "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
 )
@@ -44,7 +45,6 @@ def calibrate_command(
     guardian_sees: Any,
     boundary: Any,
     loss: Any,
-    loss_bound: str | None,
     binarize: bool,
     cluster: str | None,
     confidence: str | None,
@@ -65,28 +65,30 @@ def calibrate_command(
     arbitrage calibrate log.parquet -o certificate.json          alpha from arbitrage.toml
     arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95    of this one certificate
     arbitrage calibrate cascade.parquet --path --alpha 0.05           of a cascade of several models
+    arbitrage calibrate log.parquet --alpha 0.05 --score auto         a score learned from the same rows
     """
     from conformal_arbitrage.calibration.calibrate import calibrate
 
     options.refuse_same(log, output)
     secret = options.project_secret(config, Path(), Path(output or log).parent)
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
-    loss, boundary = options.loss_and_boundary(loss, boundary)
+    learned = options.learned_options(further)
+    loss, boundary = options.loss_and_boundary(loss, boundary, learned["score"])
     if cascades.take_options(further, "seed"):
         return cascades.calibrate_path_command(alpha, loss, secret)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
-    drawing = _drawing(loss, boundary, None if zero_one or binarize else confidence)
+    drawing = _drawing(loss, boundary, learned["score"], None if zero_one or binarize else confidence)
     certificate = calibrate(
         scores,
         alpha,
         guardian_sees=guardian_sees,
         boundary=boundary,
         loss=loss,
-        loss_bound=loss_bound,
         cluster=cluster,
         confidence=confidence,
         zero_one=zero_one,
         key=_key(secret, key_file, drawing) if drawing or key_file is not None else None,
+        **learned,
         **further,
     )
     looks = options.describe_looks(scores, log, config, fixed_before=fixed_before)
@@ -98,8 +100,10 @@ def calibrate_command(
     _show_certificate(certificate, scores, alpha, output, as_json=as_json)
 
 
-def _drawing(loss: str | None, boundary: str, confidence: str | None) -> str | None:
+def _drawing(loss: str | None, boundary: str, score: str, confidence: str | None) -> str | None:
     """Return the option that takes draws, as a user knows it; None if none does."""
+    if score != "margin":
+        return f"--score {score}"
     if boundary == "random":
         return "--boundary random" if loss is None else "--loss net"
     return None if confidence is None else "--confidence"
@@ -158,6 +162,7 @@ def _show_certificate(
     certificate: "Certificate", scores: "ScoreLog", alpha: str, output: str | None, *, as_json: bool
 ) -> None:
     from conformal_arbitrage.calibration.documents import ON_THIS_LOG
+    from conformal_arbitrage.calibration.learned_score import sidecar_path
 
     if certificate.status == "always_defer":
         needed = _rows_needed(certificate)
@@ -171,7 +176,8 @@ def _show_certificate(
     options.print_facts([*certificate.facts(), _describe_use(**_use(certificate, scores))])
     click.echo(f"\n{certificate.summary}\n")
     if output is not None:
-        click.echo(f"Written: {output}, with the whole guarantee and its conditions.")
+        beside = "" if certificate.fit is None else f" (its arrays: {sidecar_path(output)})"
+        click.echo(f"Written: {output}, with the whole guarantee and its conditions{beside}.")
         if not certificate.signed:
             click.echo(
                 "It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one."
@@ -193,6 +199,8 @@ def _use(certificate: "Certificate", scores: "ScoreLog") -> dict[str, Any]:
     """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost."""
     from conformal_arbitrage.evaluation.costs import costs_of, routed_cost_per_1000
 
+    if certificate.learned is not None:  # each row decided by the others, not also by its own loss
+        return {"deferred": certificate.learned.deferred, "cost_per_1000": None, "guardian_cost_per_1000": None}
     decisions, costs = certificate.apply(scores), costs_of(scores)
     cost = None if costs is None else routed_cost_per_1000(costs, decisions, certificate.guardian_sees)
     guardian = None if costs is None else costs.per_1000["guardian"]

@@ -23,7 +23,7 @@ def certificate_command() -> None:
 @click.argument("certificate")
 @options.as_json
 def show_command(certificate: str, *, as_json: bool) -> None:
-    """Show what a certificate says, and its whole guarantee.
+    """Show what a certificate holds and promises; the arrays of a learned score are checked by their digest.
 
     \b
     arbitrage certificate show certificate.json

@@ -80,6 +80,7 @@ def show_inspection(inspection: "Inspection") -> None:
 @options.rule
 @options.sure
 @cascades.path_options
+@options.learned
 @options.columns
 @options.costs
 @click.option(
@@ -123,11 +124,12 @@ def evaluate_command(
     from conformal_arbitrage.evaluation.figures import save_figure
     from conformal_arbitrage.evaluation.frontier import evaluate
 
-    kind, at_boundary = options.loss_and_boundary(loss, boundary)
+    learned = options.learned_options(sweep)
+    kind, at_boundary = options.loss_and_boundary(loss, boundary, learned["score"])
     if cascades.take_options(sweep):
         return cascades.evaluate_path_command(kind)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
-    frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **sweep)
+    frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **learned, **sweep)
     if figure is not None:
         save_figure(frontier, figure, x=x, y=delta_of)
     options.remember_look(scores, log, "evaluate")

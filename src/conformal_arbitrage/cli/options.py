@@ -161,6 +161,29 @@ sure = chained(
         help="What to do with groups of too few rows: defer them, or let them share a threshold; with --by.",
     ),
 )
+learned = chained(
+    click.option(
+        "--score",
+        type=click.Choice(["margin", "auto", "learned"]),
+        default="margin",
+        show_default=True,
+        help="Order queries by their margin, by a score learned from these rows, or by whichever keeps more of them "
+        "(auto); the latter two need the project's secret.",
+    ),
+    click.option(
+        "--menu-size",
+        type=int,
+        metavar="N",
+        help="Every query has this many actions: a learned score then uses the probability of each.",
+    ),
+    click.option(
+        "--without",
+        "without",
+        multiple=True,
+        type=click.Choice(["groups", "tokens"]),
+        help="Learn without the log's groups, or without its token counts; may be repeated.",
+    ),
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 config_file = click.option(
     "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration file."
@@ -208,12 +231,34 @@ def read_configured(config: str | None) -> "Config":
     return read_config(config or FILE)
 
 
-def loss_and_boundary(loss: str, boundary: str) -> tuple[Any, Any]:
-    """Return both as the library names them; the net loss takes the random boundary that it needs unless told otherwise."""
+def loss_and_boundary(loss: str, boundary: str, score: str = "margin") -> tuple[Any, Any]:
+    """Return both as the library names them.
+
+    The net loss and learned scores take the random boundary that they need unless told otherwise.
+    """
     source = click.get_current_context().get_parameter_source("boundary")
-    if loss == "net" and source is click.core.ParameterSource.DEFAULT:
+    if (loss == "net" or score != "margin") and source is click.core.ParameterSource.DEFAULT:
         boundary = "random"
     return None if loss == "regret" else loss, boundary
+
+
+def learned_options(further: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of a learned score out of a command's, and return them as the library names them.
+
+    Raises:
+        UsageError: features are named for the margin, which has none.
+    """
+    from conformal_arbitrage.calibration.learned_score import Features
+
+    score, menu_size, without = (further.pop(name) for name in ("score", "menu_size", "without"))
+    if score == "margin":
+        if menu_size is not None or without:
+            raise click.UsageError("--menu-size and --without are for a learned score; give --score auto as well")
+        return {"score": score}
+    return {
+        "score": score,
+        "features": Features(groups="groups" not in without, tokens="tokens" not in without, menu_size=menu_size),
+    }
 
 
 def read_log(

@@ -2,14 +2,16 @@
 
 Nothing here is estimated from rows, so a row's features are the same whatever log it is in; only then do logged rows and
 the query stand on equal terms. Equal inputs give equal features to the bit, in a log and live: the logarithm is that of
-the `math` module, one value at a time.
+the `math` module, one value at a time, and sums go from left to right.
 
 Knows nothing of losses, fits or files.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -49,13 +51,14 @@ class FeatureSet:
 
     def penalties(self) -> Floats:
         """Return the weight of each column in the penalty: the level and slope of the score are almost free."""
-        width = 2 + len(_KNOTS) + 2 * _POSITIONS + self._menu_width + len(self.groups) + 2 * self.tokens
+        width = 2 + len(_KNOTS) + 2 * _POSITIONS + self.menu_width + len(self.groups) + 2 * self.tokens
         weights = np.ones(width)
         weights[:2] = 0.001, 0.1
         return weights
 
     @property
-    def _menu_width(self) -> int:
+    def menu_width(self) -> int:
+        """How many columns the probabilities of a declared menu take."""
         size = self.menu_size or 0
         return size * len(_LEVELS) + size * (size - 1) * len(_PAIR_LEVELS)
 
@@ -91,7 +94,62 @@ def feature_matrix(features: FeatureSet, rows: FeatureRows) -> Floats:
         parts.append(_one_hot(features.groups, rows))
     if features.tokens:
         parts.append(_length(rows))
-    return np.concatenate(parts, axis=1)
+    return np.concatenate(parts, axis=1) + 0.0  # -0.0 becomes 0.0
+
+
+def query_features(
+    features: FeatureSet, margin: float, top: int, scores: Sequence[float], group: str | None, tokens: float | None
+) -> tuple[list[int], list[float]]:
+    """Return the features of one query: their columns, and their values as in `feature_matrix`, to the bit.
+
+    Columns that are left out are 0.
+
+    Args:
+        features: which features there are.
+        margin: the lead of the top action.
+        top: its position.
+        scores: one per action; as many as declared if a menu size is.
+        group: the query's group; None if unknown.
+        tokens: the Primary's output tokens; None if unknown.
+    """
+    z = _third_logit(margin)
+    row = [(0, 1.0), (1, z), *[(2 + k, (3 * z - knot) / 3) for k, knot in enumerate(_KNOTS) if 3 * z > knot]]
+    start = 2 + len(_KNOTS)
+    if top < _POSITIONS:
+        row += [(start + top, 1.0), (start + _POSITIONS + top, z)]
+    start += 2 * _POSITIONS
+    if features.menu_size is not None:
+        row += [(start + place, value) for place, value in _query_menu(features.menu_size, top, scores)]
+        start += features.menu_width
+    if group in features.groups:
+        row.append((start + features.groups.index(group), 1.0))
+    start += len(features.groups)
+    if features.tokens and tokens is not None:
+        length = math.log1p(tokens) - _USUAL_TOKENS
+        row += [(start, length), (start + 1, max(0.0, length - 0.5))]
+    return [place for place, _ in row], [value for _, value in row]
+
+
+def _query_menu(size: int, top: int, scores: Sequence[float]) -> list[tuple[int, float]]:
+    """Return what `_menu` holds for one query, as far as it is not 0."""
+    total = reduce(add, scores)  # `sum` compensates, which arrays do not
+    if min(scores) < 0 or not total > 0:
+        return []
+    share = [score / total for score in scores]
+    single = [
+        (k * size + a, 3 * (one - level))
+        for k, level in enumerate(_LEVELS)
+        for a, one in enumerate(share)
+        if one > level
+    ]
+    others, start = [*share[:top], *share[top + 1 :]], size * len(_LEVELS) + top * (size - 1)
+    pairs = [
+        (start + k * size * (size - 1) + place, 3 * (one - level))
+        for k, level in enumerate(_PAIR_LEVELS)
+        for place, one in enumerate(others)
+        if one > level
+    ]
+    return single + pairs
 
 
 def unseen_groups(features: FeatureSet, rows: FeatureRows) -> Floats:
@@ -116,7 +174,7 @@ def _third_logit(confidence: float) -> float:
 def _menu(size: int, rows: FeatureRows) -> list[Floats]:
     """Return each action's probability, and for the top action that of every other, above some levels."""
     scores = np.zeros((len(rows.margin), size)) if rows.scores is None else rows.scores
-    total = scores.sum(axis=1, keepdims=True)
+    total = np.add.accumulate(scores, axis=1)[:, -1:]
     usable = (scores >= 0).all(axis=1, keepdims=True) & (total > 0)
     share = np.where(usable, scores / np.where(usable, total, 1.0), 0.0)
     single = [3 * np.maximum(0.0, share - level) * usable for level in _LEVELS]

@@ -8,7 +8,8 @@ the query added have a closed form, and one eigendecomposition serves every stre
 Losses are 0 or 1 here (in units of the bound). Knows nothing of features, certificates or files.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -17,8 +18,9 @@ from conformal_arbitrage.core.arrays import Bools, Floats, Indices, Integers
 
 STRENGTHS = (1.0, 5.0, 30.0, 300.0)
 """Of the penalty, in the order of preference among equals; the margin comes before all of them."""
-_TICKS, _SHIFT = 1e9, 0.3819660112501051
-_QUERIES_AT_ONCE = 2_000_000
+TICKS, SHIFT = 1e9, 0.3819660112501051
+"""Scores are compared as whole ticks, whose edges are shifted off simple fractions; see `_rounded`."""
+_QUERIES_AT_ONCE = 300_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -138,14 +140,32 @@ def decide_learned(
         unseen: 1 for a query with a column of its own, such as a new group, else 0.
         with_margin: whether the margin itself is a candidate, as for automatic choice.
     """
+    return decide_budgets(fits, features, u, margin, budgets=[budget], unseen=unseen, with_margin=with_margin)[0]
+
+
+def decide_budgets(
+    fits: RidgeFits,
+    features: Floats,
+    u: Floats,
+    margin: Floats,
+    *,
+    budgets: Sequence[int],
+    unseen: Floats | None = None,
+    with_margin: bool = True,
+) -> list[LearnedDecisions]:
+    """Decide queries as `decide_learned` does under several budgets, which share their scores."""
     step = max(1, _QUERIES_AT_ONCE // max(1, len(fits.loss)))
     parts = [
         _decide_block(
-            fits, features[a : a + step], u[a : a + step], margin[a : a + step], budget,
+            fits, features[a : a + step], u[a : a + step], margin[a : a + step], budgets,
             None if unseen is None else unseen[a : a + step], with_margin=with_margin,
         )
         for a in range(0, len(u), step)
     ]  # fmt: skip
+    return [_joined([part[k] for part in parts]) for k in range(len(budgets))]
+
+
+def _joined(parts: Sequence[LearnedDecisions]) -> LearnedDecisions:
     return LearnedDecisions(
         kept=np.concatenate([np.zeros(0, np.bool_), *(part.kept for part in parts)]),
         candidate=np.concatenate([np.zeros(0, np.int64), *(part.candidate for part in parts)]),
@@ -154,33 +174,65 @@ def decide_learned(
     )
 
 
+def left_out_kept(fits: RidgeFits, *, budget: int, with_margin: bool) -> Bools:
+    """Return which logged rows are kept if each is decided by the others: the rule applied to the log itself.
+
+    Args:
+        fits: the fitted log.
+        budget: how many losses its rows may have.
+        with_margin: as in `decide_learned`.
+    """
+    scores = [-fits.margin] if with_margin else []
+    scores += [_rounded(one) for one in fits.loss - (fits.loss - fits.fitted) / (1 - fits.leverage)]
+    best = np.zeros(len(fits.loss), np.bool_)
+    for score in scores:
+        lost = fits.loss_rows[np.lexsort((fits.u[fits.loss_rows], score[fits.loss_rows]))]
+        kept = np.ones(len(score), np.bool_)
+        if budget < len(lost):
+            line, line_u = score[lost[budget]], fits.u[lost[budget]]
+            kept = (score < line) | ((score == line) & (fits.u < line_u))
+        best = kept if kept.sum() > best.sum() else best
+    return best
+
+
 def _decide_block(
     fits: RidgeFits,
     features: Floats,
     u: Floats,
     margin: Floats,
-    budget: int,
+    budgets: Sequence[int],
     unseen: Floats | None,
     *,
     with_margin: bool,
-) -> LearnedDecisions:
+) -> list[LearnedDecisions]:
     copies = _copies(fits, features if unseen is None else np.where(unseen[:, None] > 0, np.nan, features))
-    count, kept, score, candidate = (
-        np.full(len(u), -1),
-        np.zeros(len(u), np.bool_),
-        np.zeros(len(u)),
-        np.zeros(len(u)),
-    )
-    candidates = ([] if not with_margin else [(0, *_by_margin(fits, margin))]) + [
-        (k + 1, *_left_out_scores(fits, k, features, unseen, copies)) for k in range(len(fits.strengths))
+    n = len(u)
+    best = [
+        LearnedDecisions(
+            kept=np.zeros(n, np.bool_), candidate=np.zeros(n, np.int64), count=np.full(n, -1), score=np.zeros(n)
+        )
+        for _ in budgets
     ]
-    for number, rows, own in candidates:
-        counted, stands = _count(rows, own, fits, u, budget)
-        better = counted > count
-        count, kept = np.where(better, counted, count), np.where(better, stands, kept)
-        score, candidate = np.where(better, own, score), np.where(better, number, candidate)
+    for number in range(0 if with_margin else 1, len(fits.strengths) + 1):
+        by_margin = number == 0
+        rows, own = (
+            _by_margin(fits, margin) if by_margin else _left_out_scores(fits, number - 1, features, unseen, copies)
+        )
+        best = [
+            _better(one, number, own, *_count(rows, own, fits, u, budget))
+            for one, budget in zip(best, budgets, strict=True)
+        ]
+    return [replace(one, kept=one.kept & (margin > 0)) for one in best]
+
+
+def _better(best: LearnedDecisions, number: int, own: Floats, counted: Integers, stands: Bools) -> LearnedDecisions:
+    """Return the decisions of a candidate where it keeps more rows than the best so far."""
+    better = counted > best.count
     return LearnedDecisions(
-        kept=kept & (margin > 0), candidate=candidate.astype(np.int64), count=count.astype(np.int64), score=score
+        kept=np.where(better, stands, best.kept),
+        candidate=np.where(better, number, best.candidate),
+        count=np.where(better, counted, best.count),
+        score=np.where(better, own, best.score),
     )
 
 
@@ -204,9 +256,13 @@ def _left_out_scores(
     unrounded = query @ fits.weights[k]
     weight = 1.0 if unseen is None else _query_weight(unseen, float(fits.strengths[k]) * fits.unseen_penalty)
     gain = 1 / (1 / weight + own)
-    moved = fits.fitted[k] + across * ((1 - unrounded) * gain)[:, None]
-    leverage = fits.leverage[k] - across**2 * gain[:, None]
-    scores, predicted = _rounded(fits.loss - (fits.loss - moved) / (1 - leverage)), _rounded(unrounded)
+    moved = across * ((unrounded - 1) * gain)[:, None]
+    moved += fits.loss - fits.fitted[k]
+    across *= across
+    across *= gain[:, None]
+    across += 1 - fits.leverage[k]
+    moved /= across
+    scores, predicted = _rounded(np.subtract(fits.loss, moved, out=moved)), _rounded(unrounded)
     for place, rows in copies:
         scores[place, rows] = predicted[place]
     return scores, predicted
@@ -218,7 +274,12 @@ def _rounded(values: Floats) -> Floats:
     The edges between two roundings lie at places that no such score has: shares such as 1 / 1024 lie exactly between two
     decimals.
     """
-    return (np.rint(values * _TICKS + _SHIFT) - _SHIFT) / _TICKS
+    rounded = values * TICKS
+    rounded += SHIFT
+    np.rint(rounded, out=rounded)
+    rounded -= SHIFT
+    rounded /= TICKS
+    return rounded
 
 
 def _query_weight(unseen: Floats, penalty: float) -> Floats:
@@ -252,6 +313,8 @@ def _count(scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int)
     tied = values == line
     place = budget - (values < line).sum(axis=1, keepdims=True)
     line_u = np.take_along_axis(np.sort(np.where(tied, draws, np.inf), axis=1), place, axis=1)
-    before = (scores < line) | ((scores == line) & (fits.u < line_u))
+    before = np.count_nonzero(scores < line, axis=1)
+    if (tied.sum(axis=1) > 1).any() or (scores == line).any():
+        before += np.count_nonzero((scores == line) & (fits.u < line_u), axis=1)
     stands = (own < line[:, 0]) | ((own == line[:, 0]) & (u < line_u[:, 0]))
-    return before.sum(axis=1) + stands, stands
+    return before + stands, stands

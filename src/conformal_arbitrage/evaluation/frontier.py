@@ -408,7 +408,7 @@ class _Sweep:
             always_defer=float(np.isnan(relaxation).mean()),
             figures={
                 "loss": means["loss"],
-                "relaxation": relaxation,
+                "relaxation": None if options.learned else relaxation,
                 "deferred": means["deferred"],
                 "candidates": means["candidates"],
                 "cost_per_1000": cost,

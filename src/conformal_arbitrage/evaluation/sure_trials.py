@@ -17,6 +17,7 @@ from conformal_arbitrage.core.arrays import Bools, Floats, Indices
 from conformal_arbitrage.core.losses import Number
 from conformal_arbitrage.core.risk import check_alpha
 from conformal_arbitrage.core.trials import Steps, TrialPart
+from conformal_arbitrage.evaluation.learned_trials import learned_calibration
 from conformal_arbitrage.scorelog.fitness import group_rows
 from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -27,6 +28,8 @@ def trial_calibration(
     """Return how each trial finds its thresholds; None if a limit on the total loss, or the usual rule, will do."""
     if options.zero_one:
         refuse_graded(log, options, bound)
+    if options.learned:
+        return learned_calibration(log, steps, alphas, options, bound)
     if options.by is None and (options.confidence is None or options.is_binary(log, bound)):
         return None
     budgets = [check_alpha(alpha, bound) for alpha in alphas]

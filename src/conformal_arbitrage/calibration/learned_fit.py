@@ -1,0 +1,181 @@
+"""Learn a score from a log, with every row used to learn and to calibrate; docs/theory.md has the proof.
+
+Losses other than 0 and the bound are rounded to one of the two by a keyed draw, which keeps their mean: the proof is about
+such losses only.
+
+Knows nothing of certificates or what is said about them.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from conformal_arbitrage.calibration.learned_score import (
+    FeatureName,
+    Features,
+    LearnedScore,
+    LearnedTerms,
+    ScoreRows,
+    pack,
+    refuse_row_count,
+    used_rows,
+)
+from conformal_arbitrage.calibration.options import CalibrationOptions
+from conformal_arbitrage.core.arrays import Bools, Floats, Integers
+from conformal_arbitrage.core.features import VERSION, FeatureRows
+from conformal_arbitrage.core.gaps import SINGLE_DIGITS, margins
+from conformal_arbitrage.core.learned import STRENGTHS, left_out_kept, spendable_losses
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.scorelog.fitness import column_texts
+from conformal_arbitrage.scorelog.log import ScoreLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedFit:
+    """A score that was learned from a log.
+
+    Attributes:
+        score: the score.
+        terms: what the certificate says about it.
+        total: loss of the log's rows if each is decided by the others.
+    """
+
+    score: LearnedScore
+    terms: LearnedTerms
+    total: Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LearnedRows:
+    """All rows of a log as a learned score sees them.
+
+    Attributes:
+        margin: the lead of each row's top action.
+        top: its position.
+        loss: of keeping it, in units of the bound, rounded to 0 or 1 by a draw.
+        rounded: whose loss was neither before.
+        used: which rows a score is learned from.
+        group: of each row, "" if it has none; None without a group feature.
+        tokens: the Primary's output tokens; None without that feature.
+        menu: rows x actions, of rows that have the declared size; None without one.
+    """
+
+    margin: Floats
+    top: Integers
+    loss: Integers
+    rounded: Bools
+    used: Bools
+    group: list[str] | None
+    tokens: Floats | None
+    menu: Floats | None
+
+    def score_rows(self, chosen: Integers | Bools, u: Floats, menu_size: int | None) -> ScoreRows:
+        """Return some of the rows, all of which must be used ones, with their draws."""
+        index = np.arange(len(self.margin))[chosen]
+        rows = self.feature_rows(index)
+        names = () if self.group is None else tuple(sorted({name for name in self.group if name}))
+        return ScoreRows(rows=rows, names=names, menu_size=menu_size, loss=self.loss[index], u=u[index])
+
+    def feature_rows(self, index: Integers) -> FeatureRows:
+        """Return what the features of some rows are computed from."""
+        return FeatureRows(
+            margin=self.margin[index],
+            top=self.top[index],
+            scores=None if self.menu is None else self.menu[index],
+            group=None if self.group is None else [self.group[k] for k in index.tolist()],
+            tokens=None if self.tokens is None else self.tokens[index],
+        )
+
+
+def learned_rows(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> LearnedRows:
+    """Return the rows of a log as a learned score sees them."""
+    features = options.features or Features()
+    top, margin, share = _top_alone(log, options, bound)
+    used = used_rows(margin, log.sizes, features.menu_size)
+    if not used.any():
+        declared = "" if features.menu_size is None else f" of the declared {features.menu_size} actions"
+        raise OptionError(f"{log.source}: no row{declared} has a top action that leads, so there is nothing to learn")
+    return LearnedRows(
+        margin=margin,
+        top=top,
+        loss=(share > options.rounding_draws(log)).astype(np.int64),
+        rounded=(share > 0) & (share < 1) & used,
+        used=used,
+        group=column_texts(log, "group") if features.groups else None,
+        tokens=log.primary_usage.output_tokens if features.tokens else None,
+        menu=None if features.menu_size is None else _menus(log, features.menu_size),
+    )
+
+
+def _top_alone(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> tuple[Integers, Floats, Floats]:
+    """Return each row's top action, its margin, and the loss if it stands alone, in units of the bound."""
+    stairs = options.stairs(log)
+    whole = float(bound * 10**stairs.tick_digits)
+    top, margin, share = np.empty(len(log), dtype=np.int64), np.empty(len(log)), np.empty(len(log))
+    for stair in stairs.blocks:
+        rows = stair.block.rows
+        top[rows], margin[rows] = stair.order[0], margins(stair.gaps)
+        share[rows] = np.minimum(stair.levels[0] / whole, 1.0)
+    return top, margin, share
+
+
+def _menus(log: ScoreLog, size: int) -> Floats:
+    """Return the scores of rows with `size` actions, zeros for the others."""
+    menus, fitting = np.zeros((len(log), size)), log.sizes == size
+    menus[fitting] = log.primary[log.offsets[:-1][fitting][:, None] + np.arange(size)]
+    return menus.astype(np.float32).astype(np.float64) if log.score_digits == SINGLE_DIGITS else menus
+
+
+def learn_score(log: ScoreLog, alpha: Fraction, bound: Fraction, options: CalibrationOptions) -> LearnedFit | None:
+    """Learn a score from a log; None if the budget does not allow a single loss.
+
+    Raises:
+        OptionError: the log has too few rows, or too many.
+    """
+    n = len(log)
+    refuse_row_count(n, log.source)
+    budget, u = spendable_losses(alpha, bound, n), options.draws(log)
+    if budget < 1 or u is None:
+        return None
+    rows, features = learned_rows(log, options, bound), options.features or Features()
+    chosen, with_margin = rows.score_rows(rows.used, u, features.menu_size), options.score == "auto"
+    packed = pack(chosen)
+    score = LearnedScore(
+        rows=chosen, packed=packed, digits=log.score_digits, budget=budget, with_margin=with_margin
+    )  # fmt: skip
+    kept = left_out_kept(chosen.fits(), budget=spendable_losses(alpha, bound, n - 1), with_margin=with_margin)
+    alone = int((log.sizes == 1).sum())
+    terms = LearnedTerms(
+        features=_names(rows),
+        version=VERSION,
+        menu_size=features.menu_size,
+        penalties=STRENGTHS,
+        rows=len(chosen.loss),
+        columns=len(chosen.features.penalties()),
+        rounded_rows=int(rows.rounded.sum()),
+        missing=_missing(rows),
+        deferred=(n - alone - int(kept.sum())) / n,
+        sha256=hashlib.sha256(packed).hexdigest(),
+    )
+    return LearnedFit(score=score, terms=terms, total=int(chosen.loss[kept].sum()) * bound)
+
+
+def _names(rows: LearnedRows) -> tuple[FeatureName, ...]:
+    optional: tuple[tuple[FeatureName, object], ...] = (
+        ("menu", rows.menu),
+        ("group", rows.group),
+        ("tokens", rows.tokens),
+    )
+    return ("margin", "position", *(name for name, values in optional if values is not None))
+
+
+def _missing(rows: LearnedRows) -> dict[str, int]:
+    """Return how many rows lack a feature, by its name."""
+    missing: dict[str, int] = {}
+    if rows.group is not None:
+        missing["group"] = rows.group.count("")
+    if rows.tokens is not None:
+        missing["tokens"] = int(np.isnan(rows.tokens).sum())
+    return missing
