@@ -18,7 +18,8 @@ from conformal_arbitrage.scorers.base import Answerer, Scorer
 from conformal_arbitrage.scorers.human import HumanConfig
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig, Section
 from conformal_arbitrage.scorers.order import Shuffled
-from conformal_arbitrage.scorers.rendered import RenderedAnswerer, RenderedScorer
+from conformal_arbitrage.scorers.rendered import PinnedAnswerer, RenderedScorer
+from conformal_arbitrage.scorers.rendering import VERBATIM
 from conformal_arbitrage.scorers.terminal import Terminal
 from conformal_arbitrage.scorers.user_code import load_object
 from conformal_arbitrage.upstream.base import Port
@@ -96,7 +97,7 @@ class Models:
         """Return the model that plays a role in free text; its own section's unless another is named."""
         model = self.config.section(section or role)
         answerer = model.build_answerer(self._context(model, role, section))
-        return answerer if "rendering" in answerer.identity else RenderedAnswerer(answerer)
+        return answerer if "rendering" in answerer.identity else PinnedAnswerer(answerer, {"rendering": VERBATIM})
 
     def policy(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalArbitrage:
         """Return the calibrated policy over menus."""

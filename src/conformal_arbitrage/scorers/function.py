@@ -5,18 +5,19 @@ Knows nothing of what the function does; a sync one runs in a thread.
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
 from conformal_arbitrage.core.gaps import LARGEST_SCORE, is_single
 from conformal_arbitrage.errors import ConfigError, OptionError, UpstreamError
-from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scores, check_values, stream_answer
+from conformal_arbitrage.scorers.base import Answerer, Identity, Scores, check_values
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
+from conformal_arbitrage.scorers.rendered import PinnedAnswerer
 from conformal_arbitrage.scorers.rendering import RENDERING
 from conformal_arbitrage.scorers.request_fields import requested_identity
 from conformal_arbitrage.scorers.user_code import UserCode, describe, source_identity
-from conformal_arbitrage.types import ChatRequest, Chunk, Query, Spent
+from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort
 
 ScoreFunction = Callable[[Query], Sequence[float] | Awaitable[Sequence[float]]]
@@ -54,27 +55,6 @@ class FunctionConfig(ModelConfig, frozen=True, kw_only=True, tag="function"):
             )
         pinned = {**source_identity(answerer), **requested_identity(context.request_settings)}
         return PinnedAnswerer(answerer, pinned)
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedAnswerer:
-    """An answerer that the user wrote, with the digest of its class's source and more in its identity."""
-
-    answerer: Answerer
-    pinned: Identity
-
-    @property
-    def identity(self) -> Identity:
-        """The answerer's own, and what is pinned."""
-        return {**self.answerer.identity, **self.pinned}
-
-    async def answer(self, request: ChatRequest) -> Answer:
-        """Return its answer."""
-        return await self.answerer.answer(request)
-
-    def stream(self, request: ChatRequest) -> AsyncGenerator[Chunk | Answer]:
-        """Yield its chunks, if it streams, and its answer."""
-        return stream_answer(self.answerer, request)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Rendered: models of kinds from elsewhere, with the rendering of questions as part of their identity.
+"""RenderedScorer and PinnedAnswerer: models that others wrote, with more in their identity than they say of themselves.
 
 Kinds of this package name the rendering themselves. A package that adds a kind need not know of it: its scorer reads the
 question from a `Query`, so a certificate from before a change of the rendering must be refused all the same.
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, Scores, stream_answer
-from conformal_arbitrage.scorers.rendering import RENDERING, VERBATIM
+from conformal_arbitrage.scorers.rendering import RENDERING
 from conformal_arbitrage.types import ChatRequest, Chunk, Query
 
 
@@ -31,15 +31,16 @@ class RenderedScorer:
 
 
 @dataclass(frozen=True, slots=True)
-class RenderedAnswerer:
-    """An answerer, with the rendering in its identity."""
+class PinnedAnswerer:
+    """An answerer, with more in its identity: the digest of its class's source, or how requests are passed on."""
 
     answerer: Answerer
+    pinned: Identity
 
     @property
     def identity(self) -> Identity:
-        """The answerer's, with the rendering: requests are passed on as they are."""
-        return {**self.answerer.identity, "rendering": VERBATIM}
+        """The answerer's own, and what is pinned."""
+        return {**self.answerer.identity, **self.pinned}
 
     async def answer(self, request: ChatRequest) -> Answer:
         """Return the answerer's answer."""

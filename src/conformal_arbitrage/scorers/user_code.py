@@ -24,10 +24,10 @@ from conformal_arbitrage.errors import ArbitrageError, ConfigError, ScorerError
 class UserCode:
     """Translate the exceptions of a block that runs the user's code: `with UserCode(translate): function(query)`.
 
-    A function, a grader or a plugin that we did not write may raise anything, so this takes every `Exception`; it is the
-    one place in the package that does. Nothing is swallowed: `translate` returns the error to raise in its stead, with the
-    original as its cause. A `ScorerError` passes unchanged, since it already says what went wrong, and so do
-    KeyboardInterrupt, SystemExit and CancelledError, which are not `Exception`s.
+    A function, a grader or a plugin that we did not write may raise anything, so this takes every `Exception`, as only the
+    boundary of the store's writer thread does too. Nothing is swallowed: `translate` returns the error to raise in its
+    stead, with the original as its cause. A `ScorerError` passes unchanged, since it already says what went wrong, and so
+    do KeyboardInterrupt, SystemExit and CancelledError, which are not `Exception`s.
     """
 
     translate: Callable[[Exception], ArbitrageError]
