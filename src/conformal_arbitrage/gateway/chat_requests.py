@@ -232,14 +232,14 @@ def checked_completion(body: dict[str, Any], limits: GatewayConfig) -> Completio
     if not SETTINGS.keys().isdisjoint(passed_on):
         passed_on |= _settings(passed_on)
     menu = _menu(body, limits)
+    if menu is not None and not passed_on.keys() <= _PLAIN_MENU:
+        menu = replace(menu, ignored=_ignored(menu, passed_on))
     options: JSON = body.get("stream_options")
     return CompletionRequest(
         model=body["model"],
         body=passed_on,
         messages=messages,
-        menu=menu
-        if menu is None or passed_on.keys() <= _PLAIN_MENU
-        else replace(menu, ignored=_ignored(menu, passed_on)),
+        menu=menu,
         stream=bool(body.get("stream")),
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         session=None if body.get("arbitrage") is None else _session(body["arbitrage"]),
