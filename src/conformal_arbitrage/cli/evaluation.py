@@ -154,6 +154,7 @@ def evaluate_command(
 @options.binarize
 @options.columns
 @options.costs
+@click.option("--mapie", metavar="PYTHON", help="A Python that has MAPIE: run its own conformal risk control as well.")
 @click.option("--plot", "figure", metavar="FILE", help="Save a figure of the first budget (.png, .svg, .pdf).")
 @options.as_json
 def compare_command(

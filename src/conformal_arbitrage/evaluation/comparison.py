@@ -6,6 +6,7 @@ Every rule gets the same calibration rows, the same test rows and the same draws
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -20,7 +21,9 @@ from conformal_arbitrage.core.trials import Split, draw_splits
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
 from conformal_arbitrage.evaluation.inspection import primary_alone
+from conformal_arbitrage.evaluation.mapie import mapie_rule
 from conformal_arbitrage.evaluation.rules import RULES, NamedRule, RuleRows, some_rows
+from conformal_arbitrage.evaluation.text_features import text_vectors
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -120,15 +123,18 @@ class RuleComparison:
 
     def notes(self) -> list[str]:
         """Return what the figures mean, and what each rule promises, line by line."""
-        promises = {rule.rule: rule.promise for rule in self.rules}
         broken = any(rule.breaks for rule in self.rules)
         return [
             *(["*: the mean loss is above alpha by more than three standard errors."] if broken else []),
             "Splits over alpha: the share of splits whose test rows lose more than alpha on average. For a rule that limits "
             "the expected loss that may be about half of them; for one that limits it with probability 0.9, about a tenth.",
-            *(f"{name}: promises {promise}." for name, promise in promises.items()),
+            *self.promises(),
             *(f"{name}: left out, {reason}." for name, reason in self.left_out.items()),
         ]
+
+    def promises(self) -> list[str]:
+        """Return what each rule promises, line by line."""
+        return [f"{name}: promises {promise}." for name, promise in {r.rule: r.promise for r in self.rules}.items()]
 
 
 def _cells(rule: ComparedRule, *, priced: bool) -> list[str]:
@@ -154,6 +160,7 @@ def compare(
     splits: int = 200,
     seed: int = 0,
     menu_size: int | None = None,
+    mapie: str | None = None,
     progress: "Callable[[str], None] | None" = None,
     costs: CostOptions | None = None,
     **keywords: Unpack[CostKeywords],
@@ -169,6 +176,7 @@ def compare(
         seed: of the splits.
         menu_size: the number of actions of every query, if it is always the same; learned scores then use the
             probability of each action.
+        mapie: a Python that has MAPIE; its own conformal risk control is then one of the rules.
         progress: called with a line now and then.
         costs: what the models cost; or pass the fields of `CostOptions` as keywords.
         **keywords: the fields of `costs`, one by one.
@@ -188,10 +196,11 @@ def compare(
             "calibration size (--calibration-size), or a log with more rows"
         )
     rows = _rows(log, menu_size)
-    rules, left_out = _applicable(rows)
     size = min(rest, USUAL_TEST_SIZE) if test_size is None else test_size
     parts = draw_splits(len(log), calibration_size=calibration_size, test_size=size, trials=splits, rng=rng)
-    figures = _all_splits(rows, rules, budgets, parts, prices, rng, progress)
+    with nullcontext() if mapie is None else mapie_rule(mapie) as further:
+        rules, left_out = _applicable(rows, RULES if further is None else (*RULES, further))
+        figures = _all_splits(rows, rules, budgets, parts, prices, rng, progress)
     return RuleComparison(
         source=log.source, n=len(log), splits=splits, calibration_size=calibration_size, test_size=size, seed=seed,
         rules=tuple(
@@ -254,6 +263,7 @@ def _rows(log: ScoreLog, menu_size: int | None) -> RuleRows:
         features=feature_matrix(features, described),
         penalties=features.penalties(),
         n=len(log),
+        text=None if log.context is None else text_vectors(log.context.tolist()),
     )
 
 
@@ -261,16 +271,18 @@ def _groups(log: ScoreLog) -> tuple[str, ...]:
     return () if log.group is None else tuple(sorted({str(name) for name in log.group}))
 
 
-def _applicable(rows: RuleRows) -> tuple[list[NamedRule], dict[str, str]]:
+def _applicable(rows: RuleRows, rules: Sequence[NamedRule]) -> tuple[list[NamedRule], dict[str, str]]:
     """Return the rules that fit these rows, and why the others do not."""
     binary = bool(((rows.loss == 0) | (rows.loss == 1)).all())
     chosen: list[NamedRule] = []
     left_out: dict[str, str] = {}
-    for rule in RULES:
+    for rule in rules:
         if rule.binary and not binary:
             left_out[rule.name] = "it needs losses of 0 or 1 (binarize the log)"
         elif rule.net and rows.net is None:
             left_out[rule.name] = "it needs to know which answers were right"
+        elif rule.before and rows.text is None:
+            left_out[rule.name] = "it needs the text of the questions (a `context` column)"
         else:
             chosen.append(rule)
     return chosen, left_out
@@ -284,17 +296,19 @@ def _one_split(
     test: Indices,
     prices: Costs | None,
 ) -> Floats:
-    """Return loss, net loss, Guardian share and its cost of every rule at every budget."""
+    """Return loss, net loss, Guardian share and cost of every rule at every budget."""
     fixed = some_rows(rows, calibration[rows.margin[calibration] > 0], n=len(calibration))
     open_rows = test[rows.margin[test] > 0]
     queries = some_rows(rows, open_rows, n=len(test))
-    guardian = np.zeros(len(rows.margin)) if prices is None else prices.guardian.full()
+    unpriced = np.zeros(len(rows.margin))
+    primary, guardian = (unpriced, unpriced) if prices is None else (prices.primary, prices.guardian.full())
     figures = np.empty((len(rules), len(budgets), 4))
     for i, rule in enumerate(rules):
         for k, alpha in enumerate(budgets):
             kept = open_rows[rule.keeps(fixed, queries, alpha)]
             net = 0.0 if rows.net is None else rows.net[kept].sum()
-            spent = guardian[test].sum() - guardian[kept].sum()
+            first = primary[kept if rule.before else test].sum()
+            spent = first + guardian[test].sum() - guardian[kept].sum()
             figures[i, k] = rows.loss[kept].sum(), net, len(test) - len(kept), spent
     return figures / len(test)
 
@@ -312,6 +326,6 @@ def _summary(rule: NamedRule, alpha: float, figures: Floats, has_net: bool, pric
         standard_error=error,
         over=float((about > alpha).mean()),
         deferred=float(deferred.mean()),
-        cost_per_1000=None if prices is None else 1000 * float(cost.mean() + prices.primary.mean()),
+        cost_per_1000=None if prices is None else 1000 * float(cost.mean()),
         breaks=bool(about.mean() > alpha + _SURE * error),
     )

@@ -16,10 +16,12 @@ import numpy as np
 from conformal_arbitrage.core.arrays import Bools, Floats, Indices
 from conformal_arbitrage.core.bounds import binomial_limit
 from conformal_arbitrage.core.learned import STRENGTHS, decide_learned, fit_ridges, spendable_losses
+from conformal_arbitrage.evaluation.text_features import Vectors
 
 DELTA = 0.1
 """The error level of rules that promise with probability 1 - delta."""
 _LOGISTIC_PENALTY, _ITERATIONS = 3.0, 25
+_NEIGHBOURS = 40
 _GRID = np.arange(101) / 100
 
 
@@ -35,6 +37,7 @@ class RuleRows:
         features: rows x columns, for learned scores.
         penalties: the weight of each column.
         n: rows of the sample, those tied at the top included.
+        text: rows x columns, the texts of the questions as vectors; None if they are unknown.
     """
 
     margin: Floats
@@ -44,6 +47,7 @@ class RuleRows:
     features: Floats
     penalties: Floats
     n: int
+    text: Vectors | None = None
 
 
 Rule = Callable[[RuleRows, RuleRows, float], Bools]
@@ -59,6 +63,7 @@ class NamedRule:
         keeps: the rule.
         binary: whether it needs losses of 0 or the bound.
         net: whether it promises the net loss.
+        before: whether it decides before the Primary is asked, from the text alone: a query then pays for one model.
     """
 
     name: str
@@ -66,6 +71,7 @@ class NamedRule:
     keeps: Rule
     binary: bool = False
     net: bool = False
+    before: bool = False
 
 
 def _before(rows: RuleRows, risk: Floats, count: int, queries: RuleRows, query_risk: Floats) -> Bools:
@@ -144,6 +150,7 @@ def some_rows(rows: RuleRows, chosen: Bools | Indices, *, n: int) -> RuleRows:
         features=rows.features[chosen],
         penalties=rows.penalties,
         n=n,
+        text=None if rows.text is None else rows.text[chosen],
     )
 
 
@@ -160,6 +167,24 @@ def _logistic(features: Floats, penalties: Floats, loss: Floats) -> Floats:
         if np.abs(step).max() < 1e-8:
             break
     return weights
+
+
+def routerbench_like(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
+    """Predict the loss of a question by that of the nearest ones, and choose the threshold on the rows themselves."""
+    if rows.text is None or queries.text is None:
+        return np.zeros(len(queries.margin), np.bool_)
+    near = rows.text @ rows.text.T
+    np.fill_diagonal(near, -np.inf)  # a row does not predict itself
+    risk = _nearest(near, rows.loss)
+    count = _longest(_spent(rows, risk) <= alpha * rows.n)
+    return _before(rows, risk, count, queries, _nearest(queries.text @ rows.text.T, rows.loss))
+
+
+def _nearest(near: Vectors, loss: Floats) -> Floats:
+    """Return the mean loss of the nearest rows, one value per row of similarities."""
+    k = min(_NEIGHBOURS, near.shape[1] - 1)
+    places = np.argpartition(near, near.shape[1] - k, axis=1)[:, near.shape[1] - k :]
+    return loss[places].mean(axis=1)
 
 
 def ucci_like(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
@@ -281,6 +306,7 @@ RULES = (
     NamedRule(name="AutoMix-like", promise=_SAME, keeps=automix_like),
     NamedRule(name="FrugalGPT-like, same rows", promise=_SAME, keeps=frugalgpt_like),
     NamedRule(name="FrugalGPT-like, split", promise="nothing: no margin for the sample", keeps=frugalgpt_split),
+    NamedRule(name="RouterBench-like kNN, before asking", promise=_SAME, keeps=routerbench_like, before=True),
     NamedRule(name="UCCI-like", promise=_SAME, keeps=ucci_like),
     NamedRule(name="conformal gate", promise=_MARGINAL, keeps=gate_marginal, binary=True),
     NamedRule(name="conformal gate, among kept", promise=_AMONG, keeps=gate_among_kept, binary=True),
