@@ -234,3 +234,18 @@ def test_a_fault_of_ours_in_one_job_leaves_nobody_waiting(tmp_path, opened):
         return await asyncio.wait_for(store._write(lambda session: session.rows("select 1")), 10)
 
     assert list(asyncio.run(both())) == [(1,)]
+
+
+def test_what_a_faulty_job_wrote_is_not_committed_with_the_next_one(store):
+    def faulty(session):
+        session.run("insert into probes (id, body) values ('half', ?)", b"")
+        raise ZeroDivisionError
+
+    async def both():
+        for _ in range(8):  # on every connection of a pool
+            with pytest.raises((StoreError, ZeroDivisionError)):
+                await asyncio.wait_for(store._write(faulty), 30)
+        await asyncio.gather(*(store._write(lambda session: session.rows("select 1")) for _ in range(16)))
+        return await store._read(lambda session: session.rows("select id from probes where id = 'half'"))
+
+    assert list(asyncio.run(both())) == []

@@ -166,7 +166,14 @@ class TimedConnection:
             raise bad_value(self._name, error) from None
         except self._psycopg.Error as error:
             raise self._after(error, end, committing=committing) from error
+        finally:
+            self._close_unfinished()
         return outcome
+
+    def _close_unfinished(self) -> None:
+        """Close a connection whose transaction is still open after a bug in a job: the next one would commit it."""
+        if self.open and self._connection.info.transaction_status != self._psycopg.pq.TransactionStatus.IDLE:
+            self.close()
 
     def _begin(self, cursor: Any) -> None:
         cursor.nextset()
