@@ -263,3 +263,84 @@ def apply_path_certificate(certificate: "PathCertificate", log: str, output: str
     click.echo(f"{len(scores)} rows, answered by {shares}.")
     if output is not None:
         click.echo(f"Written: {output}")
+
+
+def progress_line(done: int, total: int) -> None:
+    """Say how far a collection has come, ten times on its way."""
+    if done == total or done % max(1, total // 10) == 0:
+        options.progress(f"{done} of {total} rows")
+
+
+def show_collected_cascade(log: "CascadeLog", output: str, *, as_json: bool) -> None:
+    """Print what a collection over all models of a cascade has come to."""
+    import numpy as np
+
+    costs = {name: float(log.cost[:, place].sum()) for place, name in enumerate(log.models)}
+    costs[log.guardian] = float(log.guardian_cost.sum())
+    failures = {name: int(np.isnan(log.confidence[:, place]).sum()) for place, name in enumerate(log.models)}
+    figures = {
+        "rows": len(log),
+        "cost": costs,
+        "without_answer": failures,
+        "missing_guardian_rows": int(np.isnan(log.guardian_grade).sum()),
+    }
+    if as_json:
+        options.print_json(figures)
+        return
+    header = ["model", "rows without an answer", "cost"]
+    rows = [
+        [name, str(failures.get(name, figures["missing_guardian_rows"])), f"${cost:.4g}"]
+        for name, cost in costs.items()
+    ]
+    options.print_table(header, rows, title=f"{len(log)} rows")
+    click.echo(
+        f"Written: {output}. Next: arbitrage calibrate {output} --path --guardian-column {log.guardian} --alpha A"
+    )
+
+
+def ask_path(
+    certificate: "PathCertificate",
+    question: str,
+    actions: tuple[str, ...],
+    settings: dict[str, Any],
+    name: str | None,
+    config: str,
+    policy: str | None,
+    allow: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> None:
+    """Make one live decision with a cascade, from a menu if actions are given, and show it."""
+    import asyncio
+
+    from conformal_arbitrage.cli.live import decision_json
+    from conformal_arbitrage.live.build import Models
+    from conformal_arbitrage.live.config import with_task
+    from conformal_arbitrage.types import ChatRequest, Query
+
+    form = "menu" if actions else "text"
+    configuration = with_task(options.read_pair(config, policy), config, form=form)
+
+    async def decide() -> Any:
+        async with Models(configuration) as models:
+            if actions:
+                return await models.cascade_chooser(certificate, allow).decide(Query(question, actions, id=name))
+            body = {"messages": [{"role": "user", "content": question}], **settings}
+            return await models.cascade_router(certificate, allow).decide(ChatRequest(body, id=name))
+
+    decision = asyncio.run(decide())
+    if as_json:
+        options.print_json(decision_json(decision))
+        return
+    asked = [*certificate.chain.models, certificate.guardian][: len(decision.legs)]
+    promise = f"expected loss at most {certificate.alpha:g}" if decision.no_guarantee is None else "none: "
+    answer = decision.answer if isinstance(decision.answer, str) else str(decision.answer.get("content"))
+    options.print_facts(
+        [
+            ("answer", answer),
+            ("answered by", asked[-1] if decision.decided_by != "fallback" else "the safe answer"),
+            ("asked", ", ".join(asked)),
+            ("guarantee", promise + (decision.no_guarantee or "")),
+            ("id", str(decision.id)),
+        ]
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli import cascades, options
 from conformal_arbitrage.cli.certificates import load_certificate
 from conformal_arbitrage.cli.progress import ProgressBar
 from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
@@ -191,6 +191,7 @@ def _show_checks(results: "list[ProbeResult]") -> None:
     metavar="HOW",
     help="Grader in text form: exact, regex, json-equal, judge, human, python:MODULE:FUNCTION.",
 )
+@click.option("--path", is_flag=True, help="Ask all models of [cascade], for a log that `calibrate --path` reads.")
 @options.paid_run(
     limit="Use the first N rows only.",
     dry_run="Send nothing; estimate the cost.",
@@ -205,6 +206,7 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     arbitrage collect questions.csv -o log.parquet --choice-columns A,B,C,D --answer-column answer --max-cost 5.00
     arbitrage collect tickets.csv -o log.parquet --question-column text --choices billing,bug,other
     arbitrage collect requests.jsonl -o log.parquet --form text --grade json-equal
+    arbitrage collect questions.jsonl -o cascade.parquet --path
     """
     from conformal_arbitrage.collecting import collect as collecting
 
@@ -212,6 +214,8 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     models = _with_settings(options.read_pair(config, settings.pop("policy")), config, settings)
     rows = _read_rows(questions, settings)
     limits = {name: settings[name] for name in ("grade", "limit", "concurrency", "max_cost")}
+    if settings["path"]:
+        return _collect_cascade(models, rows, output, limits, dry_run=dry_run, as_json=as_json)
     if dry_run:
         show_estimate(asyncio.run(collecting.estimate(models, rows, output=output, **limits)), as_json=as_json)
         return
@@ -231,6 +235,19 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
             "than this log. Add them as columns, or collect from live traffic in shadow mode"
         )
     _show_collected(log, output, as_json=as_json)
+
+
+def _collect_cascade(
+    models: "Config", rows: "Menus | Requests", output: str, limits: dict[str, Any], *, dry_run: bool, as_json: bool
+) -> None:
+    from conformal_arbitrage.collecting.cascade import CascadeCollection
+
+    collection = CascadeCollection(config=models, rows=rows.first(limits.pop("limit")), output=output, **limits)
+    if dry_run:
+        return show_estimate(asyncio.run(collection.estimate()), as_json=as_json)
+    log = asyncio.run(collection.run(None if as_json else cascades.progress_line))
+    log.write(output)
+    cascades.show_collected_cascade(log, output, as_json=as_json)
 
 
 def _with_settings(config: "Config", path: str, settings: dict[str, Any]) -> "Config":
@@ -357,6 +374,10 @@ def ask_command(
     from conformal_arbitrage.live.config import with_task
     from conformal_arbitrage.types import ChatRequest, Query
 
+    cascade = cascades.load_path_certificate(certificate, key_file, Path(config).parent)
+    if cascade is not None:
+        settings = _read_settings(given)
+        return cascades.ask_path(cascade, question, actions, settings, name, config, policy, allow, as_json=as_json)
     loaded = load_certificate(certificate, key_file, Path(config).parent)
     configuration = options.read_pair(config, policy)
     form = _form_of(loaded)

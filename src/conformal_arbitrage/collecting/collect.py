@@ -159,7 +159,7 @@ async def collect_menus(
     """
 
     async def ask(query: Query) -> list[Leg]:
-        return await together([_score("primary", primary, query), _score("guardian", guardian, query)])
+        return await together([score_leg("primary", primary, query), score_leg("guardian", guardian, query)])
 
     legs = await _all_legs(menus.queries, ask, concurrency, progress, keep_going=keep_going)
     first, second = legs["primary"], legs["guardian"]
@@ -203,13 +203,13 @@ async def collect_requests(
         OptionError: settings are pinned, and a request has others.
     """
     identities = {"primary": dict(primary.identity), "guardian": dict(guardian.identity)}
-    _refuse_overrides(requests.requests, identities)
+    refuse_overrides(requests.requests, identities)
     expected = requests.expected or [None] * len(requests.requests)
     questions = list(zip(requests.requests, expected, strict=True))
 
     async def ask(question: tuple[ChatRequest, str | None]) -> list[Leg]:
         return await together(
-            [_answer("primary", primary, grader, *question), _answer("guardian", guardian, grader, *question)]
+            [answer_leg("primary", primary, grader, *question), answer_leg("guardian", guardian, grader, *question)]
         )
 
     legs = await _all_legs(questions, ask, concurrency, progress, keep_going=keep_going)
@@ -221,7 +221,7 @@ async def collect_requests(
         guardian_grade=[_score_at(leg, 1) for leg in second],
         id=[request.id for request in requests.requests],
         group=requests.groups,
-        context=[_text(request) for request in requests.requests],
+        context=[request_text(request) for request in requests.requests],
         primary_usage=_usage(first),
         guardian_usage=_usage(second),
         identities={
@@ -233,7 +233,7 @@ async def collect_requests(
     return replace(log, extra={**_extra_columns(legs, "answer"), **_settings_column(requests.requests)})
 
 
-def _refuse_overrides(requests: Sequence[ChatRequest], identities: Mapping[str, Identity]) -> None:
+def refuse_overrides(requests: Sequence[ChatRequest], identities: Mapping[str, Identity]) -> None:
     """Refuse requests with other settings than the pinned ones, as the gateway does."""
     for request in requests:
         differing = overridden(request.body, identities)
@@ -303,7 +303,7 @@ def _refuse_hopeless(progress: Progress, legs: Sequence[Leg]) -> None:
             )
 
 
-async def _score(role: Role, scorer: Scorer, query: Query) -> Leg:
+async def score_leg(role: Role, scorer: Scorer, query: Query) -> Leg:
     """Return a model's scores as a leg whose `reply` is the raw text."""
     start = time.perf_counter()
     try:
@@ -316,7 +316,7 @@ async def _score(role: Role, scorer: Scorer, query: Query) -> Leg:
     )
 
 
-async def _answer(role: Role, answerer: Answerer, grader: Grader, request: ChatRequest, expected: str | None) -> Leg:
+async def answer_leg(role: Role, answerer: Answerer, grader: Grader, request: ChatRequest, expected: str | None) -> Leg:
     """Return a model's answer as a leg whose scores are confidence and grade, NaN where there is none."""
     start = time.perf_counter()
     try:
@@ -381,7 +381,8 @@ def _extra_columns(legs: Mapping[Role, Sequence[Leg]], reply: str) -> dict[str, 
     return columns
 
 
-def _text(request: ChatRequest) -> str:
+def request_text(request: ChatRequest) -> str:
+    """Return a request as plain text."""
     return Query(list[Mapping[str, Any]](request.messages), ()).text
 
 
@@ -464,7 +465,7 @@ class Collection:
         pair = models.answerer("primary"), models.answerer("guardian")
         grader: Grader = models.grader(self.grade)
         if dry_run and self.grade != "judge":
-            grader = _NoGrader()  # a dry run has no answers to grade, and only a judge's grades cost anything
+            grader = NoGrader()  # a dry run has no answers to grade, and only a judge's grades cost anything
         return await collect_requests(self.rows, *pair, grader, **options)
 
 
@@ -473,7 +474,7 @@ def counted(estimates: Sequence[Estimate]) -> list[EndpointEstimate]:
     return [EndpointEstimate(origin=one.origin, spent=one.spent, role=one.role) for one in estimates if one.spent.calls]
 
 
-class _NoGrader:
+class NoGrader:
     """A grader for dry runs, which have nothing to grade."""
 
     identity: Mapping[str, Any] = {"kind": "none"}

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.path_certificate import PathCertificate
 from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.grading import COMPARISONS, Comparison, FunctionGrader, Grader, HumanGrader, JudgeGrader
 from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter
@@ -108,6 +110,34 @@ class Models:
         """Return the calibrated policy over free text."""
         primary, guardian = self.answerer("primary"), self.answerer("guardian")
         return bind_text(self.config, certificate, primary, guardian, allow=allow)
+
+    def cascade_router(self, certificate: PathCertificate, allow: Collection[str] = ()) -> CascadeRouter:
+        """Return the calibrated cascade over free text."""
+        models, name, guardian = self.cascade_answerers()
+        return CascadeRouter(
+            models=models, guardian=guardian, guardian_name=name, certificate=certificate,
+            safe_answer=self.config.task.safe_answer, allow=allow,
+        )  # fmt: skip
+
+    def cascade_chooser(self, certificate: PathCertificate, allow: Collection[str] = ()) -> CascadeChooser:
+        """Return the calibrated cascade over menus."""
+        models, name, guardian = self.cascade_scorers()
+        return CascadeChooser(
+            models=models, guardian=guardian, guardian_name=name, certificate=certificate,
+            safe_action=self.config.task.safe_action, allow=allow,
+        )  # fmt: skip
+
+    def cascade_answerers(self) -> tuple[dict[str, Answerer], str, Answerer]:
+        """Return the cheap models of the cascade in free text, by name, and the Guardian with its name."""
+        *cheap, (name, last) = self.config.cascade_sections.items()
+        models = {one: self.answerer("primary", section) for one, section in cheap}
+        return models, name, self.answerer("guardian", last)
+
+    def cascade_scorers(self) -> tuple[dict[str, Scorer], str, Scorer]:
+        """Return the same over menus."""
+        *cheap, (name, last) = self.config.cascade_sections.items()
+        models = {one: self.scorer("primary", section) for one, section in cheap}
+        return models, name, self.scorer("guardian", last)
 
     def grader(self, how: str) -> Grader:
         """Return a grader of answers: exact, regex, json-equal, judge, human, or python:MODULE:FUNCTION."""

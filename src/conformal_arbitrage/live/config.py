@@ -50,11 +50,22 @@ class Task(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     safe_answer: str | None = None
 
 
+class CascadeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Several models under one promise.
+
+    Attributes:
+        models: names of sections [models.NAME], the cheap ones first and the Guardian last.
+    """
+
+    models: tuple[str, ...]
+
+
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy that the gateway serves.
 
     Attributes:
         primary, guardian: the names of its models, sections [models.NAME]; [primary] and [guardian] unless set.
+        cascade: whether it is served by the models of [cascade] in place of a pair.
         certificate: the file to start with; later ones may be installed over HTTP. Shadow mode needs none.
         form: choices from menus, or free text; as in [task] unless set.
         mode: "enforce" the rule, or "shadow": ask both, answer with the Guardian's choice, record the Primary's.
@@ -72,6 +83,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     primary: str | None = None
     guardian: str | None = None
+    cascade: bool = False
     certificate: str | None = None
     form: Form | None = None
     mode: Literal["enforce", "shadow"] = "enforce"
@@ -160,6 +172,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         primary, guardian: the pair of the short form.
         models: further models, for policies that name theirs.
+        cascade: models under one promise, by name.
     """
 
     alpha: float = 0.05
@@ -170,6 +183,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     judge: ChatConfig | None = None
     stronger: ModelConfig | None = None
     models: dict[str, ModelConfig] = {}
+    cascade: CascadeConfig | None = None
     gateway: GatewayConfig = GatewayConfig()
     policies: dict[str, PolicyConfig] = {}
     folder: str = ""
@@ -196,8 +210,23 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def section_of(self, policy: str, role: Role) -> str:
         """Return the section of a policy's Primary or Guardian."""
         settings = self.policies[policy]
+        if settings.cascade and self.cascade is not None:
+            return f"models.{self.cascade.models[0 if role == 'primary' else -1]}"
         name = settings.primary if role == "primary" else settings.guardian
         return role if name is None else f"models.{name}"
+
+    @property
+    def cascade_sections(self) -> dict[str, str]:
+        """The sections of the cascade's models by name, the Guardian's last; empty without a cascade.
+
+        Raises:
+            ConfigError: the file has no [cascade].
+        """
+        if self.cascade is None:
+            raise ConfigError(
+                'the configuration has no section [cascade]; add one with models = ["CHEAP", ..., "GUARDIAN"]'
+            )
+        return {name: f"models.{name}" for name in self.cascade.models}
 
     def uses(self, section: str) -> dict[Section, set[Form]]:
         """Return the roles that a section's model plays, and the forms it plays each in."""
@@ -209,6 +238,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             for role in ROLES:
                 if self.section_of(policy, role) == section:
                     uses.setdefault(role, set()).add(self.form_of(policy))
+        if self.cascade is not None and section.removeprefix("models.") in self.cascade.models:
+            last = section == f"models.{self.cascade.models[-1]}"
+            forms = uses.setdefault("guardian" if last else "primary", set())
+            forms.update(self.form_of(name) for name, policy in self.policies.items() if policy.cascade)
+            forms.add(self.task.form)
         return uses
 
     def for_policy(self, policy: str) -> "Config":
@@ -219,6 +253,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         if policy not in self.policies:
             raise ConfigError(f"there is no policy {policy!r}; there are {', '.join(self.policies) or 'none'}")
+        if self.policies[policy].cascade:
+            return structs.replace(self, task=structs.replace(self.task, form=self.form_of(policy)))
         return structs.replace(
             self,
             primary=self.section(self.section_of(policy, "primary")),
@@ -354,7 +390,12 @@ def _keys_of(parts: tuple[str, ...], document: Mapping[str, Any]) -> list[str]:
         return [f.name for f in structs.fields(Pinned)]
     if parts[:2] == ("gateway", "webhooks"):
         return [f.name for f in structs.fields(WebhookConfig)]
-    plain: dict[str, type[Struct]] = {"task": Task, "gateway": GatewayConfig, "policies": PolicyConfig}
+    plain: dict[str, type[Struct]] = {
+        "task": Task,
+        "gateway": GatewayConfig,
+        "policies": PolicyConfig,
+        "cascade": CascadeConfig,
+    }
     if parts[0] in plain:
         return [f.name for f in structs.fields(plain[parts[0]])]
     kind = kind_named(str(as_object(_at(document, parts)).get("kind"))) or ChatConfig

@@ -42,12 +42,37 @@ def check_config(config: "Config", source: Path, text: str) -> None:
         for role, forms in config.uses(section).items():
             if (problem := model.problem(role, forms)) is not None:
                 raise refusal(place, *problem)
+    _check_cascade(config, refusal)
     for policy in ("", *config.policies):
         _check_pair(config, policy, refusal)
     _check_gateway(config, source, text)
     _check_webhooks(config, refusal)
     if not config.alpha > 0:
         raise refusal((), "alpha", f"alpha must be above 0; got {config.alpha!r}")
+
+
+def _check_cascade(config: "Config", refusal: Callable[..., ConfigError]) -> None:
+    """Refuse a cascade of too few or unknown models, and policies that would use one that is not there."""
+    if config.cascade is not None:
+        names = config.cascade.models
+        if len(names) < 2 or len(set(names)) < len(names):
+            problem = f"models names at least two models, each once, the Guardian last; got {list(names)}"
+            raise refusal(("cascade",), "models", f"[cascade] {problem}")
+        for name in names:
+            if name not in config.models:
+                known = ", ".join(config.models) or "none"
+                raise refusal(
+                    ("cascade",), "models", f"[cascade] there is no section [models.{name}]; there are {known}"
+                )
+    for policy, settings in config.policies.items():
+        if settings.cascade and config.cascade is None:
+            problem = 'cascade = true needs a section [cascade] with models = ["CHEAP", ..., "GUARDIAN"]'
+            raise refusal(("policies", policy), "cascade", f"[policies.{policy}] {problem}")
+        if settings.cascade and (settings.primary or settings.guardian or settings.sticky):
+            problem = (
+                "cascade = true takes its models from [cascade] and has no sessions; drop primary, guardian and sticky"
+            )
+            raise refusal(("policies", policy), "cascade", f"[policies.{policy}] {problem}")
 
 
 def _check_pair(config: "Config", policy: str, refusal: Callable[..., ConfigError]) -> None:
