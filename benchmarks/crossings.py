@@ -25,7 +25,7 @@ PACKAGE = "conformal_arbitrage."
 Pair = tuple[str, str]
 
 
-_BACKGROUND = (f"{PACKAGE}gateway.auditor", f"{PACKAGE}gateway.housekeeping")
+_BACKGROUND = tuple(f"{PACKAGE}gateway.{name}" for name in ("auditor", "housekeeping", "watcher"))
 
 
 class Watch:
@@ -43,13 +43,23 @@ class Watch:
         self._entered.add(frame)
         callee = frame.f_globals.get("__name__", "")
         caller = frame.f_back.f_globals.get("__name__", "") if frame.f_back else ""
-        if caller in _BACKGROUND:  # no part of a request
+        if _in_background(frame):  # no part of a request
             return
         if callee.startswith(PACKAGE) and caller.startswith(PACKAGE) and caller != callee:
             self.calls[caller, callee] += 1
             self.functions[
                 caller.removeprefix(PACKAGE), f"{callee.removeprefix(PACKAGE)}.{frame.f_code.co_qualname}"
             ] += 1
+
+
+def _in_background(frame: FrameType) -> bool:
+    """Return whether a call was made, by however many steps, from what a gateway does beside answering."""
+    below = frame.f_back
+    while below is not None:
+        if below.f_globals.get("__name__", "") in _BACKGROUND:
+            return True
+        below = below.f_back
+    return False
 
 
 def layers() -> dict[str, int]:

@@ -150,7 +150,7 @@ def test_only_shadow_and_audited_rows_are_exported_for_calibration(house):
     gateway.configure()
     gateway.start()
     letters(gateway, 6)
-    until(lambda: all(r.audit for r in gateway.records(limit=6)))
+    until(lambda: all(r.audit or r.decided_by == "guardian" for r in gateway.records(limit=6)))
     log = ScoreLog.read(exported(gateway, "--score-log"))
     assert set(log.id.tolist()) == {record.id for record in gateway.records(limit=6)}
 
@@ -298,7 +298,7 @@ class Hanging:
 def test_in_shadow_mode_a_choice_abandoned_during_the_primary_s_call_ends_that_to_the_guardian():
     guardian = Hanging()
     policy = LivePolicy(
-        name="p", version=0, settings=PolicyConfig(mode="shadow"), certificate=None, rule=None, alpha=None,
+        name="p", version=0, settings=PolicyConfig(mode="shadow"), certificate=None, rule=None, alpha=None, mode="shadow",
         pair=MenuPair(primary=Hanging(), guardian=guardian), identities_sha256="",
     )  # fmt: skip
 

@@ -29,11 +29,11 @@ def new_row(loss=None, key=KEY, slot=None, drawn=1000.0):
     return NewRow(key=key, drawn=drawn, due=drawn + DAY, loss=loss, slot=slot)
 
 
-async def draw(store, loss=None, *, key=KEY, slot=None, id=None, ask=None):
+async def draw(store, loss=None, *, key=KEY, slot=None, id=None):
     id = id or new_id()
-    question = QUESTION if (loss is None if ask is None else ask) else None
-    row = new_row(loss, key, slot)
-    audit = Audit(id=id, policy=key.policy, question=question, identities_sha256=key.identities_sha256, row=row)
+    row, models = new_row(loss, key, slot), key.identities_sha256
+    ask = loss is None
+    audit = Audit(id=id, policy=key.policy, question=QUESTION, ask=ask, identities_sha256=models, row=row)
     await store.commit([decision(id)], audits=[audit])
     return id
 
@@ -118,7 +118,7 @@ def test_a_session_counts_once_in_an_hour_and_a_decision_once_at_all(store):
         await draw(store, 0.0, slot="caller 1")
         other = await draw(store, 0.0, slot="caller 2")
         plain = [await draw(store, 0.0), await draw(store, 0.0)]
-        audit = Audit(id=first, policy="support", question=None, row=new_row(1.0))
+        audit = Audit(id=first, policy="support", question=QUESTION, ask=False, row=new_row(1.0))
         await store.commit([], audits=[audit])
         rows = await store.ledger_changes(KEY, 0)
         assert [row.id for row in rows] == [first, other, *plain]
@@ -134,7 +134,8 @@ def test_a_commit_that_fails_leaves_no_gap(store):
         id = await draw(store)
         with pytest.raises(StoreError):
             await store.commit(
-                [decision(id)], audits=[Audit(id=new_id(), policy="support", question=None, row=new_row())]
+                [decision(id)],
+                audits=[Audit(id=new_id(), policy="support", question=QUESTION, ask=False, row=new_row())],
             )
         await draw(store)
         assert [row.seq for row in await store.ledger_changes(KEY, 0)] == [1, 2]

@@ -77,6 +77,7 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ("groups", "cluster"): "a cluster may reach over several groups",
     ("range", "cluster"): _CLUSTERED,
     ("red line", "cluster"): _CLUSTERED + "; watch amber only",
+    ("monitor", "session"): "the promise is about whole sessions, and an audit is about one turn",
     ("monitor", "own loss"): "the gateway can only compute losses that are registered with it by name",
 }
 """(feature, kind of certificate) -> why there is no proof for the two together."""

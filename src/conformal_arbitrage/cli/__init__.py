@@ -17,6 +17,7 @@ from conformal_arbitrage.cli.evaluation import assess_command, compare_command, 
 from conformal_arbitrage.cli.grading import records_grade_command
 from conformal_arbitrage.cli.live import ask_command, check_command, collect_command, init_command
 from conformal_arbitrage.cli.planning import plan_command
+from conformal_arbitrage.cli.policies import policies_command
 from conformal_arbitrage.cli.recommendation import recommend_command
 from conformal_arbitrage.cli.reproduction import reproduce_command
 from conformal_arbitrage.cli.service import keys_command, records_command, serve_command
@@ -70,7 +71,7 @@ _COMMANDS = (
     ask_command, assess_command, evaluate_command, compare_command, plan_command, simulate_command, split_command,
     router_log_command,
     reproduce_command, serve_command, keys_command, records_command, demo_command, certificate_command,
-    webhooks_command, recommend_command,
+    webhooks_command, recommend_command, policies_command,
 )  # fmt: skip
 for _command in _COMMANDS:
     cli.add_command(_command)

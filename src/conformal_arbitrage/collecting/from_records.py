@@ -1,7 +1,7 @@
 """Turn recorded decisions into a score log, so that live traffic becomes calibration data.
 
-A row is fit for calibration if it was chosen independently of all scores: every row of shadow mode, and those drawn for an
-audit. A row whose Guardian score is still missing stays in the log as missing; it is never dropped.
+A row is fit for calibration if it was chosen independently of all scores: every row of shadow and safe mode, and those
+drawn for an audit. A row whose Guardian score is still missing stays in the log as missing; it is never dropped.
 
 Knows nothing of HTTP.
 """

@@ -4,6 +4,7 @@ Knows nothing of files or command lines; `server` puts it on a port.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -37,9 +38,11 @@ from conformal_arbitrage.gateway.middleware import (
     error_document,
     json_response,
 )
+from conformal_arbitrage.gateway.monitor_routes import MonitorRoutes
 from conformal_arbitrage.gateway.openapi import schema
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.record_routes import RecordRoutes
+from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.gateway.webhooks import WebhookSender
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store.base import Scope, Store
@@ -52,7 +55,13 @@ _READY_SECONDS = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What an application is made of; `log` takes a line of JSON for every request, `traced` records those of a route."""
+    """What an application is made of.
+
+    Attributes:
+        log: takes a line of JSON for every request.
+        clock: the time by which outcomes are due, in seconds since 1970.
+        traced: records the requests of a route.
+    """
 
     config: Config
     store: Store
@@ -62,6 +71,7 @@ class Parts:
     guardian_breakers: Mapping[str, Sequence[Breaker]]
     log: Callable[[bytes], None]
     metrics: Metrics
+    clock: Callable[[], float] = time.time
     traced: Callable[[ASGIApp, str], ASGIApp] | None = None
     webhooks: Sequence[WebhookEndpoint] = ()
 
@@ -73,6 +83,7 @@ def create_app(parts: Parts) -> ASGIApp:
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         background = [
             asyncio.create_task(routes.auditor().run()),
+            asyncio.create_task(routes.watcher.run()),
             asyncio.create_task(Housekeeper(parts.store, parts.config.gateway.retain_days).run()),
             asyncio.create_task(WebhookSender(parts.store, parts.webhooks, parts.metrics).run()),
         ]
@@ -101,6 +112,7 @@ class _Routes:
         self._parts = parts
         self._metrics = parts.metrics
         self._limits = RequestLimits(parts.config.gateway)
+        self.watcher = Watcher(parts.store, parts.policies, parts.clock)
         self._authenticator = Authenticator(parts.store)
         subscribers = (self._authenticator.refresh, parts.policies.refresh)
         self._refresher = Refresher(parts.store.change_count, *subscribers)
@@ -116,6 +128,7 @@ class _Routes:
         parts, gateway = self._parts, self._parts.config.gateway
         deciding = DecisionRoutes(gateway, parts.store, parts.policies, Decider(parts.secret), self._metrics)
         records = RecordRoutes(parts.store, parts.policies, gateway)
+        monitors = MonitorRoutes(parts.store, parts.policies, self.watcher, gateway)
         routes: list[tuple[str, str, Scope, Handler]] = [
             ("POST", "/v1/decisions", "call", deciding.decisions),
             ("POST", "/v1/chat/completions", "call", deciding.completions),
@@ -126,6 +139,8 @@ class _Routes:
             ("GET", "/v1/arbitrage/records/{id}", "call", records.one),
             ("POST", "/v1/arbitrage/records/{id}/feedback", "call", records.feedback),
             ("GET", "/v1/arbitrage/policies/{name}", "review", records.policy),
+            ("GET", "/v1/arbitrage/policies/{name}/monitor", "review", monitors.monitor),
+            ("POST", "/v1/arbitrage/policies/{name}/lift", "admin", monitors.lift),
             ("PUT", "/v1/arbitrage/policies/{name}", "admin", records.install),
             ("POST", "/v1/arbitrage/policies/{name}/rollback", "admin", records.rollback),
             ("GET", "/metrics", "metrics", self._figures),
@@ -169,6 +184,8 @@ class _Routes:
             self._metrics.resting.labels(breaker.origin).set(breaker.origin in resting)
         for policy in self._parts.policies.all():
             self._metrics.guardian_resting.labels(policy.name).set(_guardian_rests(self._parts, policy.name))
+            self._metrics.safe_mode.labels(policy.name).set(policy.mode == "safe")
+        self._metrics.standings(self.watcher.standings())
         with suppress(StoreError):  # the other figures matter all the more
             names = [policy.name for policy in self._parts.policies.all()]
             self._metrics.backlog(names, await self._parts.store.audit_backlog())
@@ -179,7 +196,7 @@ class _Routes:
 
 def _model_object(policy: LivePolicy) -> dict[str, object]:
     """Return a policy as the models API shows a model."""
-    facts = {"alpha": policy.alpha, "version": policy.version, "mode": policy.settings.mode, "form": policy.pair.form}
+    facts = {"alpha": policy.alpha, "version": policy.version, "mode": policy.mode, "form": policy.pair.form}
     return {
         "id": policy.name, "object": "model", "created": 0, "owned_by": "conformal-arbitrage", "arbitrage": facts,
     }  # fmt: skip

@@ -30,8 +30,8 @@ from conformal_arbitrage.live.policy import leg_of
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answer, Scores, checked_scores
 from conformal_arbitrage.store.base import Audit, Store
-from conformal_arbitrage.store.record import AuditBody, Event, MenuQuestion, TextQuestion
-from conformal_arbitrage.types import ChatRequest, Query
+from conformal_arbitrage.store.record import AuditBody, Event, MenuQuestion
+from conformal_arbitrage.types import ChatRequest, Leg, Query
 from conformal_arbitrage.upstream.base import IN_BACKGROUND
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -146,10 +146,12 @@ class Auditor:
 
         Raises:
             QuotaError: the share of its limits that audits may use is used up.
-            RequestError: the policy is not served here, or has another form now.
+            RequestError: the policy is not served here, or has another form or other models now.
             UpstreamError, OtherModelError: the Guardian cannot be asked for now.
         """
         policy, start = self._policies.named(audit.policy), time.perf_counter()
+        if audit.identities_sha256 not in ("", policy.identities_sha256):
+            raise RequestError(f"policy {audit.policy} has other models now", code="other_models")
         try:
             reply = await _guardian_reply(policy, audit)
         except ScorerError as error:
@@ -161,16 +163,30 @@ class Auditor:
             leg = leg_of("guardian", reply, start)
             self._metrics.leg(policy.name, leg)
             if isinstance(reply, Answer) and policy.settings.content == "full":
-                return AuditBody(cost=leg.spent.cost, served=leg.served, answer=answer_text(reply.message))
-        error = recorded_error(leg.error, policy)
-        return AuditBody(scores=leg.scores, error=error, cost=leg.spent.cost, served=leg.served)
+                return _body(policy, leg, answer=answer_text(reply.message))
+        return _body(policy, leg, scores=leg.scores, error=recorded_error(leg.error, policy))
+
+
+def _body(
+    policy: LivePolicy, leg: Leg, *, scores: tuple[float, ...] | None = None, error: str | None = None,
+    answer: str | None = None,
+) -> AuditBody:  # fmt: skip
+    """Return the Guardian's view with whose it is."""
+    return AuditBody(
+        scores=scores,
+        error=error,
+        cost=leg.spent.cost,
+        served=leg.served,
+        answer=answer,
+        identities_sha256=policy.identities_sha256,
+    )
 
 
 async def _guardian_reply(policy: LivePolicy, audit: Audit) -> Scores | Answer:
     pair, question = policy.pair, audit.question
     if isinstance(pair, MenuPair) and isinstance(question, MenuQuestion):
         return await checked_scores(pair.guardian, Query(question.context, question.actions, id=audit.id))
-    if isinstance(pair, MenuPair) or not isinstance(question, TextQuestion):
+    if isinstance(pair, MenuPair) or isinstance(question, MenuQuestion):
         raise RequestError(f"policy {audit.policy} has another form now", code="wrong_form")
     return await pair.guardian.answer(ChatRequest(question.request, id=audit.id))
 

@@ -100,7 +100,7 @@ def arbitrage_object(policy: LivePolicy, outcome: Outcome, menu: Menu | None = N
         "id": decision.id,
         "decided_by": decision.decided_by,
         "alpha": policy.alpha,
-        "guarantee": "crc" if decision.no_guarantee is None else "none",
+        "guarantee": policy.guarantee if decision.no_guarantee is None else "none",
         "candidates": list(decision.candidates),
         "legs": [_leg(leg, full=full) for leg in decision.legs],
     }

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.project_secret import subkey
 from conformal_arbitrage.errors import RequestError
+from conformal_arbitrage.gateway.audit_rows import drawn_audit, rule_candidates
 from conformal_arbitrage.gateway.held_turns import held_turn
 from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair, TextPair, identities_of_pair
 from conformal_arbitrage.live.policy import (
@@ -70,7 +71,13 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class _Case(Struct, frozen=True):
-    """What is known of a decision before any model is asked; `earlier` is the record of an earlier attempt."""
+    """What is known of a decision before any model is asked.
+
+    Attributes:
+        earlier: the record of an earlier attempt.
+        conversation: the session that a sticky policy goes on with.
+        session: the caller's name for the conversation, under any other.
+    """
 
     policy: LivePolicy
     caller_id: str
@@ -78,6 +85,7 @@ class _Case(Struct, frozen=True):
     overridden: str | None
     earlier: DecisionRecord | None
     conversation: Conversation | None = None
+    session: str | None = None
 
 
 class MenuStart(Struct, frozen=True):
@@ -117,6 +125,7 @@ class Decider:
         query: Query,
         caller_id: str,
         earlier: DecisionRecord | None = None,
+        session: str | None = None,
     ) -> MenuStart:
         """Begin a choice from a menu: the Primary's part.
 
@@ -125,6 +134,7 @@ class Decider:
             query: the question and its menu.
             caller_id: whose call it is.
             earlier: the record of an earlier attempt, which is continued: its Primary is not asked again.
+            session: the caller's name for the conversation, if it has one.
 
         Returns:
             The outcome so far; if it is pending, pass it to `complete_menu`.
@@ -140,7 +150,7 @@ class Decider:
         if not isinstance(query.context, str):
             _require_seen(pair, query)
         question = MenuQuestion(context=query.context, actions=query.actions)
-        case = _Case(policy, caller_id, question, None, earlier)
+        case = _Case(policy, caller_id, question, None, earlier, None, session)
         asking: asyncio.Task[Leg] | None = None
         if earlier is not None:
             decision = _continued(earlier, query.actions)
@@ -168,6 +178,7 @@ class Decider:
         earlier: DecisionRecord | None = None,
         *,
         conversation: Conversation | None = None,
+        session: str | None = None,
         live: bool = False,
     ) -> AsyncGenerator[Outcome | Chunk]:
         """Answer in free text or with tool calls.
@@ -178,6 +189,7 @@ class Decider:
             caller_id: whose call it is.
             earlier: the record of an earlier attempt, which is continued: its Primary is not asked again.
             conversation: the session that the request goes on with, if it is not its first turn.
+            session: the caller's name for the conversation, if it has one.
             live: pass on the Guardian's words as they come; in shadow mode they never do.
 
         Yields:
@@ -188,13 +200,13 @@ class Decider:
             RequestError: the policy chooses from menus, or the request overrides a pinned setting.
         """
         pair, overridden = _text_pair(policy), _overridden(policy, request.body)
-        case = _Case(policy, caller_id, TextQuestion(request=request.body), overridden, earlier, conversation)
+        case = _Case(policy, caller_id, TextQuestion(request=request.body), overridden, earlier, conversation, session)
         pending = None
         if earlier is not None:
             pending = _continued(earlier, ())
             yield self._outcome(case, pending)
-        if isinstance(policy.rule, ConformalRouter) and policy.settings.mode == "enforce":
-            if conversation is None:
+        if isinstance(policy.rule, ConformalRouter) and policy.mode != "shadow":
+            if conversation is None or policy.mode == "safe":
                 steps = policy.rule.steps(request, pending, live=live)
             else:
                 steps = self._held(policy, policy.rule, request, conversation, pending, live=live)
@@ -247,10 +259,10 @@ class Decider:
         session = None
         if policy.settings.sticky is not None:
             session = id if case.conversation is None else case.conversation.id
-        audited = policy.settings.mode == "enforce" and self._drawn(session or id, policy.settings.audit_rate)
+        audited = policy.mode == "enforce" and self._drawn(session or id, policy.settings.audit_rate)
         body = DecisionBody(
             action=None if pending else decision.action,
-            candidates=decision.candidates,
+            candidates=decision.candidates if policy.mode != "safe" else rule_candidates(policy.certificate, decision),
             margin=None if decision.margin == float("inf") else decision.margin,
             relaxation=decision.relaxation,
             no_guarantee=decision.no_guarantee,
@@ -258,7 +270,7 @@ class Decider:
             cost=decision.spent.cost,
             alpha=policy.alpha,
             version=policy.version,
-            mode=policy.settings.mode,
+            mode=policy.mode,
             form=policy.pair.form,
             content=self._kept(policy, _content(question, decision)),
             identities_sha256=policy.identities_sha256,
@@ -267,13 +279,23 @@ class Decider:
             audited=audited,
             pending=pending,
             session=session,
-            held=case.conversation is not None and policy.settings.mode == "enforce",
+            held=case.conversation is not None and policy.mode == "enforce",
         )
         event = Event(id=id, body=body, policy=policy.name, key_id=case.caller_id, decided_by=decision.decided_by)
-        audit = Audit(id=id, policy=policy.name, question=question) if audited else None
+        audit = self._audit(case, decision) if audited else None
         known = 0 if case.earlier is None else len(_known_legs(case.earlier))
         held = None if case.conversation is None else case.conversation.decided_by
         return Outcome(decision=decision, event=event, audit=audit, known_legs=known, session=session, held=held)
+
+    def _audit(self, case: _Case, decision: Decision) -> Audit:
+        """Return the audit of a decision that the coin drew."""
+        policy, name = case.policy, case.session
+        if policy.watched is None:
+            identities = policy.identities_sha256
+            return Audit(id=str(decision.id), policy=policy.name, question=case.question, identities_sha256=identities)
+        session = None if name is None else self._digest([case.caller_id, name])
+        overridden = case.overridden is not None
+        return drawn_audit(policy.watched, decision, case.question, overridden=overridden, session=session)
 
     def _drawn(self, id: str, rate: float) -> bool:
         """Toss the audit coin; it depends on the id and the secret only, so not on any score."""
@@ -398,7 +420,7 @@ def _awaits_guardian(decision: Decision) -> bool:
 
 def _menu_rule(policy: LivePolicy) -> ConformalArbitrage | None:
     """Return the rule that decides; None in shadow mode, where the Guardian does."""
-    return policy.rule if isinstance(policy.rule, ConformalArbitrage) and policy.settings.mode == "enforce" else None
+    return policy.rule if isinstance(policy.rule, ConformalArbitrage) and policy.mode != "shadow" else None
 
 
 async def _shadow_menu(policy: LivePolicy, pair: MenuPair, query: Query) -> tuple[Decision, asyncio.Task[Leg]]:

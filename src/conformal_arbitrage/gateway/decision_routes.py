@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import GuardianError, LostClaimError, QuotaError, RequestError, StoreError
+from conformal_arbitrage.gateway.audit_rows import still_unanswered
 from conformal_arbitrage.gateway.chat_replies import (
     EVENT_STREAM,
     ChatShape,
@@ -141,15 +142,18 @@ class DecisionRoutes:
         self._metrics.undelivered(policy.name, turn.outcomes.values(), finish)
         events: list[Event] = []
         audits: list[Audit] = []
+        news = [outcome.event.id for outcome in turn.outcomes.values() if outcome.audit is not None]
         for outcome in turn.outcomes.values():
+            audit = still_unanswered(outcome.audit, outcome.decision)
             if outcome.event.id in turn.recorded:
                 events.append(self._decider.completion(policy, outcome, finish))
-                continue
-            events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
-            audits += [] if outcome.audit is None else [outcome.audit]
+            else:
+                events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
+                audit = audit or outcome.audit
+            audits += [] if audit is None else [audit]
         begun = {place: outcome.event.id for place, outcome in turn.outcomes.items()}
         digests = {id: self._decider.digest(turn.questions[place]) for place, id in begun.items()}
-        await turn.end_undelivered(events, audits, begun, digests)
+        await turn.end_undelivered(events, audits, begun, digests, news)
 
     async def _stream(
         self,
@@ -177,7 +181,7 @@ class DecisionRoutes:
     ) -> Outcome:
         if menu is not None:
             query = Query(chat.messages, menu.actions, id=new_id())
-            return await self._choose(turn, 0, policy, query, request)
+            return await self._choose(turn, 0, policy, query, request, _session(chat))
         return await _last(await self._text(turn, policy, chat, request.caller.id))
 
     async def _text(
@@ -188,7 +192,8 @@ class DecisionRoutes:
             return await self._session_text(turn, policy, chat, caller, live=live)
         earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body))
         chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
-        return self._noted(turn, 0, self._decider.text(policy, chat_request, caller, earlier, live=live))
+        steps = self._decider.text(policy, chat_request, caller, earlier, session=_session(chat), live=live)
+        return self._noted(turn, 0, steps)
 
     async def _session_text(
         self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, caller: str, *, live: bool
@@ -211,13 +216,15 @@ class DecisionRoutes:
         version = policy.version if conversation is None else conversation.version
         return self._sessions.settled(steps, policy, caller, chat.session, version)
 
-    async def _choose(self, turn: Turn, place: int, policy: LivePolicy, query: Query, request: Incoming) -> Outcome:
+    async def _choose(
+        self, turn: Turn, place: int, policy: LivePolicy, query: Query, request: Incoming, session: str | None = None
+    ) -> Outcome:
         """Decide about one question of a request, or continue what an earlier attempt decided."""
         caller = request.caller.id
         earlier = await self._earlier(turn, place, policy, (caller, policy.name, query.context, query.actions))
         if earlier is not None:
             query = replace(query, id=earlier.id)
-        start = await self._decider.begin_menu(policy, query, caller, earlier)
+        start = await self._decider.begin_menu(policy, query, caller, earlier, session)
         outcome = turn.outcomes[place] = start.outcome
         if outcome.decision.answer is not None:
             return outcome
@@ -320,14 +327,19 @@ class DecisionRoutes:
     ) -> None:
         events: list[Event] = []
         audits: list[Audit] = []
+        news: list[str] = []
         for outcome in outcomes:
             if outcome.event.id in turn.recorded:
                 events.append(self._decider.completion(policy, outcome, _finish_of(policy, outcome)))
+                if outcome.audit is not None and (outcome.known_legs or outcome.decision.decided_by == "fallback"):
+                    news.append(outcome.event.id)  # what was served is another answer than the ledger expects
+                    audit = still_unanswered(outcome.audit, outcome.decision)
+                    audits += [] if audit is None else [audit]
                 continue
             events.append(outcome.event)
             if outcome.audit is not None:
                 audits.append(outcome.audit)
-        await turn.commit(events, audits=audits, response=reply)
+        await turn.commit(events, audits=audits, response=reply, news=news)
         self._metrics.decided(policy.name, outcomes, time.perf_counter() - start)
 
 
@@ -336,6 +348,12 @@ async def _keep_pending(turn: Turn, place: int, outcome: Outcome) -> None:
     lasting = turn.claim is not None or outcome.audit is not None or outcome.session is not None
     if lasting and outcome.event.id not in turn.recorded:
         await turn.begin(place, outcome)
+
+
+def _session(chat: CompletionRequest) -> str | None:
+    """Return the caller's name for the conversation: its own field, or whose request it is."""
+    user = chat.body.get("user")
+    return chat.session or (user if isinstance(user, str) else None)
 
 
 async def _last(steps: AsyncGenerator[Outcome | Chunk]) -> Outcome:
@@ -381,7 +399,7 @@ def _require_answers(outcomes: Sequence[Outcome]) -> None:
 def _continuable(record: DecisionRecord, policy: LivePolicy) -> bool:
     """Return whether another attempt may continue a decision: same version and mode, and its answer can be rebuilt."""
     body = record.decision
-    same = body.version == policy.version and body.mode == policy.settings.mode and body.form == policy.pair.form
+    same = body.version == policy.version and body.mode == policy.mode and body.form == policy.pair.form
     return same and (body.pending or (body.form == "menu" and body.action is not None))
 
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from starlette.types import Receive
 
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
+from conformal_arbitrage.gateway.audit_rows import still_unanswered
 from conformal_arbitrage.gateway.decider import Outcome
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import Incoming, caller_left
@@ -63,8 +64,9 @@ class Turn:
         audits: Sequence[Audit] = (),
         response: SavedResponse | None = None,
         begun: Mapping[int, str] | None = None,
+        news: Sequence[str] = (),
     ) -> None:
-        """Make events durable, with audits, and with the response that ends the turn.
+        """Make events durable, with audits, with the response that ends the turn, and as news of these decisions.
 
         Raises:
             LostClaimError: another gateway took over the idempotency key; nothing was written.
@@ -73,9 +75,11 @@ class Turn:
         self._committing += 1
         try:
             if self.claim is None:
-                await self._store.commit(events, audits=audits)
+                await self._store.commit(events, audits=audits, news=news)
             else:
-                await self._store.commit(events, claim=self.claim, response=response, audits=audits, begun=begun)
+                await self._store.commit(
+                    events, claim=self.claim, response=response, audits=audits, begun=begun, news=news
+                )
             self.response = response
         finally:
             self._committing -= 1
@@ -102,7 +106,12 @@ class Turn:
         self.recorded.add(event.id)
 
     async def end_undelivered(
-        self, events: Sequence[Event], audits: Sequence[Audit], begun: Mapping[int, str], digests: Mapping[str, str]
+        self,
+        events: Sequence[Event],
+        audits: Sequence[Audit],
+        begun: Mapping[int, str],
+        digests: Mapping[str, str],
+        news: Sequence[str],
     ) -> None:
         """Record decisions of which nothing was delivered, for another attempt to continue.
 
@@ -111,17 +120,23 @@ class Turn:
             audits: of those that are new.
             begun: their ids by place, by which another attempt under the same key finds them.
             digests: of their questions by id, by which a retry without a key does.
+            news: ids of those drawn for an audit.
         """
         if self.claim is None:
-            await self._store.commit(events, audits=audits, undelivered=digests)
+            await self._store.commit(events, audits=audits, undelivered=digests, news=news)
         else:
-            await self._store.commit(events, claim=self.claim, audits=audits, begun=begun)
+            await self._store.commit(events, claim=self.claim, audits=audits, begun=begun, news=news)
 
     async def end_early(self, finish: str) -> None:
         """Record that an answer which was opened has no end; it is not kept under the idempotency key."""
         if self.opened is not None and not self._ended:
             self._ended = True
-            await self._store.commit([Event(id=self.opened, body=CompletionBody(finish=finish))])
+            event = Event(id=self.opened, body=CompletionBody(finish=finish))
+            own = [outcome for outcome in self.outcomes.values() if outcome.event.id == self.opened]
+            audits = [still_unanswered(outcome.audit, outcome.decision) for outcome in own]
+            await self._store.commit(
+                [event], audits=[audit for audit in audits if audit is not None], news=[self.opened]
+            )
 
     def leave(self, _: object) -> None:
         """Cancel the turn because its caller has left; a commit finishes first, and after the last it is too late."""

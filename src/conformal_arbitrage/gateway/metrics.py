@@ -4,12 +4,14 @@ Knows nothing of who reads the metrics.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from conformal_arbitrage.gateway.decider import Outcome
+from conformal_arbitrage.live.watching import LedgerWatch, ServedFigure, as_evidence
+from conformal_arbitrage.monitoring.states import Standing, State
 from conformal_arbitrage.store.base import AuditBacklog, DeliveryBacklog
 from conformal_arbitrage.types import Leg, Role
 
@@ -71,6 +73,50 @@ class Metrics:
         self.resting = Gauge(
             "arbitrage_upstream_resting", "1 while the circuit breaker is open", ["upstream"], registry=self.registry
         )
+
+        self._watch_losses()
+
+    def _watch_losses(self) -> None:
+        """Set up the figures of monitors: losses are shares of the loss bound."""
+        self.safe_mode = self._gauge("safe_mode", "1 while an alarm stands and the Guardian decides", "policy")
+        self.state = self._gauge("state", "1 for the state a policy's monitor is in", "policy", "state")
+        self.evidence = self._gauge("evidence", "Evidence that the loss is above a line", "policy", "line")
+        self.line = self._gauge("loss_line", "The lines that the loss is watched against", "policy", "line")
+        self.loss_mean = self._gauge("loss_mean", "Mean loss of the audits whose loss is known", "policy")
+        self.loss_lower = self._gauge("loss_lower", "Lower 97.5 % limit of the running mean loss", "policy")
+        self.loss_upper = self._gauge("loss_upper", "Upper 97.5 % limit of the running mean loss", "policy")
+        self.served_mean = self._gauge(
+            "served_loss_mean", "Mean loss of delivered answers, fallbacks included", "policy"
+        )
+        self.audit_rows = self._gauge("audits", "Audited decisions by what is known of their loss", "policy", "state")
+
+    def standings(self, standings: Mapping[str, tuple[Standing, LedgerWatch]]) -> None:
+        """Set where every policy stands."""
+        for gauge in (
+            self.state, self.evidence, self.line, self.loss_mean, self.loss_lower, self.loss_upper, self.served_mean,
+            self.audit_rows,
+        ):  # fmt: skip
+            gauge.clear()
+        for policy, (standing, watch) in standings.items():
+            self._stand(policy, standing, watch.served)
+
+    def _stand(self, policy: str, standing: Standing, served: ServedFigure | None) -> None:
+        figures = standing.figures
+        for state in get_args(State):
+            self.state.labels(policy, state).set(state == standing.state)
+        lines = (figures.lines.alpha, figures.lines.red)
+        for name, line, log in zip(("alpha", "red"), lines, figures.log_evidence, strict=True):
+            if line is not None and log is not None:
+                self.line.labels(policy, name).set(line)
+                self.evidence.labels(policy, name).set(as_evidence(log))
+        for name in ("known", "pending", "missing"):
+            self.audit_rows.labels(policy, name).set(getattr(figures, name))
+        self.loss_lower.labels(policy).set(standing.limits[0])
+        self.loss_upper.labels(policy).set(standing.limits[1])
+        mean = standing.mean if served is None else served.mean
+        for gauge, value in ((self.loss_mean, standing.mean), (self.served_mean, mean)):
+            if value is not None:
+                gauge.labels(policy).set(value)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"arbitrage_{name}", text, labels, registry=self.registry)

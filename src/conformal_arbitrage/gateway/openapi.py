@@ -74,7 +74,8 @@ _SCHEMAS: dict[str, Any] = {
     "Arbitrage": _object(
         ["id", "decided_by", "alpha", "guarantee", "candidates", "legs"], id=_TEXT,
         decided_by={"enum": ["primary", "guardian", "fallback"]}, alpha=_nullable(_NUMBER),
-        guarantee={"enum": ["crc", "none"]}, reason=_TEXT, candidates=_array({"type": "integer"}), ignored=_array(_TEXT),
+        guarantee={"enum": ["crc", "high_probability", "none"]}, reason=_TEXT, candidates=_array({"type": "integer"}),
+        ignored=_array(_TEXT),
         legs=_array(_object(
             ["role", "model", "usage", "cost", "latency", "failed"], role={"enum": ["primary", "guardian"]},
             model=_nullable(_TEXT), usage=_MAP, cost=_nullable(_NUMBER), latency=_NUMBER, failed=_BOOLEAN,
@@ -141,6 +142,14 @@ _SCHEMAS: dict[str, Any] = {
         grades=_nullable(_object(["primary", "guardian"], more=False, primary=_NUMBER, guardian=_NUMBER)),
         label={"anyOf": [{"type": "integer"}, _TEXT, {"type": "null"}]}, comment=_nullable(_TEXT), reason=_nullable(_TEXT),
     ),
+    "Lift": _object(["reason"], more=False, reason={**_TEXT, "minLength": 1}),
+    "Lifted": _object(["policy", "version", "lifts", "reason", "by"], policy=_TEXT, version={"type": "integer"}),
+    "Monitor": _object(
+        ["policy", "version", "mode", "guarantee", "watched", "alarm"], policy=_TEXT, version={"type": "integer"},
+        mode={"enum": ["enforce", "shadow", "safe"]}, guarantee=_TEXT, reason=_nullable(_TEXT), watched=_BOOLEAN,
+        unwatched=_nullable(_TEXT), alarm=_nullable(_MAP), state=_TEXT, reasons=_array(_TEXT), audits=_MAP,
+        limits=_array(_NUMBER), lines=_MAP, evidence=_MAP, as_served=_nullable(_MAP),
+    ),
     "Nothing": {"type": "object"},
     "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run=_BOOLEAN),
 }  # fmt: skip
@@ -205,6 +214,12 @@ def schema() -> dict[str, Any]:
         },
         "/v1/arbitrage/policies/{name}/rollback": {
             "post": _operation("rollback", "Go back one version", body="Nothing", reply="Version", params=name)
+        },
+        "/v1/arbitrage/policies/{name}/monitor": {
+            "get": _operation("monitor", "What audits say of the loss", reply="Monitor", params=name)
+        },
+        "/v1/arbitrage/policies/{name}/lift": {
+            "post": _operation("lift", "Lift the alarm that stands", body="Lift", reply="Lifted", params=name)
         },
         "/v1/responses": {
             "post": _operation(

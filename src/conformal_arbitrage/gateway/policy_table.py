@@ -8,22 +8,26 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.key_files import key_path, read_key
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, ConfigError, RequestError
+from conformal_arbitrage.gateway.audit_rows import LossFacts, Watched
 from conformal_arbitrage.live.build import bind_menu, bind_text
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter
+from conformal_arbitrage.live.watching import deferring, watchable
 from conformal_arbitrage.scorers.base import Answerer, Identity, Scorer
 from conformal_arbitrage.scorers.kinds import Form
 from conformal_arbitrage.store.base import PolicyVersion, Store
-from conformal_arbitrage.store.record import JSONObject
+from conformal_arbitrage.store.ledger_base import LedgerKey
+from conformal_arbitrage.store.record import AlarmBody, JSONObject
 from conformal_arbitrage.upstream.base import fingerprint
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
+Mode = Literal["enforce", "shadow", "safe"]
 UNSIGNED = "unsigned"
 """The name that lets a policy use a certificate without this project's signature."""
 
@@ -59,7 +63,16 @@ class LivePolicy:
     """One version of a policy, ready to decide; without a certificate it can only run in shadow mode.
 
     Attributes:
+        certificate: what was installed, whatever the mode.
+        rule: what decides; in safe mode it defers everything.
         alpha: the certificate's risk budget; None without one.
+        mode: as configured, or "safe" while an alarm stands.
+        guarantee: what the certificate promises: on average over calibrations, or with high probability.
+        forfeited: why no decision has a guarantee, whatever the models; None if nothing else stands against one.
+        lifts: how often alarms of this version were lifted.
+        alarm: the one that stands.
+        watched: what its monitor needs to know; None without a monitor.
+        unwatched: why there is none.
     """
 
     name: str
@@ -70,6 +83,13 @@ class LivePolicy:
     rule: ConformalArbitrage | ConformalRouter | None
     identities_sha256: str
     alpha: float | None
+    mode: Mode
+    guarantee: Literal["crc", "high_probability"] = "crc"
+    forfeited: str | None = None
+    lifts: int = 0
+    alarm: AlarmBody | None = None
+    watched: Watched | None = None
+    unwatched: str | None = None
 
 
 class PolicyTable:
@@ -90,7 +110,7 @@ class PolicyTable:
         self._keys = _keys(config)
         self._live: dict[str, LivePolicy] = {}
         self._unusable: dict[str, ArbitrageError] = {}
-        self._newest: dict[str, int] = {}  # unusable ones included
+        self._newest: dict[str, tuple[int, int, bool]] = {}  # version, lifts, alarm; unusable ones included
         self._aliases = {alias: name for name, p in config.policies.items() for alias in (*p.aliases, name)}
         self._seen = -1
 
@@ -147,7 +167,8 @@ class PolicyTable:
         pair = self._pairs[name]
         return LivePolicy(
             name=name, version=0, settings=settings, pair=pair, certificate=None, rule=None,
-            identities_sha256=fingerprint(identities_of_pair(pair)), alpha=None,
+            identities_sha256=fingerprint(identities_of_pair(pair)), alpha=None, mode="shadow",
+            unwatched="there is no certificate yet",
         )  # fmt: skip
 
     async def refresh(self, count: int) -> None:
@@ -167,24 +188,31 @@ class PolicyTable:
         self._seen = max(self._seen, count)  # a concurrent refresh may have seen more
 
     def _put_in_force(self, version: PolicyVersion) -> None:
-        """Put a version in force, unless a later one has been seen, usable or not."""
-        if version.version <= self._newest.get(version.name, 0):
+        """Put a version in force as it stands, unless a later state of the policy has been seen, usable or not."""
+        state = (version.version, version.lifts, version.alarm is not None)
+        if state <= self._newest.get(version.name, (0, 0, False)):
             return
-        self._newest[version.name] = version.version
+        self._newest[version.name] = state
         self._live.pop(version.name, None)
         self._unusable.pop(version.name, None)
         try:
             _check_intact(version)
-            self._live[version.name] = self.bind(version.name, version.certificate, version.version)
+            self._live[version.name] = self.bind(version.name, version.certificate, version)
         except ArbitrageError as error:
             self._unusable[version.name] = error
             _log.error("out of service: %s", error, extra={"policy": version.name})
 
-    def bind(self, name: str, document: JSONObject, version: int = 0) -> LivePolicy:
+    def bind(self, name: str, document: JSONObject, version: PolicyVersion | None = None) -> LivePolicy:
         """Bind a certificate to the models of a policy; its guarantee, its key and its identities are checked.
+
+        Args:
+            name: the policy's.
+            document: the certificate.
+            version: which is to be put in force; None to check only.
 
         Raises:
             CertificateError: it cannot be used with them.
+            OptionError: the policy's alarm_line has no proof for it.
         """
         settings = self._config.policies[name]
         bound = Certificate.from_dict(dict(document), source=f"policy {name}")
@@ -192,21 +220,28 @@ class PolicyTable:
             raise CertificateError(
                 f"policy {name}: requests cannot name a group, so a certificate by groups is not served"
             )
-        forfeited = self._check_signature(name, bound) or (
-            None if bound.ancestry is None else bound.ancestry.no_guarantee
-        )
+        given_up = None if bound.ancestry is None else bound.ancestry.no_guarantee
+        forfeited = self._check_signature(name, bound) or given_up or voided(version)
         bound = self._with_key(name, bound)
         pair = self._pairs[name]
-        return LivePolicy(
+        safe = version is not None and version.alarm is not None and settings.mode == "enforce"
+        live = LivePolicy(
             name=name,
-            version=version,
+            version=0 if version is None else version.version,
             settings=settings,
             pair=pair,
             certificate=bound,
-            rule=self._rule(settings, bound, pair, forfeited),
+            rule=self._rule(settings, deferring(bound) if safe else bound, pair, forfeited),
             identities_sha256=fingerprint(identities_of_pair(pair)),
             alpha=bound.alpha,
+            mode="safe" if safe else settings.mode,
+            guarantee="crc" if bound.confidence is None else "high_probability",
+            forfeited=forfeited,
+            lifts=0 if version is None else version.lifts,
+            alarm=None if version is None else version.alarm,
+            unwatched="in shadow mode the Guardian decides",
         )
+        return live if settings.mode == "shadow" else _watched(live, bound)
 
     def _check_signature(self, name: str, certificate: Certificate) -> str | None:
         """Return why decisions have no guarantee: an unsigned certificate, allowed by name; None if it is signed."""
@@ -316,6 +351,28 @@ class PolicyTable:
     def _known(self, name: str) -> None:
         if name not in self._config.policies:
             raise RequestError(f"there is no policy {name!r:.80}", status=404, code="model_not_found")
+
+
+def voided(version: PolicyVersion | None) -> str | None:
+    """Return why a certificate's promise is void: an alarm on it was lifted without a new certificate; None if it is not."""
+    if version is None or version.alarmed is None:
+        return None
+    if version.lifts:
+        return "an alarm was lifted without a new certificate"
+    if version.alarm is None:
+        return f"an alarm was raised on this certificate, under version {version.alarmed.version}"
+    return None
+
+
+def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:
+    """Return a policy with what its monitor needs to know, or with why it has none."""
+    lines, reason = watchable(certificate, live.settings.alarm_line)
+    if lines is None:
+        return replace(live, unwatched=reason)
+    key = LedgerKey(policy=live.name, version=live.version, lifts=live.lifts, identities_sha256=live.identities_sha256)
+    by_people = live.pair.guardian.identity.get("kind") == "human"
+    watched = Watched(key=key, lines=lines, facts=LossFacts.of(certificate), by_people=by_people)
+    return replace(live, watched=watched, unwatched=None)
 
 
 def _check_intact(version: PolicyVersion) -> None:

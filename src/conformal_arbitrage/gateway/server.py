@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -65,13 +66,16 @@ def identities_of(config: Config, policy: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def application(config: Config, log: Log = _unlogged, metrics: Metrics | None = None) -> AsyncGenerator[ASGIApp]:
+async def application(
+    config: Config, log: Log = _unlogged, metrics: Metrics | None = None, clock: Callable[[], float] = time.time
+) -> AsyncGenerator[ASGIApp]:
     """Open a configuration's models and store, and yield the application over them.
 
     Args:
         config: the whole configuration.
         log: takes a line of JSON for every request.
         metrics: where things are counted; without it, only requests and decisions are.
+        clock: the time by which the outcomes of audits are due, in seconds since 1970.
     """
     check_policies(config)
     _check_people(config)
@@ -102,6 +106,7 @@ async def application(config: Config, log: Log = _unlogged, metrics: Metrics | N
                     guardian_breakers=_breakers_of_guardians(config, models),
                     log=log,
                     metrics=metrics or Metrics(),
+                    clock=clock,
                     traced=None if telemetry is None else telemetry.route,
                     webhooks=webhooks,
                 )

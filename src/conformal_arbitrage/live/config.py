@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config_checks import check_config, line_of
+from conformal_arbitrage.monitoring.lines import AlarmLine
 from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorers.chat import ChatConfig
 from conformal_arbitrage.scorers.kinds import ROLES, Form, ModelConfig, Pinned, Section
@@ -70,6 +71,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         form: choices from menus, or free text; as in [task] unless set.
         mode: "enforce" the rule, or "shadow": ask both, answer with the Guardian's choice, record the Primary's.
         audit_rate: in enforce mode, the share of the Primary's decisions that the Guardian reviews in the background.
+        alarm_line: the loss whose crossing puts the policy into safe mode: the one that luck in calibration cannot
+            explain, or "alpha" itself.
         content: what the record keeps of questions and answers.
         expose: what callers see of a decision; relaxation and margin only with "full".
         overrides: in text form with pinned settings, what to do with a request that differs: refuse it, or answer without
@@ -88,6 +91,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     form: Form | None = None
     mode: Literal["enforce", "shadow"] = "enforce"
     audit_rate: float = 0.0
+    alarm_line: AlarmLine = "luck"
     content: Literal["full", "hashed", "off"] = "hashed"
     expose: Literal["id", "full"] = "id"
     overrides: Literal["refuse", "none"] = "refuse"

@@ -91,8 +91,8 @@ class Monitor:
                 self._rows += 1
                 self._pending += 1
                 self._cells[place] = _PENDING
-                if row.loss is None:
-                    heappush(self._due, (row.due, place))
+            if row.loss is None and self._cells[place] == _PENDING:  # it may be due earlier than it was
+                heappush(self._due, (row.due, place))
             if row.loss is not None:
                 self._settle(place, _ticks(row.loss, self.lines))
 

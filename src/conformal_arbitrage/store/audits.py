@@ -29,7 +29,9 @@ def queue_audits(session: Session, audits: Sequence[tuple[Audit, str | None]]) -
         if question is not None:
             now = session.dialect.now
             values = (audit.id, audit.policy, question, audit.identities_sha256)
-            session.run(f"insert into audits {_COLUMNS} values (?, ?, ?, ?, {now}, {now})", *values)
+            session.run(
+                f"insert into audits {_COLUMNS} values (?, ?, ?, ?, {now}, {now}) on conflict (id) do nothing", *values
+            )
 
 
 def take_audits(

@@ -51,7 +51,8 @@ class Audit(Struct, frozen=True, kw_only=True):
     """A decision that was drawn for an audit.
 
     Attributes:
-        question: what to ask the Guardian in the background; None if the loss is known without.
+        question: what to ask the Guardian in the background.
+        ask: whether to ask it; not if the loss is known without.
         identities_sha256: fingerprint of the identities of the policy's models; only a gateway that has the same ones
             should ask. Empty if a gateway of an earlier release queued it.
         row: the row of the ledger to write with the decision, if it has one.
@@ -61,7 +62,8 @@ class Audit(Struct, frozen=True, kw_only=True):
 
     id: str
     policy: str
-    question: AuditQuestion | None
+    question: AuditQuestion
+    ask: bool = True
     identities_sha256: str = ""
     row: NewRow | None = None
     attempts: int = 0

@@ -142,7 +142,7 @@ class SQLStore(ABC):
         if (response is not None or begun) and claim is None:
             raise OptionError("response= and begun= belong to a claim; pass claim= too")
         texts = [(event, encode(event.body, event.id)) for event in events]
-        questions = [(audit, None if audit.question is None else encode(audit.question, audit.id)) for audit in audits]
+        questions = [(audit, encode(audit.question, audit.id) if audit.ask else None) for audit in audits]
         await self._write(operations.Commit(texts, claim, response, questions, begun or {}, undelivered or {}, news))
         self.has_undelivered = self.has_undelivered or bool(undelivered)
 

@@ -1,0 +1,189 @@
+"""Watch the ledgers of all policies: settle what became known, follow what any gateway wrote, and raise alarms.
+
+Every gateway on a database watches all of its policies. They see the same rows, so they agree; an alarm is recorded once,
+whichever comes first, and the change count tells the others.
+
+Knows nothing of HTTP, or of how decisions are made.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.errors import CertificateError, StoreError
+from conformal_arbitrage.gateway.audit_rows import LossFacts, settlement
+from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
+from conformal_arbitrage.live.watching import LedgerWatch, standing_document
+from conformal_arbitrage.monitoring.states import Cause, Standing
+from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store.ledger_base import LedgerNews, Settlement
+from conformal_arbitrage.store.record import AlarmBody, FeedbackBody
+
+_log = logging.getLogger("conformal_arbitrage.gateway")
+PAUSE = 0.25
+SERVED_EVERY = 10.0
+"""Seconds between two computations of what was served, which reads a whole ledger where fallbacks are in it."""
+_AT_ONCE = 200
+_CAUSES: Mapping[str, Cause] = {"losses": "losses", "failing audits": "failing audits"}
+
+
+class Watcher:
+    """Follows the ledgers of the policies in force.
+
+    Args:
+        store: where the ledgers are.
+        policies: which are in force.
+        clock: the time, in seconds since 1970.
+    """
+
+    def __init__(self, store: Store, policies: PolicyTable, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._policies = policies
+        self._clock = clock
+        self._watches: dict[str, LedgerWatch] = {}
+        self._facts: dict[tuple[str, int], LossFacts | None] = {}
+        self._callers: dict[str, bool] = {}
+        self._served_at: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            try:
+                busy = await self.turn()
+            except StoreError:
+                busy = False  # the database is unreachable; requests report that, and what is in the ledger stays
+            if not busy:
+                await asyncio.sleep(PAUSE)
+
+    async def turn(self) -> bool:
+        """Take everything that is new once; return whether there is likely to be more."""
+        settled = await self._settle()
+        await self._policies.refresh(await self._store.change_count())
+        for live in self._policies.all():
+            await self._follow(live)
+        return settled
+
+    async def _follow(self, live: LivePolicy) -> None:
+        watch = self._watch(live)
+        if watch is None:
+            return
+        await watch.follow()
+        now = self._clock()
+        if live.alarm is None and watch.red(now):
+            await self._raise(live, watch.standing(now))
+        if now - self._served_at.get(live.name, 0.0) >= SERVED_EVERY:
+            self._served_at[live.name] = now
+            await watch.refresh_served(now)
+
+    def _watch(self, live: LivePolicy) -> LedgerWatch | None:
+        """Return what follows a policy's ledger; begins anew with every version, lift and change of models."""
+        if live.watched is None:
+            self._watches.pop(live.name, None)
+            return None
+        watch = self._watches.get(live.name)
+        if watch is None or watch.key != live.watched.key:
+            rate = live.settings.audit_rate
+            watch = LedgerWatch(self._store, live.watched.key, live.watched.lines, audit_rate=rate)
+            self._watches[live.name] = watch
+        return watch
+
+    async def _raise(self, live: LivePolicy, standing: Standing) -> None:
+        figures, key = standing.figures, live.watched.key if live.watched is not None else None
+        line, evidence = figures.lines.red, figures.log_peak[1]
+        if key is None or line is None or evidence is None:
+            raise AssertionError("red needs a red line")
+        alarm = AlarmBody(
+            version=key.version,
+            lifts=key.lifts,
+            identities_sha256=key.identities_sha256,
+            group=key.group or None,
+            cause=standing.cause or "losses",
+            audits=figures.known + figures.pending + figures.missing,
+            known=figures.known,
+            missing=figures.missing,
+            mean=standing.mean,
+            line=line,
+            log_evidence=evidence,
+        )
+        if await self._store.raise_alarm(live.name, alarm):
+            _log.error(
+                "red: %s; the policy serves in safe mode until the alarm is lifted or a certificate is installed",
+                "; ".join(standing.reasons),
+                extra={"policy": live.name},
+            )
+        await self._policies.refresh(await self._store.change_count())
+
+    async def _settle(self) -> bool:
+        """Write the losses that became known into the ledger; return whether there may be more."""
+        names = [live.name for live in self._policies.all()]
+        news = await self._store.ledger_news(names, limit=_AT_ONCE)
+        settlements: list[Settlement] = []
+        for one in news:
+            record = await self._store.record(one.id)
+            facts = await self._facts_of(one)
+            if record is not None and any(feedback.by for feedback in record.feedback):
+                await self._learn_callers(record.feedback)
+            settlements.append(settlement(one, record, facts, self._clock(), self._trusts(one.key.policy)))
+            await asyncio.sleep(0)  # decisions first
+        await self._store.settle_rows(settlements)
+        return len(news) == _AT_ONCE
+
+    async def _facts_of(self, news: LedgerNews) -> LossFacts | None:
+        """Return what losses under a version depend on."""
+        name, version = news.key.policy, news.key.version
+        if (name, version) not in self._facts:
+            for one in await self._store.policy_history(name):
+                self._facts[name, one.version] = _facts(one.certificate)
+        return self._facts.get((name, version))
+
+    async def _learn_callers(self, feedback: tuple[FeedbackBody, ...]) -> None:
+        """Look up which keys are callers' own."""
+        if any(one.by is not None and one.by not in self._callers for one in feedback):
+            self._callers |= {key.id: key.scope == "call" for key in await self._store.keys()}
+
+    def _trusts(self, policy: str) -> Callable[[FeedbackBody], bool]:
+        """Return what tells whether a label counts: a caller could hide its losses with labels of its own."""
+        if self._policies.lets_callers_grade(policy):
+            return lambda _: True
+        return lambda feedback: feedback.by is None or not self._callers.get(feedback.by, False)
+
+    def standings(self) -> dict[str, tuple[Standing, LedgerWatch]]:
+        """Return where every policy with a monitor stands."""
+        shown = {live.name: self.standing(live) for live in self._policies.all()}
+        return {name: standing for name, standing in shown.items() if standing is not None}
+
+    def standing(self, live: LivePolicy) -> tuple[Standing, LedgerWatch] | None:
+        """Return where a policy stands and what follows its ledger; None without a monitor, or before the first look."""
+        watch = self._watches.get(live.name)
+        if watch is None or live.watched is None or watch.key != live.watched.key:
+            return None
+        cause = None if live.alarm is None else _CAUSES.get(live.alarm.cause, "losses")
+        return watch.standing(self._clock(), alarmed=cause), watch
+
+    def document(self, live: LivePolicy) -> dict[str, Any]:
+        """Return where a policy stands as plain values."""
+        shown = self.standing(live)
+        stands: dict[str, Any] = {} if shown is None else standing_document(shown[0], shown[1].served)
+        alarm = live.alarm
+        return {
+            "policy": live.name,
+            "version": live.version,
+            "mode": live.mode,
+            "guarantee": live.guarantee if live.forfeited is None else "none",
+            "reason": live.forfeited,
+            "watched": live.watched is not None,
+            "unwatched": live.unwatched,
+            "lifts": live.lifts,
+            "alarm": None if alarm is None else {"cause": alarm.cause, "at": alarm.at, "audits": alarm.audits},
+            **stands,
+        }
+
+
+def _facts(document: Mapping[str, object]) -> LossFacts | None:
+    try:
+        return LossFacts.of(Certificate.from_dict(dict(document)))
+    except CertificateError:
+        return None

@@ -1,0 +1,190 @@
+"""Watch a certificate in service: what its ledger is watched against, and a monitor that follows the ledger in a store.
+
+Everything is a function of the ledger and the clock: two processes that follow the same ledger agree, and so does one that
+begins again.
+
+Knows nothing of HTTP, or of what is done about an alarm.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from math import exp
+from typing import Any
+
+import numpy as np
+
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.combinations import Kind, refusal, refuse_combination
+from conformal_arbitrage.calibration.options import NET
+from conformal_arbitrage.core.arrays import Floats
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.monitoring.certified import certificate_lines
+from conformal_arbitrage.monitoring.lines import AlarmLine, Lines
+from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
+from conformal_arbitrage.monitoring.states import Cause, Standing
+from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store.ledger_base import UNDELIVERED_LOSS, LedgerKey, LedgerRows
+
+_LARGEST_LOG = 690.0
+"""Evidence beyond this is shown as e to that power, which is still a number."""
+
+
+def deferring(certificate: Certificate) -> Certificate:
+    """Return a certificate's rule with every action in sight: what safe mode serves."""
+    return replace(certificate, status="always_defer", relaxation=None, boundary_u=None, learned=None, fit=None)
+
+
+def lines_of(certificate: Certificate, alarm_line: AlarmLine = "luck") -> Lines:
+    """Return what the ledger of a certificate in service is watched against.
+
+    Raises:
+        OptionError: there is nothing to watch, or nothing that can be.
+    """
+    if certificate.unit == "session":
+        refuse_combination("monitor", "session")
+    if certificate.loss == NET:
+        raise OptionError("monitor and net do not go together in a gateway: its ledger keeps losses without gains")
+    lines = certificate_lines(certificate, alarm_line=alarm_line)
+    unproved = refusal("red line", "learned") if certificate.learned is not None else None
+    return lines if unproved is None else replace(lines, red=None, false_red=None, note=f"there is no red: {unproved}")
+
+
+def watchable(certificate: Certificate, alarm_line: AlarmLine = "luck") -> tuple[Lines | None, str | None]:
+    """Return the lines of a certificate in service, or why it has no monitor.
+
+    Raises:
+        OptionError: red is to stand at alpha, for a certificate for which it has no proof.
+    """
+    if alarm_line == "alpha":
+        kinds: dict[Kind, bool] = {
+            "cluster": certificate.cluster is not None,
+            "learned": certificate.learned is not None,
+        }
+        refuse_combination("red line", *(kind for kind, holds in kinds.items() if holds))
+    try:
+        return lines_of(certificate, alarm_line), None
+    except OptionError as error:
+        return None, str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedFigure:
+    """The loss of delivered answers, fallbacks among them; what was not delivered is left out.
+
+    Attributes:
+        answers: how many audited decisions delivered one.
+        mean: mean of the known losses; None if there is none.
+        limits: of the running mean, as in `Standing`.
+        above_alpha: whether the evidence is enough for amber; never for red, since safe mode would ask the Guardian more.
+    """
+
+    answers: int
+    mean: float | None
+    limits: tuple[float, float]
+    above_alpha: bool
+
+
+class LedgerWatch:
+    """Follows one ledger.
+
+    Args:
+        store: where the ledger is.
+        key: which one.
+        lines: what it is watched against.
+        audit_rate: the share of decisions that the coin draws now.
+
+    Attributes:
+        monitor: what the ledger says; empty until `follow`.
+        served: the figure of delivered answers where it is another than the rule's own; None where it is the same.
+    """
+
+    def __init__(self, store: Store, key: LedgerKey, lines: Lines, *, audit_rate: float) -> None:
+        self.key = key
+        self.lines = lines
+        self.monitor = Monitor(lines, audit_rate=audit_rate)
+        self.served: ServedFigure | None = None
+        self._store = store
+        self._cursor: int | None = None
+        self._differing: set[int] = set()
+        self._served_at = -1
+
+    async def follow(self) -> bool:
+        """Take what is new in the ledger; return whether there was anything."""
+        if self._cursor is None:
+            self._take_all(await self._store.ledger(self.key))
+            return True
+        rows = await self._store.ledger_changes(self.key, self._cursor)
+        for row in rows:
+            (self._differing.discard if row.served is None else self._differing.add)(row.seq)
+        if rows:
+            self.monitor.observe(LedgerRow(row.seq, row.due, row.loss) for row in rows)
+            self._cursor = rows[-1].change
+        return bool(rows)
+
+    def _take_all(self, rows: LedgerRows) -> None:
+        self.monitor = Monitor.from_ledger(self.lines, rows.loss, rows.due, audit_rate=self.monitor.audit_rate)
+        self._differing = set((np.flatnonzero(~np.isnan(rows.served)) + 1).tolist())
+        self._cursor = rows.change
+
+    async def refresh_served(self, now: float) -> None:
+        """Bring the figure of delivered answers up to date; it takes the whole ledger where the two figures differ."""
+        if self._served_at == self._cursor:
+            return
+        self._served_at = -1 if self._cursor is None else self._cursor
+        self.served = None
+        if self._differing:
+            self.served = served_figure(await self._store.ledger(self.key), self.lines, now)
+
+    def red(self, now: float) -> bool:
+        """Tell whether the evidence calls for safe mode."""
+        return self.monitor.red(now)
+
+    def standing(self, now: float, *, alarmed: Cause | None = None) -> Standing:
+        """Return what is known at a time; see `Monitor.standing`."""
+        failing = self.served is not None and self.served.above_alpha
+        return self.monitor.standing(now, alarmed=alarmed, guardian_fails=failing)
+
+
+def served_figure(rows: LedgerRows, lines: Lines, now: float) -> ServedFigure:
+    """Return the loss of the answers that callers got."""
+    delivered = rows.served != UNDELIVERED_LOSS
+    losses: Floats = np.where(np.isnan(rows.served), rows.loss, rows.served)[delivered]
+    monitor = Monitor.from_ledger(lines, losses, rows.due[delivered])
+    standing = monitor.standing(now)
+    return ServedFigure(
+        answers=int(delivered.sum()),
+        mean=standing.mean,
+        limits=standing.limits,
+        above_alpha=standing.figures.above_alpha,
+    )
+
+
+def standing_document(standing: Standing, served: ServedFigure | None) -> dict[str, Any]:
+    """Return a standing as plain values; losses are shares of the loss bound."""
+    figures, lines = standing.figures, standing.figures.lines
+    return {
+        "state": standing.state,
+        "reasons": list(standing.reasons),
+        "cause": standing.cause,
+        "audit_rate": figures.audit_rate,
+        "audits": {"known": figures.known, "pending": figures.pending, "missing": figures.missing},
+        "mean_loss": standing.mean,
+        "limits": list(standing.limits),
+        "known_limits": None if standing.known_limits is None else list(standing.known_limits),
+        "lines": {
+            "alpha": lines.alpha, "red": lines.red, "block": lines.block, "false_red": lines.false_red, "note": lines.note,
+        },
+        "evidence": _evidence(figures.log_evidence),
+        "largest_evidence": _evidence(figures.log_peak),
+        "as_served": None if served is None else asdict(served),
+    }  # fmt: skip
+
+
+def _evidence(logs: tuple[float, float | None]) -> Mapping[str, float | None]:
+    alpha, red = logs
+    return {"alpha": as_evidence(alpha), "red": None if red is None else as_evidence(red)}
+
+
+def as_evidence(log: float) -> float:
+    """Return evidence from its natural logarithm, as a finite number."""
+    return exp(min(log, _LARGEST_LOG))
