@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.combinations import Kind, refusal, refuse_combination
+from conformal_arbitrage.calibration.combinations import refusal, refuse_combination
 from conformal_arbitrage.calibration.options import NET
 from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import OptionError
@@ -56,11 +56,10 @@ def watchable(certificate: Certificate, alarm_line: AlarmLine = "luck") -> tuple
         OptionError: red is to stand at alpha, for a certificate for which it has no proof.
     """
     if alarm_line == "alpha":
-        kinds: dict[Kind, bool] = {
-            "cluster": certificate.cluster is not None,
-            "learned": certificate.learned is not None,
-        }
-        refuse_combination("red line", *(kind for kind, holds in kinds.items() if holds))
+        if certificate.cluster is not None:
+            refuse_combination("red line", "cluster")
+        if certificate.learned is not None:
+            refuse_combination("red line", "learned")
     try:
         return lines_of(certificate, alarm_line), None
     except OptionError as error:
