@@ -290,7 +290,7 @@ class SQLStore(ABC):
         def succeed(session: Session) -> PolicyVersion | None:
             version = operations.succeed(session, name, text, by=by, after=after)
             if version is not None:
-                deliveries.announce_version(session, self._webhooks, "certificate.installed", version)
+                deliveries.announce_installation(session, self._webhooks, version)
             return version
 
         return await self._write(succeed)
