@@ -64,7 +64,7 @@ class LossFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class WatchedPolicy:
     """What the monitor of a policy's version needs to know.
 
     Attributes:
@@ -81,7 +81,7 @@ class Watched:
 
 
 def drawn_audit(
-    watched: Watched, decision: Decision, question: AuditQuestion, *, overridden: bool, session: str | None
+    watched: WatchedPolicy, decision: Decision, question: AuditQuestion, *, overridden: bool, session: str | None
 ) -> Audit:
     """Return the audit of a decision that the coin drew in mode enforce, with its row of the ledger.
 

@@ -14,7 +14,7 @@ from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.key_files import key_path, read_key
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, ConfigError, RequestError
-from conformal_arbitrage.gateway.audit_rows import LossFacts, Watched
+from conformal_arbitrage.gateway.audit_rows import LossFacts, WatchedPolicy
 from conformal_arbitrage.live.build import bind_menu, bind_text
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter
@@ -27,7 +27,7 @@ from conformal_arbitrage.store.record import AlarmBody, JSONObject
 from conformal_arbitrage.upstream.base import fingerprint
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
-Mode = Literal["enforce", "shadow", "safe"]
+ServingMode = Literal["enforce", "shadow", "safe"]
 UNSIGNED = "unsigned"
 """The name that lets a policy use a certificate without this project's signature."""
 
@@ -83,12 +83,12 @@ class LivePolicy:
     rule: ConformalArbitrage | ConformalRouter | None
     identities_sha256: str
     alpha: float | None
-    mode: Mode
+    mode: ServingMode
     guarantee: Literal["crc", "high_probability"] = "crc"
     forfeited: str | None = None
     lifts: int = 0
     alarm: AlarmBody | None = None
-    watched: Watched | None = None
+    watched: WatchedPolicy | None = None
     unwatched: str | None = None
 
 
@@ -371,7 +371,7 @@ def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:
         return replace(live, unwatched=reason)
     key = LedgerKey(policy=live.name, version=live.version, lifts=live.lifts, identities_sha256=live.identities_sha256)
     by_people = live.pair.guardian.identity.get("kind") == "human"
-    watched = Watched(key=key, lines=lines, facts=LossFacts.of(certificate), by_people=by_people)
+    watched = WatchedPolicy(key=key, lines=lines, facts=LossFacts.of(certificate), by_people=by_people)
     return replace(live, watched=watched, unwatched=None)
 
 
