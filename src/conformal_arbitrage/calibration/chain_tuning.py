@@ -78,8 +78,8 @@ class ModelChain:
         """Return where one query may stop at the last model that has answered, given what all so far have said."""
         known = np.array([[np.nan if one is None else one for one in confidences]], dtype=np.float64)
         codes: dict[str, int] = {}
-        said = [codes.setdefault(normal_answer(one), len(codes)) if one else NO_ANSWER for one in answers]
-        return float(self.stage_entries(len(confidences) - 1, known, np.array([said], dtype=np.int64))[0])
+        replies = [codes.setdefault(normal_answer(one), len(codes)) if one else NO_ANSWER for one in answers]
+        return float(self.stage_entries(len(confidences) - 1, known, np.array([replies], dtype=np.int64))[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

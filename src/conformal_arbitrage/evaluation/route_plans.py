@@ -177,8 +177,8 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         lines = [f"# Written by `arbitrage recommend`; `arbitrage recommend --from {Path(path).name}` repeats it.\n"]
         lines += [f"{name} = {_toml(value)}\n" for name, value in document.items()]
         if isinstance(result, PlanResult):
-            found = {name: value for name, value in structs.asdict(result).items() if value is not None}
-            lines += ["\n[result]\n", *(f"{name} = {_toml(value)}\n" for name, value in found.items())]
+            figures = {name: value for name, value in structs.asdict(result).items() if value is not None}
+            lines += ["\n[result]\n", *(f"{name} = {_toml(value)}\n" for name, value in figures.items())]
         write_text(path, "".join(lines))
 
 

@@ -325,17 +325,17 @@ class _Traffic:
     def _outcome(self, course: Course, costs: Costs | None, low: int, high: int) -> SpanFigures:
         part, rows = slice(low, high), self.rows[low:high]
         losses, deferred = course.losses[part], course.deferred[part]
-        asked = self.drawn[part] & ~deferred if course.watched else np.zeros(high - low, dtype=np.bool_)
+        audited = self.drawn[part] & ~deferred if course.watched else np.zeros(high - low, dtype=np.bool_)
         cost = None
         if costs is not None:
             guardian = costs.guardian.full()[rows]
-            cost = float(costs.primary[rows].sum() + guardian[deferred].sum() + guardian[asked].sum())
+            cost = float(costs.primary[rows].sum() + guardian[deferred].sum() + guardian[audited].sum())
         return SpanFigures(
             decisions=high - low,
             loss=float(losses.mean()) * self.bound,
             guardian_share=float(deferred.mean()),
             excess=max(float(losses.sum()) * self.bound - self.alpha * (high - low), 0.0),
-            audit_calls=int(asked.sum()),
+            audit_calls=int(audited.sum()),
             cost=cost,
         )
 

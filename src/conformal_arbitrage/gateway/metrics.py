@@ -55,24 +55,16 @@ class Metrics:
         self.lines_dropped = self._counter(
             "log_lines_dropped", "Lines of the log that were lost because nobody reads it"
         )
-        self.connections = Gauge("arbitrage_connections", "Open connections", registry=self.registry)
+        self.connections = self._gauge("connections", "Open connections")
         self.connections_closed = self._counter(
             "connections_closed", "Connections that were refused, or closed on a caller, by reason", "reason"
         )
-        self.in_flight = Gauge("arbitrage_in_flight", "Requests in flight", registry=self.registry)
+        self.in_flight = self._gauge("in_flight", "Requests in flight")
         self.other_models: dict[tuple[str, Role], str] = {}
-        self.guardian_resting = Gauge(
-            "arbitrage_guardian_resting", "1 while the Guardian is not called", ["policy"], registry=self.registry
-        )
-        self.audits_waiting = Gauge(
-            "arbitrage_audits_waiting", "Audits that are not done yet", ["policy"], registry=self.registry
-        )
-        self.oldest_audit = Gauge(
-            "arbitrage_oldest_audit_seconds", "Age of the oldest waiting audit", ["policy"], registry=self.registry
-        )
-        self.resting = Gauge(
-            "arbitrage_upstream_resting", "1 while the circuit breaker is open", ["upstream"], registry=self.registry
-        )
+        self.guardian_resting = self._gauge("guardian_resting", "1 while the Guardian is not called", "policy")
+        self.audits_waiting = self._gauge("audits_waiting", "Audits that are not done yet", "policy")
+        self.oldest_audit = self._gauge("oldest_audit_seconds", "Age of the oldest waiting audit", "policy")
+        self.resting = self._gauge("upstream_resting", "1 while the circuit breaker is open", "upstream")
 
         self._watch_losses()
 

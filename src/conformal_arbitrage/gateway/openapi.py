@@ -184,7 +184,7 @@ def _param(name: str, where: str, kind: Any = None) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """The whole document."""
+    """Return the whole document."""
     from importlib.metadata import version
 
     id, name = [_param("id", "path")], [_param("name", "path")]

@@ -159,7 +159,7 @@ def _version(version: PolicyVersion) -> dict[str, Any]:
 
 
 def _filters(request: Incoming) -> dict[str, Any]:
-    """The query's filters.
+    """Return the filters of a query.
 
     Raises:
         RequestError: one is unknown, or not a number where it should be.

@@ -230,10 +230,10 @@ def notice_id(policy: str, body: NoticeBody) -> str:
     return f"{body.kind} {body.lifts} of version {body.version} of {policy}"
 
 
-def alarm_on(session: Session, found: Notices, policy: str, certificate: str) -> AlarmBody | None:
+def alarm_on(session: Session, raised: Notices, policy: str, certificate: str) -> AlarmBody | None:
     """Return the last alarm that was ever raised on a certificate, under whichever version."""
-    if not found.alarmed(policy):
+    if not raised.alarmed(policy):
         return None
     rows = session.rows("select version from policies where name = ? and certificate = ?", policy, certificate)
-    alarms = found.alarms(policy, {int(version) for (version,) in rows})
+    alarms = raised.alarms(policy, {int(version) for (version,) in rows})
     return alarms[-1] if alarms else None

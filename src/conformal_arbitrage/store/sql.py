@@ -79,8 +79,8 @@ class Commit(Struct, frozen=True):
             if isinstance(event.body, AuditBody):
                 session.run("delete from audits where id = ?", event.id)
         queue_audits(session, self.audits)
-        told = [event.id for event, _ in self.events if isinstance(event.body, AuditBody | FeedbackBody)]
-        note_news(session, [*self.news, *told])
+        settled = [event.id for event, _ in self.events if isinstance(event.body, AuditBody | FeedbackBody)]
+        note_news(session, [*self.news, *settled])
         _keep_undelivered(session, self.undelivered)
 
 
