@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-compare bench-live bench-gateway bench-monitoring bench-cascades bench-connections bench-records soak nightly clean
+.PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-cascades bench-connections bench-records soak nightly clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -40,6 +40,9 @@ bench: .venv/.installed .venv-mapie/.installed
 
 bench-compare: .venv/.installed .venv-mapie/.installed
 	$(BIN)/python -m benchmarks.compare $(LOGS) --mapie .venv-mapie/bin/python $(BENCH)
+
+bench-candidates: .venv/.installed-live
+	$(BIN)/python -m benchmarks.candidates $(BENCH)
 
 bench-live: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.live $(BENCH)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, Usage, calibrate
+from conformal_arbitrage.evaluation.costs import costs_of
 from tests.scorelog.logs import sample
 
 
@@ -148,3 +149,16 @@ def test_an_array_of_lists_is_read_row_by_row():
     rows = np.empty(2, dtype=object)
     rows[:] = [[0.1, 0.2], [0.3]]
     assert ScoreLog.from_arrays(rows, [[1, 0], [1]]).sizes.tolist() == [2, 1]
+
+
+def test_an_unknown_cost_or_token_count_is_kept_as_unknown(tmp_path):
+    """A call that timed out has a cost that nobody knows; the rows that were paid for are kept all the same."""
+    usage = Usage(cost=np.array([1.0, np.nan]), input_tokens=np.array([10.0, np.nan]))
+    log = ScoreLog.from_arrays([[0.9, 0.1]] * 2, [[1.0, 0.0]] * 2, primary_usage=usage)
+    log.write(tmp_path / "log.parquet")
+    again = ScoreLog.read(tmp_path / "log.parquet")
+    assert np.array_equal(again.primary_usage.cost, usage.cost, equal_nan=True)
+    assert costs_of(again) is None
+    for bad in (-1.0, np.inf):
+        with pytest.raises(ScoreLogError, match="must be a number, 0 or more"):
+            ScoreLog.from_arrays([[0.9, 0.1]], [[1.0, 0.0]], primary_usage=Usage(cost=np.array([bad])))

@@ -12,6 +12,14 @@ from typing import Any
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.path_certificate import PathCertificate
 from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.live.candidates import (
+    NORMALISERS,
+    Grouping,
+    JudgedGrouping,
+    NormalisedGrouping,
+    SampledAnswerer,
+    can_sample,
+)
 from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.grading import COMPARISONS, Comparison, FunctionGrader, Grader, HumanGrader, JudgeGrader
@@ -99,6 +107,10 @@ class Models:
         """Return the model that plays a role in free text; its own section's unless another is named."""
         model = self.config.section(section or role)
         answerer = model.build_answerer(self._context(model, role, section))
+        sampling = model.sampled_answers() if role == "primary" else None
+        if sampling is not None and can_sample(answerer):
+            count, same_meaning = sampling
+            answerer = SampledAnswerer(sampler=answerer, candidates=count, grouping=self._grouping(same_meaning))
         return answerer if "rendering" in answerer.identity else PinnedAnswerer(answerer, {"rendering": VERBATIM})
 
     def policy(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalArbitrage:
@@ -138,6 +150,17 @@ class Models:
         *cheap, (name, last) = self.config.cascade_sections.items()
         models = {one: self.scorer("primary", section) for one, section in cheap}
         return models, name, self.scorer("guardian", last)
+
+    def _grouping(self, how: str) -> Grouping:
+        """Return what says which answers mean the same: words, number, json, judge, or python:MODULE:FUNCTION."""
+        if how in NORMALISERS:
+            return NormalisedGrouping(name=how, normaliser=NORMALISERS[how])
+        if how == "judge":
+            return JudgedGrouping(judge=self.judge())
+        if not how.startswith("python:"):
+            known = ", ".join([*NORMALISERS, "judge", "python:MODULE:FUNCTION"])
+            raise ConfigError(f"same_meaning cannot be {how!r}; use one of {known}")
+        return NormalisedGrouping(name=how.removeprefix("python:"), normaliser=load_object(how, self.config.folder))
 
     def grader(self, how: str) -> Grader:
         """Return a grader of answers: exact, regex, json-equal, judge, human, or python:MODULE:FUNCTION."""

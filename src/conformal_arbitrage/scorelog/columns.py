@@ -456,7 +456,7 @@ def _usage_column(raw: RawColumns, column: Floats | None, name: str) -> Floats |
     values = np.asarray(column, dtype=np.float64)
     if len(values) != len(raw.primary[1]):
         raise OptionError(f"{name} has {len(values)} rows, the scores {len(raw.primary[1])}; give one per row")
-    bad = ~((values >= 0) & (values < np.inf))
+    bad = (values < 0) | np.isinf(values)  # NaN: unknown, as that of a call that timed out
     if bad.any():
         row = int(bad.argmax())
         problem = f"{values[row]:g} must be a number, 0 or more; fill it in, or leave the column out"

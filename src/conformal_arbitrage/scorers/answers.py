@@ -109,6 +109,14 @@ class ChatAnswerer:
         """
         return await self._finished(request, await self.port.call(self._call(request)))
 
+    async def sample(self, request: ChatRequest, number: int) -> Answer:
+        """Return one of several answers to the same request, each drawn on its own.
+
+        Raises:
+            ScorerError: there is no answer.
+        """
+        return await self._finished(request, await self.port.call(self._call(request, number)))
+
     async def stream(self, request: ChatRequest) -> AsyncGenerator[Chunk | Answer]:
         """Yield the chunks of the model's answer, then the answer with its confidence.
 
@@ -125,7 +133,7 @@ class ChatAnswerer:
                 raise AssertionError("unreachable: a stream ends with its reply")
         yield await self._finished(request, item)  # by now its slot is free for the call that rates the answer
 
-    def _call(self, request: ChatRequest) -> Call:
+    def _call(self, request: ChatRequest, sample: int = 0) -> Call:
         given = request.body
         limits = [given[name] for name in _TOKEN_FIELDS if given.get(name) is not None]
         limit = limits[0] if limits else self.settings.max_tokens
@@ -137,7 +145,11 @@ class ChatAnswerer:
             body[self.settings.token_field] = limit  # under the name that the endpoint takes
         if self.confidence == "logprob":
             body["logprobs"] = True
-        return Call(path=PATH, body=body, id=request.id, output_limit=limit if isinstance(limit, int) else None)
+        seed: object = body.get("seed")
+        if sample and is_number(seed):
+            body["seed"] = seed + sample  # with one seed, all samples would be the same
+        output_limit = limit if isinstance(limit, int) else None
+        return Call(path=PATH, body=body, id=request.id, sample=sample, output_limit=output_limit)
 
     async def _finished(self, request: ChatRequest, reply: Reply) -> Answer:
         choice, message, served = completion_of(reply, self.settings, reply.spent, tools=True)

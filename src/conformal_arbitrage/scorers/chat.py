@@ -31,6 +31,7 @@ from conformal_arbitrage.scorers.rendering import RENDERING, pictures_identity, 
 from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import Call, Port, spent_of
 
+LARGEST_SAMPLE = 64
 _AGAIN = "That reply cannot be read. Answer the same question once more, strictly in the format asked for."
 
 
@@ -41,11 +42,15 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
         prompt: the name of a prompt, or MODULE:NAME of one's own.
         reask: whether an unreadable reply is followed by one request to correct it.
         confidence: how the Primary's confidence is obtained in text form.
+        candidates: in text form, how many answers the Primary samples; how many agree is then its confidence.
+        same_meaning: which of them agree: by "words", "number", "json", "judge", or python:MODULE:NAME.
     """
 
     prompt: str = "confidences"
     reask: bool = False
     confidence: Confidence | None = None
+    candidates: int | None = None
+    same_meaning: str = "words"
 
     answers_text: ClassVar[bool] = True
 
@@ -84,9 +89,30 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
 
     def problem(self, role: Section, forms: Collection[Form]) -> tuple[str | None, str] | None:
         """Refuse a Primary that could only defer in text form."""
-        if role == "primary" and "text" in forms and self.confidence is None:
-            return None, 'in text form the Primary needs confidence = "logprob" or "ask"; without one it can only defer'
+        if role == "primary" and "text" in forms and self.confidence is None and self.candidates is None:
+            return None, (
+                'in text form the Primary needs confidence = "logprob" or "ask", or candidates = 4; without one it can only '
+                "defer"
+            )
+        if self.candidates is not None and (role != "primary" or "text" not in forms):
+            return "candidates", 'candidates are for a Primary in free text; over menus, use kind = "sampling"'
         return super().problem(role, forms)
+
+    def sampled_answers(self) -> tuple[int, str] | None:
+        """Return the number of candidates and what groups them, if there are any."""
+        return None if self.candidates is None else (self.candidates, self.same_meaning)
+
+    def mistake(self) -> tuple[str | None, str] | None:
+        """Refuse candidates that would all be the same, or that have a second source of confidence."""
+        if self.candidates is None:
+            return super().mistake()
+        if not 2 <= self.candidates <= LARGEST_SAMPLE:
+            return "candidates", f"needs candidates from 2 to {LARGEST_SAMPLE}; got {self.candidates}"
+        if self.confidence is not None:
+            return "candidates", "has both confidence and candidates, whose agreement is the confidence; give one"
+        if self.temperature == 0:
+            return "temperature", "has temperature 0, at which all candidates are the same; give one above 0"
+        return super().mistake()
 
     def limits_replies(self, form: Form) -> bool:
         """Tell whether replies have a limit: over menus always, in free text if max_tokens is set."""

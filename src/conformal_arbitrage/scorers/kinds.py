@@ -139,6 +139,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
             f"[{context.section}] kind '{self.kind}' cannot answer in free text; use 'chat' or 'function'"
         )
 
+    def sampled_answers(self) -> tuple[int, str] | None:
+        """Return how many answers a Primary samples in free text, and which of them mean the same; None if it does not."""
+        return None
+
     def mistake(self) -> tuple[str | None, str] | None:
         """Return the key at fault, if there is one, and the reason, if this section cannot be used in any role."""
         return None
