@@ -166,6 +166,10 @@ def test_what_has_no_proof_is_refused_by_name():
     own = calibrate(log_of(300), 0.1, loss=lambda row, sight: 0.0, loss_bound=1)
     with pytest.raises(OptionError, match="renewal and own loss do not go together"):
         refuse_renewal(own)
+    learned = replace(calibrate(log_of(300), 0.1), score="auto")
+    for refuse in (refuse_renewal, refuse_tightening):
+        with pytest.raises(OptionError, match="and learned do not go together"):
+            refuse(learned)
     dial = calibrate(log_of(300), 0.1, confidence=0.9, zero_one=True, dial=True)
     with pytest.raises(OptionError, match="lower stop"):
         refuse_tightening(dial)

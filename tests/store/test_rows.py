@@ -80,6 +80,20 @@ def test_what_becomes_known_later_is_filled_in_and_only_the_first_counts(store):
     assert (after[1].primary, after[1].grades, after[1].label) == ((0.7,), Grades(primary=0.25, guardian=0.5), 1)
 
 
+def test_a_callers_own_label_does_not_count(store):
+    async def fill():
+        id = new_id()
+        await store.create_key(id="mine", sha256="1" * 64, scope="call", label="")
+        await store.create_key(id="theirs", sha256="2" * 64, scope="review", label="")
+        await store.commit([decision(id, body=body())])
+        await store.commit([later(id, FeedbackBody(label=0, by="mine"))])
+        before = await rows_of(store)
+        await store.commit([later(id, FeedbackBody(label=1, by="theirs"))])
+        return before[0].label, (await rows_of(store))[0].label
+
+    assert run(fill()) == (None, 1)
+
+
 def test_an_audit_by_other_models_says_nothing_of_a_row(store):
     async def fill():
         ids = [new_id(), new_id()]

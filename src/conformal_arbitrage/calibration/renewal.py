@@ -206,6 +206,7 @@ def refuse_tightening(certificate: Certificate) -> None:
 def _kinds(certificate: Certificate) -> list[Kind]:
     kinds: dict[Kind, bool] = {
         "net": certificate.loss == NET,
+        "learned": certificate.score is not None,
         "own loss": certificate.loss not in (NET, REGRET),
         "cluster": certificate.cluster is not None,
         "session": certificate.unit == "session",

@@ -19,6 +19,7 @@ from conformal_arbitrage.cli.live import ask_command, check_command, collect_com
 from conformal_arbitrage.cli.planning import plan_command
 from conformal_arbitrage.cli.policies import policies_command
 from conformal_arbitrage.cli.recommendation import recommend_command
+from conformal_arbitrage.cli.renewing import renew_command
 from conformal_arbitrage.cli.reproduction import reproduce_command
 from conformal_arbitrage.cli.service import keys_command, records_command, serve_command
 from conformal_arbitrage.cli.simulation import simulate_command
@@ -71,7 +72,7 @@ _COMMANDS = (
     ask_command, assess_command, evaluate_command, compare_command, plan_command, simulate_command, split_command,
     router_log_command,
     reproduce_command, serve_command, keys_command, records_command, demo_command, certificate_command,
-    webhooks_command, recommend_command, policies_command,
+    webhooks_command, recommend_command, policies_command, renew_command,
 )  # fmt: skip
 for _command in _COMMANDS:
     cli.add_command(_command)

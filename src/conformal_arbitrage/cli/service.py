@@ -35,7 +35,7 @@ def serve_command(*, config: str, host: str | None, port: int | None) -> None:
 
     from conformal_arbitrage.live.config import read_config
 
-    with _gateway_installed():
+    with gateway_installed():
         from conformal_arbitrage import gateway
         from conformal_arbitrage.gateway.advice import KEY_VARIABLE, example_call
     configuration = read_config(config)
@@ -53,7 +53,7 @@ def serve_command(*, config: str, host: str | None, port: int | None) -> None:
 
 
 @contextmanager
-def _gateway_installed() -> Generator[None]:
+def gateway_installed() -> Generator[None]:
     """Translate the import error of a missing extra.
 
     Raises:
@@ -105,7 +105,7 @@ def keys_create_command(
     if unknown:
         raise click.UsageError(f"there is no policy {unknown[0]!r} in {config}; add [policies.{unknown[0]}]")
     ends = None if expires is None else time.time() + expires * 86400
-    with _gateway_installed():
+    with gateway_installed():
         from conformal_arbitrage.gateway.auth import new_key
     from conformal_arbitrage.store import new_id
 
@@ -191,7 +191,7 @@ def records_export_command(
     from conformal_arbitrage.collecting.from_records import score_log_of
     from conformal_arbitrage.live.config import read_config
 
-    with _gateway_installed():
+    with gateway_installed():
         from conformal_arbitrage.gateway.server import identities_of
     from conformal_arbitrage.live.staleness import grader_change
 
@@ -286,7 +286,7 @@ def _verified(config: str, copy: "Head | None") -> tuple[bool, list[str]]:
 
     from conformal_arbitrage.live.config import read_config
 
-    with _gateway_installed():
+    with gateway_installed():
         from conformal_arbitrage.live.database import database_of, existing_secret
 
     configuration = read_config(config)
@@ -350,7 +350,7 @@ def with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]") -> _Re
     """Open the configured store, use it, and close it."""
     from conformal_arbitrage.live.config import read_config
 
-    with _gateway_installed():
+    with gateway_installed():
         from conformal_arbitrage.live.database import open_record
 
     async def run() -> _Result:

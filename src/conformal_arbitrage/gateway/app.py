@@ -42,6 +42,7 @@ from conformal_arbitrage.gateway.monitor_routes import MonitorRoutes
 from conformal_arbitrage.gateway.openapi import schema
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.record_routes import RecordRoutes
+from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.gateway.webhooks import WebhookSender
 from conformal_arbitrage.live.config import Config
@@ -67,6 +68,7 @@ class Parts:
     store: Store
     policies: PolicyTable
     secret: bytes
+    renewer: Renewer
     breakers: Sequence[Breaker]
     guardian_breakers: Mapping[str, Sequence[Breaker]]
     log: Callable[[bytes], None]
@@ -86,6 +88,7 @@ def create_app(parts: Parts) -> ASGIApp:
             asyncio.create_task(routes.watcher.run()),
             asyncio.create_task(Housekeeper(parts.store, parts.config.gateway.retain_days).run()),
             asyncio.create_task(WebhookSender(parts.store, parts.webhooks, parts.metrics).run()),
+            asyncio.create_task(parts.renewer.run()),
         ]
         yield
         for task in background:

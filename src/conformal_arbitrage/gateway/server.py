@@ -31,6 +31,7 @@ from conformal_arbitrage.gateway.logs import LogLines, logging_to
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.pairs import check_spending, pairs_of
 from conformal_arbitrage.gateway.policy_table import PolicyTable, check_policies, identities_of_pair
+from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import ROLES, Config
 from conformal_arbitrage.live.database import database_of, existing_secret, open_record
@@ -94,6 +95,8 @@ async def application(
             check_spending(config, models)
             policies = PolicyTable(config, store, pairs, secret)
             await policies.load()
+            renewer = Renewer(config, store, policies, secret)
+            await renewer.import_logs()
             has_keys = bool(await store.keys())
             check_binding(config.gateway.host, has_keys=has_keys)
             yield create_app(
@@ -102,6 +105,7 @@ async def application(
                     store=store,
                     policies=policies,
                     secret=secret.keys[0],
+                    renewer=renewer,
                     breakers=models.breakers,
                     guardian_breakers=_breakers_of_guardians(config, models),
                     log=log,

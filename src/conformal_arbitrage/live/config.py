@@ -80,6 +80,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         callers_grade: whether keys of scope call may send `grades`, which recalibration uses, for their own decisions.
         sticky: "session" lets the first turn of a session choose the model for all its turns; free text only.
         session_idle: seconds after its last turn when a session is over.
+        log: the log that the certificate was made from; its rows are kept for the first renewal.
+        renew: "scheduled" lets the gateway renew the certificate by itself, at doubled numbers of rows.
         aliases: further model names for this policy.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
     """
@@ -98,6 +100,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     callers_grade: bool = False
     sticky: Literal["session"] | None = None
     session_idle: float = 3600.0
+    log: str | None = None
+    renew: Literal["by hand", "scheduled"] = "by hand"
     aliases: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
 

@@ -15,7 +15,7 @@ from conformal_arbitrage.scorers.kinds import ROLES, ModelConfig
 from conformal_arbitrage.upstream.webhook import url_mistake
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.live.config import Config
+    from conformal_arbitrage.live.config import Config, PolicyConfig
 
 _POSITIVE = (
     "concurrency", "requests_per_minute", "tokens_per_minute", "attempts", "deadline", "timeout", "samples", "max_tokens",
@@ -119,6 +119,9 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
             line = line_of(text, ("policies", name), "audit_rate")
             rule = "audit_rate must be a share, from 0 to 1 (0.05 for 5 %)"
             raise ConfigError(f"{source}: line {line}: {rule}; got {policy.audit_rate!r}")
+        if (problem := _renewal_problem(policy)) is not None:
+            line = line_of(text, ("policies", name), problem[0])
+            raise ConfigError(f"{source}: line {line}: {problem[1]}")
     if not 0 <= gateway.live_share < 1:
         raise refusal("live_share", "at least 0 and below 1")
     if not all(map(_is_network, gateway.trusted_proxies)):
@@ -127,6 +130,17 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
     if calls is not None and audited and calls * (1 - gateway.live_share) < 1:
         remedy = f"at least {ceil(1 / (1 - gateway.live_share))}, or live_share lower, since audits could never be made"
         raise refusal("guardian_calls_per_minute", remedy)
+
+
+def _renewal_problem(policy: "PolicyConfig") -> tuple[str, str] | None:
+    """Return the key of a policy that cannot be renewed as it says, and why."""
+    if policy.log is not None and policy.certificate is None:
+        return "log", "log is the log of the certificate that the policy starts with; name that one too"
+    if policy.renew == "scheduled" and policy.mode == "enforce" and not policy.audit_rate:
+        return "renew", 'renew = "scheduled" needs rows that were not selected by their scores; set audit_rate above 0'
+    if policy.renew == "scheduled" and policy.sticky is not None:
+        return "renew", 'renew = "scheduled" is for single queries, not for sessions; renew by hand, from an export'
+    return None
 
 
 def _check_webhooks(config: "Config", refusal: Callable[..., ConfigError]) -> None:

@@ -6,7 +6,7 @@ dropped because of what is known of it.
 Knows nothing of SQL, or of how a calibration uses the rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -92,10 +92,16 @@ def is_fit(decision: DecisionBody) -> bool:
     return not decision.overridden and (decision.mode in ("shadow", "safe") or decision.audited)
 
 
-def calibration_row(record: DecisionRecord) -> CalibrationRow:
-    """Return what a calibration needs of a decision."""
+def calibration_row(record: DecisionRecord, callers: Collection[str] = ()) -> CalibrationRow:
+    """Return what a calibration needs of a decision.
+
+    Args:
+        record: the decision.
+        callers: keys whose labels do not count: a caller could hide losses with labels of its own.
+    """
     decision, graded = record.decision, first_graded(record)
-    labels = (feedback.label for feedback in record.feedback if isinstance(feedback.label, int))
+    trusted = [feedback.label for feedback in record.feedback if feedback.by not in callers]
+    labels = (label for label in trusted if isinstance(label, int))
     return CalibrationRow(
         id=record.id,
         form="text" if decision.form == "text" else "menu",

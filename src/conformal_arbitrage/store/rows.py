@@ -77,7 +77,7 @@ def keep(session: Session, id: str) -> None:
 
 
 def _write(session: Session, record: DecisionRecord) -> None:
-    body = msgspec.json.encode(calibration_row(record)).decode()
+    body = msgspec.json.encode(calibration_row(record, _callers(session, record))).decode()
     identities = record.decision.identities_sha256 or ""
     row = (record.policy, _LIVE, 0, record.id, identities, body)
     session.run(
@@ -85,6 +85,13 @@ def _write(session: Session, record: DecisionRecord) -> None:
         "on conflict (policy, log, place, id) do update set body = excluded.body, seal = excluded.seal",
         *(*row, _seal(session, row)),
     )
+
+
+def _callers(session: Session, record: DecisionRecord) -> set[str]:
+    """Return which of the keys that sent feedback are callers' own."""
+    names = {feedback.by for feedback in record.feedback if feedback.by is not None and feedback.label is not None}
+    scopes = [(name, session.rows("select scope from keys where id = ?", name)) for name in names]
+    return {name for name, rows in scopes if rows and rows[0][0] == "call"}
 
 
 def _seal(session: Session, row: Sequence[object]) -> str | None:

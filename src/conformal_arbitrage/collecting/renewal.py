@@ -1,0 +1,332 @@
+"""Renewing a policy's certificate from the rows that the store keeps: when, on which rows, and what is installed.
+
+`calibration/renewal.py` has the rules. Here they meet a store: the rows since the chain began, in the order in which
+queries arrived, and the versions of the policy.
+
+Knows nothing of HTTP, command lines or how often anyone looks.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from conformal_arbitrage.calibration.ancestry import Step, document_sha256
+from conformal_arbitrage.calibration.calibrate import calibrate
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.combinations import refuse_combination
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.calibration.renewal import (
+    RenewalChain,
+    chain_of,
+    refuse_renewal,
+    refuse_tightening,
+    renewed,
+    tightened,
+)
+from conformal_arbitrage.calibration.verify import options_of
+from conformal_arbitrage.collecting.stored_rows import log_rows, rows_log
+from conformal_arbitrage.errors import ConfigError, StoreError
+from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
+from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.store.base import PolicyVersion, Store
+from conformal_arbitrage.store.record import AlarmBody
+from conformal_arbitrage.store.row_base import CalibrationRow
+from conformal_arbitrage.upstream.base import fingerprint
+
+_DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewablePolicy:
+    """A policy and what makes its rows comparable.
+
+    Attributes:
+        name: the policy's.
+        identities: of its models, by role.
+        human_guardian: whether people answer as the Guardian, which takes days.
+        secret: the project's; it signs.
+    """
+
+    name: str
+    identities: Mapping[str, Any]
+    human_guardian: bool
+    secret: ProjectSecret
+
+    @property
+    def identities_sha256(self) -> str:
+        """The fingerprint that rows carry."""
+        return fingerprint(self.identities)
+
+    def wait(self, certificate: Certificate) -> float:
+        """Return the seconds after which an outcome that is not known counts as missing."""
+        form: Literal["menu", "text"] = "text" if certificate.router else "menu"
+        kind = AuditedDecision(decided_by="primary", form=form, binarized=certificate.binarized)
+        return due_days(kind, human_guardian=self.human_guardian) * _DAY
+
+
+def renewable(config: Config, policy: str, identities: Mapping[str, Any], secret: ProjectSecret) -> RenewablePolicy:
+    """Return a policy of a configuration as renewal sees it."""
+    person = config.section(config.section_of(policy, "guardian")).is_person
+    return RenewablePolicy(name=policy, identities=identities, human_guardian=person, secret=secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Where a policy stands in its schedule. It says nothing of what a renewal would give: nobody is to look at that.
+
+    Attributes:
+        policy: its name.
+        version: the version in force.
+        certificate: the certificate in force, with its key.
+        chain: where it stands.
+        step: how the next certificate would follow: by the schedule, or after an alarm.
+        renewal: the number of the renewal that is due, or else of the next one.
+        rows: live rows that it takes.
+        collected: rows of the log that the chain began with, which it takes as well.
+        arrived: live rows so far.
+        settled: those of them that are due: their outcomes are known, or count as missing.
+        due: whether it is due.
+        installed: when the version in force was installed, in seconds since 1970.
+    """
+
+    policy: str
+    version: int
+    certificate: Certificate
+    chain: RenewalChain
+    step: Step
+    renewal: int
+    rows: int
+    collected: int
+    arrived: int
+    settled: int
+    due: bool
+    installed: float
+
+    def document(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        names = ("policy", "version", "step", "renewal", "rows", "collected", "arrived", "settled", "due")
+        return {**{name: getattr(self, name) for name in names}, "since": self.chain.since}
+
+
+async def outlook(store: Store, policy: RenewablePolicy, *, now: float) -> Outlook:
+    """Return where a policy stands in its schedule.
+
+    Raises:
+        StoreError: it has no certificate, or the one in force is not what was installed.
+        CertificateError: it is not signed with the project's secret.
+        OptionError: stored rows cannot renew this kind of certificate.
+    """
+    await store.gather_rows()
+    history = await _history(store, policy.name)
+    certificate = _certificate(history[0], policy.secret)
+    refuse_renewal(certificate)
+    installed = {version.version: version.installed for version in history}
+    chain = chain_of(certificate, installed=installed[history[0].origin], alarm=await _last_alarm(store, policy.name))
+    rows = _Rows(store, policy)
+    settled = await rows.count(chain.since, until=now - policy.wait(certificate))
+    due = chain.due(settled)
+    renewal = chain.renewal + 1 if due is None else due
+    union = [] if renewal > 1 or chain.alarmed else await rows.collected(history, chain)
+    return Outlook(
+        policy=policy.name,
+        version=history[0].version,
+        certificate=certificate,
+        chain=chain,
+        step="after red" if chain.alarmed else "scheduled",
+        renewal=renewal,
+        rows=chain.rows(renewal),
+        collected=len(union),
+        arrived=await rows.count(chain.since),
+        settled=settled,
+        due=due is not None,
+        installed=history[0].installed,
+    )
+
+
+async def _last_alarm(store: Store, policy: str) -> float | None:
+    """Return when the last alarm of a policy was raised."""
+    alarms = [notice.body.at for notice in await store.notices(policy) if isinstance(notice.body, AlarmBody)]
+    return max((at for at in alarms if at is not None), default=None)
+
+
+async def _history(store: Store, policy: str) -> list[PolicyVersion]:
+    history = await store.policy_history(policy)
+    if not history:
+        raise StoreError(f"policy {policy!r} has no certificate to renew; calibrate one and start the gateway with it")
+    if not history[0].intact:
+        raise StoreError(f"policy {policy!r}: the certificate in force is not what was installed; restore a backup")
+    return history
+
+
+def _certificate(version: PolicyVersion, secret: ProjectSecret) -> Certificate:
+    source = f"policy {version.name}, version {version.version}"
+    if version.certificate.get("kind") == "path":
+        refuse_combination("renewal", "path")
+    certificate = Certificate.from_dict(dict(version.certificate), source=source)
+    certificate.check_signature(secret, source=source)
+    return certificate.with_key_of(secret)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of one policy that its models made."""
+
+    store: Store
+    policy: RenewablePolicy
+
+    async def count(self, since: float, *, until: float | None = None) -> int:
+        key = self.policy.identities_sha256
+        return await self.store.count_rows(self.policy.name, identities_sha256=key, since=since, until=until)
+
+    async def live(self, since: float, limit: int | None = None) -> list[CalibrationRow]:
+        key = self.policy.identities_sha256
+        return await self.store.calibration_rows(self.policy.name, identities_sha256=key, since=since, limit=limit)
+
+    async def collected(self, history: Sequence[PolicyVersion], chain: RenewalChain) -> list[CalibrationRow]:
+        """Return the rows of the log that the chain began with, if they were imported."""
+        roots = [version for version in history if document_sha256(version.certificate) == chain.root_sha256]
+        if not roots:
+            return []
+        return await self.store.imported_rows(self.policy.name, str(roots[-1].certificate["log_sha256"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Successor:
+    """A certificate that is ready to be installed, signed, and the log it was calibrated on."""
+
+    certificate: Certificate
+    log: ScoreLog
+
+
+async def successor(store: Store, policy: RenewablePolicy, ahead: Outlook) -> Successor:
+    """Calibrate the renewal that is due, on exactly its rows; unknown outcomes count as the worst case.
+
+    Raises:
+        StoreError: none is due.
+    """
+    if not ahead.due:
+        raise StoreError(
+            f"policy {ahead.policy}: renewal {ahead.renewal} takes {ahead.rows} rows whose outcomes are due, and there are "
+            f"{ahead.settled}; it is not due yet"
+        )
+    return await _calibrated(store, policy, ahead, step=ahead.step, renewal=ahead.renewal, limit=ahead.rows)
+
+
+async def looked_at_successor(store: Store, policy: RenewablePolicy, ahead: Outlook) -> Successor:
+    """Calibrate on all rows there are, outside the schedule; the certificate says that it has no guarantee.
+
+    Raises:
+        StoreError: there are no rows.
+    """
+    if not ahead.arrived:
+        raise StoreError(
+            f"policy {ahead.policy} has no rows fit for calibration; set audit_rate, or serve it in shadow"
+        )
+    return await _calibrated(store, policy, ahead, step="after looking", renewal=ahead.chain.renewal, limit=None)
+
+
+async def _calibrated(
+    store: Store, policy: RenewablePolicy, ahead: Outlook, *, step: Step, renewal: int, limit: int | None
+) -> Successor:
+    source = _Rows(store, policy)
+    union = await source.collected(await _history(store, policy.name), ahead.chain) if ahead.collected else []
+    rows = [*union, *await source.live(ahead.chain.since, limit)]
+    log, fresh = await asyncio.to_thread(_fitted, rows, ahead.certificate, policy, mixed=bool(union))
+    certificate = renewed(fresh, ahead.certificate, ahead.chain, step=step, renewal=renewal, collected=len(union))
+    return Successor(certificate=certificate.sign(policy.secret), log=log)
+
+
+def _fitted(
+    rows: Sequence[CalibrationRow], certificate: Certificate, policy: RenewablePolicy, *, mixed: bool
+) -> tuple[ScoreLog, Certificate]:
+    """Calibrate rows with the options of the certificate in force."""
+    unknown = mixed and certificate.identities == "unbound"
+    identities = None if unknown else policy.identities
+    log = rows_log(rows, certificate, identities, source=f"the stored rows of policy {policy.name}")
+    options = replace(options_of(certificate), missing_guardian="worst_case")
+    return log, calibrate(log, certificate.alpha, options=options)
+
+
+async def tighter(store: Store, policy: RenewablePolicy, ahead: Outlook, *, now: float) -> Successor | None:
+    """Return the certificate in force with a larger relaxation, if the rows since its installation ask for one.
+
+    This is allowed at any time, for any reason and by any rows: the loss only falls. Rows whose outcome is not due yet do
+    not count.
+
+    Raises:
+        OptionError: the loss of this kind of certificate may rise with the relaxation.
+        StoreError: there was an alarm, or there are no rows.
+    """
+    refuse_tightening(ahead.certificate)
+    if ahead.chain.alarmed:
+        raise StoreError(
+            f"policy {ahead.policy} had an alarm, so that its certificate promises nothing to keep; renew it on rows since "
+            "then, without --tighten"
+        )
+    source = _Rows(store, policy)
+    settled = await source.count(ahead.installed, until=now - policy.wait(ahead.certificate))
+    rows = await source.live(ahead.installed)
+    rows = [row for k, row in enumerate(rows) if k < settled or _is_known(row)]
+    if not rows:
+        raise StoreError(
+            f"policy {ahead.policy} has no rows since version {ahead.version} was installed; wait for some"
+        )
+    log, fresh = await asyncio.to_thread(_fitted, rows, ahead.certificate, policy, mixed=False)
+    margins = fresh.apply(log).margin
+    largest = float(margins[np.isfinite(margins)].max(initial=0.0))
+    certificate = tightened(ahead.certificate, fresh, largest, ahead.chain)
+    return None if certificate is None else Successor(certificate=certificate.sign(policy.secret), log=log)
+
+
+def _is_known(row: CalibrationRow) -> bool:
+    return (row.grades if row.form == "text" else row.guardian) is not None
+
+
+async def install_successor(store: Store, ahead: Outlook, next: Successor, *, by: str) -> PolicyVersion | None:
+    """Install a successor, whatever came out; return None if another version was installed meanwhile."""
+    return await store.succeed(ahead.policy, next.certificate.to_dict(), by=by, after=ahead.version)
+
+
+async def import_log(store: Store, policy: RenewablePolicy, path: Path) -> str | None:
+    """Keep the rows of the log that the chain began with, for the first renewal; return why not, in words.
+
+    Whether the first renewal takes them has to be settled before there are rows to look at.
+
+    Raises:
+        ConfigError: it is not the log of a certificate of this policy.
+    """
+    await store.gather_rows()
+    history = await _history(store, policy.name)
+    for version in reversed(history):
+        certificate = Certificate.from_dict(dict(version.certificate), source=f"policy {policy.name}")
+        if certificate.ancestry is not None:
+            continue
+        columns = certificate.columns
+        log = ScoreLog.read(path, primary=columns["primary"], guardian=columns["guardian"])
+        log = log.binarized() if certificate.binarized else log
+        if log.sha256() == certificate.log_sha256:
+            return await _import(store, policy, version, log, certificate)
+    raise ConfigError(
+        f"[policies.{policy.name}] log = {str(path)!r} is not the log that a certificate of this policy was made from; "
+        "name that one, or leave the setting out"
+    )
+
+
+async def _import(
+    store: Store, policy: RenewablePolicy, version: PolicyVersion, log: ScoreLog, certificate: Certificate
+) -> str | None:
+    if await store.imported_rows(policy.name, certificate.log_sha256):
+        return None
+    arrived = await _Rows(store, policy).count(version.installed)
+    if arrived:
+        return (
+            f"the log was not imported: {arrived} rows have arrived since version {version.version} was installed, and what "
+            "the first renewal takes has to be settled before; it takes live rows only"
+        )
+    await store.import_rows(policy.name, certificate.log_sha256, log_rows(log, certificate))
+    return None

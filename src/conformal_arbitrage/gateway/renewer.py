@@ -1,0 +1,104 @@
+"""Renewals that the gateway makes by itself: those of the schedule, and tightening while a policy is amber.
+
+Several gateways may find the same renewal due; the first to install it wins, and the others see that it is done. After an
+alarm a person has to renew the certificate, since that ends safe mode.
+
+Knows nothing of requests, or of how a threshold is found.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.collecting.renewal import (
+    Outlook,
+    RenewablePolicy,
+    Successor,
+    import_log,
+    install_successor,
+    outlook,
+    renewable,
+    successor,
+)
+from conformal_arbitrage.errors import ArbitrageError
+from conformal_arbitrage.gateway.policy_table import PolicyTable, identities_of_pair
+from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.store.base import Store
+
+_log = logging.getLogger("conformal_arbitrage.gateway")
+RENEW_EVERY = 60.0
+"""Seconds between two looks at the schedule; the time of a renewal must not depend on losses."""
+
+
+class Renewer:
+    """Renews certificates in the background.
+
+    Args:
+        config: which policies are renewed.
+        store: holds the rows and the versions.
+        policies: what is in force, and with which models.
+        secret: signs.
+        clock: tells the time.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        policies: PolicyTable,
+        secret: ProjectSecret,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._policies = policies
+        self._secret = secret
+        self._clock = clock
+
+    async def import_logs(self) -> None:
+        """Keep the rows of the logs that the configuration names.
+
+        Raises:
+            ConfigError: one is not the log of a certificate of its policy.
+        """
+        for name, settings in self._config.policies.items():
+            if settings.log is not None:
+                problem = await import_log(self._store, self._target(name), Path(self._config.folder) / settings.log)
+                if problem is not None:
+                    _log.warning("%s", problem, extra={"policy": name})
+
+    async def run(self) -> None:
+        """Renew what is due, until cancelled."""
+        while any(settings.renew == "scheduled" for settings in self._config.policies.values()):
+            await self.run_once()
+            await asyncio.sleep(RENEW_EVERY)
+
+    async def run_once(self) -> None:
+        """Renew what is due now; a policy that cannot be renewed is no reason not to renew the others."""
+        for live in self._policies.all():
+            if live.settings.renew != "scheduled" or live.certificate is None:
+                continue
+            try:
+                await self._renew(live.name)
+            except ArbitrageError as error:
+                _log.warning("the certificate was not renewed: %s", error, extra={"policy": live.name})
+
+    async def _renew(self, name: str) -> None:
+        target = self._target(name)
+        ahead = await outlook(self._store, target, now=self._clock())
+        if ahead.due and not ahead.chain.alarmed:
+            await self._install(ahead, await successor(self._store, target, ahead))
+
+    async def _install(self, ahead: Outlook, next: Successor) -> None:
+        self._policies.bind(ahead.policy, next.certificate.to_dict())  # or every gateway would take it out of service
+        version = await install_successor(self._store, ahead, next, by="schedule")
+        if version is not None:
+            message = "renewal %d is installed as version %d, from %d rows"
+            _log.info(message, ahead.renewal, version.version, next.certificate.n, extra={"policy": ahead.policy})
+
+    def _target(self, name: str) -> RenewablePolicy:
+        identities = identities_of_pair(self._policies.named(name).pair)
+        return renewable(self._config, name, identities, self._secret)
