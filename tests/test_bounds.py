@@ -116,8 +116,9 @@ def cascade_certificates():
 def learned_certificates():
     """Yield the text of certificates with a learned score."""
     terms = LearnedTerms(
-        features=("margin", "position", "menu", "group", "tokens"), version=1, menu_size=4, penalties=(1.0, 5.0), rows=190,
-        columns=60, rounded_rows=3, missing={"group": 0, "tokens": 0}, deferred=0.4, sha256="",
+        features=("margin", "position", "menu", "group", "tokens"), version=1, menu_size=4, group_source=None,
+        penalties=(1.0, 5.0), rows=190, columns=60, rounded_rows=3, missing={"group": 0, "tokens": 0}, deferred=0.4,
+        sha256="",
     )  # fmt: skip
     for score, router, missing in itertools.product(("auto", "learned"), (False, True), (None, "worst_case")):
         yield guarantee_text(

@@ -21,6 +21,8 @@ from conformal_arbitrage.calibration.learned_fit import learn_score
 from conformal_arbitrage.calibration.learned_score import MOST_ROWS, refuse_row_count, sidecar_path
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.calibration.renewal import refuse_renewal, refuse_tightening
+from conformal_arbitrage.monitoring.certified import certificate_lines
 
 KEY, SECRET = b"k" * 32, ProjectSecret((b"the secret of this project",))
 GROUPS = ("art", "law", "")
@@ -383,3 +385,14 @@ def test_a_trial_decides_as_a_certificate_does():
     splits = draw_splits(400, calibration_size=200, test_size=None, trials=3, rng=rng)
     shares = [learned(log.select(a), 0.1).apply(log.select(b)).deferred.mean() for a, b in splits]
     assert frontier.of("conformal")[0].values("deferred").tolist() == pytest.approx(shares, abs=1e-12)
+
+
+def test_what_rests_on_a_threshold_is_refused_after_calibration_too():
+    certificate = learned(world())
+    lines = certificate_lines(certificate)
+    assert lines.red is None
+    assert "nothing is proved about the luck of such a calibration" in lines.note
+    with pytest.raises(OptionError, match="renewal and learned do not go together"):
+        refuse_renewal(certificate)
+    with pytest.raises(OptionError, match="tighten and learned do not go together"):
+        refuse_tightening(certificate)

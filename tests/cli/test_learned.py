@@ -57,7 +57,7 @@ def test_evaluate_runs_trials_of_a_learned_score(run, log):
 
 def test_options_of_a_learned_score_need_one(run, log, monkeypatch):
     refused = run("calibrate", log, "--alpha", "0.1", "--menu-size", "3", code=2).stderr
-    assert "--menu-size and --without are for a learned score; give --score auto as well" in refused
+    assert "--menu-size, --group-source and --without are for a learned score; give --score auto as well" in refused
     net = run("calibrate", log, "--alpha", "0.1", "--score", "auto", "--loss", "net", code=2).stderr
     assert "arbitrage learn" in net
     monkeypatch.delenv("ARBITRAGE_SECRET")

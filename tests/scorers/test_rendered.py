@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.live.binding import differences
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.live.policy import differences
 from conformal_arbitrage.scorers import ModelConfig, Scores
 from conformal_arbitrage.scorers.base import Answer
 from conformal_arbitrage.scorers.rendering import RENDERING, VERBATIM

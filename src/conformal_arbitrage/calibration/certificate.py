@@ -291,6 +291,13 @@ class Certificate:
         kept, use = self.learned_score().decide(scores, gaps, self._draw(id), group, tokens)
         return [gaps.index(0.0)] if kept else list(range(len(gaps))), row_margin(gaps), use
 
+    def uncovered_features(self, use: LearnedUse | None) -> str | None:
+        """Return why a decision is not covered: it lacks a feature that every logged row has; None if it is."""
+        if use is None or self.learned is None:
+            return None
+        lacking = [name for name in use.missing if not self.learned.missing[name]]
+        return f"the learned score lacks the query's {' and '.join(lacking)}" if lacking else None
+
     def learned_score(self) -> LearnedScore:
         """Return the learned score; raise a CertificateError that says how to provide it if there is none."""
         if self.fit is None:

@@ -151,6 +151,7 @@ def learn_score(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibr
         features=_names(rows),
         version=VERSION,
         menu_size=features.menu_size,
+        group_source=None if rows.group is None else features.group_source,
         penalties=STRENGTHS,
         rows=len(chosen.loss),
         columns=len(chosen.features.penalties()),

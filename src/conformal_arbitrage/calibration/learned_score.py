@@ -43,11 +43,14 @@ class Features:
         tokens: use the Primary's output tokens, if the log records them.
         menu_size: the number of actions of every query, as declared: each action's probability is then a feature, and a
             query of another size is deferred.
+        group_source: what names the group of a live query, such as "metadata.subject"; whoever decides live must name the
+            same.
     """
 
     groups: bool = True
     tokens: bool = True
     menu_size: int | None = None
+    group_source: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse a menu that is too large."""
@@ -62,6 +65,7 @@ class LearnedTerms:
         features: what it is learned from: "margin" and "position" always, "menu", "group" and "tokens" if used.
         version: of the features' transforms.
         menu_size: the declared number of actions; None if menus may differ.
+        group_source: what names the group of a live query; None if that has no name, or groups are not used.
         penalties: the strengths of the ridge penalty that are tried.
         rows: rows that the fits hold; rows that are always deferred are not among them.
         columns: number of features.
@@ -74,6 +78,7 @@ class LearnedTerms:
     features: tuple[FeatureName, ...]
     version: int
     menu_size: int | None
+    group_source: str | None
     penalties: tuple[float, ...]
     rows: int
     columns: int

@@ -122,7 +122,12 @@ def _features(certificate: Certificate) -> Features | None:
     terms = certificate.learned
     if terms is None:
         return None
-    return Features(groups="group" in terms.features, tokens="tokens" in terms.features, menu_size=terms.menu_size)
+    return Features(
+        groups="group" in terms.features,
+        tokens="tokens" in terms.features,
+        menu_size=terms.menu_size,
+        group_source=terms.group_source,
+    )
 
 
 def _learned_pairs(certificate: Certificate, recomputed: Certificate, log: ScoreLog) -> dict[str, tuple[Any, Any]]:

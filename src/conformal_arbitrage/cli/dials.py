@@ -21,16 +21,23 @@ def certificate_command() -> None:
 
 @certificate_command.command("show")
 @click.argument("certificate")
+@click.option(
+    "--with-arrays", is_flag=True, help="With --json: put the arrays of a learned score in, as a gateway takes them."
+)
 @options.as_json
-def show_command(certificate: str, *, as_json: bool) -> None:
+def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
     """Show what a certificate holds and promises; the arrays of a learned score are checked by their digest.
 
     \b
     arbitrage certificate show certificate.json
     """
-    loaded = cascades.load_path_certificate(certificate, None) or load_certificate(certificate, None)
+    path = cascades.load_path_certificate(certificate, None)
+    loaded = path or load_certificate(certificate, None)
     if as_json:
-        options.print_json(loaded.to_dict())
+        one = (
+            path.to_dict() if path is not None else load_certificate(certificate, None).to_dict(with_arrays=with_arrays)
+        )
+        options.print_json(one)
         return
     options.print_facts(loaded.facts())
     click.echo(f"\n{loaded.summary}\n\n{options.wrapped(loaded.guarantee)}")

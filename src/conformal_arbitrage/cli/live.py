@@ -344,6 +344,7 @@ def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
     help="In text form, a setting of the request, such as temperature=0; may be repeated.",
 )
 @click.option("--id", "name", metavar="ID", help="The query's id.  [default: generated]")
+@click.option("--group", metavar="NAME", help="The query's group, if the certificate's learned score needs it.")
 @options.config_file
 @options.policy
 @options.key_file
@@ -358,6 +359,7 @@ def ask_command(
     actions: tuple[str, ...],
     given: tuple[str, ...],
     name: str | None,
+    group: str | None,
     config: str,
     policy: str | None,
     key_file: str | None,
@@ -392,9 +394,9 @@ def ask_command(
     async def decide() -> "Decision":
         async with Models(configuration) as models:
             if actions:
-                return await models.policy(loaded, allow).decide(Query(question, actions, id=name))
+                return await models.policy(loaded, allow).decide(Query(question, actions, id=name, group=group))
             body = {"messages": [{"role": "user", "content": question}], **settings}
-            return await models.router(loaded, allow).decide(ChatRequest(body, id=name))
+            return await models.router(loaded, allow).decide(ChatRequest(body, id=name, group=group))
 
     decision = asyncio.run(decide())
     if as_json:
@@ -474,8 +476,11 @@ def _why(decision: "Decision") -> str:
         return "there is only one action"
     if any(leg.role == "primary" and leg.error for leg in decision.legs):
         return "the Primary failed, so it has no opinion"
+    if decision.learned is not None:
+        keeps = f"the learned score ({decision.learned.candidate}) keeps {decision.learned.count} rows of the log"
+        return f"{keeps}, {'with' if decision.decided_by == 'primary' else 'without'} this query"
     if decision.relaxation is None:
-        return "this certificate defers every query"
+        return "no action leads" if decision.margin == 0 else "this certificate defers every such query"
     leads = f"the Primary leads by {decision.margin:.4g}"
     if decision.decided_by != "primary":
         return f"{leads}, not more than the relaxation {decision.relaxation:.4g}"

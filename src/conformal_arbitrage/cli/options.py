@@ -177,6 +177,11 @@ learned = chained(
         help="Every query has this many actions: a learned score then uses the probability of each.",
     ),
     click.option(
+        "--group-source",
+        metavar="NAME",
+        help="What names the group of a live query, such as metadata.subject; a policy must name the same.",
+    ),
+    click.option(
         "--without",
         "without",
         multiple=True,
@@ -250,15 +255,17 @@ def learned_options(further: dict[str, Any]) -> dict[str, Any]:
     """
     from conformal_arbitrage.calibration.learned_score import Features
 
-    score, menu_size, without = (further.pop(name) for name in ("score", "menu_size", "without"))
+    names = ("score", "menu_size", "group_source", "without")
+    score, menu_size, group_source, without = (further.pop(name) for name in names)
     if score == "margin":
-        if menu_size is not None or without:
-            raise click.UsageError("--menu-size and --without are for a learned score; give --score auto as well")
+        if menu_size is not None or group_source is not None or without:
+            raise click.UsageError(
+                "--menu-size, --group-source and --without are for a learned score; give --score auto as well"
+            )
         return {"score": score}
-    return {
-        "score": score,
-        "features": Features(groups="groups" not in without, tokens="tokens" not in without, menu_size=menu_size),
-    }
+    groups, tokens = ("groups" not in without, "tokens" not in without)
+    features = Features(groups=groups, tokens=tokens, menu_size=menu_size, group_source=group_source)
+    return {"score": score, "features": features}
 
 
 def read_log(

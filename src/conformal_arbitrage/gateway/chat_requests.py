@@ -134,6 +134,11 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     include_usage: bool
     session: str | None = None
 
+    def group_at(self, source: str) -> str | None:
+        """Return the group that the request names at a source, "metadata.NAME"; None if it names none."""
+        name: object = as_object(self.body.get("metadata")).get(source.removeprefix("metadata."))
+        return name if isinstance(name, str) and name else None
+
 
 def decoded(data: bytes, limits: GatewayConfig) -> JSON:
     """Decode a JSON document of limited depth."""

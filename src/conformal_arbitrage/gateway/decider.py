@@ -26,6 +26,7 @@ from conformal_arbitrage.live.policy import (
     answered,
     margin_of,
     scored,
+    sighted,
     top_of,
 )
 from conformal_arbitrage.scorers.answers import answer_text
@@ -280,6 +281,7 @@ class Decider:
             pending=pending,
             session=session,
             held=case.conversation is not None and policy.mode == "enforce",
+            learned=decision.learned,
         )
         event = Event(id=id, body=body, policy=policy.name, key_id=case.caller_id, decided_by=decision.decided_by)
         audit = self._audit(case, decision) if audited else None
@@ -410,6 +412,7 @@ def _continued(earlier: DecisionRecord, actions: Sequence[str]) -> Decision:
         legs=legs,
         spent=sum((leg.spent for leg in legs), start=Spent()),
         no_guarantee=body.no_guarantee,
+        learned=body.learned,
     )
 
 
@@ -430,7 +433,7 @@ async def _shadow_menu(policy: LivePolicy, pair: MenuPair, query: Query) -> tupl
         on_failure.push_async_callback(cancelled, asking)
         first = await scored("primary", pair.primary, query)
         on_failure.pop_all()
-    return _shadowed(policy, query.id, first.scores or (None,) * len(query.actions), first), asking
+    return _shadowed(policy, query.id, query.group, first.scores or (None,) * len(query.actions), first), asking
 
 
 async def _shadow_text(
@@ -441,7 +444,7 @@ async def _shadow_text(
         if pending is None:
             first, answer = await answered("primary", pair.primary, request)
             confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
-            pending = _shadowed(policy, request.id, (0.0, confidence), first)
+            pending = _shadowed(policy, request.id, request.group, (0.0, confidence), first)
             yield pending
         leg, answer = await asking
         yield _answered(pending, leg, None if answer is None else 0, None if answer is None else answer.message)
@@ -468,13 +471,15 @@ def _answered(pending: Decision, leg: Leg, chosen: int | None, answer: str | Map
     return replace(pending, action=chosen, answer=answer, legs=(*pending.legs, leg), spent=pending.spent + leg.spent)
 
 
-def _shadowed(policy: LivePolicy, id: str | None, scores: tuple[float | None, ...], leg: Leg) -> Decision:
+def _shadowed(
+    policy: LivePolicy, id: str | None, group: str | None, scores: tuple[float | None, ...], leg: Leg
+) -> Decision:
     """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores."""
     certificate = policy.certificate
     if certificate is None:
-        candidates, margin = list(range(len(scores))), margin_of(scores, 12)
+        candidates, margin, use = list(range(len(scores))), margin_of(scores, 12), None
     else:
-        candidates, margin = certificate.sight(scores, id=id)
+        candidates, margin, use, _ = sighted(certificate, scores, id, group, leg.spent)
     return Decision(
         id=id,
         action=None,
@@ -485,4 +490,5 @@ def _shadowed(policy: LivePolicy, id: str | None, scores: tuple[float | None, ..
         legs=(leg,),
         spent=leg.spent,
         no_guarantee="there is no certificate yet; the Guardian decides" if certificate is None else None,
+        learned=use,
     )

@@ -180,7 +180,8 @@ class DecisionRoutes:
         self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, menu: Menu | None, request: Incoming
     ) -> Outcome:
         if menu is not None:
-            query = Query(chat.messages, menu.actions, id=new_id())
+            group = policy.settings.group and chat.group_at(policy.settings.group)
+            query = Query(chat.messages, menu.actions, id=new_id(), group=group)
             return await self._choose(turn, 0, policy, query, request, _session(chat))
         return await _last(await self._text(turn, policy, chat, request.caller.id))
 
@@ -191,7 +192,8 @@ class DecisionRoutes:
         if policy.settings.sticky is not None:
             return await self._session_text(turn, policy, chat, caller, live=live)
         earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body))
-        chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
+        group = policy.settings.group and chat.group_at(policy.settings.group)
+        chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id, group=group)
         steps = self._decider.text(policy, chat_request, caller, earlier, session=_session(chat), live=live)
         return self._noted(turn, 0, steps)
 

@@ -134,7 +134,7 @@ class PolicyTable:
         One that is the same has been installed, and what was installed after it stays in force. A store without a note of
         the last start, as of an earlier release, takes a file that it has never had.
         """
-        document = Certificate.load(Path(self._config.folder) / file).to_dict()
+        document = Certificate.load(Path(self._config.folder) / file).to_dict(with_arrays=True)
         sha256 = fingerprint(document)
         last = await self._store.configured(name)
         history = await self._store.policy_history(name)
@@ -153,7 +153,7 @@ class PolicyTable:
         named = f"version {version.version} is in force"
         if file is None:
             return f"{named}, installed by {version.installed_by}"
-        if Certificate.load(Path(self._config.folder) / file).to_dict() == version.certificate:
+        if Certificate.load(Path(self._config.folder) / file).to_dict(with_arrays=True) == version.certificate:
             return f"{named}, the certificate file {file}"
         return (
             f"{named}, installed by {version.installed_by}; the certificate file {file} is not, since it is unchanged since "
@@ -223,6 +223,8 @@ class PolicyTable:
         given_up = None if bound.ancestry is None else bound.ancestry.no_guarantee
         forfeited = self._check_signature(name, bound) or given_up or voided(version)
         bound = self._with_key(name, bound)
+        if bound.learned is not None:
+            bound.learned_score().rule()  # fitted now, not with the first request
         pair = self._pairs[name]
         safe = version is not None and version.alarm is not None and settings.mode == "enforce"
         live = LivePolicy(
@@ -261,17 +263,25 @@ class PolicyTable:
             return keyed
         if keyed.key_sha256 not in self._keys:
             raise CertificateError(f"policy {name}: this gateway does not hold the key behind the certificate's draws")
-        return Certificate.from_dict(keyed.to_dict(), key=self._keys[keyed.key_sha256])
+        return Certificate.from_dict(keyed.to_dict(with_arrays=True), key=self._keys[keyed.key_sha256])
 
     def _rule(
         self, settings: PolicyConfig, certificate: Certificate, pair: ModelPair, forfeited: str | None
     ) -> ConformalArbitrage | ConformalRouter:
+        allow, source = settings.allow, settings.group
         if isinstance(pair, MenuPair):
-            bound = bind_menu(self._config, certificate, pair.primary, pair.guardian, allow=settings.allow)
+            bound = bind_menu(self._config, certificate, pair.primary, pair.guardian, allow=allow, group_source=source)
         else:
             idle = None if settings.sticky is None else settings.session_idle
-            models = (pair.primary, pair.guardian)
-            bound = bind_text(self._config, certificate, *models, allow=settings.allow, session_idle=idle)
+            bound = bind_text(
+                self._config,
+                certificate,
+                pair.primary,
+                pair.guardian,
+                allow=allow,
+                session_idle=idle,
+                group_source=source,
+            )
         return bound if forfeited is None else replace(bound, forfeited=forfeited)
 
     def named(self, model: str) -> LivePolicy:

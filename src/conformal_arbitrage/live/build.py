@@ -116,12 +116,16 @@ class Models:
     def policy(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalArbitrage:
         """Return the calibrated policy over menus."""
         primary, guardian = self.scorer("primary"), self.scorer("guardian")
-        return bind_menu(self.config, certificate, primary, guardian, allow=allow)
+        return bind_menu(
+            self.config, certificate, primary, guardian, allow=allow, group_source=_own_source(certificate)
+        )
 
     def router(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalRouter:
         """Return the calibrated policy over free text."""
         primary, guardian = self.answerer("primary"), self.answerer("guardian")
-        return bind_text(self.config, certificate, primary, guardian, allow=allow)
+        return bind_text(
+            self.config, certificate, primary, guardian, allow=allow, group_source=_own_source(certificate)
+        )
 
     def cascade_router(self, certificate: PathCertificate, allow: Collection[str] = ()) -> CascadeRouter:
         """Return the calibrated cascade over free text."""
@@ -249,7 +253,13 @@ class Models:
 
 
 def bind_menu(
-    config: Config, certificate: Certificate, primary: Scorer, guardian: Scorer, *, allow: Collection[str] = ()
+    config: Config,
+    certificate: Certificate,
+    primary: Scorer,
+    guardian: Scorer,
+    *,
+    allow: Collection[str] = (),
+    group_source: str | None = None,
 ) -> ConformalArbitrage:
     """Bind a certificate to two models over menus, with the safe action that the configuration names.
 
@@ -259,6 +269,7 @@ def bind_menu(
         primary: the Primary.
         guardian: the Guardian.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
+        group_source: what names the group of a query, if a learned score needs it.
 
     Raises:
         StaleCalibrationError: the certificate was made with other models, and that is not allowed.
@@ -269,7 +280,13 @@ def bind_menu(
         certificate=certificate,
         safe_action=config.task.safe_action,
         allow=allow,
+        group_source=group_source,
     )
+
+
+def _own_source(certificate: Certificate) -> str | None:
+    """Return the source of groups that a certificate names: whoever asks from here names the group by hand."""
+    return None if certificate.learned is None else certificate.learned.group_source
 
 
 def bind_text(
@@ -280,6 +297,7 @@ def bind_text(
     *,
     allow: Collection[str] = (),
     session_idle: float | None = None,
+    group_source: str | None = None,
 ) -> ConformalRouter:
     """Bind a certificate to two models in free text, with the safe answer that the configuration names.
 
@@ -292,4 +310,5 @@ def bind_text(
         safe_answer=config.task.safe_answer,
         allow=allow,
         session_idle=session_idle,
+        group_source=group_source,
     )

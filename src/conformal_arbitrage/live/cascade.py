@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.path_certificate import PathCertificate
 from conformal_arbitrage.errors import CertificateError, ScorerError, StaleCalibrationError
+from conformal_arbitrage.live.binding import UNBOUND
 from conformal_arbitrage.live.policy import (
-    UNBOUND,
     Answered,
     answered,
     guardian_failure,

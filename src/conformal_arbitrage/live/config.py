@@ -82,6 +82,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         session_idle: seconds after its last turn when a session is over.
         log: the log that the certificate was made from; its rows are kept for the first renewal.
         renew: "scheduled" lets the gateway renew the certificate by itself, at doubled numbers of rows.
+        group: where a request names its group, "metadata.NAME"; a learned score may need it.
         aliases: further model names for this policy.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
     """
@@ -102,6 +103,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     session_idle: float = 3600.0
     log: str | None = None
     renew: Literal["by hand", "scheduled"] = "by hand"
+    group: str | None = None
     aliases: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
 

@@ -115,6 +115,10 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
     if not 0 <= gateway.port <= 65535:
         raise refusal("port", "from 0 to 65535 (0 picks a free one)")
     for name, policy in config.policies.items():
+        if policy.group is not None and not re.fullmatch(r"metadata\.\S+", policy.group):
+            line = line_of(text, ("policies", name), "group")
+            rule = 'group must be "metadata.NAME", a field of the metadata of a request'
+            raise ConfigError(f"{source}: line {line}: {rule}; got {policy.group!r}")
         if not 0 <= policy.audit_rate <= 1:
             line = line_of(text, ("policies", name), "audit_rate")
             rule = "audit_rate must be a share, from 0 to 1 (0.05 for 5 %)"

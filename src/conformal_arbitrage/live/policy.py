@@ -10,22 +10,22 @@ Knows nothing of configuration files or HTTP.
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.core.gaps import LARGEST_SCORE, row_gaps, row_margin
-from conformal_arbitrage.errors import CertificateError, GuardianError, OptionError, ScorerError, StaleCalibrationError
-from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, Scores, check_scores, stream_answer
+from conformal_arbitrage.errors import GuardianError, OptionError, ScorerError
+from conformal_arbitrage.live.binding import check_identities, check_router_form
+from conformal_arbitrage.scorers.base import Answer, Answerer, Scorer, Scores, check_scores, stream_answer
 from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden, unlogged_settings
-from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Leg, Query, Role, Spent
+from conformal_arbitrage.types import ChatRequest, Chunk, Decision, LearnedUse, Leg, Query, Role, Spent
 
-UNBOUND = "unbound"
 _NO_SAFE_ANSWER = "set safe_answer to continue without it"
 _Question = TypeVar("_Question", contravariant=True)
 
@@ -50,6 +50,7 @@ class ConformalArbitrage:
         allow: names of tolerated differences between the certificate's identities and these models, such as
             "primary.temperature", or "unbound"; every decision then reports that it has no guarantee.
         forfeited: why no decision has a guarantee, whatever the models; None if nothing else stands against one.
+        group_source: what names the group of a query, if a learned score needs it; None if that has no name.
 
     Raises:
         StaleCalibrationError: the certificate was made with other models, and that is not allowed.
@@ -61,12 +62,14 @@ class ConformalArbitrage:
     safe_action: str | None = None
     allow: Collection[str] = ()
     forfeited: str | None = None
+    group_source: str | None = None
     _no_guarantee: str | None = field(init=False, default=None)
     _sizes: range = field(init=False, default=range(0))
 
     def __post_init__(self) -> None:
         """Check the certificate against the models."""
-        reason = _check_identities(self.certificate, self.primary, self.guardian, self.allow)
+        source = self.group_source
+        reason = check_identities(self.certificate, self.primary, self.guardian, self.allow, group_source=source)
         object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
         object.__setattr__(self, "_sizes", self.certificate.sizes)
 
@@ -102,7 +105,7 @@ class ConformalArbitrage:
         else:
             first = await scored("primary", self.primary, query)
             legs, scores, spent = (first,), first.scores or (None,) * len(query.actions), first.spent
-        candidates, margin = self.certificate.sight(scores, id=query.id)
+        candidates, margin, use, uncovered = sighted(self.certificate, scores, query.id, query.group, spent)
         chosen = candidates[0] if len(candidates) == 1 else None
         return Decision(
             id=query.id,
@@ -114,7 +117,8 @@ class ConformalArbitrage:
             answer=None if chosen is None else query.actions[chosen],
             legs=legs,
             spent=spent,
-            no_guarantee=self._no_guarantee or self._outside(len(query.actions)),
+            no_guarantee=self._no_guarantee or self._outside(len(query.actions)) or uncovered,
+            learned=use,
         )
 
     def _outside(self, size: int) -> str | None:
@@ -143,7 +147,7 @@ class ConformalRouter:
         guardian: who answers otherwise.
         certificate: a certificate made from a log in router form.
         safe_answer: the answer to give if the Guardian fails; without one that is an error.
-        allow, forfeited: as in `ConformalArbitrage`.
+        allow, forfeited, group_source: as in `ConformalArbitrage`.
         session_idle: seconds after which a session ends, if the certificate is for sessions: whoever calls `decide` then
             has to keep the decision of the first turn for all others. None if it is for single queries.
 
@@ -160,13 +164,16 @@ class ConformalRouter:
     allow: Collection[str] = ()
     forfeited: str | None = None
     session_idle: float | None = None
+    group_source: str | None = None
     _no_guarantee: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Check the certificate's form and unit, and the certificate against the models."""
-        _check_router_form(self.certificate, by_session=self.session_idle is not None)
-        idle = self.session_idle
-        reason = _check_identities(self.certificate, self.primary, self.guardian, self.allow, session_idle=idle)
+        check_router_form(self.certificate, by_session=self.session_idle is not None)
+        reason = check_identities(
+            self.certificate, self.primary, self.guardian, self.allow,
+            session_idle=self.session_idle, group_source=self.group_source,
+        )  # fmt: skip
         object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
 
     @property
@@ -240,7 +247,9 @@ class ConformalRouter:
         """Return the Primary's decision, or the one that the Guardian has to complete."""
         first, answer = await answered("primary", self.primary, request)
         sure = 0.0 if answer is None or answer.confidence is None else answer.confidence
-        candidates, margin = self.certificate.sight((0.0, sure), id=request.id)
+        candidates, margin, use, uncovered = sighted(
+            self.certificate, (0.0, sure), request.id, request.group, first.spent
+        )
         standing = answer.message if candidates == [1] and answer is not None else None
         return Decision(
             id=request.id,
@@ -252,7 +261,8 @@ class ConformalRouter:
             answer=standing,
             legs=(first,),
             spent=first.spent,
-            no_guarantee=self._no_guarantee or self.other_settings(request),
+            no_guarantee=self._no_guarantee or self.other_settings(request) or uncovered,
+            learned=use,
         )
 
     def other_settings(self, request: ChatRequest) -> str | None:
@@ -415,7 +425,7 @@ def guardian_failure(leg: Leg, remedy: str | None = None) -> GuardianError:
 
 
 def _identified(request: ChatRequest) -> ChatRequest:
-    return request if request.id else ChatRequest(request.body, id=secrets.token_hex(16))
+    return request if request.id else replace(request, id=secrets.token_hex(16))
 
 
 def _checked_query(query: Query) -> Query:
@@ -424,7 +434,34 @@ def _checked_query(query: Query) -> Query:
         raise OptionError("a query needs at least one action")
     if query.id and query.places is None:
         return query
-    return Query(query.context, tuple(query.actions), id=query.id or secrets.token_hex(16))
+    return replace(query, actions=tuple(query.actions), id=query.id or secrets.token_hex(16), places=None)
+
+
+class Sighted(NamedTuple):
+    """What the rule makes of the Primary's scores.
+
+    `use` says how a learned score decided, and `uncovered` why it has no guarantee for this query; None without one.
+    """
+
+    candidates: list[int]
+    margin: float
+    use: LearnedUse | None = None
+    uncovered: str | None = None
+
+
+def sighted(
+    certificate: Certificate, scores: Collection[float | None], id: str | None, group: str | None, spent: Spent
+) -> Sighted:
+    """Apply a certificate's rule to the Primary's scores.
+
+    A learned score takes the Primary's output tokens from what its call took; a reply from a cache took none, so that
+    its tokens are unknown.
+    """
+    if certificate.learned is None:
+        return Sighted(*certificate.sight(scores, id=id))
+    tokens = spent.output_tokens if spent.calls else None
+    candidates, margin, use = certificate.learned_sight(scores, id=id, group=group, tokens=tokens)
+    return Sighted(candidates, margin, use, certificate.uncovered_features(use))
 
 
 def top_of(scores: tuple[float, ...]) -> int:
@@ -435,65 +472,3 @@ def top_of(scores: tuple[float, ...]) -> int:
 def margin_of(scores: Collection[float | None], digits: int) -> float:
     """Return how far the top action leads: the second smallest gap."""
     return row_margin(row_gaps(tuple(scores), digits=digits))
-
-
-def _check_router_form(certificate: Certificate, *, by_session: bool) -> None:
-    """Refuse a certificate of menus; those of schema 1 do not record their form, and are compared by identities only.
-
-    Raises:
-        CertificateError: it was made from a log that is not in router form, or whose rows are another unit.
-    """
-    if by_session != (certificate.unit == "session"):
-        unit, other = ("session", "queries") if by_session else ("query", "sessions")
-        raise CertificateError(
-            f"the certificate was made for {other}, and this policy decides by {unit}; calibrate on rows of the right kind, "
-            f'or {"leave out" if by_session else "set"} sticky = "session" in the policy'
-        )
-    if certificate.schema > 1 and not certificate.router:
-        raise CertificateError(
-            "the certificate was made from menus, and free text needs one from two graded answers and a confidence; "
-            "calibrate on a log in router form, or use ConformalArbitrage"
-        )
-
-
-def _check_identities(
-    certificate: Certificate,
-    primary: Scorer | Answerer,
-    guardian: Scorer | Answerer,
-    allow: Collection[str],
-    *,
-    session_idle: float | None = None,
-) -> str | None:
-    """Return why decisions have no guarantee; None if they have one.
-
-    Raises:
-        StaleCalibrationError: the models differ in a way that is not allowed.
-    """
-    different = differences(certificate, primary.identity, guardian.identity)
-    if certificate.identities != "unbound" and session_idle is not None:
-        then = certificate.identities.get("session", {}).get("idle")
-        different |= {} if then == session_idle else {"session.idle": f"{then!r} then, {session_idle!r} now"}
-    if not different:
-        return None
-    refused = [name for name in different if name not in allow]
-    if refused:
-        listed = "; ".join(f"{name}: {different[name]}" for name in refused)
-        names = ", ".join(repr(name) for name in different)
-        raise StaleCalibrationError(
-            f"the certificate was made with other models ({listed}); collect and calibrate again, or continue without a "
-            f"guarantee by allowing {names} by name"
-        )
-    return "allowed by name: " + ", ".join(different)
-
-
-def differences(certificate: Certificate, primary: Identity, guardian: Identity) -> dict[str, str]:
-    """Return how these models differ from those of the certificate, by dotted name."""
-    if certificate.identities == "unbound":
-        return {UNBOUND: "its log does not name the scorers"}
-    different: dict[str, str] = {}
-    for role, now in (("primary", primary), ("guardian", guardian)):
-        then: Mapping[str, Any] = certificate.identities.get(role, {})
-        for name in dict.fromkeys([*then, *now]):
-            if then.get(name) != now.get(name):
-                different[f"{role}.{name}"] = f"{then.get(name)!r:.60} then, {now.get(name)!r:.60} now"
-    return different

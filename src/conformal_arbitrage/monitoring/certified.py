@@ -32,6 +32,7 @@ def certificate_lines(
     if certificate.status == "always_defer":
         raise OptionError("every query is deferred, so the loss is 0 by definition: there is nothing to watch")
     unclear = refusal("red line", "cluster") if certificate.cluster is not None else None
+    unclear = refusal("red line", "learned") if certificate.learned is not None else unclear
     if unclear is not None:
         share = certificate.alpha / certificate.loss_bound
         return Lines(alpha=share, red=None, block=block_size(share), false_red=None, note=f"there is no red: {unclear}")

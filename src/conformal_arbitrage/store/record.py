@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from conformal_arbitrage.types import Leg
+from conformal_arbitrage.types import LearnedUse, Leg
 
 DECISION_SCHEMA = 1
 """The newest schema of `DecisionBody` that this release can read."""
@@ -69,6 +69,7 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         session: id of the session's first decision, under a policy that decides by session.
         held: decided by the session's first turn, not by this one.
         cancelled: the caller left before there was a decision; all other fields have their defaults.
+        learned: how a learned score decided.
     """
 
     kind: ClassVar[EventKind] = "decision"
@@ -94,6 +95,7 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     session: str | None = None
     held: bool = False
     cancelled: bool = False
+    learned: LearnedUse | None = None
 
 
 class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,79 @@
+"""Whether a certificate fits the models, and the requests, that it is to be used with.
+
+Knows nothing of decisions or configuration files.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.errors import CertificateError, StaleCalibrationError
+from conformal_arbitrage.scorers.base import Answerer, Identity, Scorer
+
+UNBOUND = "unbound"
+
+
+def check_router_form(certificate: Certificate, *, by_session: bool) -> None:
+    """Refuse a certificate of menus; those of schema 1 do not record their form, and are compared by identities only.
+
+    Raises:
+        CertificateError: it was made from a log that is not in router form, or whose rows are another unit.
+    """
+    if by_session != (certificate.unit == "session"):
+        unit, other = ("session", "queries") if by_session else ("query", "sessions")
+        raise CertificateError(
+            f"the certificate was made for {other}, and this policy decides by {unit}; calibrate on rows of the right kind, "
+            f'or {"leave out" if by_session else "set"} sticky = "session" in the policy'
+        )
+    if certificate.schema > 1 and not certificate.router:
+        raise CertificateError(
+            "the certificate was made from menus, and free text needs one from two graded answers and a confidence; "
+            "calibrate on a log in router form, or use ConformalArbitrage"
+        )
+
+
+def check_identities(
+    certificate: Certificate,
+    primary: Scorer | Answerer,
+    guardian: Scorer | Answerer,
+    allow: Collection[str],
+    *,
+    session_idle: float | None = None,
+    group_source: str | None = None,
+) -> str | None:
+    """Return why decisions have no guarantee; None if they have one.
+
+    Raises:
+        StaleCalibrationError: the models differ in a way that is not allowed.
+    """
+    different = differences(certificate, primary.identity, guardian.identity)
+    if certificate.identities != "unbound" and session_idle is not None:
+        then = certificate.identities.get("session", {}).get("idle")
+        different |= {} if then == session_idle else {"session.idle": f"{then!r} then, {session_idle!r} now"}
+    if certificate.learned is not None and "group" in certificate.learned.features:
+        then = certificate.learned.group_source
+        different |= {} if then == group_source else {"features.group": f"{then!r} then, {group_source!r} now"}
+    if not different:
+        return None
+    refused = [name for name in different if name not in allow]
+    if refused:
+        listed = "; ".join(f"{name}: {different[name]}" for name in refused)
+        names = ", ".join(repr(name) for name in different)
+        raise StaleCalibrationError(
+            f"the certificate was made with other models ({listed}); collect and calibrate again, or continue without a "
+            f"guarantee by allowing {names} by name"
+        )
+    return "allowed by name: " + ", ".join(different)
+
+
+def differences(certificate: Certificate, primary: Identity, guardian: Identity) -> dict[str, str]:
+    """Return how these models differ from those of the certificate, by dotted name."""
+    if certificate.identities == "unbound":
+        return {UNBOUND: "its log does not name the scorers"}
+    different: dict[str, str] = {}
+    for role, now in (("primary", primary), ("guardian", guardian)):
+        then: Mapping[str, Any] = certificate.identities.get(role, {})
+        for name in dict.fromkeys([*then, *now]):
+            if then.get(name) != now.get(name):
+                different[f"{role}.{name}"] = f"{then.get(name)!r:.60} then, {now.get(name)!r:.60} now"
+    return different
