@@ -72,16 +72,19 @@ def section(name, values):
 class House:
     """Both upstreams, a configuration in a folder with a certificate, and the gateway, which may be started again."""
 
-    def __init__(self, folder, *, form="menu", primary=None, guardian=None, certificate=True, models=None, **sections):
+    def __init__(
+        self, folder, *, form="menu", primary=None, guardian=None, certificate=True, models=None, calibration=None,
+        **sections,
+    ):  # fmt: skip
         self.folder, self.form, self.certified = folder, form, certificate
-        self.models = models or {}
+        self.models, self.calibration = models or {}, calibration or {}
         self.sections = {"policies.support": {}, "gateway": {}, "task": {}}
         for name, values in sections.items():
             self.sections["policies.support" if name == "policy" else name] = values
         menu = form == "menu"
         self.primary = Upstream(primary or (votes(*SURE) if menu else says("mine", 0.9)))
         self.guardian = Upstream(guardian or (votes(0, 1) if menu else says("theirs")))
-        self.headers, self.lines = {}, []
+        self.headers, self.lines, self.clock = {}, [], time.time
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._upstreams = AsyncExitStack()
@@ -143,7 +146,7 @@ class House:
             grades = {"primary_grade": [1.0] * 100 + [0.0] * 100, "guardian_grade": [1.0] * 200}
             made_by = {**made_by, "grader": {"kind": "exact"}}
             log = ScoreLog.from_router(confidence=[0.9] * 100 + [0.5] * 100, **grades, identities=made_by)
-        return calibrate(log, alpha, guardian_sees="all").sign(secret_of(config))
+        return calibrate(log, alpha, guardian_sees="all", **self.calibration).sign(secret_of(config))
 
     def start(self):
         ready = threading.Event()
@@ -154,7 +157,7 @@ class House:
 
     async def _serve(self, ready):
         metrics = Metrics()
-        async with application(self.config, self.lines.append, metrics) as app:
+        async with application(self.config, self.lines.append, metrics, lambda: self.clock()) as app:
             settings = ServerSettings(app, Connections(self.config.gateway, metrics))
             settings.port, settings.timeout_graceful_shutdown = 0, 5
             self.app, self._server = app, uvicorn.Server(settings)

@@ -32,6 +32,7 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ("guard", "path"): _RISES,
     ("guard", "learned"): _RISES,
     ("guard", "groups"): "each group would need a guard of its own, from its own audits, which is not built",
+    ("guard", "session"): "the promise is about whole sessions, and an audit is about one turn",
     ("tighten", "net"): _RISES,
     ("tighten", "path"): _RISES,
     ("tighten", "learned"): _RISES,

@@ -83,6 +83,8 @@ def create_app(parts: Parts) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        if any(policy.guarded is not None for policy in parts.policies.all()):
+            await routes.watcher.turn()  # a guard's threshold is that of the ledger from the first request on
         background = [
             asyncio.create_task(routes.auditor().run()),
             asyncio.create_task(routes.watcher.run()),
@@ -189,6 +191,7 @@ class _Routes:
             self._metrics.guardian_resting.labels(policy.name).set(_guardian_rests(self._parts, policy.name))
             self._metrics.safe_mode.labels(policy.name).set(policy.mode == "safe")
         self._metrics.standings(self.watcher.standings())
+        self._metrics.ages(self.watcher.ages())
         with suppress(StoreError):  # the other figures matter all the more
             names = [policy.name for policy in self._parts.policies.all()]
             self._metrics.backlog(names, await self._parts.store.audit_backlog())

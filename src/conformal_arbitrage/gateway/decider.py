@@ -280,6 +280,7 @@ class Decider:
             audited=audited,
             pending=pending,
             session=session,
+            guarded=policy.guarded,
             held=case.conversation is not None and policy.mode == "enforce",
             learned=decision.learned,
         )

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from conformal_arbitrage.gateway.decider import Outcome
+from conformal_arbitrage.live.aging import Age
 from conformal_arbitrage.live.watching import LedgerWatch, ServedFigure, as_evidence
 from conformal_arbitrage.monitoring.states import Standing, State
 from conformal_arbitrage.store.base import AuditBacklog, DeliveryBacklog
@@ -81,16 +82,31 @@ class Metrics:
             "served_loss_mean", "Mean loss of delivered answers, fallbacks included", "policy"
         )
         self.audit_rows = self._gauge("audits", "Audited decisions by what is known of their loss", "policy", "state")
+        self.installed = self._gauge("certificate_installed_seconds", "When it was, in seconds since 1970", "policy")
+        self.known_lately = self._gauge("audits_known_lately", "Audits known in the last 30 days", "policy")
+        self.stale = self._gauge("certificate_stale", "1 if these are too few to show a doubled loss", "policy")
+        self.guard_share = self._gauge("guard_share", "Share of calibration rows that the guard would defer", "policy")
 
     def standings(self, standings: Mapping[str, tuple[Standing, LedgerWatch]]) -> None:
         """Set where every policy stands."""
         for gauge in (
             self.state, self.evidence, self.line, self.loss_mean, self.loss_lower, self.loss_upper, self.served_mean,
-            self.audit_rows,
+            self.audit_rows, self.guard_share,
         ):  # fmt: skip
             gauge.clear()
         for policy, (standing, watch) in standings.items():
             self._stand(policy, standing, watch.served)
+            if watch.guard is not None:
+                self.guard_share.labels(policy).set(watch.guard.standing().share)
+
+    def ages(self, ages: Mapping[str, Age]) -> None:
+        """Set how old the certificates are, and the evidence on them."""
+        for gauge in (self.installed, self.known_lately, self.stale):
+            gauge.clear()
+        for policy, age in ages.items():
+            self.installed.labels(policy).set(age.installed)
+            self.known_lately.labels(policy).set(age.known_lately)
+            self.stale.labels(policy).set(age.stale is not None)
 
     def _stand(self, policy: str, standing: Standing, served: ServedFigure | None) -> None:
         figures = standing.figures

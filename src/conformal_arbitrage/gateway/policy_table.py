@@ -15,6 +15,7 @@ from conformal_arbitrage.calibration.key_files import key_path, read_key
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, ConfigError, RequestError
 from conformal_arbitrage.gateway.audit_rows import LossFacts, WatchedPolicy
+from conformal_arbitrage.gateway.upkeep import is_guarded
 from conformal_arbitrage.live.build import bind_menu, bind_text
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter
@@ -73,6 +74,9 @@ class LivePolicy:
         alarm: the one that stands.
         watched: what its monitor needs to know; None without a monitor.
         unwatched: why there is none.
+        guarded: how many known losses the threshold in force rests on; None without a guard.
+        installed: when, in seconds since 1970.
+        expired: whether it has been in force for longer than max_age.
     """
 
     name: str
@@ -90,6 +94,9 @@ class LivePolicy:
     alarm: AlarmBody | None = None
     watched: WatchedPolicy | None = None
     unwatched: str | None = None
+    guarded: int | None = None
+    installed: float = 0.0
+    expired: bool = False
 
 
 class PolicyTable:
@@ -240,10 +247,17 @@ class PolicyTable:
             guarantee="crc" if bound.confidence is None else "high_probability",
             forfeited=forfeited,
             lifts=0 if version is None else version.lifts,
+            installed=0.0 if version is None else version.installed,
             alarm=None if version is None else version.alarm,
             unwatched="in shadow mode the Guardian decides",
         )
-        return live if settings.mode == "shadow" else _watched(live, bound)
+        live = live if settings.mode == "shadow" else _watched(live, bound)
+        return replace(live, guarded=0) if is_guarded(live, bound) else live
+
+    def swap(self, old: LivePolicy, new: LivePolicy) -> None:
+        """Put a policy in force in the place of another from the next request on, unless that was replaced meanwhile."""
+        if self._live.get(old.name) is old:
+            self._live[old.name] = new
 
     def _check_signature(self, name: str, certificate: Certificate) -> str | None:
         """Return why decisions have no guarantee: an unsigned certificate, allowed by name; None if it is signed."""

@@ -10,12 +10,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import CertificateError, StoreError
 from conformal_arbitrage.gateway.audit_rows import LossFacts, settlement
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
+from conformal_arbitrage.gateway.upkeep import expired_policy, guarded_policy
+from conformal_arbitrage.live.aging import Age, age_of
+from conformal_arbitrage.live.guarding import CertificateGuard
+from conformal_arbitrage.live.known_losses import KnownLosses
 from conformal_arbitrage.live.watching import LedgerWatch, standing_document
 from conformal_arbitrage.monitoring.states import Cause, Standing
 from conformal_arbitrage.store.base import Store
@@ -63,6 +68,8 @@ class Watcher:
         settled = await self._settle()
         await self._policies.refresh(await self._store.change_count())
         for live in self._policies.all():
+            self._put(live, expired_policy(live, self._clock()))
+        for live in self._policies.all():
             await self._follow(live)
         return settled
 
@@ -71,12 +78,21 @@ class Watcher:
         if watch is None:
             return
         await watch.follow()
+        if watch.guard is not None:
+            self._put(live, guarded_policy(live, watch.guard))
         now = self._clock()
         if live.alarm is None and watch.red(now):
             await self._raise(live, watch.standing(now))
         if now - self._served_at.get(live.name, 0.0) >= SERVED_EVERY:
             self._served_at[live.name] = now
             await watch.refresh_served(now)
+
+    def _put(self, live: LivePolicy, changed: LivePolicy) -> None:
+        """Put a policy in force that changed while its version stays."""
+        if changed.expired > live.expired:
+            _log.warning("%s", changed.forfeited, extra={"policy": live.name})
+        if changed is not live:
+            self._policies.swap(live, changed)
 
     def _watch(self, live: LivePolicy) -> LedgerWatch | None:
         """Return what follows a policy's ledger; begins anew with every version, lift and change of models."""
@@ -86,7 +102,12 @@ class Watcher:
         watch = self._watches.get(live.name)
         if watch is None or watch.key != live.watched.key:
             rate = live.settings.audit_rate
-            watch = LedgerWatch(self._store, live.watched.key, live.watched.lines, audit_rate=rate)
+            guard = (
+                CertificateGuard(live.certificate)
+                if live.guarded is not None and live.certificate is not None
+                else None
+            )
+            watch = LedgerWatch(self._store, live.watched.key, live.watched.lines, audit_rate=rate, guard=guard)
             self._watches[live.name] = watch
         return watch
 
@@ -157,17 +178,44 @@ class Watcher:
 
     def standing(self, live: LivePolicy) -> tuple[Standing, LedgerWatch] | None:
         """Return where a policy stands and what follows its ledger; None without a monitor, or before the first look."""
-        watch = self._watches.get(live.name)
-        if watch is None or live.watched is None or watch.key != live.watched.key:
+        watch = self._read(live)
+        if watch is None:
             return None
         cause = None if live.alarm is None else _CAUSES.get(live.alarm.cause, "losses")
-        return watch.standing(self._clock(), alarmed=cause), watch
+        age = self.age(live)
+        return watch.standing(self._clock(), alarmed=cause, stale=None if age is None else age.stale), watch
+
+    def _read(self, live: LivePolicy) -> LedgerWatch | None:
+        """Return what follows a policy's ledger, once it has been read."""
+        watch = self._watches.get(live.name)
+        ours = watch is not None and live.watched is not None and watch.key == live.watched.key
+        return watch if ours and watch is not None and watch.read else None
+
+    def ages(self) -> dict[str, Age]:
+        """Return how old what is known of every certificate in force is."""
+        ages = {live.name: self.age(live) for live in self._policies.all()}
+        return {name: age for name, age in ages.items() if age is not None}
+
+    def age(self, live: LivePolicy) -> Age | None:
+        """Return how old what is known of a policy's certificate is; None without one, or before the first look."""
+        watch, settings = self._read(live), live.settings
+        if live.certificate is None or (watch is None and live.watched is not None):
+            return None
+        return age_of(
+            live.certificate,
+            KnownLosses() if watch is None else watch.known,
+            installed=live.installed,
+            now=self._clock(),
+            audit_rate=settings.audit_rate,
+            max_age=settings.max_age,
+        )
 
     def document(self, live: LivePolicy) -> dict[str, Any]:
         """Return where a policy stands as plain values."""
         shown = self.standing(live)
         stands: dict[str, Any] = {} if shown is None else standing_document(shown[0], shown[1].served)
         alarm = live.alarm
+        guard = None if shown is None or shown[1].guard is None else asdict(shown[1].guard.standing())
         return {
             "policy": live.name,
             "version": live.version,
@@ -178,6 +226,8 @@ class Watcher:
             "unwatched": live.unwatched,
             "lifts": live.lifts,
             "alarm": None if alarm is None else {"cause": alarm.cause, "at": alarm.at, "audits": alarm.audits},
+            "guard": guard,
+            "age": None if (age := self.age(live)) is None else asdict(age),
             **stands,
         }
 

@@ -73,6 +73,9 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         audit_rate: in enforce mode, the share of the Primary's decisions that the Guardian reviews in the background.
         alarm_line: the loss whose crossing puts the policy into safe mode: the one that luck in calibration cannot
             explain, or "alpha" itself.
+        max_age: days after its installation when a certificate expires; unless set, it does not.
+        at_expiry: what happens then: decisions have no guarantee any more ("none"), or the policy goes into shadow mode.
+        guard: whether audited losses raise the threshold above the certificate's, and never lower it below.
         content: what the record keeps of questions and answers.
         expose: what callers see of a decision; relaxation and margin only with "full".
         overrides: in text form with pinned settings, what to do with a request that differs: refuse it, or answer without
@@ -95,6 +98,9 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     mode: Literal["enforce", "shadow"] = "enforce"
     audit_rate: float = 0.0
     alarm_line: AlarmLine = "luck"
+    max_age: float | None = None
+    at_expiry: Literal["none", "shadow"] = "none"
+    guard: bool = False
     content: Literal["full", "hashed", "off"] = "hashed"
     expose: Literal["id", "full"] = "id"
     overrides: Literal["refuse", "none"] = "refuse"

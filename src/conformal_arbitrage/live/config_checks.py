@@ -123,7 +123,7 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
             line = line_of(text, ("policies", name), "audit_rate")
             rule = "audit_rate must be a share, from 0 to 1 (0.05 for 5 %)"
             raise ConfigError(f"{source}: line {line}: {rule}; got {policy.audit_rate!r}")
-        if (problem := _renewal_problem(policy)) is not None:
+        if (problem := _renewal_problem(policy) or _service_problem(policy)) is not None:
             line = line_of(text, ("policies", name), problem[0])
             raise ConfigError(f"{source}: line {line}: {problem[1]}")
     if not 0 <= gateway.live_share < 1:
@@ -144,6 +144,15 @@ def _renewal_problem(policy: "PolicyConfig") -> tuple[str, str] | None:
         return "renew", 'renew = "scheduled" needs rows that were not selected by their scores; set audit_rate above 0'
     if policy.renew == "scheduled" and policy.sticky is not None:
         return "renew", 'renew = "scheduled" is for single queries, not for sessions; renew by hand, from an export'
+    return None
+
+
+def _service_problem(policy: "PolicyConfig") -> tuple[str, str] | None:
+    """Return what a policy's age or guard gets wrong: the key, and why; None if nothing."""
+    if policy.max_age is not None and not 0 < policy.max_age < float("inf"):
+        return "max_age", f"max_age must be above 0 days and finite; got {policy.max_age!r}"
+    if policy.guard and not (policy.audit_rate > 0 and policy.mode == "enforce"):
+        return "guard", 'guard = true learns from audits: set audit_rate above 0 with mode = "enforce", or leave it out'
     return None
 
 

@@ -9,7 +9,7 @@ Knows nothing of HTTP, or of what is done about an alarm.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import exp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +18,16 @@ from conformal_arbitrage.calibration.combinations import refusal, refuse_combina
 from conformal_arbitrage.calibration.options import NET
 from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.live.known_losses import KnownLosses
 from conformal_arbitrage.monitoring.certified import certificate_lines
 from conformal_arbitrage.monitoring.lines import AlarmLine, Lines
 from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
 from conformal_arbitrage.monitoring.states import Cause, Standing
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.ledger_base import UNDELIVERED_LOSS, LedgerKey, LedgerRows
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.live.guarding import CertificateGuard
 
 _LARGEST_LOG = 690.0
 """Evidence beyond this is shown as e to that power, which is still a number."""
@@ -91,14 +95,20 @@ class LedgerWatch:
         key: which one.
         lines: what it is watched against.
         audit_rate: the share of decisions that the coin draws now.
+        guard: takes the losses as they become known, if the policy has a guard.
 
     Attributes:
+        known: the losses that are known, in the order in which they became known.
         monitor: what the ledger says; empty until `follow`.
         served: the figure of delivered answers where it is another than the rule's own; None where it is the same.
     """
 
-    def __init__(self, store: Store, key: LedgerKey, lines: Lines, *, audit_rate: float) -> None:
+    def __init__(
+        self, store: Store, key: LedgerKey, lines: Lines, *, audit_rate: float, guard: "CertificateGuard | None" = None
+    ) -> None:
         self.key = key
+        self.guard = guard
+        self.known = KnownLosses()
         self.lines = lines
         self.monitor = Monitor(lines, audit_rate=audit_rate)
         self.served: ServedFigure | None = None
@@ -106,6 +116,11 @@ class LedgerWatch:
         self._cursor: int | None = None
         self._differing: set[int] = set()
         self._served_at = -1
+
+    @property
+    def read(self) -> bool:
+        """Whether the ledger was read: before that, `monitor` says nothing."""
+        return self._cursor is not None
 
     async def follow(self) -> bool:
         """Take what is new in the ledger; return whether there was anything."""
@@ -117,6 +132,7 @@ class LedgerWatch:
             (self._differing.discard if row.served is None else self._differing.add)(row.seq)
         if rows:
             self.monitor.observe(LedgerRow(row.seq, row.due, row.loss) for row in rows)
+            self._tell_guard(self.known.take(rows))
             self._cursor = rows[-1].change
         return bool(rows)
 
@@ -124,6 +140,11 @@ class LedgerWatch:
         self.monitor = Monitor.from_ledger(self.lines, rows.loss, rows.due, audit_rate=self.monitor.audit_rate)
         self._differing = set((np.flatnonzero(~np.isnan(rows.served)) + 1).tolist())
         self._cursor = rows.change
+        self._tell_guard(self.known.take_all(rows))
+
+    def _tell_guard(self, losses: list[float]) -> None:
+        if self.guard is not None:
+            self.guard.take(losses)
 
     async def refresh_served(self, now: float) -> None:
         """Bring the figure of delivered answers up to date; it takes the whole ledger where the two figures differ."""
@@ -138,10 +159,10 @@ class LedgerWatch:
         """Tell whether the evidence calls for safe mode."""
         return self.monitor.red(now)
 
-    def standing(self, now: float, *, alarmed: Cause | None = None) -> Standing:
+    def standing(self, now: float, *, alarmed: Cause | None = None, stale: str | None = None) -> Standing:
         """Return what is known at a time; see `Monitor.standing`."""
         failing = self.served is not None and self.served.above_alpha
-        return self.monitor.standing(now, alarmed=alarmed, guardian_fails=failing)
+        return self.monitor.standing(now, alarmed=alarmed, guardian_fails=failing, stale=stale)
 
 
 def served_figure(rows: LedgerRows, lines: Lines, now: float) -> ServedFigure:

@@ -68,6 +68,7 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
             is one, tells what it chose.
         session: id of the session's first decision, under a policy that decides by session.
         held: decided by the session's first turn, not by this one.
+        guarded: how many known losses of the ledger the threshold rested on, under a policy with a guard.
         cancelled: the caller left before there was a decision; all other fields have their defaults.
         learned: how a learned score decided.
     """
@@ -94,6 +95,7 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pending: bool = False
     session: str | None = None
     held: bool = False
+    guarded: int | None = None
     cancelled: bool = False
     learned: LearnedUse | None = None
 

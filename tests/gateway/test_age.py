@@ -1,0 +1,60 @@
+"""A certificate's age in a running gateway: evidence that grows old, and a day after which it promises nothing."""
+
+import time
+
+import pytest
+
+from conformal_arbitrage.errors import ConfigError
+from tests.gateway.house import until
+from tests.gateway.test_monitor import monitor
+
+DAY = 86400.0
+
+
+def ahead(days):
+    """A clock that many days ahead."""
+    return lambda: time.time() + days * DAY
+
+
+def test_evidence_is_fresh_at_first_and_stale_a_month_later(house):
+    made = house(policy={"audit_rate": 0.05})
+    shown = until(lambda: (document := monitor(made)).get("state") and document, 60)
+    assert shown["state"] == "blind"
+    assert shown["age"]["stale"] is shown["age"]["expired"] is None
+    assert (shown["age"]["needed"], shown["age"]["blind_decisions"], shown["age"]["known_lately"]) == (540, 10_800, 0)
+    assert 'arbitrage_certificate_stale{policy="support"} 0.0' in made.get("/metrics").text
+    made.clock = ahead(31)
+    shown = monitor(made)
+    assert shown["state"] == "amber"
+    assert [
+        reason for reason in shown["reasons"] if reason.startswith("stale: not looked at yet; 0 audits became known")
+    ]
+    metrics = made.get("/metrics").text
+    assert 'arbitrage_certificate_stale{policy="support"} 1.0' in metrics
+    assert 'arbitrage_certificate_installed_seconds{policy="support"}' in metrics
+    assert made.decide().json()["answers"][0]["arbitrage"]["guarantee"] == "crc"  # a notice, no more
+
+
+@pytest.mark.parametrize("at_expiry", ["none", "shadow"])
+def test_at_expiry_the_promise_ends_until_another_certificate_is_installed(house, at_expiry):
+    made = house(policy={"max_age": 90, "at_expiry": at_expiry})
+    assert made.decide().json()["answers"][0]["arbitrage"]["guarantee"] == "crc"
+    made.clock = ahead(91)
+    shown = until(lambda: (document := monitor(made))["reason"] and document, 60)
+    assert shown["reason"] == "expired: the certificate has been in force for 91 days, and max_age is 90"
+    assert (shown["guarantee"], shown["mode"]) == ("none", "shadow" if at_expiry == "shadow" else "enforce")
+    reply = made.decide().json()["answers"][0]["arbitrage"]
+    if at_expiry == "shadow":
+        assert reply["decided_by"] == "guardian"
+    else:
+        assert (reply["decided_by"], reply["guarantee"]) == ("primary", "none")
+        assert made.records(limit=1)[0].decision.no_guarantee == shown["reason"]
+    made.clock = time.time
+    made.put("/v1/arbitrage/policies/support", {"certificate": made.certificate(alpha=0.1).to_dict()})
+    again = made.decide().json()["answers"][0]["arbitrage"]
+    assert (again["decided_by"], again["guarantee"]) == ("primary", "crc")
+
+
+def test_a_bad_age_is_refused(house):
+    with pytest.raises(ConfigError, match="max_age must be above 0 days"):
+        house(policy={"max_age": 0})

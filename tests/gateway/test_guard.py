@@ -1,0 +1,110 @@
+"""The guard of a real gateway: the threshold follows the ledger, the record says which one decided, the bound holds."""
+
+import pytest
+
+from conformal_arbitrage.errors import CertificateError, ConfigError
+from conformal_arbitrage.live.guarding import CertificateGuard
+from tests.gateway.house import DECISION, QUESTION, SURE, until, votes
+from tests.gateway.test_monitor import ledger, monitor
+
+GUARDED = {"audit_rate": 1.0, "guard": True}
+KEPT = {"margins": True}
+BATCH, BATCHES = 5, 40
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No pauses between looks at the store."""
+    monkeypatch.setattr("conformal_arbitrage.gateway.auditor.PAUSE", 0.01)
+    monkeypatch.setattr("conformal_arbitrage.gateway.watcher.PAUSE", 0.01)
+
+
+def losing(house, **policy):
+    """A gateway whose Primary is sure and always wrong."""
+    return house(calibration=KEPT, policy={**GUARDED, **policy}, primary=votes(*SURE), guardian=votes(0, 1))
+
+
+def decide_many(made, batches=BATCHES):
+    """Decide, and wait after each batch until the losses are known and the guard has taken them."""
+    for count in range(1, batches + 1):
+        assert made.decide({**DECISION, "questions": [QUESTION] * BATCH}).status_code == 200
+        until(lambda count=count: (monitor(made)["guard"] or {"known": -1})["known"] >= count * BATCH, 60)
+
+
+def test_a_primary_that_always_loses_keeps_the_bound_and_raises_no_alarm(house, quick):
+    made = losing(house)
+    decide_many(made)
+    shown = monitor(made)
+    rows = ledger(made)
+    known = [row.loss for row in sorted(rows, key=lambda row: row.known_order)]
+    assert len(known) == BATCH * BATCHES
+    excess = sum(loss - 0.05 for loss in known)
+    assert shown["guard"]["excess"] == pytest.approx(excess)
+    assert shown["guard"]["bound"] == pytest.approx((1 - shown["guard"]["base"] + 0.02) / 0.02)
+    assert excess <= shown["guard"]["bound"] + BATCH
+    assert (shown["mode"], shown["alarm"]) == ("enforce", None)
+    assert sum(known) >= BATCH  # the first batch was decided before anything was known
+    assert sum(known) < len(known) / 8  # without a guard all of them lose
+    assert 'arbitrage_guard_share{policy="support"}' in made.get("/metrics").text
+
+
+def test_without_the_guard_the_same_traffic_ends_in_safe_mode(house, quick):
+    made = losing(house, guard=False)
+    for _ in range(BATCHES // 4):
+        made.decide({**DECISION, "questions": [QUESTION] * 4 * BATCH})
+    until(lambda: monitor(made)["mode"] == "safe", 60)
+
+
+def test_the_record_says_which_losses_were_known_and_so_which_threshold_decided(house, quick):
+    made = losing(house)
+    decide_many(made, batches=10)
+    certificate = made.certificate()
+    known = [row.loss for row in sorted(ledger(made), key=lambda row: row.known_order)]
+    records = made.records(limit=1000)
+    assert {record.decision.guarded for record in records} >= {0, BATCH}
+    for record in records:
+        guard = CertificateGuard(certificate)
+        guard.take(known[: record.decision.guarded])
+        in_force = guard.in_force()
+        assert record.decision.relaxation == in_force.relaxation
+        assert list(record.decision.candidates) == in_force.sight(record.decision.legs[0].scores, id=record.id)[0]
+
+
+def test_the_threshold_is_the_same_after_a_restart_from_the_first_request_on(house, quick):
+    made = losing(house)
+    decide_many(made, batches=3)
+    before = monitor(made)["guard"]
+    assert before["share"] > before["base"]
+    made.restart()
+    reply = made.decide().json()["answers"][0]["arbitrage"]
+    assert reply["decided_by"] == "guardian"  # the certificate alone would let the Primary's choice stand
+    [last] = made.records(limit=1)
+    assert last.decision.guarded == before["known"]
+
+
+def test_a_guard_is_off_unless_asked_for_and_leaves_no_trace(house, quick):
+    made = house(calibration=KEPT, policy={"audit_rate": 1.0})
+    made.decide()
+    assert made.records()[0].decision.guarded is None
+    assert monitor(made)["guard"] is None
+    assert "arbitrage_guard_share{policy" not in made.get("/metrics").text
+
+
+def test_a_guard_needs_quantiles_and_audits(house):
+    with pytest.raises(CertificateError, match="calibrate again with margins=True"):
+        house(policy=GUARDED)
+
+
+@pytest.mark.parametrize("policy", [{"guard": True}, {"guard": True, "audit_rate": 0.5, "mode": "shadow"}])
+def test_a_guard_without_audits_is_refused(house, policy):
+    with pytest.raises(ConfigError, match="guard = true learns from audits"):
+        house(calibration=KEPT, policy=policy)
+
+
+def test_a_certificate_without_quantiles_cannot_replace_a_guarded_one(house):
+    made = house(calibration=KEPT, policy=GUARDED)
+    made.calibration = {}
+    reply = made.put("/v1/arbitrage/policies/support", {"certificate": made.certificate(alpha=0.1).to_dict()})
+    assert reply.status_code == 422
+    assert "margins" in reply.json()["error"]["message"]
+    assert monitor(made)["version"] == 1

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.live.aging import age_of, expiry, range_of
+from conformal_arbitrage.live.known_losses import KnownLosses
+from conformal_arbitrage.store import LedgerRows
+
+DAY = 86400.0
+NOW = 1_800_000_000.0
+
+
+def certificate(n=500, **options):
+    rng = np.random.default_rng(4)
+    primary = rng.dirichlet(np.ones(2), n)
+    guardian = np.eye(2)[np.where(rng.random(n) < 0.8, primary.argmax(axis=1), 1 - primary.argmax(axis=1))]
+    log = ScoreLog.from_arrays(primary.tolist(), guardian.tolist(), id=[f"q{k}" for k in range(n)])
+    return calibrate(log, 0.05, **options)
+
+
+def known(count, at):
+    losses = KnownLosses()
+    losses.take_all(LedgerRows.of([(at, at + DAY, 0.0, None, k + 1, at) for k in range(count)], count))
+    return losses
+
+
+def age(losses, days, **options):
+    return age_of(certificate(zero_one=True), losses, installed=NOW - days * DAY, now=NOW, audit_rate=0.05, **options)
+
+
+def test_a_certificate_goes_stale_by_evidence():
+    assert age(known(0, NOW), 29.9).stale is None  # its own rows are recent enough
+    shown = age(known(0, NOW), 31)
+    assert "not looked at yet" in shown.stale
+    assert (shown.needed, shown.blind_decisions, shown.last_known) == (540, 10_800, None)
+    assert age(known(540, NOW - 29 * DAY), 400).stale is None
+    old = age(known(540, NOW - 31 * DAY), 400)
+    assert "not looked at enough since 2026-12-15" in old.stale
+    assert (old.known_lately, old.installed) == (0, NOW - 400 * DAY)
+
+
+def test_a_clock_that_went_back_makes_no_certificate_older():
+    assert age(known(0, NOW), -5, max_age=1).expired is None
+
+
+def test_expiry_is_off_unless_set():
+    assert age(known(0, NOW), 10_000).expired is None
+    assert expiry(89.9, 90) is None
+    assert expiry(90, 90) == "expired: the certificate has been in force for 90 days, and max_age is 90"
+
+
+def test_the_range_of_the_next_decisions_is_shown_where_its_law_is_known():
+    low, high = range_of(certificate(zero_one=True))
+    assert 0.02 < low < 0.05 < high < 0.09
+    assert age(known(0, NOW), 1).next_decisions == 500
+    assert range_of(certificate()) is None  # graded losses
+    assert range_of(certificate(zero_one=True, confidence=0.9)) is None
+
+
+@pytest.mark.parametrize("rate", [0.0])
+def test_without_audits_every_decision_is_blind(rate):
+    shown = age_of(certificate(), known(0, NOW), installed=NOW, now=NOW, audit_rate=rate)
+    assert shown.blind_decisions is None
