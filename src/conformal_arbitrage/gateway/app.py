@@ -21,6 +21,7 @@ from starlette.types import Scope as ASGIScope
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.auditor import Auditor
 from conformal_arbitrage.gateway.auth import Authenticator
+from conformal_arbitrage.gateway.background import Background
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.decision_routes import DecisionRoutes
 from conformal_arbitrage.gateway.housekeeping import Housekeeper
@@ -85,18 +86,17 @@ def create_app(parts: Parts) -> ASGIApp:
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         if any(policy.guarded is not None for policy in parts.policies.all()):
             await routes.watcher.turn()  # a guard's threshold is that of the ledger from the first request on
-        background = [
-            asyncio.create_task(routes.auditor().run()),
-            asyncio.create_task(routes.watcher.run()),
-            asyncio.create_task(Housekeeper(parts.store, parts.config.gateway.retain_days).run()),
-            asyncio.create_task(WebhookSender(parts.store, parts.webhooks, parts.metrics).run()),
-            asyncio.create_task(parts.renewer.run()),
-        ]
+        routes.background.start(
+            {
+                "audits": routes.auditor().run,
+                "monitor": routes.watcher.run,
+                "housekeeping": Housekeeper(parts.store, parts.config.gateway.retain_days).run,
+                "webhooks": WebhookSender(parts.store, parts.webhooks, parts.metrics).run,
+                "renewal": parts.renewer.run,
+            }
+        )
         yield
-        for task in background:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await routes.background.stop()
 
     routes = _Routes(parts)
     served = routes.served()
@@ -116,6 +116,7 @@ class _Routes:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._metrics = parts.metrics
+        self.background = Background(parts.metrics.background_failures)
         self._limits = RequestLimits(parts.config.gateway)
         self.watcher = Watcher(parts.store, parts.policies, parts.clock)
         self._authenticator = Authenticator(parts.store)
@@ -164,7 +165,7 @@ class _Routes:
         return [
             Route("/", ErrorReplies(_Home(self._parts)), methods=["GET"]),
             Route("/health/live", _alive),
-            Route("/health/ready", ErrorReplies(_Ready(self._parts, self._metrics)), methods=["GET"]),
+            Route("/health/ready", ErrorReplies(_Ready(self._parts, self.background)), methods=["GET"]),
             Route("/openapi.json", _schema),
         ]
 
@@ -231,13 +232,13 @@ class _Ready:
 
     The answer comes within a second, whatever the store does.
 
-    A Guardian that is not called after repeated failures, or a model that is not the pinned one, is named under
-    `problems`; the gateway stays ready, since whatever needs no such model is served.
+    A Guardian that is not called after repeated failures, a model that is not the pinned one, or a background job that
+    failed is named under `problems`; the gateway stays ready, since whatever needs none of them is served.
     """
 
-    def __init__(self, parts: Parts, metrics: Metrics) -> None:
+    def __init__(self, parts: Parts, background: Background) -> None:
         self._parts = parts
-        self._metrics = metrics
+        self._background = background
         self._checking: asyncio.Future[int] | None = None
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
@@ -264,8 +265,11 @@ class _Ready:
     def _problems(self, names: Sequence[str]) -> list[dict[str, str]]:
         resting = "it is not called for now, after repeated failures"
         silent = [name for name in names if _guardian_rests(self._parts, name)]
-        return [{"policy": name, "role": "guardian", "problem": resting} for name in silent] + [
-            {"policy": name, "role": role, "problem": text} for (name, role), text in self._metrics.other_models.items()
+        others = self._parts.metrics.other_models.items()
+        return [
+            *({"policy": name, "role": "guardian", "problem": resting} for name in silent),
+            *({"policy": name, "role": role, "problem": text} for (name, role), text in others),
+            *({"work": name, "problem": text} for name, text in self._background.failed.items()),
         ]
 
 

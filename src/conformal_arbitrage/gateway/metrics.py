@@ -56,6 +56,7 @@ class Metrics:
         self.lines_dropped = self._counter(
             "log_lines_dropped", "Lines of the log that were lost because nobody reads it"
         )
+        self.background_failures = self._counter("background_failures", "Failures of background work", "work")
         self.connections = self._gauge("connections", "Open connections")
         self.connections_closed = self._counter(
             "connections_closed", "Connections that were refused, or closed on a caller, by reason", "reason"
