@@ -69,6 +69,25 @@ def test_what_is_collected_and_calibrated_is_what_is_decided_live(run, form, mon
         assert decision.spent.cost == pytest.approx(offline.cost[row])
 
 
+def test_a_setting_that_no_logged_request_had_leaves_a_cascade_without_a_guarantee(run, monkeypatch):
+    monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
+    with serving(reply) as upstream:
+        write_cascade_config(Path(), upstream.url, form="text", settings="as requested")
+        log = collected(run, "text")
+        assert log.identities["requests"] == {"settings": []}
+        certificate = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"))
+
+        async def reasons():
+            async with Models(read_config("arbitrage.toml")) as models:
+                router = models.cascade_router(certificate)
+                bodies = [
+                    {"messages": [{"role": "user", "content": "Is it q1 ?"}], **more} for more in ({}, {"seed": 1})
+                ]
+                return [(await router.decide(ChatRequest(body, id="id1"))).no_guarantee for body in bodies]
+
+        assert asyncio.run(reasons()) == [None, "no request of the calibration log set seed"]
+
+
 async def decided(config, certificate, form, rows):
     async with Models(config) as models:
         if form == "menu":

@@ -115,7 +115,7 @@ def test_a_setting_that_was_not_collected_is_served_without_a_guarantee(tmp_path
 
 def test_claiming_a_guarantee_for_a_setting_that_was_not_collected_breaks_the_quota(tmp_path, monkeypatch):
     monkeypatch.setattr(questions, "_BODY", questions.QUESTION)
-    monkeypatch.setattr("conformal_arbitrage.live.policy.unlogged_settings", lambda body, identities: [])
+    monkeypatch.setattr("conformal_arbitrage.scorers.request_fields.unlogged_settings", lambda body, identities: [])
     measured, claimed = asyncio.run(losses(tmp_path / "rows.jsonl", "as requested"))
     assert claimed == 1.0
     assert not keeps(ALPHA, measured), measured

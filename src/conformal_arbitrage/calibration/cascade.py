@@ -238,7 +238,7 @@ def _identities(log: CascadeLog, models: Sequence[str]) -> dict[str, Any] | Lite
     known, names = log.identities or {}, (*models, log.guardian)
     if not all(name in known for name in names):
         return "unbound"
-    return {name: known[name] for name in (*names, *(["grader"] if "grader" in known else []))}
+    return {name: known[name] for name in (*names, "grader", "requests") if name in known}
 
 
 def _provenance() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.calibration.certificate import Certificate
-    from conformal_arbitrage.collecting.collect import EndpointEstimate
+    from conformal_arbitrage.collecting.paying import EndpointEstimate
     from conformal_arbitrage.collecting.questions import Menus, Requests
     from conformal_arbitrage.live.config import Config
     from conformal_arbitrage.live.probe import ProbeResult
@@ -303,7 +303,8 @@ def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool, **count
 
 
 def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
-    from conformal_arbitrage.collecting.collect import replies_path, summary
+    from conformal_arbitrage.collecting.collect import summary
+    from conformal_arbitrage.collecting.paying import replies_path
     from conformal_arbitrage.upstream.cache import stored_cost
     from conformal_arbitrage.upstream.pricing import dollars
 

@@ -7,7 +7,6 @@ Knows nothing of chains or thresholds.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,30 +16,24 @@ from msgspec import structs
 
 from conformal_arbitrage.collecting.collect import (
     FAILURES_IN_A_ROW,
-    EndpointEstimate,
     NoGrader,
     answer_leg,
-    counted,
     refuse_overrides,
-    replies_path,
     score_leg,
 )
+from conformal_arbitrage.collecting.paying import EndpointEstimate, estimated, replies_path, resumable
 from conformal_arbitrage.collecting.questions import Menus, Requests
 from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import ConfigError, CostLimitError, OptionError, ScorerError
-from conformal_arbitrage.live.build import Extras, Models
+from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.cascade import top_choice
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.grading import Grader
 from conformal_arbitrage.live.policy import top_of
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
+from conformal_arbitrage.scorers.request_fields import logged_settings
 from conformal_arbitrage.types import Leg, Role
-from conformal_arbitrage.upstream.base import Port, together
-from conformal_arbitrage.upstream.budget import SpendingLimit
-from conformal_arbitrage.upstream.cache import Cache, stored_cost
-from conformal_arbitrage.upstream.estimate import Estimate
-from conformal_arbitrage.upstream.limit import RateLimit
-from conformal_arbitrage.upstream.pricing import Pricing
+from conformal_arbitrage.upstream.base import together
 
 _NAN = float("nan")
 RowsDone = Callable[[int, int], None]
@@ -75,37 +68,18 @@ class CascadeCollection:
             CostLimitError: the next call could exceed max_cost; the replies so far are stored.
         """
         _require_prices(self.config)
-        replies = replies_path(self.output)
-        known, unknown = stored_cost(replies)
-        if self.max_cost is not None and unknown:
-            raise OptionError(
-                f"{replies}: the cost of {unknown} stored replies is unknown, so --max-cost cannot count them; drop "
-                "--max-cost, or collect into another file"
-            )
-        limit = None if self.max_cost is None else SpendingLimit(self.max_cost, spent=known)
-        extras = Extras(gate=RateLimit(concurrency=self.concurrency), spending_limit=limit, replies=replies)
+        extras = resumable(self.output, concurrency=self.concurrency, max_cost=self.max_cost)
         async with Models(self.config, extras) as models:
             return await self._collected(models, progress)
 
     async def estimate(self) -> list[EndpointEstimate]:
         """Count what the calls would take, without sending any; stored replies count nothing."""
-        estimates: list[Estimate] = []
-        replies = replies_path(self.output)
-
-        def instead(port: Port, pricing: Pricing | None, role: str) -> Port:
-            stored = Cache(port, replies, per_query=True, role=role) if replies.exists() else None
-            if stored is not None:
-                files.callback(stored.close)
-            estimates.append(Estimate(port, pricing, stored, role=role))
-            return estimates[-1]
-
         quick = {name: model.for_estimate() for name, model in self.config.models.items()}
-        with ExitStack() as files:
-            async with Models(
-                structs.replace(self.config, models=quick), Extras(instead=instead, keyless=True)
-            ) as models:
-                await self._asked(models, None, dry_run=True)
-        return counted(estimates)
+        return await estimated(
+            structs.replace(self.config, models=quick),
+            lambda models: self._asked(models, None, dry_run=True),
+            replies=replies_path(self.output),
+        )
 
     async def _collected(self, models: Models, progress: RowsDone | None) -> CascadeLog:
         legs, identities = await self._asked(models, progress, dry_run=False)
@@ -170,7 +144,8 @@ class CascadeCollection:
             )
 
         legs = await _all_rows(list(everyone), len(requests.requests), ask, self.concurrency, progress, dry_run)
-        return legs, {**identities, "grader": dict(grader.identity)}
+        logged = logged_settings((request.body for request in requests.requests), identities)
+        return legs, {**identities, "grader": dict(grader.identity), **logged}
 
 
 def _role(name: str, guardian: str) -> Role:

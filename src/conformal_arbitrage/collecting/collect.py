@@ -9,7 +9,6 @@ Knows nothing of thresholds.
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,10 +16,11 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import structs
 
+from conformal_arbitrage.collecting.paying import EndpointEstimate, estimated, replies_path, resumable
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.core.gaps import Floats
 from conformal_arbitrage.errors import CostLimitError, OptionError, ScorerError
-from conformal_arbitrage.live.build import Extras, Models
+from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.live.grading import Grader
 from conformal_arbitrage.scorelog.columns import Usage
@@ -31,12 +31,7 @@ from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answer, Answerer, Identity, Scorer, checked_scores
 from conformal_arbitrage.scorers.request_fields import SETTINGS, logged_settings, overridden
 from conformal_arbitrage.types import COST_DIGITS, ChatRequest, Leg, Query, Role, Spent
-from conformal_arbitrage.upstream.base import Port, spent_of, together
-from conformal_arbitrage.upstream.budget import SpendingLimit
-from conformal_arbitrage.upstream.cache import Cache, stored_cost
-from conformal_arbitrage.upstream.estimate import Estimate
-from conformal_arbitrage.upstream.limit import RateLimit
-from conformal_arbitrage.upstream.pricing import Pricing
+from conformal_arbitrage.upstream.base import spent_of, together
 
 FAILURES_IN_A_ROW = 20
 ROLES: tuple[Role, Role] = ("primary", "guardian")
@@ -130,12 +125,6 @@ def _prepared(
 def has_person(config: Config, grade: str | None = None) -> bool:
     """Tell whether a collection prompts a person at the terminal."""
     return grade == "human" or any(config.section(role).is_person for role in ROLES)
-
-
-def replies_path(output: str | Path) -> Path:
-    """Return the file in which a collection stores its replies."""
-    path = Path(output)
-    return path.with_name(path.name + ".replies.sqlite")
 
 
 async def collect_menus(
@@ -387,15 +376,6 @@ def request_text(request: ChatRequest) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointEstimate:
-    """What the calls to one endpoint, in one role, would take."""
-
-    origin: str
-    spent: Spent
-    role: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
     """A collection that is ready to run.
 
@@ -423,37 +403,18 @@ class Collection:
         Raises:
             CostLimitError: the next call could exceed max_cost; the replies so far are stored.
         """
-        replies = replies_path(self.output)
-        known, unknown = stored_cost(replies)
-        if self.max_cost is not None and unknown:
-            raise OptionError(
-                f"{replies}: the cost of {unknown} stored replies is unknown, so --max-cost cannot count them; drop "
-                "--max-cost, or collect into another file"
-            )
-        spending_limit = None if self.max_cost is None else SpendingLimit(self.max_cost, spent=known)
-        extras = Extras(gate=RateLimit(concurrency=self.concurrency), spending_limit=spending_limit, replies=replies)
+        extras = resumable(self.output, concurrency=self.concurrency, max_cost=self.max_cost)
         async with Models(self.config, extras) as models:
             return await self._collect(models, progress)
 
     async def estimate(self) -> list[EndpointEstimate]:
         """Count what the calls would take, without sending any; stored replies count nothing."""
-        estimates: list[Estimate] = []
-        replies = replies_path(self.output)
-
-        def instead(port: Port, pricing: Pricing | None, role: str) -> Port:
-            stored = Cache(port, replies, per_query=True, role=role) if replies.exists() else None
-            if stored is not None:
-                files.callback(stored.close)
-            estimates.append(Estimate(port, pricing, stored, role=role))
-            return estimates[-1]
-
-        models_config = structs.replace(
-            self.config, **{role: self.config.section(role).for_estimate() for role in ROLES}
+        quick = {role: self.config.section(role).for_estimate() for role in ROLES}
+        return await estimated(
+            structs.replace(self.config, **quick),
+            lambda models: self._collect(models, None, dry_run=True),
+            replies=replies_path(self.output),
         )
-        with ExitStack() as files:
-            async with Models(models_config, Extras(instead=instead, keyless=True)) as models:
-                await self._collect(models, None, dry_run=True)
-        return counted(estimates)
 
     async def _collect(self, models: Models, progress: ProgressCallback | None, *, dry_run: bool = False) -> ScoreLog:
         options: dict[str, Any] = {"concurrency": self.concurrency, "progress": progress, "keep_going": dry_run}
@@ -467,11 +428,6 @@ class Collection:
         if dry_run and self.grade != "judge":
             grader = NoGrader()  # a dry run has no answers to grade, and only a judge's grades cost anything
         return await collect_requests(self.rows, *pair, grader, **options)
-
-
-def counted(estimates: Sequence[Estimate]) -> list[EndpointEstimate]:
-    """Return what dry runs counted, without the endpoints that none of the calls would go to."""
-    return [EndpointEstimate(origin=one.origin, spent=one.spent, role=one.role) for one in estimates if one.spent.calls]
 
 
 class NoGrader:

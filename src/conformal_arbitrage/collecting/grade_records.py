@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal
 
-from conformal_arbitrage.collecting.collect import EndpointEstimate, Progress, ProgressCallback, counted
+from conformal_arbitrage.collecting.collect import Progress, ProgressCallback
 from conformal_arbitrage.collecting.from_records import fit_records
+from conformal_arbitrage.collecting.paying import EndpointEstimate, estimated
 from conformal_arbitrage.errors import CostLimitError, ScorerError, StoreError
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config
@@ -22,11 +23,9 @@ from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.record import DecisionRecord, Event, FeedbackBody, Grades
 from conformal_arbitrage.types import ChatRequest, Role, Spent, as_object
-from conformal_arbitrage.upstream.base import Port, spent_of, together
+from conformal_arbitrage.upstream.base import spent_of, together
 from conformal_arbitrage.upstream.budget import SpendingLimit
-from conformal_arbitrage.upstream.estimate import Estimate
 from conformal_arbitrage.upstream.limit import RateLimit
-from conformal_arbitrage.upstream.pricing import Pricing
 
 BY = "records grade"
 FAILURES_IN_A_ROW = 20
@@ -197,13 +196,8 @@ async def grade_records(
 
 async def estimate_grading(config: Config, rows: Sequence[Gradable], *, grade: str) -> list[EndpointEstimate]:
     """Return what `grade_records` would send and spend, per endpoint; sends and records nothing."""
-    estimates: list[Estimate] = []
 
-    def instead(port: Port, pricing: Pricing | None, role: str) -> Port:
-        estimates.append(Estimate(port, pricing, role=role))
-        return estimates[-1]
-
-    async with Models(config, Extras(instead=instead, keyless=True)) as models:
+    async def ask(models: Models) -> None:
         grader = models.grader(grade)
         if isinstance(grader, JudgeGrader):
             judge = JudgeGrader(port=grader.port, settings=replace(grader.settings, served=None))
@@ -211,7 +205,8 @@ async def estimate_grading(config: Config, rows: Sequence[Gradable], *, grade: s
                 for text in sorted({text for text in row.answers.values() if text is not None}):
                     with suppress(ScorerError):  # counted; a dry run has no reply to read a grade from
                         await _one_grade(judge, row, text)
-    return counted(estimates)
+
+    return await estimated(config, ask)
 
 
 class _Run:

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from conformal_arbitrage.collecting.collect import Collection, EndpointEstimate, Progress, replies_path
+from conformal_arbitrage.collecting.collect import Collection, Progress
+from conformal_arbitrage.collecting.paying import EndpointEstimate, replies_path
 from conformal_arbitrage.errors import OptionError, SourceError
 from conformal_arbitrage.experiments.corpora import Corpus, LoadedCorpus, load_corpus
 from conformal_arbitrage.experiments.protocol import Part, Source

@@ -28,7 +28,7 @@ from conformal_arbitrage.live.policy import (
 )
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answerer, Identity, Scorer
-from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
+from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden, settings_reason
 from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Leg, Query, Spent
 
 MARGIN_DIGITS = 12
@@ -114,12 +114,12 @@ class CascadeRouter:
         return _pending(request.id, legs, confidences[-1], standing, reason)
 
     def _other_settings(self, request: ChatRequest) -> str | None:
-        """Return why a request with other settings than the pinned ones has no guarantee."""
+        """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
         if SETTINGS.keys().isdisjoint(request.body):
             return None
         chain = {name: self.models[name].identity for name in self.certificate.chain.models}
         differing = overridden(request.body, {**chain, self.guardian_name: self.guardian.identity})
-        return f"the request overrides {', '.join(differing)}" if differing else None
+        return settings_reason(request.body, differing, self.certificate.identities)
 
     def _conclude(self, pending: Decision, guardian: Answered) -> Decision:
         both = _with_guardian(pending, guardian.leg)

@@ -23,7 +23,7 @@ from conformal_arbitrage.core.gaps import LARGEST_SCORE, row_gaps, row_margin
 from conformal_arbitrage.errors import GuardianError, OptionError, ScorerError
 from conformal_arbitrage.live.binding import check_identities, check_router_form
 from conformal_arbitrage.scorers.base import Answer, Answerer, Scorer, Scores, check_scores, stream_answer
-from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden, unlogged_settings
+from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden, settings_reason
 from conformal_arbitrage.types import ChatRequest, Chunk, Decision, LearnedUse, Leg, Query, Role, Spent
 
 _NO_SAFE_ANSWER = "set safe_answer to continue without it"
@@ -271,11 +271,7 @@ class ConformalRouter:
             return None
         identities = {"primary": self.primary.identity, "guardian": self.guardian.identity}
         differing = overridden(request.body, identities)
-        if differing:
-            return f"the request overrides {', '.join(differing)}"
-        certified = self.certificate.identities
-        unlogged = [] if certified == "unbound" else unlogged_settings(request.body, certified)
-        return f"no request of the calibration log set {', '.join(unlogged)}" if unlogged else None
+        return settings_reason(request.body, differing, self.certificate.identities)
 
     def _conclude(self, pending: Decision, guardian: "Answered") -> Decision:
         both = _with_leg(pending, guardian.leg)

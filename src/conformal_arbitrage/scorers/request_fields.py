@@ -7,7 +7,7 @@ other traffic than what was calibrated.
 Knows nothing of endpoints or HTTP.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from conformal_arbitrage.scorers.base import Identity
@@ -154,6 +154,22 @@ def unlogged_settings(body: Mapping[str, Any], identities: Mapping[str, Any]) ->
         return []
     known = {*logged, *(_LIMITS if _LIMITS & {*logged} else ())}
     return [name for name in _set(body) if name not in known]
+
+
+def settings_reason(
+    body: Mapping[str, Any], differing: Collection[str], certified: Mapping[str, Any] | Literal["unbound"]
+) -> str | None:
+    """Return why the settings of a request leave it without a guarantee; None if they do not.
+
+    Args:
+        body: the request.
+        differing: the settings that differ from pinned ones.
+        certified: the identities of the certificate.
+    """
+    if differing:
+        return f"the request overrides {', '.join(differing)}"
+    unlogged = [] if certified == "unbound" else unlogged_settings(body, certified)
+    return f"no request of the calibration log set {', '.join(unlogged)}" if unlogged else None
 
 
 def _set(body: Mapping[str, Any]) -> list[str]:
