@@ -34,7 +34,8 @@ def reply(path, body, number):
     if "How sure are you" in prompt:
         return completion(json.dumps({"confidence": sure}), model=model)
     if "maybe" in prompt:
-        return completion(json.dumps({"scores": [sure if one == answer else 0.0 for one in MENU]}), model=model)
+        shares = [(1 + 2 * sure) / 3 if one == answer else (1 - sure) / 3 for one in MENU]  # leads by `sure`
+        return completion(json.dumps({"scores": shares}), model=model)
     return completion(answer, model=model)
 
 

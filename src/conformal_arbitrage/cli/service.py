@@ -199,6 +199,8 @@ def records_export_command(
         raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
     configuration = read_config(config)
     identities = identities_of(configuration, policy) if policy in configuration.policies else None
+    if identities is not None and configuration.policies[policy].cascade:
+        return _export_cascade(config, policy, output, identities, everything=everything, as_json=as_json)
     idle = configuration.policies[policy].session_idle if policy in configuration.policies else 3600.0
     try:
         log = with_store(
@@ -219,6 +221,28 @@ def records_export_command(
         options.print_json(summary)
     else:
         click.echo(f"Written: {output}, {len(log)} rows, {summary['missing_guardian_rows']} without a Guardian score")
+
+
+def _export_cascade(
+    config: str, policy: str, output: str, identities: dict[str, Any], *, everything: bool, as_json: bool
+) -> None:
+    """Write the shadow rows of a cascade as its log."""
+    from conformal_arbitrage.collecting.cascade_records import cascade_log_of
+
+    if everything:
+        raise click.UsageError("--all is for two models: rows of a cascade end where it stopped; give --score-log")
+    *models, guardian = identities
+    log = with_store(
+        config,
+        lambda store: cascade_log_of(store, policy, models=models, guardian=guardian, identities=identities),
+    )
+    log.write(output)
+    if as_json:
+        options.print_json({"rows": len(log), "models": models, "guardian": guardian, "output": output})
+    else:
+        click.echo(
+            f"Written: {output}, {len(log)} rows. Next: arbitrage calibrate {output} --path --guardian-column {guardian}"
+        )
 
 
 @records_command.command("prune")

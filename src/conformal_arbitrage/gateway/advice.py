@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.gateway.cascades import certificate_file
 from conformal_arbitrage.live.config import ROLES, Config
 
 KEY_VARIABLE = "ARBITRAGE_KEY"
@@ -55,8 +56,13 @@ def _recorded_question(config: Config, policy: str) -> tuple[str, int] | None:
 def _menu_size(config: Config, policy: str) -> int:
     """Return the size of a menu that the policy's certificate covers."""
     name = config.policies[policy].certificate
-    fewest = None if name is None else Certificate.load(Path(config.folder) / name).fewest_actions
+    fewest = None if name is None else _fewest_actions(Path(config.folder) / name)
     return max(2, fewest or 2)
+
+
+def _fewest_actions(path: Path) -> int | None:
+    certificate = certificate_file(path)
+    return certificate.fewest_actions if isinstance(certificate, Certificate) else None
 
 
 def start_notes(config: Config) -> list[str]:

@@ -5,10 +5,10 @@ Knows nothing of HTTP.
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -18,15 +18,15 @@ from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.project_secret import subkey
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.audit_rows import drawn_audit, rule_candidates
+from conformal_arbitrage.gateway.cascades import chain_answers
 from conformal_arbitrage.gateway.held_turns import held_turn
 from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair, TextPair, identities_of_pair
+from conformal_arbitrage.gateway.shadow import shadow_menu, shadow_text, with_guardian_leg
+from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
 from conformal_arbitrage.live.policy import (
     ConformalArbitrage,
     ConformalRouter,
-    answered,
-    margin_of,
     scored,
-    sighted,
     top_of,
 )
 from conformal_arbitrage.scorers.answers import answer_text
@@ -48,7 +48,6 @@ from conformal_arbitrage.types import ChatRequest, Chunk, DecidedBy, Decision, L
 _sorted = msgspec.json.Encoder(order="sorted")
 _lenient = msgspec.json.Encoder(order="sorted", enc_hook=str)
 _DECIDERS: Mapping[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
-_Reply = TypeVar("_Reply")
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -158,7 +157,7 @@ class Decider:
         elif (rule := _menu_rule(policy)) is not None:
             decision = await rule.ask_primary(query)
         else:
-            decision, asking = await _shadow_menu(policy, pair, query)
+            decision, asking = await shadow_menu(policy, pair, query)
         return MenuStart(self._outcome(case, decision), case, pair, query, decision, asking)
 
     async def complete_menu(self, start: MenuStart) -> Outcome:
@@ -169,7 +168,7 @@ class Decider:
         leg = await (start.asking or scored("guardian", start.pair.guardian, query))
         chosen = None if leg.scores is None else top_of(leg.scores)
         answer = None if chosen is None else query.actions[chosen]
-        return self._outcome(start.case, _answered(start.pending, leg, chosen, answer))
+        return self._outcome(start.case, with_guardian_leg(start.pending, leg, chosen, answer))
 
     async def text(
         self,
@@ -206,13 +205,15 @@ class Decider:
         if earlier is not None:
             pending = _continued(earlier, ())
             yield self._outcome(case, pending)
-        if isinstance(policy.rule, ConformalRouter) and policy.mode != "shadow":
+        if isinstance(policy.rule, CascadeRouter) and policy.mode != "shadow":
+            steps = policy.rule.steps(request, pending, live=live)
+        elif isinstance(policy.rule, ConformalRouter) and policy.mode != "shadow":
             if conversation is None or policy.mode == "safe":
                 steps = policy.rule.steps(request, pending, live=live)
             else:
                 steps = self._held(policy, policy.rule, request, conversation, pending, live=live)
         else:
-            steps = _shadow_text(policy, pair, request, pending)
+            steps = shadow_text(policy, pair, request, pending)
         async with aclosing(steps):
             async for step in steps:
                 yield self._outcome(case, step) if isinstance(step, Decision) else step
@@ -341,7 +342,9 @@ def _given(content: Content) -> list[tuple[str, object]]:
 def _content(question: AuditQuestion, decision: Decision) -> Content:
     if isinstance(question, MenuQuestion):
         return Content(context=question.context, actions=question.actions, answer=decision.answer)
-    return Content(request=question.request, primary_answer=_primary_answer(decision), answer=decision.answer)
+    said, chained = _primary_answer(decision), len(decision.legs) > 1 and decision.legs[1].role == "primary"
+    every = chain_answers(decision) if chained else None
+    return Content(request=question.request, primary_answer=said, answer=decision.answer, chain_answers=every)
 
 
 def _primary_answer(decision: Decision) -> str | None:
@@ -422,74 +425,7 @@ def _awaits_guardian(decision: Decision) -> bool:
     return decision.answer is None and (not decision.legs or decision.legs[-1].role == "primary")
 
 
-def _menu_rule(policy: LivePolicy) -> ConformalArbitrage | None:
+def _menu_rule(policy: LivePolicy) -> ConformalArbitrage | CascadeChooser | None:
     """Return the rule that decides; None in shadow mode, where the Guardian does."""
-    return policy.rule if isinstance(policy.rule, ConformalArbitrage) and policy.mode != "shadow" else None
-
-
-async def _shadow_menu(policy: LivePolicy, pair: MenuPair, query: Query) -> tuple[Decision, asyncio.Task[Leg]]:
-    """Ask both models; the Guardian's choice will be the answer, and the Primary's scores are recorded."""
-    asking = asyncio.create_task(scored("guardian", pair.guardian, query))
-    async with AsyncExitStack() as on_failure:
-        on_failure.push_async_callback(cancelled, asking)
-        first = await scored("primary", pair.primary, query)
-        on_failure.pop_all()
-    return _shadowed(policy, query.id, query.group, first.scores or (None,) * len(query.actions), first), asking
-
-
-async def _shadow_text(
-    policy: LivePolicy, pair: TextPair, request: ChatRequest, pending: Decision | None
-) -> AsyncGenerator[Decision]:
-    """Ask both models; the Guardian's answer is given, and the Primary's recorded."""
-    async with _asking(answered("guardian", pair.guardian, request)) as asking:
-        if pending is None:
-            first, answer = await answered("primary", pair.primary, request)
-            confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
-            pending = _shadowed(policy, request.id, request.group, (0.0, confidence), first)
-            yield pending
-        leg, answer = await asking
-        yield _answered(pending, leg, None if answer is None else 0, None if answer is None else answer.message)
-
-
-@asynccontextmanager
-async def _asking(call: Coroutine[Any, Any, _Reply]) -> AsyncGenerator["asyncio.Task[_Reply]"]:
-    """Run a call beside the block; one that is not awaited to its end is cancelled."""
-    task = asyncio.create_task(call)
-    try:
-        yield task
-    finally:
-        await cancelled(task)
-
-
-async def cancelled(task: "asyncio.Task[Any]") -> None:
-    """Cancel a call, and wait for its end."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def _answered(pending: Decision, leg: Leg, chosen: int | None, answer: str | Mapping[str, Any] | None) -> Decision:
-    """Return a shadow decision with the Guardian's leg; without an answer if that failed."""
-    return replace(pending, action=chosen, answer=answer, legs=(*pending.legs, leg), spent=pending.spent + leg.spent)
-
-
-def _shadowed(
-    policy: LivePolicy, id: str | None, group: str | None, scores: tuple[float | None, ...], leg: Leg
-) -> Decision:
-    """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores."""
-    certificate = policy.certificate
-    if certificate is None:
-        candidates, margin, use = list(range(len(scores))), margin_of(scores, 12), None
-    else:
-        candidates, margin, use, _ = sighted(certificate, scores, id, group, leg.spent)
-    return Decision(
-        id=id,
-        action=None,
-        candidates=tuple(candidates),
-        decided_by="guardian",
-        margin=margin,
-        relaxation=None if certificate is None else certificate.relaxation,
-        legs=(leg,),
-        spent=leg.spent,
-        no_guarantee="there is no certificate yet; the Guardian decides" if certificate is None else None,
-        learned=use,
-    )
+    rule = policy.rule
+    return rule if isinstance(rule, ConformalArbitrage | CascadeChooser) and policy.mode != "shadow" else None

@@ -28,7 +28,7 @@ from conformal_arbitrage.gateway.chat_replies import (
     reply_headers,
 )
 from conformal_arbitrage.gateway.chat_requests import CompletionRequest, Menu, query_of, read_completion, read_decisions
-from conformal_arbitrage.gateway.decider import Decider, Outcome, cancelled
+from conformal_arbitrage.gateway.decider import Decider, Outcome
 from conformal_arbitrage.gateway.idempotency import Idempotency, Turn
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import POLICY, Incoming
@@ -36,6 +36,7 @@ from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.responses_replies import ResponseShape
 from conformal_arbitrage.gateway.responses_requests import read_response
 from conformal_arbitrage.gateway.sessions import Sessions, other_session
+from conformal_arbitrage.gateway.shadow import cancelled
 from conformal_arbitrage.gateway.streaming import EventStream, event_stream, pieces_of
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.live.policy import guardian_failure

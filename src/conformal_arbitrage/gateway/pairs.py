@@ -25,6 +25,9 @@ def pairs_of(models: Models, quota: Quota | None = None) -> dict[str, ModelPair]
     shared: dict[tuple[str, str, Form], ModelPair] = {}
     pairs: dict[str, ModelPair] = {}
     for name in config.policies:
+        if config.policies[name].cascade:
+            pairs[name] = _cascade(models, config.form_of(name), quota)
+            continue
         key = config.section_of(name, "primary"), config.section_of(name, "guardian"), config.form_of(name)
         if key not in shared:
             shared[key] = _pair(models, *key, quota)
@@ -40,6 +43,18 @@ def _pair(models: Models, primary: str, guardian: str, form: Form, quota: Quota 
     answerer = models.answerer("guardian", guardian)
     limited = answerer if quota is None else QuotaAnswerer(answerer, quota)
     return TextPair(primary=models.answerer("primary", primary), guardian=limited)
+
+
+def _cascade(models: Models, form: Form, quota: Quota | None) -> ModelPair:
+    """Return the models of a cascade, each policy's own."""
+    if form == "menu":
+        scorers, name, scorer = models.cascade_scorers()
+        guarded = scorer if quota is None else QuotaScorer(scorer, quota)
+        first = next(iter(scorers.values()))
+        return MenuPair(primary=first, guardian=guarded, models=scorers, guardian_name=name)
+    answerers, name, answerer = models.cascade_answerers()
+    limited = answerer if quota is None else QuotaAnswerer(answerer, quota)
+    return TextPair(primary=next(iter(answerers.values())), guardian=limited, models=answerers, guardian_name=name)
 
 
 def check_spending(config: Config, models: Models) -> None:

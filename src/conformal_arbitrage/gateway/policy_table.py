@@ -6,17 +6,27 @@ Knows nothing of requests.
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.combinations import refusal, refuse_combination
 from conformal_arbitrage.calibration.key_files import key_path, read_key
+from conformal_arbitrage.calibration.path_certificate import PathCertificate, is_path_document
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, ConfigError, RequestError
 from conformal_arbitrage.gateway.audit_rows import LossFacts, WatchedPolicy
+from conformal_arbitrage.gateway.cascades import (
+    cascade_features,
+    certificate_document,
+    chooser_of_cascade,
+    router_of_cascade,
+    served_cascade,
+)
 from conformal_arbitrage.gateway.upkeep import is_guarded
 from conformal_arbitrage.live.build import bind_menu, bind_text
+from conformal_arbitrage.live.cascade import CascadeRule
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter
 from conformal_arbitrage.live.watching import deferring, watchable
@@ -35,19 +45,23 @@ UNSIGNED = "unsigned"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MenuPair:
-    """The two models over menus."""
+    """The two models over menus; of a cascade the Primary is its first model, and `models` has all before the Guardian."""
 
     primary: Scorer
     guardian: Scorer
+    models: Mapping[str, Scorer] = field(default_factory=dict[str, Scorer])
+    guardian_name: str = "guardian"
     form: ClassVar[Form] = "menu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPair:
-    """The two models in free text."""
+    """The two models in free text; for a cascade as in `MenuPair`."""
 
     primary: Answerer
     guardian: Answerer
+    models: Mapping[str, Answerer] = field(default_factory=dict[str, Answerer])
+    guardian_name: str = "guardian"
     form: ClassVar[Form] = "text"
 
 
@@ -55,7 +69,12 @@ ModelPair = MenuPair | TextPair
 
 
 def identities_of_pair(pair: ModelPair) -> dict[str, Identity]:
-    """Return the identities of both models, by role."""
+    """Return the identities of both models by role, or of all models of a cascade by name."""
+    if pair.models:
+        return {
+            **{name: dict(one.identity) for name, one in pair.models.items()},
+            pair.guardian_name: dict(pair.guardian.identity),
+        }
     return {"primary": dict(pair.primary.identity), "guardian": dict(pair.guardian.identity)}
 
 
@@ -84,7 +103,7 @@ class LivePolicy:
     settings: PolicyConfig
     pair: ModelPair
     certificate: Certificate | None
-    rule: ConformalArbitrage | ConformalRouter | None
+    rule: ConformalArbitrage | ConformalRouter | CascadeRule | None
     identities_sha256: str
     alpha: float | None
     mode: ServingMode
@@ -141,7 +160,7 @@ class PolicyTable:
         One that is the same has been installed, and what was installed after it stays in force. A store without a note of
         the last start, as of an earlier release, takes a file that it has never had.
         """
-        document = Certificate.load(Path(self._config.folder) / file).to_dict(with_arrays=True)
+        document = certificate_document(Path(self._config.folder) / file)
         sha256 = fingerprint(document)
         last = await self._store.configured(name)
         history = await self._store.policy_history(name)
@@ -160,7 +179,7 @@ class PolicyTable:
         named = f"version {version.version} is in force"
         if file is None:
             return f"{named}, installed by {version.installed_by}"
-        if Certificate.load(Path(self._config.folder) / file).to_dict(with_arrays=True) == version.certificate:
+        if certificate_document(Path(self._config.folder) / file) == version.certificate:
             return f"{named}, the certificate file {file}"
         return (
             f"{named}, installed by {version.installed_by}; the certificate file {file} is not, since it is unchanged since "
@@ -222,6 +241,8 @@ class PolicyTable:
             OptionError: the policy's alarm_line has no proof for it.
         """
         settings = self._config.policies[name]
+        if settings.cascade or is_path_document(dict(document)):
+            return self._bind_cascade(name, document, version)
         bound = Certificate.from_dict(dict(document), source=f"policy {name}")
         if bound.groups is not None:
             raise CertificateError(
@@ -259,7 +280,34 @@ class PolicyTable:
         if self._live.get(old.name) is old:
             self._live[old.name] = new
 
-    def _check_signature(self, name: str, certificate: Certificate) -> str | None:
+    def _bind_cascade(self, name: str, document: JSONObject, version: PolicyVersion | None) -> LivePolicy:
+        """Bind the certificate of a cascade to its models; it has no monitor, since that has no proof for it."""
+        settings, pair, task = self._config.policies[name], self._pairs[name], self._config.task
+        for feature in cascade_features(settings):
+            refuse_combination(feature, "path")
+        bound = served_cascade(name, document, cascade=settings.cascade)
+        forfeited = self._check_signature(name, bound) or voided(version)
+        parts = (pair.guardian_name, bound.with_key_of(self._secret), task)
+        if isinstance(pair, MenuPair):
+            rule = chooser_of_cascade(pair.models, pair.guardian, *parts, allow=settings.allow, forfeited=forfeited)
+        else:
+            rule = router_of_cascade(pair.models, pair.guardian, *parts, allow=settings.allow, forfeited=forfeited)
+        return LivePolicy(
+            name=name,
+            version=0 if version is None else version.version,
+            settings=settings,
+            pair=pair,
+            certificate=None,
+            rule=rule,
+            identities_sha256=fingerprint(identities_of_pair(pair)),
+            alpha=bound.alpha,
+            mode=settings.mode,
+            forfeited=forfeited,
+            installed=0.0 if version is None else version.installed,
+            unwatched=refusal("monitor", "path"),
+        )
+
+    def _check_signature(self, name: str, certificate: Certificate | PathCertificate) -> str | None:
         """Return why decisions have no guarantee: an unsigned certificate, allowed by name; None if it is signed."""
         try:
             certificate.check_signature(self._secret, source=f"policy {name}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import CertificateError
 from conformal_arbitrage.live.aging import expiry
+from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
 from conformal_arbitrage.live.guarding import CertificateGuard
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def is_guarded(live: "LivePolicy", certificate: Certificate) -> bool:
 def guarded_policy(live: "LivePolicy", guard: CertificateGuard) -> "LivePolicy":
     """Return a policy with the threshold that its guard puts in force."""
     known = guard.standing().known
-    if live.rule is None or live.mode != "enforce" or known == live.guarded:
+    if live.rule is None or isinstance(live.rule, CascadeRouter | CascadeChooser):
+        return live  # a cascade has no guard
+    if live.mode != "enforce" or known == live.guarded:
         return live
     now, certificate = live.rule.certificate, guard.in_force()
     same = (now.relaxation, now.boundary_u) == (certificate.relaxation, certificate.boundary_u)

@@ -32,6 +32,7 @@ class Content(Struct, frozen=True, kw_only=True, omit_defaults=True):
         request: the chat request, in free text.
         primary_answer: the Primary's text where the Guardian's answer was given.
         answer: the chosen action's text, or the whole assistant message.
+        chain_answers: what each model said that a cascade asked before the Guardian, if there were several.
     """
 
     context: str | Sequence[JSONObject] | None = None
@@ -39,6 +40,7 @@ class Content(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request: JSONObject | str | None = None
     primary_answer: str | None = None
     answer: JSONObject | str | None = None
+    chain_answers: tuple[str, ...] | str | None = None
 
 
 class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):

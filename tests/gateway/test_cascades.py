@@ -1,0 +1,181 @@
+"""Cascades through the gateway, over real connections: decisions as offline, all legs on record, shadow rows exported."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from conformal_arbitrage.calibration.cascade import calibrate_cascade
+from conformal_arbitrage.calibration.path_certificate import PathCertificate
+from conformal_arbitrage.cli import cli
+from conformal_arbitrage.collecting.cascade_records import cascade_log_of
+from conformal_arbitrage.errors import OptionError, StoreError
+from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
+from tests.gateway.house import House, error_of, until
+from tests.live_cascades import MENU, NAMES, PRICES, facts, reply, write_cascade_config
+
+URL = "/v1/arbitrage/policies/support"
+CHOICES = [{"value": value} for value in MENU]
+
+
+def log_of(questions, ids, form, identities=None):
+    """The log that a collection of these questions gives, from what the scripted models say."""
+    said = {name: [facts(name, question) for question in questions] for name in NAMES}
+    right = {name: [float(answer == "yes") for answer, _ in rows] for name, rows in said.items()}
+    calls = {"small": 2, "middle": 2, "large": 1} if form == "text" else dict.fromkeys(NAMES, 1)
+    cost = {name: [calls[name] * 15 * PRICES[name][0] / 1e6] * len(questions) for name in NAMES}
+    return CascadeLog.from_columns(
+        id=ids,
+        models={
+            name: ModelColumns(
+                confidence=[sure if form == "text" or sure > 0 else None for _, sure in said[name]],
+                grade=right[name], cost=cost[name], answer=[answer for answer, _ in said[name]],
+            )
+            for name in NAMES[:-1]
+        },
+        guardian_grade=right["large"], guardian_cost=cost["large"], guardian="large", identities=identities,
+    )  # fmt: skip
+
+
+class CascadeHouse(House):
+    """A gateway over a cascade of three models that one upstream serves."""
+
+    def __init__(self, folder, *, form="text", alpha="0.1", chain=("small", "middle"), **sections):
+        super().__init__(folder, form=form, primary=reply, **sections)
+        self.alpha, self.chain = alpha, chain
+
+    def configure(self):
+        self._write({})
+        if self.certified:
+            self.certificate().save(self.folder / "rule.json")
+            self._write({"certificate": "rule.json"})
+        self.config = read_config(self.path)
+
+    def _write(self, first):
+        given = {"cascade": True, "mode": "shadow", **({"mode": "enforce"} if first else {}), **first}
+        given |= self.sections["policies.support"]
+        lines = ["[policies.support]", *(f"{key} = {json.dumps(value)}" for key, value in given.items())]
+        write_cascade_config(self.folder, self.primary.url, form=self.form, policies="\n".join(lines))
+
+    def certificate(self, **_):
+        config = read_config(self.path)
+        questions, ids = [f"q{n}" for n in range(400)], [f"row{n}" for n in range(400)]
+        known = identities_of(config, "support") | ({"grader": {"kind": "exact"}} if self.form == "text" else {})
+        log, secret = log_of(questions, ids, self.form, known), secret_of(config)
+        return calibrate_cascade(log, self.alpha, key=secret.boundary_key, chain=self.chain).sign(secret)
+
+    def question(self, number):
+        """Ask about one question; return its id."""
+        if self.form == "text":
+            body = {"model": "support", "messages": [{"role": "user", "content": f"Is it q{number} ?"}]}
+            return self.chat(body)
+        choice = {"type": "choice", "instructions": "Is it?", "choices": CHOICES}
+        return self.decide({"model": "support", "input": f"Is it q{number} ?", "questions": [choice]})
+
+
+@pytest.mark.parametrize("form", ["text", "menu"])
+def test_the_same_certificate_decides_through_the_gateway_as_it_does_offline(house, form):
+    gateway = house(CascadeHouse, form=form)
+    replies = [gateway.question(number) for number in range(500, 540)]
+    assert {response.status_code for response in replies} == {200}
+    records = {record.id: record for record in gateway.records(limit=100)}
+    shown = [document if form == "text" else document["answers"][0] for document in (r.json() for r in replies)]
+    ids = [one["arbitrage"]["id"] for one in shown]
+    secret = secret_of(gateway.config)
+    made = PathCertificate.load(gateway.folder / "rule.json", secret=secret)
+    offline = made.apply(log_of([f"q{number}" for number in range(500, 540)], ids, form))
+    assert len(set(offline.answered_by.tolist())) > 1
+    for row, (id, one) in enumerate(zip(ids, shown, strict=True)):
+        place = int(offline.answered_by[row])
+        roles = ["primary"] * (2 if place < 0 else place + 1) + ["guardian"] * (place < 0)
+        assert [leg.role for leg in records[id].decision.legs] == roles
+        assert one["arbitrage"]["decided_by"] == ("guardian" if place < 0 else "primary")
+        assert one["arbitrage"]["guarantee"] == "crc"
+        assert records[id].decision.cost == pytest.approx(offline.cost[row])
+        said = facts([*made.chain.models, "large"][place], f"q{500 + row}")[0]
+        assert said == (one["choices"][0]["message"]["content"] if form == "text" else one["choice"])
+
+
+def test_shadow_mode_asks_every_model_and_its_rows_are_exported_as_the_log_of_the_cascade(house):
+    gateway = house(CascadeHouse, form="menu", certificate=False)
+    for number in range(30):
+        assert gateway.question(number).status_code == 200
+    identities = identities_of(gateway.config, "support")
+    assert list(identities) == list(NAMES)
+
+    def exported(store, models=NAMES[:-1]):
+        return cascade_log_of(store, "support", models=models, guardian="large", identities=identities)
+
+    log = gateway.with_store(exported)
+    assert log.identities == identities
+    assert len(log) == 30
+    expected = log_of([f"q{number}" for number in range(30)], log.id.tolist(), "menu")
+    assert np.allclose(log.confidence, expected.confidence, equal_nan=True)
+    assert np.allclose(log.cost, expected.cost)
+    output = str(gateway.folder / "c.jsonl")
+    export = ["records", "export", "--policy", "support", "-o", output, "--config", str(gateway.path)]
+    shown = CliRunner().invoke(cli, [*export, "--score-log", "--json"])
+    assert json.loads(shown.stdout) == {
+        "rows": 30,
+        "models": ["small", "middle"],
+        "guardian": "large",
+        "output": output,
+    }
+    assert CascadeLog.read(output, guardian="large").sha256() == log.sha256()
+    assert "30 rows" in CliRunner().invoke(cli, [*export, "--score-log"]).stdout
+    assert "give --score-log" in CliRunner().invoke(cli, [*export, "--all"]).stderr
+    with pytest.raises(StoreError, match="asked 2 models before the Guardian, and"):
+        gateway.with_store(lambda store: exported(store, ("small",)))
+    with pytest.raises(StoreError, match="has no rows of shadow mode"):
+        gateway.with_store(lambda store: cascade_log_of(store, "other", models=("small",), guardian="large"))
+
+
+def test_shadow_rows_in_free_text_keep_all_answers_and_are_not_exported(house):
+    gateway = house(CascadeHouse, policy={"mode": "shadow", "content": "full"})
+    response = gateway.question(3)
+    assert response.json()["arbitrage"]["decided_by"] == "guardian"
+    [record] = gateway.records()
+    assert record.decision.content.chain_answers == tuple(facts(name, "q3")[0] for name in NAMES[:-1])
+    assert record.decision.no_guarantee is None
+    with pytest.raises(StoreError, match="answers in free text"):
+        gateway.with_store(lambda store: cascade_log_of(store, "support", models=NAMES[:-1], guardian="large"))
+
+
+def test_audits_ask_the_guardian_and_no_monitor_reads_them(house):
+    gateway = house(CascadeHouse, form="menu", policy={"audit_rate": 1.0})
+    for number in range(6):
+        gateway.question(number)
+    audited = until(lambda: [one for one in gateway.records() if one.audit is not None][5:], seconds=30)
+    assert audited[0].audit.scores is not None
+    shown = gateway.get(f"{URL}/monitor").json()
+    assert "a path has several thresholds" in json.dumps(shown)
+
+
+def test_certificates_of_the_other_kind_are_refused(house):
+    gateway, pair = house(CascadeHouse), house()
+    document = json.loads((gateway.folder / "rule.json").read_text())
+    refused = pair.put(URL, {"certificate": document})
+    assert "set cascade = true" in error_of(refused, 422, "certificate_refused")["message"]
+    plain = json.loads((pair.folder / "rule.json").read_text())
+    refused = gateway.put(URL, {"certificate": plain})
+    assert "the certificate is for two models" in error_of(refused, 422, "certificate_refused")["message"]
+    changed = gateway.put(URL, {"certificate": {**document, "cost": 0.0}})
+    assert "was changed" in error_of(changed, 422, "certificate_refused")["message"]
+    assert gateway.put(URL, {"certificate": gateway.certificate().to_dict()}).status_code == 200
+    gateway.restart()
+    assert gateway.question(1).json()["arbitrage"]["guarantee"] == "crc"
+
+
+@pytest.mark.parametrize(
+    ("settings", "feature"),
+    [
+        ({"alarm_line": "alpha", "audit_rate": 0.5}, "red line"),
+        ({"guard": True, "audit_rate": 0.5, "mode": "enforce"}, "guard"),
+    ],
+)
+def test_what_has_no_proof_for_a_cascade_is_refused_by_name(house, settings, feature):
+    with pytest.raises(OptionError, match=f"{feature} and path do not go together"):
+        house(CascadeHouse, policy=settings)
