@@ -7,6 +7,7 @@ from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.decisions import Decisions
 from conformal_arbitrage.calibration.key_files import read_key
 from conformal_arbitrage.calibration.learned_score import Features
+from conformal_arbitrage.calibration.learning import learn
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, split
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
@@ -101,6 +102,7 @@ __all__ = [
     "compare",
     "evaluate",
     "inspect",
+    "learn",
     "plan",
     "read_key",
     "recommend",

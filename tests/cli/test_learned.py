@@ -63,3 +63,21 @@ def test_options_of_a_learned_score_need_one(run, log, monkeypatch):
     monkeypatch.delenv("ARBITRAGE_SECRET")
     missing = run("calibrate", log, "--alpha", "0.1", "--score", "auto", code=2).stderr
     assert "--score auto draws with the project's secret" in missing
+
+
+def test_learn_writes_the_other_rows_scored(run, log):
+    shown = run("learn", log, "--share", "0.4", "-o", "scored.parquet").stdout
+    assert "180 rows in router form; 120 were learned from" in shown
+    assert "Guardian is asked" in run("calibrate", "scored.parquet", "--alpha", "0.1").stdout
+    lines = [
+        "class Mine:",
+        "    def fit(self, x, y):",
+        "        pass",
+        "    def predict(self, x):",
+        "        return x[:, 1]",
+    ]
+    Path("mine.py").write_text("\n".join(lines))
+    document = json.loads(run("learn", log, "--learner", "mine:Mine", "-o", "mine.parquet", "--json").stdout)
+    assert document == {"learned": 120, "scored": 180}
+    assert "would overwrite the input" in run("learn", log, "-o", log, code=2).stderr
+    assert "cannot be loaded" in run("learn", log, "--learner", "mine:Other", "-o", "x.parquet", code=2).stderr

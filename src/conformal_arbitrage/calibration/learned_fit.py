@@ -48,14 +48,13 @@ class LearnedFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LearnedRows:
-    """All rows of a log as a learned score sees them.
+class RowInputs:
+    """All rows of a log as a learner sees them.
 
     Attributes:
         margin: the lead of each row's top action.
         top: its position.
-        loss: of keeping it, in units of the bound, rounded to 0 or 1 by a draw.
-        rounded: whose loss was neither before.
+        share: the loss of keeping it, in units of the bound.
         used: which rows a score is learned from.
         group: of each row, "" if it has none; None without a group feature.
         tokens: the Primary's output tokens; None without that feature.
@@ -64,19 +63,11 @@ class LearnedRows:
 
     margin: Floats
     top: Integers
-    loss: Integers
-    rounded: Bools
+    share: Floats
     used: Bools
     group: list[str] | None
     tokens: Floats | None
     menu: Floats | None
-
-    def score_rows(self, chosen: Integers | Bools, u: Floats, menu_size: int | None) -> ScoreRows:
-        """Return some of the rows, all of which must be used ones, with their draws."""
-        index = np.arange(len(self.margin))[chosen]
-        rows = self.feature_rows(index)
-        names = () if self.group is None else tuple(sorted({name for name in self.group if name}))
-        return ScoreRows(rows=rows, names=names, menu_size=menu_size, loss=self.loss[index], u=u[index])
 
     def feature_rows(self, index: Integers) -> FeatureRows:
         """Return what the features of some rows are computed from."""
@@ -88,24 +79,62 @@ class LearnedRows:
             tokens=None if self.tokens is None else self.tokens[index],
         )
 
+    def group_names(self) -> tuple[str, ...]:
+        """Return the groups that have a column of their own."""
+        return () if self.group is None else tuple(sorted({name for name in self.group if name}))
 
-def learned_rows(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> LearnedRows:
-    """Return the rows of a log as a learned score sees them."""
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LearnedRows:
+    """The same with losses of 0 or 1.
+
+    Attributes:
+        inputs: the rows.
+        loss: of each, in units of the bound, rounded to 0 or 1 by a draw.
+        rounded: whose loss was neither before.
+    """
+
+    inputs: RowInputs
+    loss: Integers
+    rounded: Bools
+
+    def score_rows(self, chosen: Integers | Bools, u: Floats, menu_size: int | None) -> ScoreRows:
+        """Return some of the rows, all of which must be used ones, with their draws."""
+        index = np.arange(len(self.loss))[chosen]
+        rows, names = self.inputs.feature_rows(index), self.inputs.group_names()
+        return ScoreRows(rows=rows, names=names, menu_size=menu_size, loss=self.loss[index], u=u[index])
+
+
+def row_inputs(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> RowInputs:
+    """Return the rows of a log as a learner sees them.
+
+    Raises:
+        OptionError: none of them can be learned from.
+    """
     features = options.features or Features()
     top, margin, share = _top_alone(log, options, bound)
     used = used_rows(margin, log.sizes, features.menu_size)
     if not used.any():
         declared = "" if features.menu_size is None else f" of the declared {features.menu_size} actions"
         raise OptionError(f"{log.source}: no row{declared} has a top action that leads, so there is nothing to learn")
-    return LearnedRows(
+    return RowInputs(
         margin=margin,
         top=top,
-        loss=(share > options.rounding_draws(log)).astype(np.int64),
-        rounded=(share > 0) & (share < 1) & used,
+        share=share,
         used=used,
         group=column_texts(log, "group") if features.groups else None,
         tokens=log.primary_usage.output_tokens if features.tokens else None,
         menu=None if features.menu_size is None else _menus(log, features.menu_size),
+    )
+
+
+def learned_rows(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> LearnedRows:
+    """Return the rows of a log with losses of 0 or 1."""
+    inputs = row_inputs(log, options, bound)
+    return LearnedRows(
+        inputs=inputs,
+        loss=(inputs.share > options.rounding_draws(log)).astype(np.int64),
+        rounded=(inputs.share > 0) & (inputs.share < 1) & inputs.used,
     )
 
 
@@ -140,7 +169,7 @@ def learn_score(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibr
     if budget < 1 or u is None:
         return None
     rows, features = learned_rows(log, options, bound), options.features or Features()
-    chosen, with_margin = rows.score_rows(rows.used, u, features.menu_size), options.score == "auto"
+    chosen, with_margin = rows.score_rows(rows.inputs.used, u, features.menu_size), options.score == "auto"
     packed = pack(chosen)
     score = LearnedScore(
         rows=chosen, packed=packed, digits=log.score_digits, budget=budget, with_margin=with_margin
@@ -148,22 +177,22 @@ def learn_score(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibr
     kept = left_out_kept(chosen.fits(), budget=spendable_losses(alpha, bound, n - 1), with_margin=with_margin)
     alone = int((log.sizes == 1).sum())
     terms = LearnedTerms(
-        features=_names(rows),
+        features=_names(rows.inputs),
         version=VERSION,
         menu_size=features.menu_size,
-        group_source=None if rows.group is None else features.group_source,
+        group_source=None if rows.inputs.group is None else features.group_source,
         penalties=STRENGTHS,
         rows=len(chosen.loss),
         columns=len(chosen.features.penalties()),
         rounded_rows=int(rows.rounded.sum()),
-        missing=_missing(rows),
+        missing=_missing(rows.inputs),
         deferred=(n - alone - int(kept.sum())) / n,
         sha256=hashlib.sha256(packed).hexdigest(),
     )
     return LearnedFit(score=score, terms=terms, total=int(chosen.loss[kept].sum()) * bound)
 
 
-def _names(rows: LearnedRows) -> tuple[FeatureName, ...]:
+def _names(rows: RowInputs) -> tuple[FeatureName, ...]:
     optional: tuple[tuple[FeatureName, object], ...] = (
         ("menu", rows.menu),
         ("group", rows.group),
@@ -172,7 +201,7 @@ def _names(rows: LearnedRows) -> tuple[FeatureName, ...]:
     return ("margin", "position", *(name for name, values in optional if values is not None))
 
 
-def _missing(rows: LearnedRows) -> dict[str, int]:
+def _missing(rows: RowInputs) -> dict[str, int]:
     """Return how many rows lack a feature, by its name."""
     missing: dict[str, int] = {}
     if rows.group is not None:

@@ -15,6 +15,7 @@ from conformal_arbitrage.cli.data import demo_command, router_log_command, split
 from conformal_arbitrage.cli.dials import certificate_command
 from conformal_arbitrage.cli.evaluation import assess_command, compare_command, evaluate_command, inspect_command
 from conformal_arbitrage.cli.grading import records_grade_command
+from conformal_arbitrage.cli.learning import learn_command
 from conformal_arbitrage.cli.live import ask_command, check_command, collect_command, init_command
 from conformal_arbitrage.cli.planning import plan_command
 from conformal_arbitrage.cli.policies import policies_command
@@ -70,7 +71,7 @@ def cli() -> None:
 _COMMANDS = (
     init_command, check_command, collect_command, inspect_command, calibrate_command, verify_command, apply_command,
     ask_command, assess_command, evaluate_command, compare_command, plan_command, simulate_command, split_command,
-    router_log_command,
+    router_log_command, learn_command,
     reproduce_command, serve_command, keys_command, records_command, demo_command, certificate_command,
     webhooks_command, recommend_command, policies_command, renew_command,
 )  # fmt: skip

@@ -49,16 +49,16 @@ def _kept(
     with_margin: bool,
 ) -> Bools:
     """Return which rows are kept under each budget: budgets x rows; calibration rows are never kept, nor looked at."""
-    chosen = rows.score_rows(calibration[rows.used[calibration]], u, menu_size)
-    others = rows.used.copy()
+    chosen = rows.score_rows(calibration[rows.inputs.used[calibration]], u, menu_size)
+    others = rows.inputs.used.copy()
     others[calibration] = False
     index = np.flatnonzero(others)
-    queries, features = rows.feature_rows(index), chosen.features
+    queries, features = rows.inputs.feature_rows(index), chosen.features
     decided = decide_budgets(
-        chosen.fits(), feature_matrix(features, queries), u[index], rows.margin[index], budgets=spendable,
+        chosen.fits(), feature_matrix(features, queries), u[index], rows.inputs.margin[index], budgets=spendable,
         unseen=unseen_groups(features, queries), with_margin=with_margin,
     )  # fmt: skip
-    kept = np.zeros((len(spendable), len(rows.margin)), np.bool_)
+    kept = np.zeros((len(spendable), len(rows.loss)), np.bool_)
     for k, (one, most) in enumerate(zip(decided, spendable, strict=True)):
         kept[k, index] = one.kept & (most > 0)
     return kept
