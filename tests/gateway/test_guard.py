@@ -1,11 +1,15 @@
 """The guard of a real gateway: the threshold follows the ledger, the record says which one decided, the bound holds."""
 
+import copy
+
 import pytest
 
 from conformal_arbitrage.errors import CertificateError, ConfigError
 from conformal_arbitrage.live.guarding import CertificateGuard
 from tests.gateway.house import DECISION, QUESTION, SURE, until, votes
 from tests.gateway.test_monitor import ledger, monitor
+from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
+from tests.store.test_ledger import alarm
 
 GUARDED = {"audit_rate": 1.0, "guard": True}
 KEPT = {"margins": True}
@@ -80,6 +84,62 @@ def test_the_threshold_is_the_same_after_a_restart_from_the_first_request_on(hou
     assert reply["decided_by"] == "guardian"  # the certificate alone would let the Primary's choice stand
     [last] = made.records(limit=1)
     assert last.decision.guarded == before["known"]
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_two_gateways_of_one_database_have_the_same_threshold(house, quick, request, database):
+    where = "shared.sqlite" if database == "sqlite" else fresh_database(request.getfixturevalue("server"))
+    if database == "postgres":
+        request.getfixturevalue("monkeypatch").setenv("ARBITRAGE_SECRET", "a-secret-of-both-gateways")
+    made = house(
+        calibration=KEPT, policy=GUARDED, primary=votes(*SURE), guardian=votes(0, 1), gateway={"database": where}
+    )
+    other = copy.copy(made)  # the same configuration, loop and models, on another port
+    other.start()
+    try:
+        for count in range(1, 7):
+            asked = made if count % 2 else other
+            assert asked.decide({**DECISION, "questions": [QUESTION] * BATCH}).status_code == 200
+            for one in (made, other):
+                until(
+                    lambda one=one, count=count: (monitor(one)["guard"] or {"known": 0})["known"] == count * BATCH, 60
+                )
+            assert monitor(made)["guard"] == monitor(other)["guard"]
+        assert monitor(made)["guard"]["share"] > monitor(made)["guard"]["base"]
+        records = made.records(limit=100)
+        assert len(records) == 6 * BATCH
+        known = [row.loss for row in sorted(ledger(made), key=lambda row: row.known_order)]
+        for record in records:
+            guard = CertificateGuard(made.certificate())
+            guard.take(known[: record.decision.guarded])
+            assert record.decision.relaxation == guard.in_force().relaxation
+    finally:
+        other.stop()
+
+
+def test_a_guard_in_free_text_learns_from_grades(house, quick):
+    made = house(form="text", calibration=KEPT, policy={**GUARDED, "content": "full"})
+    ids = [made.chat().headers["x-arbitrage-decision-id"] for _ in range(3)]
+    until(lambda: all(record.audit for record in made.records()), 60)
+    for id in ids:
+        made.post(f"/v1/arbitrage/records/{id}/feedback", {"grades": {"primary": 0.0, "guardian": 1.0}})
+    until(lambda: monitor(made)["guard"]["known"] == 3, 60)
+    assert made.chat().json()["arbitrage"]["decided_by"] == "guardian"
+    [last] = made.records(limit=1)
+    assert (last.decision.guarded, last.decision.relaxation) == (3, 0.9)
+
+
+def test_safe_mode_has_no_guard(house, quick):
+    made = losing(house)
+    decide_many(made, batches=1)
+    assert made.with_store(lambda store: store.raise_alarm("support", alarm()))
+    made.decide()
+    [last] = made.records(limit=1)
+    assert (last.decision.mode, last.decision.guarded, last.decision.relaxation) == ("safe", None, None)
+    assert made.post("/v1/arbitrage/policies/support/lift", {"reason": "a test"}).status_code == 200
+    made.decide()  # under a ledger of its own
+    [last] = made.records(limit=1)
+    assert (last.decision.mode, last.decision.guarded, last.decision.relaxation) == ("enforce", 0, 0.3)
 
 
 def test_a_guard_is_off_unless_asked_for_and_leaves_no_trace(house, quick):

@@ -23,6 +23,7 @@ from conformal_arbitrage.store import SQLiteStore, open_store
 from conformal_arbitrage.upstream.webhook import WebhookEndpoint, signing_keys
 from tests.gateway.durability import OURS, Gateway, decision_request, encoded, run_sql, write_config
 from tests.gateway.house import until
+from tests.gateway.test_monitor import AUDITED, red
 from tests.receiver import SECRET, Endless, Receiver, silent
 from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
@@ -71,6 +72,24 @@ def test_installing_and_rolling_back_are_announced(house, at_once):
         dry = {"certificate": gateway.certificate(alpha=0.2).to_dict(), "dry_run": True}
         assert gateway.put("/v1/arbitrage/policies/support", dry).status_code == 200
         assert len(deliveries(gateway)) == 3
+
+
+def test_an_alarm_and_its_lift_are_announced(house, at_once):
+    with Receiver() as receiver:
+        gateway = house(policy=AUDITED, **told(receiver, events=["alarm.raised", "alarm.lifted"]))
+        assert red(gateway)["alarm"]["cause"] == "losses"
+        until(lambda: receiver.messages, seconds=60)
+        reply = gateway.post("/v1/arbitrage/policies/support/lift", {"reason": "the Primary was repaired"})
+        assert reply.status_code == 200
+        until(lambda: len(receiver.messages) == 2, seconds=60)
+        raised, lifted = receiver.verified()
+        assert (raised["type"], raised["data"]["policy"], raised["data"]["cause"]) == (
+            "alarm.raised",
+            "support",
+            "losses",
+        )
+        assert raised["data"]["mean"] == 1.0
+        assert (lifted["type"], lifted["data"]["reason"]) == ("alarm.lifted", "the Primary was repaired")
 
 
 def test_a_webhook_hears_only_of_what_it_subscribes_to(house, at_once):

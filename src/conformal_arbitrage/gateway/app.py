@@ -84,8 +84,8 @@ def create_app(parts: Parts) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        if any(policy.guarded is not None for policy in parts.policies.all()):
-            await routes.watcher.turn()  # a guard's threshold is that of the ledger from the first request on
+        if any(policy.guarded is not None or policy.settings.max_age is not None for policy in parts.policies.all()):
+            await routes.watcher.turn()  # the guard's threshold and expiry count from the first request on
         routes.background.start(
             {
                 "audits": routes.auditor().run,

@@ -281,7 +281,7 @@ class Decider:
             audited=audited,
             pending=pending,
             session=session,
-            guarded=policy.guarded,
+            guarded=policy.guarded if policy.mode == "enforce" else None,
             held=case.conversation is not None and policy.mode == "enforce",
             learned=decision.learned,
         )
