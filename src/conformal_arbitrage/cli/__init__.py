@@ -17,10 +17,12 @@ from conformal_arbitrage.cli.evaluation import assess_command, compare_command, 
 from conformal_arbitrage.cli.grading import records_grade_command
 from conformal_arbitrage.cli.learning import learn_command
 from conformal_arbitrage.cli.live import ask_command, check_command, collect_command, init_command
+from conformal_arbitrage.cli.monitoring import monitor_command
 from conformal_arbitrage.cli.planning import plan_command
 from conformal_arbitrage.cli.policies import policies_command
 from conformal_arbitrage.cli.recommendation import recommend_command
 from conformal_arbitrage.cli.renewing import renew_command
+from conformal_arbitrage.cli.reports import report_command
 from conformal_arbitrage.cli.reproduction import reproduce_command
 from conformal_arbitrage.cli.service import keys_command, records_command, serve_command
 from conformal_arbitrage.cli.simulation import simulate_command
@@ -73,7 +75,7 @@ _COMMANDS = (
     ask_command, assess_command, evaluate_command, compare_command, plan_command, simulate_command, split_command,
     router_log_command, learn_command,
     reproduce_command, serve_command, keys_command, records_command, demo_command, certificate_command,
-    webhooks_command, recommend_command, policies_command, renew_command,
+    webhooks_command, recommend_command, policies_command, renew_command, monitor_command, report_command,
 )  # fmt: skip
 for _command in _COMMANDS:
     cli.add_command(_command)

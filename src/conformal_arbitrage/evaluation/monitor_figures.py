@@ -28,6 +28,8 @@ _SIZE = (8.6, 5.6)
 _SHORTEST_WINDOW = 200
 _FEWEST_DRAWN = 20
 """Limits of fewer audits than this fill the whole figure and say nothing."""
+_MOST_NAMED = 8
+"""Of more moments than this, only the last are named."""
 _LEAST_EVIDENCE, _MOST_EVIDENCE = 1e-3, 1e6
 
 
@@ -95,9 +97,13 @@ def save_history(
     """Draw the ledgers of a policy over time and save them, as `save_simulation` does; x is in days since 1970."""
 
     def draw(axes: "Sequence[Axes]") -> None:
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
         _draw(axes, ledgers, moments, losses=None, label="")
         axes[0].set_title(title, loc="left", fontsize=10)
-        axes[1].xaxis_date()
+        dates = AutoDateLocator(maxticks=8)
+        axes[1].xaxis.set_major_locator(dates)
+        axes[1].xaxis.set_major_formatter(ConciseDateFormatter(dates))
 
     save_drawing(path, draw, size=_SIZE, rows=2)
 
@@ -120,7 +126,7 @@ def _draw(
         color, style = _MARKS[moment.kind]
         for one in axes:
             one.axvline(moment.x, color=color, ls=style, lw=1.1, zorder=1)
-    _name_moments(top, moments)
+    _name_moments(top, moments[-_MOST_NAMED:])
     top.set_ylim(0, 1.25 * highest)
     top.set_ylabel("loss per decision")
     bottom.set_ylabel("evidence of a\nhigher loss")

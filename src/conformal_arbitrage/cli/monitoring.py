@@ -1,0 +1,206 @@
+"""The command monitor: where the policies of a gateway stand."""
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.service import with_store
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from conformal_arbitrage.live.monitored import PolicyHistory, PolicyStanding
+    from conformal_arbitrage.store import Store
+
+_STYLES = {"red": "bold red", "amber": "yellow", "kept": "green", "within calibration luck": "green"}
+
+
+@click.command("monitor")
+@click.argument("policy", required=False)
+@click.option("--watch", is_flag=True, help="Stay, and show it anew every few seconds.")
+@click.option(
+    "--every", type=click.FloatRange(0.1), default=2.0, show_default=True, metavar="S", help="Seconds; with --watch."
+)
+@click.option(
+    "--plot", "figure", metavar="FILE", help="Save a figure of the limits over time (.png, .svg, .pdf); with POLICY."
+)
+@options.config_file
+@options.as_json
+def monitor_command(
+    policy: str | None, *, watch: bool, every: float, figure: str | None, config: str, as_json: bool
+) -> None:
+    """Show where policies stand: the loss of audited decisions against alpha, with limits valid at every moment.
+
+    It reads the ledger in the configured database, whether or not a gateway is running, and never the records.
+
+    \b
+    arbitrage monitor
+    arbitrage monitor support --watch
+    arbitrage monitor support --plot support.png
+    """
+    if figure is not None and policy is None:
+        raise click.UsageError("--plot draws one policy; name it: arbitrage monitor POLICY --plot FILE")
+    if watch and (as_json or figure is not None):
+        raise click.UsageError("--watch goes with neither --json nor --plot; call the command again instead")
+    if watch:
+        _watch(config, policy, every)
+        return
+    standings = _read(config, policy)
+    if figure is not None and policy is not None:
+        _save(config, policy, figure)
+    if as_json:
+        options.print_json([one.to_dict() for one in standings])
+        return
+    if policy is None:
+        options.console().print(_table(standings))
+        for line in _reasons(standings):
+            click.echo(line)
+    else:
+        for one in standings:
+            options.print_facts(_facts(one))
+    if figure is not None:
+        click.echo(f"Written: {figure}")
+
+
+def _read(config: str, policy: str | None) -> "list[PolicyStanding]":
+    from conformal_arbitrage.live.config import read_config
+    from conformal_arbitrage.live.monitored import read_standings
+
+    configuration = read_config(config)
+    return with_store(config, lambda store: read_standings(store, configuration, policy=policy, now=time.time()))
+
+
+def _watch(config: str, policy: str | None, seconds: float) -> None:
+    """Show the table until interrupted, on one connection."""
+    from rich.live import Live
+
+    from conformal_arbitrage.live.config import read_config
+    from conformal_arbitrage.live.monitored import read_standings
+
+    configuration = read_config(config)
+
+    async def show(store: "Store") -> None:
+        console = options.console()
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                standings = await read_standings(store, configuration, policy=policy, now=time.time())
+                table = _table(standings, at=time.time())
+                if console.is_terminal:
+                    live.update(table, refresh=True)
+                else:  # a file or a pipe gets one table after the other
+                    console.print(table)
+                await asyncio.sleep(seconds)
+
+    try:
+        with_store(config, show)
+    except KeyboardInterrupt:
+        click.echo("", err=True)
+
+
+def _save(config: str, policy: str, figure: str) -> None:
+    from conformal_arbitrage.evaluation.monitor_figures import save_history
+    from conformal_arbitrage.live.config import read_config
+    from conformal_arbitrage.live.monitored import drawn_ledgers, drawn_moments, read_history
+
+    configuration = read_config(config)
+    history: PolicyHistory = with_store(config, lambda store: read_history(store, configuration, policy))
+    now = time.time()
+    save_history(
+        drawn_ledgers(history, now), drawn_moments(history), figure, title=f"{policy}: loss of audited decisions"
+    )
+
+
+def _table(standings: "list[PolicyStanding]", *, at: float | None = None) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    title = None if at is None else f"{_time(at)} UTC"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="dim", pad_edge=False)
+    table.add_column("policy", no_wrap=True)
+    table.add_column("state")
+    for name in ("loss", "limits", "alpha, red", "evidence", "audits", "last audit"):
+        table.add_column(name, justify="right")
+    for one in standings:
+        table.add_row(_name(one), f"[{_STYLES.get(one.state, 'none')}]{one.state}[/]", *_standing_figures(one))
+    return table
+
+
+def _name(one: "PolicyStanding") -> str:
+    from rich.markup import escape
+
+    group = f" {one.ledger.key.group}" if one.ledger.key.group else ""
+    return escape(f"{one.ledger.key.policy}{group} v{one.ledger.key.version}")
+
+
+def _standing_figures(one: "PolicyStanding") -> list[str]:
+    standing, certificate = one.standing, one.ledger.certificate
+    if standing is None or certificate is None:
+        return [""] * 6
+    bound, figures = certificate.loss_bound, standing.figures
+    red = "none" if figures.lines.red is None else f"{bound * figures.lines.red:.4g}"
+    audits = f"{figures.known:,}"
+    audits += f" + {figures.pending:,} pending" if figures.pending else ""
+    audits += f" + {figures.missing:,} missing" if figures.missing else ""
+    return [
+        "" if standing.mean is None else f"{bound * standing.mean:.4f}",
+        f"{bound * standing.limits[0]:.4f} to {bound * standing.limits[1]:.4f}",
+        f"{certificate.alpha:g}, {red}",
+        _evidence(one),
+        audits,
+        "" if one.ledger.last_audit is None else _time(one.ledger.last_audit),
+    ]
+
+
+def _evidence(one: "PolicyStanding") -> str:
+    from conformal_arbitrage.live.watching import as_evidence
+
+    if one.standing is None:
+        return ""
+    logs = one.standing.figures.log_evidence
+    return f"{as_evidence(logs[0] if logs[1] is None else logs[1]):.3g}"
+
+
+def _reasons(standings: "list[PolicyStanding]") -> list[str]:
+    lines: list[str] = []
+    for one in standings:
+        reasons = one.standing.reasons if one.standing is not None else (one.ledger.unwatched or "",)
+        lines += [options.wrapped(f"{one.ledger.key.policy}: {reason}") for reason in reasons if reason]
+    return lines
+
+
+def _facts(one: "PolicyStanding") -> list[tuple[str, str]]:
+    """Return everything about one ledger, for people."""
+    ledger, standing = one.ledger, one.standing
+    facts = [
+        ("policy", f"{ledger.key.policy}, version {ledger.key.version}, mode {one.mode}"),
+        ("installed", f"{_time(ledger.version.installed)} UTC by {ledger.version.installed_by}"),
+        ("state", one.state),
+    ]
+    facts += [("models", ledger.key.identities_sha256[:16])] if ledger.key.identities_sha256 else []
+    facts += [("group", ledger.key.group)] if ledger.key.group else []
+    if standing is None or ledger.certificate is None:
+        return [*facts, ("why", ledger.unwatched or "")]
+    facts += [("why", reason) for reason in standing.reasons]
+    mean, limits, lines, evidence, audits, last = _standing_figures(one)
+    note = standing.figures.lines.note
+    facts += [
+        ("mean loss", f"{mean or 'unknown'}, limits {limits}, each side failing ever with probability 0.025"),
+        ("alpha, red line", lines if note is None else f"{lines} ({note})"),
+        ("evidence", f"{evidence} now; amber from 20 against alpha, red from 40 against the red line"),
+        ("audits", f"{audits}; last {last or 'none'}"),
+    ]
+    if one.served is not None:
+        bound, served = ledger.certificate.loss_bound, one.served
+        loss = "unknown" if served.mean is None else f"{bound * served.mean:.4f}"
+        facts.append(("as served", f"loss {loss} over {served.answers:,} delivered answers, fallbacks included"))
+    blind = "no decision is audited" if one.blind_decisions is None else f"{one.blind_decisions:,}"
+    facts.append(("blind decisions", f"{blind}: so many until a doubled loss shows in 9 of 10 cases"))
+    return facts
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")

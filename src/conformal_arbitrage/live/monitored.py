@@ -1,0 +1,251 @@
+"""Where policies stand, read from a store: the ledgers of the versions in force and of earlier ones, with their alarms.
+
+Everything is recomputed from the ledgers, so what is shown here is what a gateway shows.
+Knows nothing of HTTP, terminals or files.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.errors import CertificateError, OptionError
+from conformal_arbitrage.evaluation.monitor_figures import DrawnLedger, DrawnMoment
+from conformal_arbitrage.live.config import Config, PolicyConfig
+from conformal_arbitrage.live.watching import ServedFigure, lines_of, served_figure, standing_document
+from conformal_arbitrage.monitoring.age import FRESH_DAYS, blind_decisions, freshness
+from conformal_arbitrage.monitoring.history import ledger_history
+from conformal_arbitrage.monitoring.lines import Lines
+from conformal_arbitrage.monitoring.monitor import Monitor
+from conformal_arbitrage.monitoring.states import Cause, Standing
+from conformal_arbitrage.store.base import PolicyVersion, Store
+from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows, Notice
+from conformal_arbitrage.store.record import AlarmBody
+
+DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedLedger:
+    """A ledger, the certificate it belongs to, and what it is watched against.
+
+    Attributes:
+        key: which ledger.
+        version: the policy's version.
+        certificate: what was in force; None if the stored document cannot be read.
+        lines: what it is watched against; None without a monitor.
+        unwatched: why there is none.
+        rows: the ledger itself.
+    """
+
+    key: LedgerKey
+    version: PolicyVersion
+    certificate: Certificate | None
+    lines: Lines | None
+    unwatched: str | None
+    rows: LedgerRows
+
+    @property
+    def alarm(self) -> AlarmBody | None:
+        """The alarm that stands, if this ledger is the one in force."""
+        return self.version.alarm if self.version.lifts == self.key.lifts else None
+
+    @property
+    def last_audit(self) -> float | None:
+        """When the last loss became known."""
+        known = self.rows.known_at[~np.isnan(self.rows.known_at)]
+        return float(known.max()) if known.size else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStanding:
+    """Where a policy stands.
+
+    Attributes:
+        ledger: what it is read from.
+        mode: "safe" after an alarm, else as configured.
+        audit_rate: as configured.
+        standing: state, reasons, limits and evidence; None without a monitor.
+        served: the figure of delivered answers where it differs from the rule's own.
+        blind_decisions: how many decisions it takes to see a doubled loss in nine of ten cases; None without audits.
+    """
+
+    ledger: WatchedLedger
+    mode: str
+    audit_rate: float
+    standing: Standing | None
+    served: ServedFigure | None
+    blind_decisions: int | None
+
+    @property
+    def state(self) -> str:
+        """The state in one word or two."""
+        return "not watched" if self.standing is None else self.standing.state
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a JSON document; losses are shares of the loss bound."""
+        ledger, alarm = self.ledger, self.ledger.alarm
+        return {
+            "policy": ledger.key.policy,
+            "version": ledger.key.version,
+            "group": ledger.key.group or None,
+            "identities_sha256": ledger.key.identities_sha256 or None,
+            "installed": ledger.version.installed,
+            "mode": self.mode,
+            "loss_bound": None if ledger.certificate is None else ledger.certificate.loss_bound,
+            "watched": self.standing is not None,
+            "unwatched": ledger.unwatched,
+            "state": self.state,
+            "lifts": ledger.key.lifts,
+            "alarm": None if alarm is None else {"cause": alarm.cause, "at": alarm.at, "audits": alarm.audits},
+            "last_audit": ledger.last_audit,
+            "blind_decisions": self.blind_decisions,
+            **({} if self.standing is None else standing_document(self.standing, self.served)),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyHistory:
+    """Everything a store knows about a policy: all versions, their ledgers, alarms and lifts, oldest first."""
+
+    name: str
+    versions: tuple[PolicyVersion, ...]
+    ledgers: tuple[WatchedLedger, ...]
+    notices: tuple[Notice, ...]
+
+
+async def read_standings(
+    store: Store, config: Config, *, policy: str | None = None, now: float
+) -> list[PolicyStanding]:
+    """Return where the policies of a store stand; of a policy whose models changed, one for each set of models.
+
+    Raises:
+        OptionError: there is no policy of that name.
+    """
+    versions = await store.policies()
+    if policy is not None and policy not in {version.name for version in versions}:
+        known = ", ".join(version.name for version in versions) or "none yet"
+        raise OptionError(f"there is no policy {policy!r} in this database; there are {known}")
+    standings: list[PolicyStanding] = []
+    for version in versions:
+        if policy is None or version.name == policy:
+            settings = config.policies.get(version.name, PolicyConfig())
+            ledgers = await _ledgers(store, version, settings)
+            current = [one for one in ledgers if one.key.lifts == version.lifts]
+            standings += [stand(one, settings, now) for one in current or [await _empty(version, settings)]]
+    return standings
+
+
+async def read_history(store: Store, config: Config, policy: str) -> PolicyHistory:
+    """Return all that is known about a policy.
+
+    Raises:
+        OptionError: there is no policy of that name.
+    """
+    versions = tuple(reversed(await store.policy_history(policy)))
+    if not versions:
+        raise OptionError(f"there is no policy {policy!r} in this database; `arbitrage monitor` lists them")
+    settings = config.policies.get(policy, PolicyConfig())
+    ledgers = [one for version in versions for one in await _ledgers(store, version, settings)]
+    return PolicyHistory(
+        name=policy, versions=versions, ledgers=tuple(ledgers), notices=tuple(await store.notices(policy))
+    )
+
+
+def stand(ledger: WatchedLedger, settings: PolicyConfig, now: float) -> PolicyStanding:
+    """Return where a ledger stands at a time."""
+    mode, standing, served, blind = "safe" if ledger.alarm is not None else settings.mode, None, None, None
+    if ledger.lines is not None:
+        rows = ledger.rows
+        monitor = Monitor.from_ledger(ledger.lines, rows.loss, rows.due, audit_rate=settings.audit_rate)
+        served = None if np.isnan(rows.served).all() else served_figure(rows, ledger.lines, now)
+        failing = served is not None and served.above_alpha
+        standing = monitor.standing(
+            now, alarmed=_cause(ledger.alarm), guardian_fails=failing, stale=_stale(ledger, now)
+        )
+        blind = blind_decisions(ledger.lines.alpha, settings.audit_rate)
+    return PolicyStanding(
+        ledger=ledger,
+        mode=mode,
+        audit_rate=settings.audit_rate,
+        standing=standing,
+        served=served,
+        blind_decisions=blind,
+    )
+
+
+def _stale(ledger: WatchedLedger, now: float) -> str | None:
+    """Return why the evidence is old; a ledger that began within the window is new, not old."""
+    if ledger.lines is None or now - ledger.version.installed < FRESH_DAYS * DAY:
+        return None
+    lately = int((ledger.rows.known_at >= now - FRESH_DAYS * DAY).sum())
+    last = ledger.last_audit
+    return freshness(lately, ledger.lines.alpha, last_known=None if last is None else date_of(last))
+
+
+def _cause(alarm: AlarmBody | None) -> Cause | None:
+    if alarm is None:
+        return None
+    return "failing audits" if alarm.cause == "failing audits" else "losses"
+
+
+async def _ledgers(store: Store, version: PolicyVersion, settings: PolicyConfig) -> list[WatchedLedger]:
+    """Return the ledgers of a version, those with the newest rows last."""
+    keys = [one.key for one in await store.ledgers(version.name) if one.key.version == version.version]
+    found = [_watched(key, version, settings, await store.ledger(key)) for key in keys]
+    return sorted(found, key=lambda one: float(one.rows.drawn.max(initial=0.0)))
+
+
+async def _empty(version: PolicyVersion, settings: PolicyConfig) -> WatchedLedger:
+    key = LedgerKey(policy=version.name, version=version.version, lifts=version.lifts, identities_sha256="")
+    return _watched(key, version, settings, LedgerRows.of([], 0))
+
+
+def _watched(key: LedgerKey, version: PolicyVersion, settings: PolicyConfig, rows: LedgerRows) -> WatchedLedger:
+    certificate, lines, unwatched = None, None, None
+    try:
+        certificate = Certificate.from_dict(dict(version.certificate))
+        lines = lines_of(certificate, settings.alarm_line)
+    except (CertificateError, OptionError) as error:
+        unwatched = str(error)
+    return WatchedLedger(key=key, version=version, certificate=certificate, lines=lines, unwatched=unwatched, rows=rows)
+
+
+def date_of(seconds: float) -> str:
+    """Return the day of a time, in UTC."""
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+def drawn_ledgers(history: PolicyHistory, now: float) -> list[DrawnLedger]:
+    """Return the ledgers of a policy to draw, by days since 1970; ledgers without rows or lines are left out."""
+    drawn: list[DrawnLedger] = []
+    starts = sorted(one.x for one in drawn_moments(history) if one.kind != "red")
+    for ledger in history.ledgers:
+        if ledger.lines is None or not len(ledger.rows):
+            continue
+        past = ledger.rows.due <= now
+        unknown = np.isnan(ledger.rows.loss)
+        points = ledger_history(ledger.lines, ledger.rows.loss, (unknown & past).astype(np.float64))
+        days = ledger.rows.drawn / DAY
+        ended = min([one for one in starts if one > days[-1]], default=now / DAY)
+        bound = 1.0 if ledger.certificate is None else ledger.certificate.loss_bound
+        drawn.append(
+            DrawnLedger(x=days[points.audits - 1], start=float(days[0]), stop=ended, history=points, bound=bound)
+        )
+    return drawn
+
+
+def drawn_moments(history: PolicyHistory) -> list[DrawnMoment]:
+    """Return installations, alarms and lifts of a policy to mark, in order."""
+    moments = [
+        DrawnMoment(kind="installed", x=version.installed / DAY, text=f"version {version.version}")
+        for version in history.versions
+    ]
+    for notice in history.notices:
+        kind = "red" if isinstance(notice.body, AlarmBody) else "lifted"
+        text = f"red: {notice.body.cause}" if isinstance(notice.body, AlarmBody) else "lifted"
+        moments.append(DrawnMoment(kind=kind, x=(notice.body.at or 0.0) / DAY, text=text))
+    return sorted(moments, key=lambda moment: moment.x)

@@ -1,0 +1,83 @@
+"""Where policies stand is recomputed from the ledger alone, on both databases."""
+
+import asyncio
+import time
+
+import pytest
+
+from conformal_arbitrage import OptionError
+from conformal_arbitrage.live.config import Config, PolicyConfig
+from conformal_arbitrage.live.monitored import drawn_ledgers, drawn_moments, read_history, read_standings
+from conformal_arbitrage.live.watching import LedgerWatch
+from tests.live.ledgers import DAY, MODELS, certificate, draw_rows, fill, losses, settle_served
+from tests.store.conftest import opened, server, start_server, store, where  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def here(opened, tmp_path):  # noqa: F811
+    """A store in a file."""
+    return opened(str(tmp_path / "store.db"))
+
+
+CONFIG = Config(policies={"support": PolicyConfig(audit_rate=0.05)})
+
+
+def test_a_standing_is_the_one_that_a_gateway_shows(store):  # noqa: F811
+    async def work():
+        key, now = await fill(store), time.time()
+        await settle_served(store)
+        [standing] = await read_standings(store, CONFIG, now=now)
+        watch = LedgerWatch(store, key, standing.ledger.lines, audit_rate=0.05)
+        await watch.follow()
+        await watch.refresh_served(now)
+        assert standing.standing == watch.standing(now)
+        assert standing.served == watch.served
+        assert standing.state == "kept"
+        assert standing.blind_decisions == 10_800
+
+    asyncio.run(work())
+
+
+def test_an_alarm_stands_and_a_policy_without_audits_is_blind(here):
+    async def work():
+        await fill(here)
+        version = await here.install("quiet", certificate().to_dict(), by="configuration")
+        [quiet, _] = await read_standings(here, CONFIG, now=time.time())
+        assert (quiet.ledger.key.policy, quiet.state, quiet.blind_decisions) == ("quiet", "blind", None)
+        assert version.version == 1
+        with pytest.raises(OptionError, match="there are quiet, support"):
+            await read_standings(here, CONFIG, policy="loud", now=time.time())
+
+    asyncio.run(work())
+
+
+def test_old_audits_are_stale_and_new_certificates_are_not(here):
+    async def work():
+        key, now = await fill(here), time.time()
+        [fresh] = await read_standings(here, CONFIG, now=now)
+        [stale] = await read_standings(here, CONFIG, now=now + 60 * DAY)
+        assert fresh.state == "kept"
+        assert stale.state == "amber"
+        assert any("stale" in reason for reason in stale.standing.reasons)
+        await draw_rows(here, losses(600, 0.02, 9), key=key, start=now + 40 * DAY, stop=now + 50 * DAY)
+        [again] = await read_standings(here, CONFIG, now=now + 60 * DAY)
+        assert not any("stale" in reason for reason in again.standing.reasons)
+
+    asyncio.run(work())
+
+
+def test_a_history_has_every_ledger_and_every_event(here):
+    async def work():
+        await fill(here)
+        history = await read_history(here, CONFIG, "support")
+        assert [(one.key.version, one.key.lifts, len(one.rows)) for one in history.ledgers] == [
+            (1, 0, 1100), (1, 1, 60), (2, 0, 702),
+        ]  # fmt: skip
+        assert [one.kind for one in drawn_moments(history)] == ["installed", "red", "lifted", "installed"]
+        drawn = drawn_ledgers(history, time.time())
+        assert [one.history.audits[-1] for one in drawn] == [1100, 60, 702]
+        assert {one.key.identities_sha256 for one in history.ledgers} == {MODELS}
+        with pytest.raises(OptionError, match="there is no policy 'loud'"):
+            await read_history(here, CONFIG, "loud")
+
+    asyncio.run(work())
