@@ -10,15 +10,18 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import Certificate, ScoreLog, calibrate
 from conformal_arbitrage.cli import cli
+from conformal_arbitrage.collecting.renewal import install_successor, outlook, renewable, successor
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway import renewer as module
 from conformal_arbitrage.gateway.pairs import pairs_of
 from conformal_arbitrage.gateway.policy_table import PolicyTable
 from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import open_record
+from conformal_arbitrage.store.record import AlarmBody
 from tests.gateway.house import MENU, House, votes
 
 N, DAY = 20, 86400.0
@@ -83,8 +86,10 @@ async def renew_with(config, gateways, *, days):
             policies = PolicyTable(config, store, pairs_of(models), secret_of(config))
             await policies.load()
             clock = lambda: time.time() + days * DAY  # noqa: E731
-            renewers.append(Renewer(config, store, policies, secret_of(config), clock))
-        await asyncio.gather(*(renewer.run_once() for renewer in renewers))
+            watcher = Watcher(store, policies, clock)
+            await watcher.turn()
+            renewers.append((Renewer(config, store, policies, secret_of(config), clock), watcher))
+        await asyncio.gather(*(renewer.run_once(watcher) for renewer, watcher in renewers))
 
 
 def history(served):
@@ -111,12 +116,74 @@ def test_one_of_several_gateways_renews_and_all_follow(tmp_path):
         assert len(history(served)) == 2
 
 
+def test_a_renewal_that_was_rolled_back_is_not_made_again(tmp_path):
+    with house(tmp_path) as served:
+        ask(served, N)
+        gathered(served, N)
+        asyncio.run(renew_with(served.config, 1, days=1.1))
+        served.with_store(lambda store: store.rollback("support", by="a person"))
+        asyncio.run(renew_with(served.config, 1, days=1.1))
+        assert [version.version for version in history(served)] == [3, 2, 1]
+        ask(served, N)
+        gathered(served, 2 * N)
+        asyncio.run(renew_with(served.config, 1, days=1.1))
+        newest = history(served)[0]
+        assert (newest.version, newest.certificate["n"], newest.certificate["ancestry"]["renewal"]) == (4, 2 * N, 2)
+
+
+def test_after_red_rows_of_safe_mode_renew_by_hand_only_and_end_it(tmp_path):
+    needed = 49  # suggested at alpha 0.2
+    with house(tmp_path) as served:
+        ask(served, N)
+        gathered(served, N)
+        record = served.with_store(lambda store: store.records(policy="support", limit=1))[0]
+        sha256 = record.decision.identities_sha256
+        alarm = AlarmBody(
+            version=1, lifts=0, identities_sha256=sha256, cause="losses", audits=N, known=N, missing=0, line=0.3,
+            log_evidence=4.0,
+        )  # fmt: skip
+        assert served.with_store(lambda store: store.raise_alarm("support", alarm))
+        time.sleep(0.01)
+        ask(served, needed)
+        record = served.with_store(lambda store: store.records(policy="support", limit=1))[0]
+        assert (record.decision.mode, record.decided_by) == ("safe", "guardian")
+        asyncio.run(renew_with(served.config, 2, days=1.1))
+        assert len(history(served)) == 1  # never by itself
+        target = renewable(served.config, "support", identities_of(served.config, "support"), secret_of(served.config))
+
+        async def by_hand(store):
+            ahead = await outlook(store, target, now=time.time() + 1.1 * DAY)
+            assert (ahead.step, ahead.arrived, ahead.rows) == ("after red", needed, needed)
+            return await install_successor(store, ahead, await successor(store, target, ahead), by="a person")
+
+        served.with_store(by_hand)
+        newest = history(served)[0]
+        assert (newest.certificate["n"], newest.certificate["ancestry"]["step"]) == (needed, "after red")
+        assert newest.alarm is None
+        ask(served, 1)
+        record = served.with_store(lambda store: store.records(policy="support", limit=1))[0]
+        assert (record.decision.mode, record.decision.version, record.decision.no_guarantee) == ("enforce", 2, None)
+
+
+def test_the_gateway_tightens_by_itself_while_losses_make_it_amber(tmp_path):
+    with house(tmp_path, renew="by hand", tighten=True) as served:
+        right, wrong = votes(1.0, 0.0, 0.0), votes(0.0, 0.0, 1.0)
+        served.guardian.reply = alternating(right, wrong, right, wrong, right)  # twice alpha, below the red line
+        ask(served, 100)
+        gathered(served, 100)
+        asyncio.run(renew_with(served.config, 2, days=0.0))
+        newest, first = history(served)
+        assert newest.installed_by == "tightening"
+        assert newest.certificate["relaxation"] > first.certificate["relaxation"]
+        assert newest.certificate["log_sha256"] == first.certificate["log_sha256"]
+
+
 def test_the_running_gateway_looks_at_its_schedule(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "RENEW_EVERY", 0.05)
     looks = []
 
-    async def look(self):
-        looks.append(self)
+    async def look(self, watcher):
+        looks.append(watcher)
 
     monkeypatch.setattr(Renewer, "run_once", look)
     with house(tmp_path):
@@ -202,7 +269,8 @@ def test_a_log_that_is_not_the_certificates_is_refused_at_the_start(tmp_path):
     [
         ({"renew": "scheduled"}, "set audit_rate above 0"),
         ({"log": "log.parquet"}, "name that one too"),
-        ({"renew": "scheduled", "mode": "shadow", "sticky": "session"}, "not for sessions"),
+        ({"tighten": True}, "set audit_rate above 0"),
+        ({"renew": "scheduled", "mode": "shadow", "sticky": "session"}, "single queries"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tmp_path, policy, words):

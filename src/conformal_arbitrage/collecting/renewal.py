@@ -36,6 +36,7 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.store.base import PolicyVersion, Store
 from conformal_arbitrage.store.record import AlarmBody
 from conformal_arbitrage.store.row_base import CalibrationRow
+from conformal_arbitrage.types import as_object
 from conformal_arbitrage.upstream.base import fingerprint
 
 _DAY = 86400.0
@@ -127,11 +128,12 @@ async def outlook(store: Store, policy: RenewablePolicy, *, now: float) -> Outlo
     refuse_renewal(certificate)
     installed = {version.version: version.installed for version in history}
     chain = chain_of(certificate, installed=installed[history[0].origin], alarm=await _last_alarm(store, policy.name))
+    chain = replace(chain, renewal=max(chain.renewal, _renewals_made(history, chain)))
     rows = _Rows(store, policy)
     settled = await rows.count(chain.since, until=now - policy.wait(certificate))
     due = chain.due(settled)
     renewal = chain.renewal + 1 if due is None else due
-    union = [] if renewal > 1 or chain.alarmed else await rows.collected(history, chain)
+    union = 0 if renewal > 1 or chain.alarmed else await rows.count_collected(history, chain)
     return Outlook(
         policy=policy.name,
         version=history[0].version,
@@ -140,12 +142,21 @@ async def outlook(store: Store, policy: RenewablePolicy, *, now: float) -> Outlo
         step="after red" if chain.alarmed else "scheduled",
         renewal=renewal,
         rows=chain.rows(renewal),
-        collected=len(union),
+        collected=union,
         arrived=await rows.count(chain.since),
         settled=settled,
         due=due is not None,
         installed=history[0].installed,
     )
+
+
+def _renewals_made(history: Sequence[PolicyVersion], chain: RenewalChain) -> int:
+    """Return the number of the last renewal of a chain, also if it was rolled back: none is made twice."""
+    places = [as_object(version.certificate.get("ancestry")) for version in history]
+    own = [
+        place for place in places if (place.get("root_sha256"), place.get("since")) == (chain.root_sha256, chain.since)
+    ]
+    return max((int(place["renewal"]) for place in own), default=0)
 
 
 async def _last_alarm(store: Store, policy: str) -> float | None:
@@ -189,10 +200,17 @@ class _Rows:
 
     async def collected(self, history: Sequence[PolicyVersion], chain: RenewalChain) -> list[CalibrationRow]:
         """Return the rows of the log that the chain began with, if they were imported."""
-        roots = [version for version in history if document_sha256(version.certificate) == chain.root_sha256]
-        if not roots:
-            return []
-        return await self.store.imported_rows(self.policy.name, str(roots[-1].certificate["log_sha256"]))
+        return await self.store.imported_rows(self.policy.name, _first_log(history, chain))
+
+    async def count_collected(self, history: Sequence[PolicyVersion], chain: RenewalChain) -> int:
+        """Count them."""
+        return await self.store.count_imported(self.policy.name, _first_log(history, chain))
+
+
+def _first_log(history: Sequence[PolicyVersion], chain: RenewalChain) -> str:
+    """Return the digest of the log that a chain began with."""
+    roots = [version for version in history if document_sha256(version.certificate) == chain.root_sha256]
+    return str(roots[-1].certificate["log_sha256"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +338,7 @@ async def import_log(store: Store, policy: RenewablePolicy, path: Path) -> str |
 async def _import(
     store: Store, policy: RenewablePolicy, version: PolicyVersion, log: ScoreLog, certificate: Certificate
 ) -> str | None:
-    if await store.imported_rows(policy.name, certificate.log_sha256):
+    if await store.count_imported(policy.name, certificate.log_sha256):
         return None
     arrived = await _Rows(store, policy).count(version.installed)
     if arrived:

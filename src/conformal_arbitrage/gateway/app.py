@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 from starlette.applications import Starlette
@@ -92,7 +93,7 @@ def create_app(parts: Parts) -> ASGIApp:
                 "monitor": routes.watcher.run,
                 "housekeeping": Housekeeper(parts.store, parts.config.gateway.retain_days).run,
                 "webhooks": WebhookSender(parts.store, parts.webhooks, parts.metrics).run,
-                "renewal": parts.renewer.run,
+                "renewal": partial(parts.renewer.run, routes.watcher),
             }
         )
         yield

@@ -22,9 +22,11 @@ from conformal_arbitrage.collecting.renewal import (
     outlook,
     renewable,
     successor,
+    tighter,
 )
 from conformal_arbitrage.errors import ArbitrageError
-from conformal_arbitrage.gateway.policy_table import PolicyTable, identities_of_pair
+from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable, identities_of_pair
+from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store.base import Store
 
@@ -70,19 +72,24 @@ class Renewer:
                 if problem is not None:
                     _log.warning("%s", problem, extra={"policy": name})
 
-    async def run(self) -> None:
-        """Renew what is due, until cancelled."""
-        while any(settings.renew == "scheduled" for settings in self._config.policies.values()):
-            await self.run_once()
+    async def run(self, watcher: Watcher) -> None:
+        """Renew what is due, until cancelled.
+
+        Args:
+            watcher: tells which policies are amber.
+        """
+        while any(settings.renew == "scheduled" or settings.tighten for settings in self._config.policies.values()):
+            await self.run_once(watcher)
             await asyncio.sleep(RENEW_EVERY)
 
-    async def run_once(self) -> None:
+    async def run_once(self, watcher: Watcher) -> None:
         """Renew what is due now; a policy that cannot be renewed is no reason not to renew the others."""
         for live in self._policies.all():
-            if live.settings.renew != "scheduled" or live.certificate is None:
-                continue
             try:
-                await self._renew(live.name)
+                if live.settings.renew == "scheduled" and live.certificate is not None:
+                    await self._renew(live.name)
+                if live.settings.tighten and _loses(watcher, live):
+                    await self._tighten(live.name)
             except ArbitrageError as error:
                 _log.warning("the certificate was not renewed: %s", error, extra={"policy": live.name})
 
@@ -90,15 +97,28 @@ class Renewer:
         target = self._target(name)
         ahead = await outlook(self._store, target, now=self._clock())
         if ahead.due and not ahead.chain.alarmed:
-            await self._install(ahead, await successor(self._store, target, ahead))
+            await self._install(ahead, await successor(self._store, target, ahead), by="schedule")
 
-    async def _install(self, ahead: Outlook, next: Successor) -> None:
+    async def _tighten(self, name: str) -> None:
+        target = self._target(name)
+        ahead = await outlook(self._store, target, now=self._clock())
+        larger = await tighter(self._store, target, ahead, now=self._clock())
+        if larger is not None:
+            await self._install(ahead, larger, by="tightening")
+
+    async def _install(self, ahead: Outlook, next: Successor, *, by: str) -> None:
         self._policies.bind(ahead.policy, next.certificate.to_dict())  # or every gateway would take it out of service
-        version = await install_successor(self._store, ahead, next, by="schedule")
+        version = await install_successor(self._store, ahead, next, by=by)
         if version is not None:
-            message = "renewal %d is installed as version %d, from %d rows"
-            _log.info(message, ahead.renewal, version.version, next.certificate.n, extra={"policy": ahead.policy})
+            message = "version %d is installed by %s, with relaxation %s"
+            _log.info(message, version.version, by, next.certificate.relaxation, extra={"policy": ahead.policy})
 
     def _target(self, name: str) -> RenewablePolicy:
         identities = identities_of_pair(self._policies.named(name).pair)
         return renewable(self._config, name, identities, self._secret)
+
+
+def _loses(watcher: Watcher, live: LivePolicy) -> bool:
+    """Tell whether a policy is amber because of its losses."""
+    shown = watcher.standing(live)
+    return shown is not None and (shown[0].state, shown[0].cause) == ("amber", "losses")

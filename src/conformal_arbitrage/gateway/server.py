@@ -95,7 +95,7 @@ async def application(
             check_spending(config, models)
             policies = PolicyTable(config, store, pairs, secret)
             await policies.load()
-            renewer = Renewer(config, store, policies, secret)
+            renewer = Renewer(config, store, policies, secret, clock)
             await renewer.import_logs()
             has_keys = bool(await store.keys())
             check_binding(config.gateway.host, has_keys=has_keys)

@@ -86,6 +86,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         log: the log that the certificate was made from; its rows are kept for the first renewal.
         renew: "scheduled" lets the gateway renew the certificate by itself, at doubled numbers of rows.
         group: where a request names its group, "metadata.NAME"; a learned score may need it.
+        tighten: whether the gateway may raise the relaxation by itself while the policy is amber because of its losses.
         aliases: further model names for this policy.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
     """
@@ -110,6 +111,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     log: str | None = None
     renew: Literal["by hand", "scheduled"] = "by hand"
     group: str | None = None
+    tighten: bool = False
     aliases: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
 

@@ -138,12 +138,14 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
 
 def _renewal_problem(policy: "PolicyConfig") -> tuple[str, str] | None:
     """Return the key of a policy that cannot be renewed as it says, and why."""
+    automatic = {"renew": policy.renew == "scheduled", "tighten": policy.tighten}
     if policy.log is not None and policy.certificate is None:
         return "log", "log is the log of the certificate that the policy starts with; name that one too"
-    if policy.renew == "scheduled" and policy.mode == "enforce" and not policy.audit_rate:
-        return "renew", 'renew = "scheduled" needs rows that were not selected by their scores; set audit_rate above 0'
-    if policy.renew == "scheduled" and policy.sticky is not None:
-        return "renew", 'renew = "scheduled" is for single queries, not for sessions; renew by hand, from an export'
+    for key in (key for key, wanted in automatic.items() if wanted):
+        if policy.mode == "enforce" and not policy.audit_rate:
+            return key, f"{key} needs rows that were not selected by their scores; set audit_rate above 0"
+        if policy.sticky is not None or policy.cascade:
+            return key, f"{key} is for one pair of models and single queries; calibrate by hand, from an export"
     return None
 
 

@@ -73,6 +73,10 @@ class RowStore(Protocol):
         """Keep the rows of a log; does nothing if they are there."""
         ...
 
+    async def count_imported(self, policy: str, log_sha256: str) -> int:
+        """Return how many rows were imported from a log."""
+        ...
+
     async def imported_rows(self, policy: str, log_sha256: str) -> list[CalibrationRow]:
         """Return the rows that were imported from a log, in its order; none if it was not.
 

@@ -146,6 +146,13 @@ def import_rows(session: Session, policy: str, log_sha256: str, rows: Sequence[C
         )
 
 
+def count_imported(session: Session, policy: str, log_sha256: str) -> int:
+    """Count the rows of a log."""
+    condition = "policy = ? and log = ? and place > 0"
+    [(number,)] = session.rows(f"select count(*) from calibration_rows where {condition}", policy, log_sha256)
+    return int(number)
+
+
 def imported_rows(session: Session, policy: str, log_sha256: str) -> list[CalibrationRow]:
     """Return the rows of a log, in its order."""
     rows = session.rows(

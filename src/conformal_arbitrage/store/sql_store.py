@@ -376,6 +376,10 @@ class SQLStore(ABC):
         """See `RowStore.import_rows`."""
         await self._maintain(lambda session: rows.import_rows(session, policy, log_sha256, collected))
 
+    async def count_imported(self, policy: str, log_sha256: str) -> int:
+        """See `RowStore.count_imported`."""
+        return await self._scan(lambda session: rows.count_imported(session, policy, log_sha256))
+
     async def imported_rows(self, policy: str, log_sha256: str) -> list[CalibrationRow]:
         """See `RowStore.imported_rows`."""
         return await self._scan(lambda session: rows.imported_rows(session, policy, log_sha256))
