@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-cascades bench-connections bench-records soak nightly clean
+.PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-cascades bench-connections bench-records soak alarms nightly clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -65,7 +65,10 @@ bench-records: .venv/.installed-dev
 soak: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.soak $(SOAK)
 
-nightly: .venv/.installed-dev
+alarms: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.alarms $(ALARMS)
+
+nightly: .venv/.installed-dev alarms
 	$(BIN)/python -m benchmarks.nightly $(NIGHTLY)
 
 .venv/bin/pip:

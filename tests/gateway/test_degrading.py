@@ -73,7 +73,7 @@ def test_a_primary_three_times_as_bad_is_red_in_time_and_decides_nothing_afterwa
         assert crossed <= alarm.body.audits <= crossed + TOGETHER  # what was asked at the same time
         assert set(decided[-TOGETHER:]) == {"guardian"}
         late = [record for record in records if time_of(record.id) > alarm.body.at + 1]
-        assert {record.decision.mode for record in late} == {"safe"}  # requests under way excepted
+        assert {record.decision.mode for record in late} <= {"safe"}  # requests under way excepted
         assert len(rows) == sum(record.decision.mode == "enforce" for record in records)
 
     asyncio.run(story())
