@@ -32,7 +32,7 @@ from conformal_arbitrage.gateway.server import identities_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import DecisionRecord, open_store
 
-COUNTS = {"kills": 100, "hostile": 10_000, "fuzz": 20_000, "leave": 50_000}
+COUNTS = {"kills": 100, "alarms": 20_000, "hostile": 10_000, "fuzz": 20_000, "leave": 50_000}
 CONCURRENCY = 48
 SAMPLES = 400
 HOSTILE_SHARE = 0.4
@@ -291,6 +291,15 @@ def kills(count: int) -> Outcome:
                    lost=int(ran.returncode != 0), notes=notes)  # fmt: skip
 
 
+def alarms(count: int) -> Outcome:
+    """Let the Primary degrade under gateways over both databases, and count false reds of others; see benchmarks.alarms."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.alarms", "--decisions", str(count), "--quiet-runs", str(count // 400)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    return Outcome(attack="alarms", count=count, answered=count, seconds=time.perf_counter() - start,
+                   lost=int(ran.returncode != 0), notes=((ran.stdout + ran.stderr)[-1500:],))  # fmt: skip
+
+
 async def hostile(count: int, folder: Path) -> Outcome:
     """Send requests until so many replies were hostile."""
     replies = folder.with_suffix(".replies")
@@ -306,6 +315,7 @@ async def hostile(count: int, folder: Path) -> Outcome:
 def run(counts: dict[str, int], folder: Path) -> list[Outcome]:
     """Run the attacks, one after the other."""
     outcomes = [kills(counts["kills"])] if "kills" in counts else []
+    outcomes += [alarms(counts["alarms"])] if "alarms" in counts else []
     if "hostile" in counts:
         outcomes.append(asyncio.run(hostile(counts["hostile"], folder / "hostile")))
     if "fuzz" in counts:
