@@ -176,6 +176,11 @@ def all_records(store):
     return read()
 
 
+def guardian_answered(record):
+    """Whether the Guardian's view is part of the decision, so that an audit need not ask for it."""
+    return any(leg.role == "guardian" and leg.error is None for leg in record.decision.legs)
+
+
 def decisions_by_name(records):
     """How many decisions were made for every request's name; a caller's going away is none."""
     return Counter(named_in(str(r.decision.content.context)) for r in records if r.decided_by != "cancelled")
