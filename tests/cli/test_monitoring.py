@@ -176,6 +176,8 @@ def test_a_report_has_promise_evidence_money_alarms_certificates_and_head(run, d
         assert words in text, words
     page = Page("report.html")
     assert "svg" in page.tags
+    document = json.loads(run("report", "support", "--month", MONTH, "-o", "report.html", "--json").stdout)
+    assert document == {"output": "report.html", "state": "kept", "ok": True, "problems": []}
 
 
 def test_the_money_of_a_report_adds_up(run, database):
@@ -233,6 +235,7 @@ def test_red_missing_and_unwatched_policies_have_their_report(run, database):
     text = " ".join(Page("report.html").text.split())
     assert "State red" in text
     assert "Reason the loss is above the red line" in text
+    assert "until this is settled. The loss is above the red line." in text
     assert "60 missing" in text
     run("report", "careful", "--month", MONTH, "-o", "careful.html")
     assert "No decision was drawn for an audit" in Page("careful.html").text

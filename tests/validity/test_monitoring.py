@@ -11,6 +11,7 @@ import pytest
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.project_secret import subkey
+from conformal_arbitrage.monitoring.delays import plan_audits
 from conformal_arbitrage.monitoring.drift import DriftBag, DriftNotice
 from conformal_arbitrage.monitoring.evidence import EvidenceProcess, log_evidence, merge_blocks
 from conformal_arbitrage.monitoring.guard import Guard
@@ -325,3 +326,16 @@ def notices(bag, runs, drawn=4000):
 def test_margins_that_do_not_change_are_hardly_ever_noticed_and_a_fixed_bag_is_caught():
     assert notices(DriftBag, 60) <= most(0.01, 60)
     assert notices(FixedBag, 20) > most(0.01, 20)
+
+
+@pytest.mark.parametrize(("ratio", "audits"), [(1.5, 4000), (2.0, 1200), (5.0, 200)])
+def test_planned_delays_are_those_of_the_monitor(ratio, audits):
+    """In half of all runs red comes by the planned number of audits, in nine of ten by twice as many."""
+    losses = bernoulli(np.random.default_rng(16), ratio * ALPHA, (200, audits))
+    reached = log_evidence(blocks(losses), ALPHA) >= log(40)
+    delays = np.where(reached.any(axis=0), BLOCK * (reached.argmax(axis=0) + 1), np.inf)
+    [planned] = [
+        row.audits for row in plan_audits(ALPHA, audit_rate=1, decisions_per_day=1).delays if row.ratio == ratio
+    ]
+    assert 0.7 * planned <= np.median(delays) <= 1.3 * planned
+    assert np.mean(delays <= 2 * planned) >= 0.84

@@ -13,7 +13,8 @@ from conformal_arbitrage.cli.service import with_store
 @click.option("--month", required=True, metavar="YYYY-MM", help="The calendar month, in UTC.")
 @click.option("-o", "--output", required=True, metavar="FILE", help="The HTML page to write.")
 @options.config_file
-def report_command(policy: str, *, month: str, output: str, config: str) -> None:
+@options.as_json
+def report_command(policy: str, *, month: str, output: str, config: str, as_json: bool) -> None:
     """Write a month of a policy as one HTML page: promise, evidence, use, money, alarms, certificates, record.
 
     The page needs nothing else, has no scripts, and prints well.
@@ -33,7 +34,11 @@ def report_command(policy: str, *, month: str, output: str, config: str) -> None
         config, lambda store: read_month(store, configuration, policy, which, now=time.time(), signed=signed)
     )
     write_text(output, report_page(report))
-    click.echo(f"Written: {output}")
+    if as_json:
+        state = None if report.standing is None else report.standing.state
+        options.print_json({"output": output, "state": state, "ok": not report.problems, "problems": report.problems})
+    else:
+        click.echo(f"Written: {output}")
     for problem in report.problems:
         options.warn(problem)
     if report.problems:

@@ -16,6 +16,8 @@ from conformal_arbitrage.evaluation.monitor_figures import DrawnLedger, DrawnMom
 _WIDTH, _HEIGHT = 760, 310
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 46, 26
 _FEWEST = 20
+_FEW_DAYS = 5
+"""Below this many, dates have hours."""
 _ROWS = {"change": 11, "installed": 11, "red": 23, "lifted": 35}
 """How far down the words of a mark stand, so that marks of different kinds do not meet."""
 _COLORS = {"change": "#b26a00", "red": "#b3261e", "installed": "#00735c", "lifted": "#555"}
@@ -76,10 +78,12 @@ class _Frame:
             parts.append(
                 f'<text class="tick" x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{k * self._step:.4g}</text>'
             )
-        days = np.linspace(self._start, self._stop, 6)
+        days, form = np.linspace(self._start, self._stop, 6), "%d %b"
+        if self._stop - self._start < _FEW_DAYS:
+            form = "%d %b %H:%M"
         for k, day in enumerate(days.tolist()):
             anchor = "start" if k == 0 else "end" if k == len(days) - 1 else "middle"
-            text = datetime.fromtimestamp(86400 * day, UTC).strftime("%d %b").lstrip("0")
+            text = datetime.fromtimestamp(86400 * day, UTC).strftime(form).lstrip("0")
             parts.append(f'<text class="tick" x="{self.x(day)}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{text}</text>')
         return parts
 

@@ -9,7 +9,7 @@ from html import escape
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import CertificateError
-from conformal_arbitrage.live.monitored import DAY, drawn_ledgers, drawn_moments
+from conformal_arbitrage.live.monitored import DAY, PolicyStanding, drawn_ledgers, drawn_moments
 from conformal_arbitrage.live.report_figure import figure_svg
 from conformal_arbitrage.live.report_style import STYLE
 from conformal_arbitrage.live.reporting import MonthReport
@@ -23,8 +23,8 @@ _MEANING = {
     "within calibration luck": "The loss so far is at most what bad luck in calibration explains.",
     "no evidence": "Audits neither confirm nor refute that the budget is kept; more of them will.",
     "blind": "There are too few audits to say anything.",
-    "amber": "Something needs attention; the reasons are below.",
-    "red": "The evidence says that the budget is broken; every query goes to the Guardian until this is settled.",
+    "amber": "Something needs attention.",
+    "red": "The budget is broken; in safe mode every query goes to the Guardian until this is settled.",
     "not watched": "This certificate has no monitor.",
 }
 _CLASSES = {"kept": "good", "within calibration luck": "good", "amber": "warn", "red": "bad"}
@@ -65,8 +65,18 @@ def _summary(report: MonthReport) -> str:
         ("record", "verified" if not report.problems else "does not verify", "" if not report.problems else "bad"),
     ]
     tiles = "".join(f'<div class="{kind}"><dt>{name}</dt><dd>{escape(text)}</dd></div>' for name, text, kind in cells)
-    meaning = "No decision was drawn for an audit until then." if standing is None else _MEANING.get(state, "")
+    meaning = "No decision was drawn for an audit until then." if standing is None else _meaning(standing)
     return f"<dl class=tiles>{tiles}</dl><p class=lead>{escape(meaning)}</p>\n"
+
+
+def _meaning(shown: PolicyStanding) -> str:
+    """Return the state in a sentence, with its reasons."""
+    reasons = () if shown.standing is None else shown.standing.reasons
+    return _MEANING[shown.state] + (f" {_sentence('; '.join(reasons))}" if reasons else "")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _loss_fact(report: MonthReport, standing: Standing) -> str:
@@ -120,7 +130,7 @@ def _evidence(report: MonthReport) -> str:
     if shown.served is not None:
         served = "unknown" if shown.served.mean is None else f"{bound * shown.served.mean:.4f}"
         facts.append(("Loss of delivered answers, fallbacks included", served))
-    note = "" if lines.note is None else f"<p>{escape(lines.note[:1].upper() + lines.note[1:])}.</p>"
+    note = "" if lines.note is None else f"<p>{escape(_sentence(lines.note))}</p>"
     figure = figure_svg(
         drawn_ledgers(report.history, report.until),
         drawn_moments(report.history),
