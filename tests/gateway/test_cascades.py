@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import requests
 from click.testing import CliRunner
 
 from conformal_arbitrage.calibration.cascade import calibrate_cascade
@@ -14,7 +15,7 @@ from conformal_arbitrage.errors import OptionError, StoreError
 from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
-from tests.gateway.house import House, error_of, until
+from tests.gateway.house import House, error_of, hanging, until
 from tests.live_cascades import MENU, NAMES, PRICES, facts, reply, write_cascade_config
 
 URL = "/v1/arbitrage/policies/support"
@@ -179,3 +180,83 @@ def test_certificates_of_the_other_kind_are_refused(house):
 def test_what_has_no_proof_for_a_cascade_is_refused_by_name(house, settings, feature):
     with pytest.raises(OptionError, match=f"{feature} and path do not go together"):
         house(CascadeHouse, policy=settings)
+
+
+def once_down(name, times=1):
+    """Return an upstream on which a model fails at its first calls; whom it was asked as is kept in `asked`."""
+    asked, left = [], [times]
+
+    def scripted(path, body, number):
+        asked.append(body["model"])
+        if body["model"] == name and left[0]:
+            left[0] -= 1
+            return (500, {"error": {"message": "down"}})
+        return reply(path, body, number)
+
+    return scripted, asked
+
+
+@pytest.mark.parametrize("form", ["text", "menu"])
+def test_a_retry_asks_no_model_of_the_chain_again(house, form):
+    gateway = house(CascadeHouse, form=form, alpha="0.01", policy={"content": "full"})
+    gateway.primary.reply, asked = once_down("large")
+    key = {"Idempotency-Key": "k1"}
+    number = next(n for n in range(600, 700) if facts("small", f"q{n}")[1] < 0.3 and facts("middle", f"q{n}")[1] < 0.3)
+    gateway.headers = key
+    assert gateway.question(number).status_code == 502
+    first = list(asked)
+    asked.clear()
+    response = gateway.question(number)
+    assert response.status_code == 200
+    assert set(asked) == {"large"}, "the cheap models keep what they said"
+    gateway.headers = {}
+    [record] = gateway.records()
+    assert [leg.role for leg in record.decision.legs] == ["primary", "primary", "guardian"]
+    assert record.decided_by == "guardian"
+    assert {"small", "middle", "large"} == set(first)
+
+
+@pytest.mark.parametrize("form", ["text", "menu"])
+def test_a_keyed_decision_of_a_later_model_is_recorded_as_its_own_with_all_legs(house, form):
+    gateway = house(CascadeHouse, form=form)
+    gateway.headers = {"Idempotency-Key": "k1"}
+    made = PathCertificate.load(gateway.folder / "rule.json", secret=secret_of(gateway.config))
+    for number in range(500, 560):
+        gateway.headers = {"Idempotency-Key": f"k{number}"}
+        assert gateway.question(number).status_code == 200
+    gateway.headers = {}
+    records = gateway.records(limit=100)
+    ids = [record.id for record in records]
+    numbers = range(559, 499, -1)
+    offline = made.apply(log_of([f"q{number}" for number in numbers], ids, form)).answered_by.tolist()
+    assert 1 in offline, "the second model answers some"
+    for record, place in zip(records, offline, strict=True):
+        assert record.decided_by == ("guardian" if place < 0 else "primary")
+        roles = ["primary"] * (2 if place < 0 else place + 1) + ["guardian"] * (place < 0)
+        assert [leg.role for leg in record.decision.legs] == roles
+        assert not record.decision.pending
+
+
+def test_a_chain_that_is_left_in_the_middle_goes_to_the_guardian_at_the_next_attempt(house):
+    """What the first model said is not drawn again: a caller who leaves and comes back gets no second chance."""
+    gateway = house(CascadeHouse, alpha="0.01")
+    number = next(n for n in range(600, 700) if facts("small", f"q{n}")[1] < 0.3)
+    asked = []
+
+    def slow(path, body, _):
+        asked.append(body["model"])
+        return hanging() if body["model"] == "middle" and slow.hang else reply(path, body, _)
+
+    slow.hang = True
+    gateway.primary.reply = slow
+    with pytest.raises(requests.exceptions.ReadTimeout):
+        requests.post(f"{gateway.url}/v1/chat/completions", json=chat_body(number), timeout=2)
+    until(lambda: gateway.records(), seconds=20)
+    slow.hang = False
+    asked.clear()
+    assert gateway.chat(chat_body(number)).json()["arbitrage"]["decided_by"] == "guardian"
+    assert set(asked) == {"large"}
+
+
+def chat_body(number):
+    return {"model": "support", "messages": [{"role": "user", "content": f"Is it q{number} ?"}]}

@@ -241,11 +241,14 @@ class Decider:
         pending = decision.answer is None
         replaced = decision.decided_by == "fallback"
         last = decision.legs[-1] if decision.legs and not _awaits_guardian(decision) else None
+        chained = bool(policy.pair.models) and last is not None
+        before = decision.legs[:-1] if chained else ()
         body = CompletionBody(
             finish=finish,
             leg=None if last is None else recorded_leg(last, policy),
+            before=tuple([recorded_leg(leg, policy) for leg in before]),
             action=None if pending else decision.action,
-            decided_by=decision.decided_by if replaced else None,
+            decided_by=decision.decided_by if replaced or chained else None,
             no_guarantee=decision.no_guarantee if replaced else None,
             cost=None if last is None else decision.spent.cost,
             content=None if pending else self._kept(policy, Content(answer=decision.answer)),

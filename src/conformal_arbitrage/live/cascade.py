@@ -7,7 +7,7 @@ Knows nothing of configuration files or HTTP.
 """
 
 import secrets
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,22 +72,32 @@ class CascadeRouter:
             GuardianError: the Guardian was to answer and could not, and there is no safe answer.
         """
         request = request if request.id else ChatRequest(request.body, id=secrets.token_hex(16))
-        decision = pending = await self._ask_chain(request)
-        if pending.decided_by != "primary":
-            decision = self._conclude(pending, await answered("guardian", self.guardian, request))
+        decision: Decision | None = None
+        async for step in self.steps(request):
+            decision = step if isinstance(step, Decision) else decision
+        if decision is None:
+            raise AssertionError("a chain has at least one model")
         return _complete(decision, "set safe_answer to continue without it")
 
     async def steps(
         self, request: ChatRequest, pending: Decision | None = None, *, live: bool = False
     ) -> AsyncGenerator[Decision | Chunk]:
-        """Yield the decision once the chain has answered and, if the Guardian must complete it, the final one.
+        """Yield the decision so far after each model, and the final one if the Guardian must complete it.
 
-        Arguments and results are those of `ConformalRouter.steps`.
+        Args:
+            request: the chat request, with its id.
+            pending: what an earlier attempt came to. No model is asked again: what the later ones of its chain might have
+                said is left out, and the Guardian answers.
+            live: yield the Guardian's chunks as they arrive, before the final decision.
         """
         if pending is None:
-            pending = await self._ask_chain(request)
-            yield pending
-        if pending.decided_by == "primary":
+            asked = _Asked()
+            for name in self.certificate.chain.models:
+                pending = await self._ask_next(request, asked, self.models[name])
+                yield pending
+                if pending.decided_by == "primary":
+                    return
+        if pending is None or pending.decided_by == "primary":
             return
         if not live:
             yield self._conclude(pending, await answered("guardian", self.guardian, request))
@@ -96,22 +106,16 @@ class CascadeRouter:
             async for item in items:
                 yield self._conclude(pending, item) if isinstance(item, Answered) else item
 
-    async def _ask_chain(self, request: ChatRequest) -> Decision:
-        """Return the decision of the first model whose answer stands, or the one that the Guardian has to complete."""
-        legs: list[Leg] = []
-        confidences: list[float | None] = []
-        texts: list[str | None] = []
-        standing: Mapping[str, Any] | None = None
-        for name in self.certificate.chain.models:
-            leg, answer = await answered("primary", self.models[name], request)
-            legs.append(leg)
-            confidences.append(None if answer is None else confidence_of(answer.confidence))
-            texts.append(None if answer is None else _text_or_none(answer.message))
-            if answer is not None and self.certificate.stops(confidences, texts, id=str(request.id)):
-                standing = answer.message
-                break
+    async def _ask_next(self, request: ChatRequest, asked: "_Asked", model: Answerer) -> Decision:
+        """Ask one more model; its answer stands, or the decision is pending."""
+        leg, answer = await answered("primary", model, request)
+        asked.legs.append(leg)
+        asked.confidences.append(None if answer is None else confidence_of(answer.confidence))
+        asked.texts.append(None if answer is None else _text_or_none(answer.message))
+        stands = answer is not None and self.certificate.stops(asked.confidences, asked.texts, id=str(request.id))
         reason = self._no_guarantee or self._other_settings(request)
-        return _pending(request.id, legs, confidences[-1], standing, reason)
+        standing = answer.message if stands and answer is not None else None
+        return _pending(request.id, asked.legs, asked.confidences[-1], standing, reason)
 
     def _other_settings(self, request: ChatRequest) -> str | None:
         """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
@@ -162,28 +166,21 @@ class CascadeChooser:
         return _complete(decision, "set safe_action to continue without it")
 
     async def ask_primary(self, query: Query) -> Decision:
-        """Return the decision of the first model whose choice stands, or the one that the Guardian has to complete."""
-        legs: list[Leg] = []
-        margins: list[float | None] = []
-        choices: list[str | None] = []
-        chosen: int | None = None
-        for name in self.certificate.chain.models:
-            leg = await scored("primary", self.models[name], query)
-            legs.append(leg)
-            margin, top = top_choice(leg.scores)
-            margins.append(margin)
-            choices.append(None if top is None else query.actions[top])
-            if top is not None and self.certificate.stops(margins, choices, id=str(query.id)):
-                chosen = top
-                break
-        everything = tuple(range(len(query.actions)))
-        pending = _pending(query.id, legs, margins[-1], None, self._no_guarantee)
-        if chosen is None:
-            return replace(pending, action=None, candidates=everything)
-        return replace(pending, action=chosen, candidates=(chosen,), decided_by="primary", answer=query.actions[chosen])
+        """Return the decision of the first model if its choice stands, or the one that others have to complete."""
+        return await self._ask_next(query, [])
 
     async def ask_guardian(self, query: Query, pending: Decision) -> Decision:
-        """Complete a pending decision; without an answer if the Guardian failed and there is no safe action to take."""
+        """Complete a pending decision: ask the rest of the chain, and the Guardian if no choice stands.
+
+        Models that were asked are not asked again, at another attempt neither. There is no answer if the Guardian failed
+        and there is no safe action to take.
+        """
+        legs = [leg for leg in pending.legs if leg.role == "primary"]
+        while len(legs) < len(self.certificate.chain.models):
+            pending = await self._ask_next(query, legs)
+            if pending.decided_by == "primary":
+                return pending
+            legs = list(pending.legs)
         leg = await scored("guardian", self.guardian, query)
         both = _with_guardian(pending, leg)
         if leg.scores is not None:
@@ -195,8 +192,29 @@ class CascadeChooser:
         chosen = query.actions.index(self.safe_action)
         return replace(both, action=chosen, answer=self.safe_action, decided_by="fallback", no_guarantee=reason)
 
+    async def _ask_next(self, query: Query, legs: Sequence[Leg]) -> Decision:
+        """Ask the next model after those that have a leg; its choice stands, or the decision is pending."""
+        leg = await scored("primary", self.models[self.certificate.chain.models[len(legs)]], query)
+        chosen = [top_choice(one.scores) for one in (*legs, leg)]
+        margins = [margin for margin, _ in chosen]
+        choices = [None if top is None else query.actions[top] for _, top in chosen]
+        last, reason = chosen[-1][1], self._no_guarantee
+        pending = _pending(query.id, [*legs, leg], margins[-1], None, reason)
+        if last is None or not self.certificate.stops(margins, choices, id=str(query.id)):
+            return replace(pending, action=None, candidates=tuple(range(len(query.actions))))
+        return replace(pending, action=last, candidates=(last,), decided_by="primary", answer=query.actions[last])
+
 
 CascadeRule = CascadeRouter | CascadeChooser
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What the models of a chain have said so far."""
+
+    legs: list[Leg] = field(default_factory=list[Leg])
+    confidences: list[float | None] = field(default_factory=list[float | None])
+    texts: list[str | None] = field(default_factory=list[str | None])
 
 
 def confidence_of(confidence: float | None) -> float | None:

@@ -86,7 +86,7 @@ def _is_writable(body: EventBody | AuditQuestion) -> bool:
             numbers = _are_finite((body.margin, body.relaxation, body.cost, body.alpha))
             return numbers and all(map(_is_finite_leg, body.legs)) and _is_plain_content(body.content)
         case CompletionBody():
-            leg = body.leg is None or _is_finite_leg(body.leg)
+            leg = all(map(_is_finite_leg, body.before)) and (body.leg is None or _is_finite_leg(body.leg))
             return leg and _are_finite((body.cost,)) and _is_plain_content(body.content)
         case FeedbackBody():
             grades = () if body.grades is None else (body.grades.primary, body.grades.guardian)

@@ -150,7 +150,8 @@ def _without_content(link: Link) -> EventBody:
     match later:
         case CompletionBody():
             leg = None if later.leg is None else _without_error(later.leg)
-            return replace(later, content=None, leg=leg)
+            before = tuple(_without_error(one) for one in later.before)
+            return replace(later, content=None, leg=leg, before=before)
         case FeedbackBody():
             return replace(later, comment=None, reason=None if later.reason is None else _ERASED)
         case AuditBody():

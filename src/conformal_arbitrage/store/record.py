@@ -109,6 +109,7 @@ class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         finish: the finish reason; "cancelled" if the caller left, "failed" if a model did, "limited" if the Guardian's
             quota was used up. After these three nothing, or not everything, was delivered.
         leg: the model that answered or failed, without its reply.
+        before: all that a cascade asked before that one, without their replies; empty if the decision has it all.
         action: index of the chosen action; None if there is none.
         decided_by: who chose, if it was not who the decision says.
         no_guarantee: why the outcome is not covered by a guarantee, if the decision does not say it.
@@ -121,6 +122,7 @@ class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     finish: str
     leg: Leg | None = None
+    before: tuple[Leg, ...] = ()
     action: int | None = None
     decided_by: str | None = None
     no_guarantee: str | None = None
@@ -295,7 +297,8 @@ def with_outcome(decision: DecisionBody, completion: CompletionBody | None) -> D
     """Return a pending decision together with its outcome; any other as it is."""
     if not decision.pending or completion is None or completion.leg is None:
         return decision
-    legs = (*[leg for leg in decision.legs if leg.role == "primary"], completion.leg)
+    before = completion.before or tuple(leg for leg in decision.legs if leg.role == "primary")
+    legs = (*before, completion.leg)
     content = decision.content
     if content is not None and completion.content is not None:
         content = replace(content, answer=completion.content.answer)
