@@ -389,3 +389,59 @@ def test_the_state_is_the_same_after_kill_and_recomputed_from_the_ledger(house):
     assert after == before
     rows = ledger(made)
     assert np.isfinite([row.loss for row in rows]).all()
+
+
+def test_a_damaged_record_keeps_no_other_loss_from_being_known(house):
+    import sqlite3
+    from contextlib import closing
+
+    made = house(policy=AUDITED, guardian=failing(503))
+    first = made.decide().json()["answers"][0]["arbitrage"]["id"]
+    with closing(sqlite3.connect(made.folder / "arbitrage.sqlite", timeout=30)) as connection:
+        connection.execute("update events set body = '{' where id = ? and kind = 'decision'", (first,))
+        connection.execute("update ledger set news = 1 where id = ?", (first,))
+        connection.commit()
+    made.guardian.reply = votes(0, 1)
+    second = made.decide().json()["answers"][0]["arbitrage"]["id"]
+    rows = until(lambda: [row for row in ledger(made) if row.id == second and row.loss == 1.0], 30)
+    assert rows
+    assert monitor(made)["mode"] == "enforce"
+
+
+def test_outcomes_in_any_order_give_the_same_evidence(house):
+    """Grades that come last first, and in two lives of the gateway, give what a fresh look at the ledger gives."""
+    made = house(form="text", policy={**AUDITED, "content": "full"})
+    ids = [made.chat().headers["x-arbitrage-decision-id"] for _ in range(24)]
+    until(lambda: len([r for r in made.records() if r.audit]) == 24, 30)
+    for k, id in enumerate(reversed(ids)):
+        if k == 12:
+            made.restart()
+        grades = {"primary": 0.0 if k % 2 else 1.0, "guardian": 1.0}
+        assert made.post(f"/v1/arbitrage/records/{id}/feedback", {"grades": grades}).status_code == 200
+    settled(made, 24)
+    shown = until(lambda: (doc := monitor(made)).get("audits", {}).get("known") == 24 and doc, 30)
+    assert sorted(row.known_order for row in ledger(made)) == list(range(1, 25))
+    made.restart()
+    again = until(lambda: (doc := monitor(made)).get("audits", {}).get("known") == 24 and doc, 30)
+    assert again == shown
+
+
+def test_the_clock_makes_overdue_outcomes_missing_and_a_late_one_replaces_them(house, monkeypatch):
+    from conformal_arbitrage.gateway import watcher
+
+    hours = [0.0]
+    made = house(policy=AUDITED, guardian=failing(503))
+    real = watcher.Watcher.turn
+
+    async def later(self):
+        self._clock = lambda: time.time() + 3600 * hours[0]
+        return await real(self)
+
+    monkeypatch.setattr(watcher.Watcher, "turn", later)
+    made.decide()
+    until(lambda: monitor(made).get("audits", {}).get("pending") == 1, 30)
+    hours[0] = 25.0
+    until(lambda: monitor(made).get("audits", {}).get("missing") == 1, 30)
+    made.guardian.reply = votes(0, 1)
+    shown = until(lambda: (doc := monitor(made))["audits"]["known"] == 1 and doc, 60)
+    assert (shown["audits"]["missing"], shown["mean_loss"]) == (0, 1.0)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.errors import CertificateError, StoreError
+from conformal_arbitrage.errors import ArbitrageError, CertificateError, DamagedError
 from conformal_arbitrage.gateway.audit_rows import LossFacts, settlement
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.upkeep import expired_policy, guarded_policy
@@ -25,7 +25,7 @@ from conformal_arbitrage.live.watching import LedgerWatch, standing_document
 from conformal_arbitrage.monitoring.states import Cause, Standing
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.ledger_base import LedgerNews, Settlement
-from conformal_arbitrage.store.record import AlarmBody, FeedbackBody
+from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, FeedbackBody
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 PAUSE = 0.25
@@ -52,14 +52,19 @@ class Watcher:
         self._facts: dict[tuple[str, int], LossFacts | None] = {}
         self._callers: dict[str, bool] = {}
         self._served_at: dict[str, float] = {}
+        self._trouble = ""
 
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
             try:
                 busy = await self.turn()
-            except StoreError:
-                busy = False  # the database is unreachable; requests report that, and what is in the ledger stays
+                self._trouble = ""
+            except ArbitrageError as error:  # what is in the ledger stays, and is looked at again
+                busy = False
+                if str(error) != self._trouble:
+                    _log.error("the ledgers cannot be followed for now: %s", error)
+                self._trouble = str(error)
             if not busy:
                 await asyncio.sleep(PAUSE)
 
@@ -143,7 +148,7 @@ class Watcher:
         news = await self._store.ledger_news(names, limit=_AT_ONCE)
         settlements: list[Settlement] = []
         for one in news:
-            record = await self._store.record(one.id)
+            record = await self._record(one.id)
             facts = await self._facts_of(one)
             if record is not None and any(feedback.by for feedback in record.feedback):
                 await self._learn_callers(record.feedback)
@@ -151,6 +156,14 @@ class Watcher:
             await asyncio.sleep(0)  # decisions first
         await self._store.settle_rows(settlements)
         return len(news) == _AT_ONCE
+
+    async def _record(self, id: str) -> DecisionRecord | None:
+        """Return a decision; None if it was pruned or is damaged, so that its outcome stays unknown and others do not."""
+        try:
+            return await self._store.record(id)
+        except DamagedError as error:
+            _log.error("an audited decision cannot be read, and counts as missing when it is due: %s", error)
+            return None
 
     async def _facts_of(self, news: LedgerNews) -> LossFacts | None:
         """Return what losses under a version depend on."""

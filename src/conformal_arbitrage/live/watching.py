@@ -6,6 +6,7 @@ begins again.
 Knows nothing of HTTP, or of what is done about an alarm.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import exp
@@ -151,9 +152,11 @@ class LedgerWatch:
         if self._served_at == self._cursor:
             return
         self._served_at = -1 if self._cursor is None else self._cursor
-        self.served = None
+        figure = None
         if self._differing:
-            self.served = served_figure(await self._store.ledger(self.key), self.lines, now)
+            rows = await self._store.ledger(self.key)
+            figure = await asyncio.to_thread(served_figure, rows, self.lines, now)
+        self.served = figure
 
     def red(self, now: float) -> bool:
         """Tell whether the evidence calls for safe mode."""
