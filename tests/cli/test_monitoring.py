@@ -263,3 +263,12 @@ def test_months_are_calendar_months():
 
 def test_a_figure_without_enough_audits_is_left_out():
     assert figure_svg([], [], start=0.0, stop=1.0) == ""
+
+
+def test_reading_creates_no_database(run):
+    Path("arbitrage.toml").write_text(CONFIGURATION)
+    for command in (("monitor",), ("report", "support", "--month", MONTH, "-o", "x.html")):
+        assert "there is no database at" in run(*command, code=2).stderr
+    assert not Path("decisions.sqlite").exists()
+    run("keys", "list")
+    assert "No certificate is installed yet." in run("monitor").output

@@ -57,6 +57,8 @@ def monitor_command(
         return
     if policy is None:
         options.console().print(_table(standings))
+        if not standings:
+            click.echo("No certificate is installed yet.")
         for line in _reasons(standings):
             click.echo(line)
     else:
@@ -71,7 +73,9 @@ def _read(config: str, policy: str | None) -> "list[PolicyStanding]":
     from conformal_arbitrage.live.monitored import read_standings
 
     configuration = read_config(config)
-    return with_store(config, lambda store: read_standings(store, configuration, policy=policy, now=time.time()))
+    return with_store(
+        config, lambda store: read_standings(store, configuration, policy=policy, now=time.time()), only_existing=True
+    )
 
 
 def _watch(config: str, policy: str | None, seconds: float) -> None:
@@ -96,7 +100,7 @@ def _watch(config: str, policy: str | None, seconds: float) -> None:
                 await asyncio.sleep(seconds)
 
     try:
-        with_store(config, show)
+        with_store(config, show, only_existing=True)
     except KeyboardInterrupt:
         click.echo("", err=True)
 

@@ -31,7 +31,9 @@ def report_command(policy: str, *, month: str, output: str, config: str, as_json
     configuration, which = read_config(config), Month.of(month)
     signed = existing_secret(configuration) is not None
     report = with_store(
-        config, lambda store: read_month(store, configuration, policy, which, now=time.time(), signed=signed)
+        config,
+        lambda store: read_month(store, configuration, policy, which, now=time.time(), signed=signed),
+        only_existing=True,
     )
     write_text(output, report_page(report))
     if as_json:

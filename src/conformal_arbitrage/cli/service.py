@@ -370,12 +370,27 @@ def records_erase_command(id: str, *, config: str, as_json: bool) -> None:
         click.echo(f"Erased: {id}")
 
 
-def with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]") -> _Result:
-    """Open the configured store, use it, and close it."""
+def with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]", *, only_existing: bool = False) -> _Result:
+    """Open the configured store, use it, and close it.
+
+    Args:
+        config: the configuration file.
+        use: what to do with the store.
+        only_existing: refuse to create a database, for commands that only read.
+
+    Raises:
+        StoreError: there is none, and none may be created.
+    """
     from conformal_arbitrage.live.config import read_config
 
     with gateway_installed():
-        from conformal_arbitrage.live.database import open_record
+        from conformal_arbitrage.live.database import database_exists, database_of, open_record
+
+    if only_existing and not database_exists(read_config(config)):
+        raise StoreError(
+            f"there is no database at {database_of(read_config(config))} yet; `arbitrage serve` creates it, or name another "
+            "configuration with --config"
+        )
 
     async def run() -> _Result:
         store = await open_record(read_config(config))

@@ -239,9 +239,12 @@ def _refuse(log: ScoreLog, options: CalibrationOptions) -> None:
             f"{log.source}: {int(log.missing.sum())} rows have no Guardian score, so that their loss is unknown; ask the "
             "Guardian again, or leave these rows out of a simulation"
         )
-    unusual = (options.net, options.by is not None, options.cluster is not None, options.own_loss is not None)
-    if any(unusual):
-        raise OptionError("simulate replays the Guardian regret with one threshold: leave loss=, by= and cluster= out")
+    grouped, own = options.by is not None or options.cluster is not None, options.own_loss is not None
+    if grouped or own or options.net or options.learned:
+        raise OptionError(
+            "simulate replays the Guardian regret with one threshold on the margin: leave loss=, by=, cluster= and score= "
+            "out"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
