@@ -70,7 +70,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         certificate: the file to start with; later ones may be installed over HTTP. Shadow mode needs none.
         form: choices from menus, or free text; as in [task] unless set.
         mode: "enforce" the rule, or "shadow": ask both, answer with the Guardian's choice, record the Primary's.
-        audit_rate: in enforce mode, the share of the Primary's decisions that the Guardian reviews in the background.
+        audit_rate: in enforce mode, the share of decisions that are audited, by the Guardian in the background if need be.
         alarm_line: the loss whose crossing puts the policy into safe mode: the one that luck in calibration cannot
             explain, or "alpha" itself.
         max_age: days after its installation when a certificate expires; unless set, it does not.
