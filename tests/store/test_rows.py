@@ -189,6 +189,22 @@ def test_the_rows_of_a_log_are_kept_in_its_order_and_imported_once(store):
     assert run(fill()) == (collected, [])
 
 
+def test_a_damaged_decision_stops_neither_gathering_nor_pruning(store, sql, caplog):
+    async def fill():
+        ids = [new_id() for _ in range(3)]
+        await store.commit([decision(id, body=body()) for id in ids])
+        sql(f"update events set body = 'x' where id = '{ids[1]}'")
+        rows = await rows_of(store)
+        await store.commit([later(ids[0], AuditBody(scores=(0.2, 0.8)))])
+        sql(f"update events set body = 'x' where id = '{ids[0]}' and kind = 'decision'")
+        assert await store.prune(before=time.time() + 60) == 3
+        return ids, rows, await rows_of(store)
+
+    ids, rows, after = run(fill())
+    assert [row.id for row in rows] == [row.id for row in after] == [ids[0], ids[2]]
+    assert f"the decision {ids[1]}" in caplog.text or ids[1] in caplog.text
+
+
 def test_a_version_follows_only_the_one_it_was_made_for(store):
     async def fill():
         first = await store.install("support", {"a": 1}, by="x")

@@ -6,12 +6,13 @@ events nor a crash matters. Pruning writes the row in the transaction that remov
 Knows nothing of threads, or of how a transaction begins and ends.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from conformal_arbitrage.errors import DamagedError
+from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_decision
@@ -20,6 +21,7 @@ from conformal_arbitrage.store.ids import id_at
 from conformal_arbitrage.store.record import DecisionRecord
 from conformal_arbitrage.store.row_base import CalibrationRow, calibration_row, is_fit
 
+_log = logging.getLogger("conformal_arbitrage.store")
 _LIVE = ""
 """The log of rows that come from decisions."""
 _LATER = ("completion", "feedback", "audit")
@@ -63,15 +65,28 @@ def _concerned(session: Session, events: Sequence[Sequence[Any]]) -> Iterator[st
     """Yield the ids of decisions that may have become fit, or of which more is known."""
     for _, kind, id, body in events:
         if kind == "decision":
-            if is_fit(decode_decision(body, id)):
+            if _reads_as_fit(body, id):
                 yield id
         elif kind in _LATER and session.rows("select 1 from calibration_rows where log = ? and id = ?", _LIVE, id):
             yield id
 
 
+def _reads_as_fit(body: str, id: str) -> bool:
+    """Tell whether a decision is fit for calibration; one that is damaged must not stop the others."""
+    try:
+        return is_fit(decode_decision(body, id))
+    except StoreError as error:
+        _log.error("a decision leaves no calibration row: %s", error, extra={"id": id})
+        return False
+
+
 def keep(session: Session, id: str) -> None:
-    """Write the row of a decision, if it is fit for calibration."""
-    record = pages.record(session, id)
+    """Write the row of a decision, if it is fit for calibration; one that is damaged must not stop the others."""
+    try:
+        record = pages.record(session, id)
+    except StoreError as error:
+        _log.error("a decision leaves no calibration row: %s", error, extra={"id": id})
+        return
     if record is not None and is_fit(record.decision):
         _write(session, record)
 
