@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-cascades bench-connections bench-records soak alarms nightly clean
+.PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms nightly clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -55,6 +55,11 @@ bench-monitoring: .venv/.installed .venv-mapie/.installed
 
 bench-cascades: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.cascades $(BENCH)
+
+# Guardian shares of learned scores, and every row decided live and in a replay; LOGS is the folder with recorded logs.
+bench-learned: .venv/.installed
+	$(BIN)/python -m benchmarks.learned $(LOGS) $(BENCH)
+	$(BIN)/python -m benchmarks.learned $(LOGS) --replay
 
 bench-connections: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.connections $(BENCH)

@@ -244,7 +244,7 @@ def test_one_query_at_a_time_is_decided_as_many_at_once(discrete, with_margin):
             fits, features[queries], u[queries], margin[queries], budget=budget, unseen=new[queries],
             with_margin=with_margin,
         )  # fmt: skip
-        rule = learned_rule(fits, budget=budget, with_margin=with_margin)
+        rule = learned_rule(fits, features[used], budget=budget, with_margin=with_margin)
         for k, row in enumerate(queries):
             places = np.flatnonzero(features[row]).tolist()
             one = rule.decide(places, features[row, places].tolist(), u[row], margin[row], unseen=bool(new[row]))

@@ -113,9 +113,12 @@ class ScoreRows:
 
     def fits(self) -> RidgeFits:
         """Fit every strength of the penalty."""
-        features = self.features
-        matrix, margin = feature_matrix(features, self.rows), self.rows.margin
-        return fit_ridges(matrix, features.penalties(), self.loss, self.u, margin, strengths=STRENGTHS)
+        matrix, margin = self.matrix(), self.rows.margin
+        return fit_ridges(matrix, self.features.penalties(), self.loss, self.u, margin, strengths=STRENGTHS)
+
+    def matrix(self) -> Floats:
+        """Return the features of every row."""
+        return feature_matrix(self.features, self.rows)
 
     def arrays(self) -> dict[str, Any]:
         """Return the rows as arrays by name."""
@@ -230,7 +233,8 @@ class LearnedScore:
     def rule(self) -> LearnedRule:
         """Return the fitted rule; it is built once."""
         if not self._rules:
-            self._rules.append(learned_rule(self.rows.fits(), budget=self.budget, with_margin=self.with_margin))
+            fits, matrix = self.rows.fits(), self.rows.matrix()
+            self._rules.append(learned_rule(fits, matrix, budget=self.budget, with_margin=self.with_margin))
         return self._rules[0]
 
     def decide(

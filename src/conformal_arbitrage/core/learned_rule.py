@@ -1,8 +1,9 @@
 """The learned score for one query at a time: what `decide_learned` decides, laid out for speed.
 
-A live query and the replay of a log both come through here, row by row, so they agree to the bit. Rows with a loss come
-first, so that the line is found among the first columns; the fits of all strengths lie side by side, so that the few
-features of a query that are not 0 reach all of them in one product.
+A live query and the replay of a log both come through here, row by row, so they agree to the bit. Rows with the same
+features and the same loss have the same score whatever the query, so they are kept as one class with many draws. Classes
+with a loss come first, so that the line is found among the first columns; the fits of all strengths lie side by side, so
+that the few features of a query that are not 0 reach all of them in one product.
 
 Knows nothing of features, certificates or files.
 """
@@ -47,16 +48,19 @@ class LearnedRule:
         rotation: columns x axes, as in `RidgeFits`.
         shrunk: axes x strengths, 1 / (curvature + strength).
         weights: strengths x axes, the coefficients.
-        across: columns x (strengths x rows): what a feature of the query adds to its product with each row.
-        residual: strengths x rows, the loss minus its fit, in ticks.
-        loss: of each row, in ticks and shifted.
-        free: strengths x rows, 1 minus the leverage.
-        losses: how many rows, the first ones, have a loss.
-        u: the draw of each row, as plain floats.
+        across: columns x (strengths x classes): what a feature of the query adds to its product with each class.
+        residual: strengths x classes, the loss minus its fit, in ticks.
+        loss: of each class, in ticks and shifted.
+        free: strengths x classes, 1 minus the leverage.
+        sizes: rows of each class.
+        draws: the draws of each class, in order.
+        lossy: how many classes, the first ones, have a loss.
+        losses: the class of each row with a loss.
+        rows: number of logged rows.
         unseen_penalties: of a column that only the query has, by strength.
         by_margin: (-margin, draw) of all rows, in order.
         losses_by_margin: the same of the rows with a loss.
-        copies: features of rows with a loss, as bytes -> those rows.
+        copies: features of a class with a loss, as bytes -> that class.
     """
 
     budget: int
@@ -68,17 +72,15 @@ class LearnedRule:
     residual: Floats
     loss: Floats
     free: Floats
-    losses: int
-    u: Sequence[float]
+    sizes: Floats
+    draws: Sequence[Sequence[float]]
+    lossy: int
+    losses: Indices
+    rows: int
     unseen_penalties: Floats
     by_margin: Sequence[tuple[float, float]]
     losses_by_margin: Sequence[tuple[float, float]]
-    copies: dict[bytes, Indices]
-
-    @property
-    def rows(self) -> int:
-        """Number of logged rows."""
-        return len(self.u)
+    copies: dict[bytes, int]
 
     def decide(
         self, places: Sequence[int], values: Sequence[float], u: float, margin: float, *, unseen: bool = False
@@ -101,7 +103,7 @@ class LearnedRule:
 
     def _by_margin(self, u: float, margin: float) -> LearnedDecision:
         """Count the rows before the line in the order of the margin; the query counts as a loss."""
-        if self.losses < self.budget:
+        if len(self.losses) < self.budget:
             return LearnedDecision(kept=True, candidate=MARGIN, kept_rows=self.rows + 1, score=-margin)
         own, lost = (-margin, u), self.losses_by_margin
         before = bisect_left(lost, own)
@@ -120,18 +122,18 @@ class LearnedRule:
         gain = 1 / (1 + (query * query) @ self.shrunk)
         if unseen:
             gain = 1 / (1 + 1 / self.unseen_penalties + (query * query) @ self.shrunk)
-        across = (some @ self.across.take(places, axis=0)).reshape(strengths, self.rows)
+        across = (some @ self.across.take(places, axis=0)).reshape(strengths, len(self.sizes))
         scores = self._left_out_scores(across, predicted, gain)
         own = np.rint(predicted * TICKS + SHIFT)
         same = None if unseen else self.copies.get(self._dense(places, some))
         if same is not None:
-            scores[:, same] = own[:, None]
-        if self.losses < self.budget:
+            scores[:, same] = own
+        if len(self.losses) < self.budget:
             return [(self.rows + 1, True, (one - SHIFT) / TICKS) for one in own.tolist()]
         return self._counts(scores, own, u)
 
     def _left_out_scores(self, across: Floats, predicted: Floats, gain: Floats) -> Floats:
-        """Return every row's leave-one-out score with the query added at a loss, in ticks."""
+        """Return every class's leave-one-out score with the query added at a loss, in ticks."""
         moved = across * ((1 - predicted) * gain * TICKS)[:, None]
         np.subtract(self.residual, moved, out=moved)
         np.multiply(across, across, out=across)
@@ -148,38 +150,48 @@ class LearnedRule:
 
     def _counts(self, scores: Floats, own: Floats, u: float) -> list[tuple[int, bool, float]]:
         """Count rows and query before the (budget + 1)-th loss in the order of (score, draw)."""
-        lost = np.concatenate([scores[:, : self.losses], own[:, None]], axis=1)
-        lines = np.partition(lost, self.budget, axis=1)[:, self.budget]
-        results: list[tuple[int, bool, float]] = []
-        for row, line, mine in zip(scores, lines.tolist(), own.tolist(), strict=True):
-            below = row < line
-            ahead = self.budget - np.count_nonzero(below[: self.losses]) - (mine < line)
-            tied: list[int] = np.flatnonzero(row == line).tolist()
-            draws = [self.u[place] for place in tied if place < self.losses] + ([u] if mine == line else [])
-            drawn = sorted(draws)[int(ahead)]
-            kept = bool(mine < line or (mine == line and u < drawn))
-            count = np.count_nonzero(below) + sum(self.u[place] < drawn for place in tied) + kept
-            results.append((int(count), kept, (mine - SHIFT) / TICKS))
-        return results
+        lost = np.concatenate([scores.take(self.losses, axis=1), own[:, None]], axis=1)
+        lines = np.partition(lost, self.budget, axis=1)[:, [self.budget]]
+        below, lossy = (scores < lines).astype(np.float64), self.lossy
+        before, lost_before = below @ self.sizes, below[:, :lossy] @ self.sizes[:lossy]
+        tied: list[list[int]] = [[] for _ in own]
+        pairs: list[list[int]] = np.argwhere(scores == lines).tolist()
+        for k, place in pairs:
+            tied[k].append(place)
+        columns = (lines[:, 0].tolist(), own.tolist(), before.tolist(), lost_before.tolist(), tied)
+        return [self._count(*column, u) for column in zip(*columns, strict=True)]
+
+    def _count(
+        self, line: float, own: float, before: float, lost_before: float, tied: Sequence[int], u: float
+    ) -> tuple[int, bool, float]:
+        """Count rows and query before the line of one strength, where draws tell apart what is tied with it."""
+        draws = [u] if own == line else []
+        for place in tied:
+            draws += self.draws[place] if place < self.lossy else ()
+        drawn = sorted(draws)[self.budget - int(lost_before) - (own < line)]
+        kept = own < line or (own == line and u < drawn)
+        count = int(before) + sum(bisect_left(self.draws[place], drawn) for place in tied) + kept
+        return count, kept, (own - SHIFT) / TICKS
 
 
-def learned_rule(fits: RidgeFits, *, budget: int, with_margin: bool) -> LearnedRule:
+def learned_rule(fits: RidgeFits, features: Floats, *, budget: int, with_margin: bool) -> LearnedRule:
     """Lay a fitted log out for single queries.
 
     Args:
         fits: the fitted log.
+        features: of its rows.
         budget: of `spendable_losses`, 1 or more.
         with_margin: whether the margin itself is a candidate.
     """
-    order = np.concatenate([fits.loss_rows, np.flatnonzero(fits.loss == 0)])
-    rotated, loss, u = fits.rotated[order], fits.loss[order], fits.u[order]
+    classes: dict[tuple[bool, bytes], list[int]] = {}
+    order: list[int] = [*fits.loss_rows.tolist(), *np.flatnonzero(fits.loss == 0).tolist()]
+    for row in order:
+        classes.setdefault((bool(fits.loss[row]), features[row].tobytes()), []).append(row)
+    first, sizes = (np.array([choose(rows) for rows in classes.values()], dtype=np.intp) for choose in (min, len))
+    lossy = sum(lost for lost, _ in classes)
     shrunk = 1 / (fits.curvature[:, None] + fits.strengths)
-    across = [fits.rotation @ (rotated * one).T for one in shrunk.T]
-    by_margin = list(zip((-fits.margin[order]).tolist(), u.tolist(), strict=True))
-    losses = len(fits.loss_rows)
-    copies: dict[bytes, list[int]] = {}
-    for row, content in enumerate(fits.features):
-        copies.setdefault(content.tobytes(), []).append(row)
+    across = [fits.rotation @ (fits.rotated[first] * one).T for one in shrunk.T]
+    by_margin: list[tuple[float, float]] = list(zip((-fits.margin).tolist(), fits.u.tolist(), strict=True))
     return LearnedRule(
         budget=budget,
         with_margin=with_margin,
@@ -187,13 +199,16 @@ def learned_rule(fits: RidgeFits, *, budget: int, with_margin: bool) -> LearnedR
         shrunk=shrunk,
         weights=fits.weights,
         across=np.concatenate(across, axis=1),
-        residual=(loss - fits.fitted[:, order]) * TICKS,
-        loss=loss.astype(np.float64) * TICKS + SHIFT,
-        free=1 - fits.leverage[:, order],
-        losses=losses,
-        u=u.tolist(),
+        residual=(fits.loss - fits.fitted)[:, first] * TICKS,
+        loss=fits.loss[first].astype(np.float64) * TICKS + SHIFT,
+        free=1 - fits.leverage[:, first],
+        sizes=sizes.astype(np.float64),
+        draws=[sorted(fits.u[rows].tolist()) for rows in classes.values()],
+        lossy=lossy,
+        losses=np.repeat(np.arange(lossy), sizes[:lossy]),
+        rows=len(fits.loss),
         unseen_penalties=fits.strengths * fits.unseen_penalty,
         by_margin=sorted(by_margin),
-        losses_by_margin=sorted(by_margin[:losses]),
-        copies={content: np.array(rows) for content, rows in copies.items()},
+        losses_by_margin=sorted(by_margin[row] for row in order[: len(fits.loss_rows)]),
+        copies={content: place for place, (lost, content) in enumerate(classes) if lost},
     )

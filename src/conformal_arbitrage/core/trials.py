@@ -237,7 +237,7 @@ def run_trials(
     *,
     bound: Fraction,
     limits: Sequence[int] | None = None,
-    calibrate: Callable[[Indices], Sequence[TrialPart]] | None = None,
+    calibrate: Callable[[Indices, Indices], Sequence[TrialPart]] | None = None,
     grid: Floats | None = None,
     fixed: Mapping[str, Floats] | None = None,
 ) -> TrialResults:
@@ -249,7 +249,7 @@ def run_trials(
         alphas: the risk budgets.
         bound: the loss bound.
         limits: the largest total loss for each alpha, in ticks; by default that of conformal risk control.
-        calibrate: another way to find the thresholds for calibration rows, such as one for each group.
+        calibrate: another way to find the thresholds from calibration rows, such as one for each group, for test rows.
         grid: restrict relaxations to these points.
         fixed: further per-row columns to average over the test rows, such as the cost of the Primary.
     """
@@ -262,7 +262,7 @@ def run_trials(
     columns = np.array([(fixed or {})[name] for name in names]).reshape(len(names), len(steps.start_loss))
     averages, weight = np.empty((len(names), len(splits))), np.empty(len(steps.row))
     for t, (calibration, test) in enumerate(splits):
-        parts = [_part(steps, stations, calibration, limits)] if calibrate is None else calibrate(calibration)
+        parts = [_part(steps, stations, calibration, limits)] if calibrate is None else calibrate(calibration, test)
         relaxation[t] = np.fmax.reduce([part.relaxation for part in parts])
         member = _membership(steps, test).astype(np.float64)
         means[:, t] = 0.0

@@ -1,4 +1,4 @@
-"""Held-out trials of a learned score: learn on the calibration rows of a split, decide all other rows.
+"""Held-out trials of a learned score: learn on the calibration rows of a split, decide its test rows.
 
 Knows nothing of what is measured, nor of tables.
 """
@@ -22,18 +22,18 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 
 def learned_calibration(
     log: ScoreLog, steps: Steps, alphas: Sequence[Number], options: CalibrationOptions, bound: Fraction
-) -> Callable[[Indices], Sequence[TrialPart]]:
-    """Return how each trial decides all rows by a score that is learned on its calibration rows."""
+) -> Callable[[Indices, Indices], Sequence[TrialPart]]:
+    """Return how each trial decides its test rows by a score that is learned on its calibration rows."""
     budgets = [check_alpha(alpha, bound) for alpha in alphas]
     rows, features = learned_rows(log, options, bound), options.features or Features()
     draws = options.draws(log)
     u: Floats = np.zeros(len(log)) if draws is None else draws
     alone = log.sizes == 1
 
-    def calibrate(calibration: Indices) -> list[TrialPart]:
+    def calibrate(calibration: Indices, test: Indices) -> list[TrialPart]:
         refuse_row_count(len(calibration), log.source)
         spendable = [spendable_losses(alpha, bound, len(calibration)) for alpha in budgets]
-        kept = _kept(rows, calibration, u, spendable, features.menu_size, with_margin=options.score == "auto")
+        kept = _kept(rows, calibration, test, u, spendable, features.menu_size, with_margin=options.score == "auto")
         return _parts(kept | alone, np.array(spendable) > 0, len(steps.row))
 
     return calibrate
@@ -42,17 +42,16 @@ def learned_calibration(
 def _kept(
     rows: LearnedRows,
     calibration: Indices,
+    test: Indices,
     u: Floats,
     spendable: Sequence[int],
     menu_size: int | None,
     *,
     with_margin: bool,
 ) -> Bools:
-    """Return which rows are kept under each budget: budgets x rows; calibration rows are never kept, nor looked at."""
+    """Return which test rows are kept under each budget: budgets x rows, false for all others."""
     chosen = rows.score_rows(calibration[rows.inputs.used[calibration]], u, menu_size)
-    others = rows.inputs.used.copy()
-    others[calibration] = False
-    index = np.flatnonzero(others)
+    index = test[rows.inputs.used[test]]
     queries, features = rows.inputs.feature_rows(index), chosen.features
     decided = decide_budgets(
         chosen.fits(), feature_matrix(features, queries), u[index], rows.inputs.margin[index], budgets=spendable,

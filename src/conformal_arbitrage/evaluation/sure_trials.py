@@ -24,7 +24,7 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 
 def trial_calibration(
     log: ScoreLog, steps: Steps, alphas: Sequence[Number], options: CalibrationOptions, bound: Fraction
-) -> Callable[[Indices], Sequence[TrialPart]] | None:
+) -> Callable[[Indices, Indices], Sequence[TrialPart]] | None:
     """Return how each trial finds its thresholds; None if a limit on the total loss, or the usual rule, will do."""
     if options.zero_one:
         refuse_graded(log, options, bound)
@@ -35,7 +35,7 @@ def trial_calibration(
     budgets = [check_alpha(alpha, bound) for alpha in alphas]
     alone, masks = replace(options, by=None, small_groups="defer"), _masks(log, options.by)
 
-    def calibrate(rows: Indices) -> list[TrialPart]:
+    def calibrate(rows: Indices, _: Indices) -> list[TrialPart]:
         own = [rows[mask[rows]] for mask in masks]
         delta = options.delta(sum(one.size > 0 for one in own))
         fewest = [rows_needed(alpha, bound) if options.merges else None for alpha in budgets]
