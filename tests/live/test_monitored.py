@@ -9,6 +9,7 @@ from conformal_arbitrage import OptionError
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.monitored import drawn_ledgers, drawn_moments, read_history, read_standings
 from conformal_arbitrage.live.watching import LedgerWatch
+from conformal_arbitrage.store import AlarmBody, LedgerKey
 from tests.live.ledgers import DAY, MODELS, certificate, draw_rows, fill, losses, settle_served
 from tests.store.conftest import opened, server, start_server, store, where  # noqa: F401 - fixtures
 
@@ -79,5 +80,25 @@ def test_a_history_has_every_ledger_and_every_event(here):
         assert {one.key.identities_sha256 for one in history.ledgers} == {MODELS}
         with pytest.raises(OptionError, match="there is no policy 'loud'"):
             await read_history(here, CONFIG, "loud")
+
+    asyncio.run(work())
+
+
+def test_an_alarm_counts_from_its_time_on(here):
+    async def work():
+        now = time.time()
+        version = await here.install("support", certificate(confidence=0.95).to_dict(), by="configuration")
+        key = LedgerKey(policy="support", version=version.version, identities_sha256=MODELS)
+        await draw_rows(here, losses(300, 0.03, 1), key=key, start=now - 20 * DAY, stop=now - DAY)
+        alarm = AlarmBody(
+            version=1, lifts=0, identities_sha256=MODELS, cause="failing audits", audits=300, known=300, missing=0,
+            line=0.05, log_evidence=4.0,
+        )  # fmt: skip
+        assert await here.raise_alarm("support", alarm)
+        [before] = await read_standings(here, CONFIG, now=now - 60)
+        [after] = await read_standings(here, CONFIG, now=time.time() + 1)
+        assert (before.state, before.mode, before.alarm) == ("no evidence", "enforce", None)
+        assert (after.state, after.mode, after.alarm.cause) == ("red", "safe", "failing audits")
+        assert after.to_dict()["alarm"]["cause"] == "failing audits"
 
     asyncio.run(work())

@@ -46,10 +46,10 @@ class WatchedLedger:
     unwatched: str | None
     rows: LedgerRows
 
-    @property
-    def alarm(self) -> AlarmBody | None:
-        """The alarm that stands, if this ledger is the one in force."""
-        return self.version.alarm if self.version.lifts == self.key.lifts else None
+    def alarm(self, now: float) -> AlarmBody | None:
+        """Return the alarm that stands at a time, if this ledger is the one in force."""
+        alarm = self.version.alarm if self.version.lifts == self.key.lifts else None
+        return None if alarm is None or (alarm.at or 0.0) > now else alarm
 
     @property
     def last_audit(self) -> float | None:
@@ -64,6 +64,7 @@ class PolicyStanding:
 
     Attributes:
         ledger: what it is read from.
+        alarm: the alarm that stands, if any.
         mode: "safe" after an alarm, else as configured.
         audit_rate: as configured.
         standing: state, reasons, limits and evidence; None without a monitor.
@@ -72,6 +73,7 @@ class PolicyStanding:
     """
 
     ledger: WatchedLedger
+    alarm: AlarmBody | None
     mode: str
     audit_rate: float
     standing: Standing | None
@@ -85,7 +87,7 @@ class PolicyStanding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a JSON document; losses are shares of the loss bound."""
-        ledger, alarm = self.ledger, self.ledger.alarm
+        ledger, alarm = self.ledger, self.alarm
         return {
             "policy": ledger.key.policy,
             "version": ledger.key.version,
@@ -155,19 +157,18 @@ async def read_history(store: Store, config: Config, policy: str) -> PolicyHisto
 
 def stand(ledger: WatchedLedger, settings: PolicyConfig, now: float) -> PolicyStanding:
     """Return where a ledger stands at a time."""
-    mode, standing, served, blind = "safe" if ledger.alarm is not None else settings.mode, None, None, None
+    alarm, standing, served, blind = ledger.alarm(now), None, None, None
     if ledger.lines is not None:
         rows = ledger.rows
         monitor = Monitor.from_ledger(ledger.lines, rows.loss, rows.due, audit_rate=settings.audit_rate)
         served = None if np.isnan(rows.served).all() else served_figure(rows, ledger.lines, now)
         failing = served is not None and served.above_alpha
-        standing = monitor.standing(
-            now, alarmed=_cause(ledger.alarm), guardian_fails=failing, stale=_stale(ledger, now)
-        )
+        standing = monitor.standing(now, alarmed=_cause(alarm), guardian_fails=failing, stale=_stale(ledger, now))
         blind = blind_decisions(ledger.lines.alpha, settings.audit_rate)
     return PolicyStanding(
         ledger=ledger,
-        mode=mode,
+        alarm=alarm,
+        mode=settings.mode if alarm is None else "safe",
         audit_rate=settings.audit_rate,
         standing=standing,
         served=served,

@@ -41,7 +41,7 @@ footer { margin-top:2.5rem; color:#555; font-size:.8rem; border-top:1px solid #c
 @page { margin:18mm 16mm }
 @media print {
   body { margin:0; max-width:none; padding:0; font-size:10.5pt }
-  h2 { break-after:avoid }
+  h2,h3 { break-after:avoid }
   tr,blockquote,.tiles { break-inside:avoid }
   * { print-color-adjust:exact; -webkit-print-color-adjust:exact }
 }
