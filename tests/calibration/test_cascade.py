@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conformal_arbitrage import CertificateError, OptionError, ProjectSecret, ScoreLogError
+from conformal_arbitrage import Certificate, CertificateError, OptionError, ProjectSecret, ScoreLogError
 from conformal_arbitrage.calibration.cascade import calibrate_cascade, verify_cascade
 from conformal_arbitrage.calibration.chain_tuning import (
     ChainEstimate,
@@ -166,6 +166,11 @@ def test_a_chain_that_cannot_be_is_refused(chained, part):
     document["chain"] = chain | {"coefficients": (*wrong[:1], wrong[1][:2])}
     with pytest.raises(CertificateError, match="chain"):
         PathCertificate.from_dict(document)
+
+
+def test_a_certificate_of_a_cascade_is_not_taken_for_one_of_two_models(chained):
+    with pytest.raises(CertificateError, match="is the certificate of a cascade, which verify"):
+        Certificate.from_dict(chained.to_dict())
 
 
 def test_a_file_that_is_no_certificate_is_refused(tmp_path):

@@ -60,7 +60,7 @@ def test_a_fit_to_separable_rows_stays_finite():
     assert np.isfinite(fit).all()
     assert fit[1] > 1
     assert fit_ridge_logistic(features, np.zeros(40))[0] < -3
-    assert np.isfinite(fit_ridge_logistic(features, np.repeat([0.0, 1.0], 20), penalty=1e-12)).all()
+    assert np.abs(fit_ridge_logistic(features, np.repeat([0.0, 1.0], 20), penalty=1e-12, steps=3)).max() <= 3
 
 
 def test_corners_start_with_never_and_thresholds_never_fall():

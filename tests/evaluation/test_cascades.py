@@ -38,6 +38,6 @@ def test_sizes_that_do_not_fit_are_refused(sizes):
 )
 def test_costs_on_the_shared_log_reach_their_targets(shared, dataset, guardian, loss, target):
     log = nine_models(shared, dataset, guardian, ("llama3.1-8b", "gpt-4o-mini", "llama3.1-70b"))
-    point = evaluate_cascade(log, ["0.05"], calibration_size=780, trials=12, loss=loss).points[0]
+    point = evaluate_cascade(log, ["0.05"], calibration_size=780, trials=8, loss=loss).points[0]
     assert point.cost <= target + 2 * point.cost_error
     assert point.loss <= 0.05 + 4 * point.loss_error

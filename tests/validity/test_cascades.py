@@ -47,7 +47,7 @@ def test_on_every_set_of_rows_a_certified_cascade_loses_at_most_the_budget(model
     options = CascadeOptions(key=KEY, loss=loss, chain=models)
     chain = fit_chain(world(rng, 80), models, options.loss_name, None)
     violations = 0
-    for k in range(12):
+    for k in range(8):
         log = world(rng, int(rng.integers(8, 24)), guardian=0.9, prefix=f"set{k}-")
         assert left_out_sum(log, chain, options) <= ALPHA * len(log)
         violations += left_out_sum(log, chain, options, generous) > ALPHA * len(log)

@@ -63,6 +63,10 @@ def convert_document(document: object, kind: type[_Certificate], source: str) ->
         CertificateError: it is of another schema version, or a field is unknown or of another type.
     """
     content = {name: value for name, value in as_object(document).items() if name != ON_THIS_LOG}
+    if content.get("kind") == "path":
+        raise CertificateError(
+            f"{source}: is the certificate of a cascade, which verify, apply, ask, serve and `certificate show` take"
+        )
     schema = content.get("schema")
     if schema not in _READABLE:
         raise CertificateError(

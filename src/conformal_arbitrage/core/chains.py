@@ -47,18 +47,19 @@ def stage_features(confidence: Floats, answers: Integers, stage: int) -> Floats:
     return np.column_stack([np.ones(len(z)), z, same, same * z[:, :stage]])
 
 
-def fit_ridge_logistic(features: Floats, targets: Floats, penalty: float = 1.0) -> Floats:
+def fit_ridge_logistic(features: Floats, targets: Floats, penalty: float = 1.0, steps: int = _STEPS) -> Floats:
     """Return the coefficients of a ridge logistic regression, by Newton's method; the intercept is all but free.
 
     Args:
         features: rows x columns, the first of ones.
         targets: in [0, 1]; fractions are allowed.
         penalty: on the squares of the other coefficients.
+        steps: after which to stop, converged or not.
     """
     weights = np.full(features.shape[1], penalty)
     weights[0] = _FREE
     coefficients = np.zeros(features.shape[1])
-    for _ in range(_STEPS):
+    for _ in range(steps):
         fitted = _sigmoid(features @ coefficients)
         slope = features.T @ (fitted - targets) + weights * coefficients
         curvature = (features.T * (fitted * (1 - fitted))) @ features + np.diag(weights)
