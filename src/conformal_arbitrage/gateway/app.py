@@ -119,7 +119,7 @@ class _Routes:
         self._metrics = parts.metrics
         self.background = Background(parts.metrics.background_failures)
         self._limits = RequestLimits(parts.config.gateway)
-        self.watcher = Watcher(parts.store, parts.policies, parts.clock)
+        self.watcher = Watcher(parts.store, parts.policies, parts.clock, parts.secret)
         self._authenticator = Authenticator(parts.store)
         subscribers = (self._authenticator.refresh, parts.policies.refresh)
         self._refresher = Refresher(parts.store.change_count, *subscribers)

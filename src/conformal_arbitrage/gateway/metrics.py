@@ -86,17 +86,20 @@ class Metrics:
         self.installed = self._gauge("certificate_installed_seconds", "When it was, in seconds since 1970", "policy")
         self.known_lately = self._gauge("audits_known_lately", "Audits known in the last 30 days", "policy")
         self.stale = self._gauge("certificate_stale", "1 if these are too few to show a doubled loss", "policy")
+        self.drift_evidence = self._gauge("drift_evidence", "Evidence that margins have changed; 100 is much", "policy")
         self.guard_share = self._gauge("guard_share", "Share of calibration rows that the guard would defer", "policy")
 
     def standings(self, standings: Mapping[str, tuple[Standing, LedgerWatch]]) -> None:
         """Set where every policy stands."""
         for gauge in (
             self.state, self.evidence, self.line, self.loss_mean, self.loss_lower, self.loss_upper, self.served_mean,
-            self.audit_rows, self.guard_share,
+            self.audit_rows, self.guard_share, self.drift_evidence,
         ):  # fmt: skip
             gauge.clear()
         for policy, (standing, watch) in standings.items():
             self._stand(policy, standing, watch.served)
+            if watch.drift is not None:
+                self.drift_evidence.labels(policy).set(watch.drift.standing().evidence)
             if watch.guard is not None:
                 self.guard_share.labels(policy).set(watch.guard.standing().share)
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, DamagedError
-from conformal_arbitrage.gateway.audit_rows import LossFacts, settlement
+from conformal_arbitrage.gateway.audit_rows import LossFacts, WatchedPolicy, settlement
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.upkeep import expired_policy, guarded_policy
 from conformal_arbitrage.live.aging import Age, age_of
+from conformal_arbitrage.live.drifting import DriftWatch
 from conformal_arbitrage.live.guarding import CertificateGuard
 from conformal_arbitrage.live.known_losses import KnownLosses
 from conformal_arbitrage.live.watching import LedgerWatch, standing_document
@@ -42,9 +43,17 @@ class Watcher:
         store: where the ledgers are.
         policies: which are in force.
         clock: the time, in seconds since 1970.
+        secret: the project's, behind the draws of drift notices; None for no such notices.
     """
 
-    def __init__(self, store: Store, policies: PolicyTable, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: Store,
+        policies: PolicyTable,
+        clock: Callable[[], float] = time.time,
+        secret: bytes | None = None,
+    ) -> None:
+        self._secret = secret
         self._store = store
         self._policies = policies
         self._clock = clock
@@ -106,15 +115,16 @@ class Watcher:
             return None
         watch = self._watches.get(live.name)
         if watch is None or watch.key != live.watched.key:
-            rate = live.settings.audit_rate
-            guard = (
-                CertificateGuard(live.certificate)
-                if live.guarded is not None and live.certificate is not None
-                else None
-            )
-            watch = LedgerWatch(self._store, live.watched.key, live.watched.lines, audit_rate=rate, guard=guard)
-            self._watches[live.name] = watch
+            watch = self._watches[live.name] = self._new_watch(live, live.watched)
         return watch
+
+    def _new_watch(self, live: LivePolicy, watched: WatchedPolicy) -> LedgerWatch:
+        certificate, guard, drift = live.certificate, None, None
+        if certificate is not None:
+            guard = CertificateGuard(certificate) if live.guarded is not None else None
+            drift = None if self._secret is None else DriftWatch(self._store, watched.key, certificate, self._secret)
+        rate = live.settings.audit_rate
+        return LedgerWatch(self._store, watched.key, watched.lines, audit_rate=rate, guard=guard, drift=drift)
 
     async def _raise(self, live: LivePolicy, standing: Standing) -> None:
         figures, key = standing.figures, live.watched.key if live.watched is not None else None
@@ -229,6 +239,7 @@ class Watcher:
         stands: dict[str, Any] = {} if shown is None else standing_document(shown[0], shown[1].served)
         alarm = live.alarm
         guard = None if shown is None or shown[1].guard is None else asdict(shown[1].guard.standing())
+        drift = None if shown is None or shown[1].drift is None else asdict(shown[1].drift.standing())
         return {
             "policy": live.name,
             "version": live.version,
@@ -240,6 +251,7 @@ class Watcher:
             "lifts": live.lifts,
             "alarm": None if alarm is None else {"cause": alarm.cause, "at": alarm.at, "audits": alarm.audits},
             "guard": guard,
+            "drift": drift,
             "age": None if (age := self.age(live)) is None else asdict(age),
             **stands,
         }

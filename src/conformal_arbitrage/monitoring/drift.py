@@ -12,7 +12,7 @@ Knows nothing of ledgers, coins or clocks.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import log
 
 import numpy as np
@@ -35,12 +35,11 @@ class DriftBag:
     between two order statistics with a probability in proportion to the margins there plus one.
     """
 
-    def __init__(self, margins: Floats) -> None:
-        """Begin with the calibration margins."""
+    def __init__(self, margins: Floats, cuts: Sequence[float] | None = None) -> None:
+        """Begin with the calibration margins, or with none if there are cuts fixed before any live margin is seen."""
         ordered = np.sort(margins)
-        ranks = np.unique(np.ceil(np.linspace(0, 1, _CUTS) * len(ordered)).astype(np.int64).clip(1)) - 1
-        self._cuts: list[float] = np.unique(ordered[ranks]).tolist()
-        cells = [self._cell(margin) for margin in ordered.tolist()]
+        self._cuts: list[float] = sorted(set(_quantiles_of(ordered) if cuts is None else cuts))
+        cells = np.array([self._cell(margin) for margin in ordered.tolist()], dtype=np.int64)
         self._counts: Integers = np.bincount(cells, minlength=2 * len(self._cuts) + 1)
         self.size = len(ordered)
 
@@ -59,12 +58,17 @@ class DriftBag:
         return 2 * place + (place < len(self._cuts) and self._cuts[place] == margin)
 
 
+def _quantiles_of(ordered: Floats) -> list[float]:
+    ranks = np.unique(np.ceil(np.linspace(0, 1, _CUTS) * len(ordered)).astype(np.int64).clip(1)) - 1
+    return ordered[ranks].tolist()
+
+
 class DriftNotice:
     """Watches the margins of drawn decisions, in order of seq."""
 
-    def __init__(self, margins: Floats) -> None:
-        """Begin with the calibration margins."""
-        self._bag = DriftBag(margins)
+    def __init__(self, margins: Floats, cuts: Sequence[float] | None = None) -> None:
+        """Begin with the calibration margins; see `DriftBag`."""
+        self._bag = DriftBag(margins, cuts)
         self._p: list[float] = []
         self._process = EvidenceProcess([0.5] * _VIEWS)
 

@@ -179,6 +179,11 @@ def m009_calibration_rows(session: Session) -> None:
         session.define(statement)
 
 
+def m010_margins_of_audits(session: Session) -> None:
+    """Let the ledger keep margins, for a notice that they have changed."""
+    session.define("alter table ledger add column margin {real}")
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -189,6 +194,7 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m007_deliveries,
     m008_ledger,
     m009_calibration_rows,
+    m010_margins_of_audits,
 )
 """The function at index k takes a database from version k to k + 1."""
 
