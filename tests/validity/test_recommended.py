@@ -9,22 +9,27 @@ from conformal_arbitrage import ScoreLog, recommend
 from conformal_arbitrage.evaluation import recommendation
 from tests.validity.simulation import keeps
 
-N, ALPHA, TIMES, PRIMARIES, FRESH = 80, 0.1, 250, 5, 400
+N, ALPHA, TIMES, PRIMARIES, FRESH = 80, 0.1, 150, 5, 400
+LARGE, FEWER = 260, 60
+"""Rows that are enough to learn a score on a half of the tuning half, and how often that is repeated."""
 
 
 def draw(rng, n):
-    """Return margin, grades of the Primary and of the Guardian for every Primary on every query: all equally good."""
-    margin = rng.random((PRIMARIES, n))
-    right = (rng.random((PRIMARIES, n)) < 0.2 + 0.6 * margin).astype(float)
-    return margin, right, (rng.random(n) < 0.8).astype(float)
+    """Return margin, grades of the Primary and of the Guardian for every Primary on every query, and groups of queries.
+
+    All Primaries are equally good, and worse in one of the groups.
+    """
+    margin, hard = rng.random((PRIMARIES, n)), rng.random(n) < 0.5
+    right = (rng.random((PRIMARIES, n)) < 0.3 + 0.6 * margin - 0.2 * hard).astype(float)
+    return margin, right, (rng.random(n) < 0.8).astype(float), np.where(hard, "hard", "easy")
 
 
 def logs_of(rng, n, prefix):
     """Return the same queries under every Primary, in router form."""
-    margin, right, guardian = draw(rng, n)
+    margin, right, guardian, group = draw(rng, n)
     ids = [f"{prefix}{k}" for k in range(n)]
     logs = [
-        ScoreLog.from_router(confidence=m, primary_grade=p, guardian_grade=guardian, id=ids)
+        ScoreLog.from_router(confidence=m, primary_grade=p, guardian_grade=guardian, id=ids, group=group)
         for m, p in zip(margin, right, strict=True)
     ]
     return [replace(log, columns=(f"p{k}", "guardian")) for k, log in enumerate(logs)]
@@ -37,26 +42,36 @@ def loss_of(log, kept, loss):
     return float((kept * (worse if loss == "net" else np.maximum(worse, 0.0))).mean())
 
 
-def measure(loss):
-    """Return the mean loss with its standard error, and how often the interval held the share of new queries.
-
-    Margins are uniform, so the certificate's share of new queries is its relaxation.
-    """
-    rng, means, held = np.random.default_rng(11), [], []
-    for t in range(TIMES):
-        made = recommend(logs_of(rng, N, f"{t}-"), ALPHA, loss=loss, share=0.5, seed=t, trials=2, key=rng.bytes(16))
+def measure(loss, *, n=N, times=TIMES, trials=2):
+    """Return the mean loss with its standard error, how often the interval held the share, and the scores chosen."""
+    rng, means, held, scores = np.random.default_rng(11), [], [], set()
+    for t in range(times):
+        made = recommend(
+            logs_of(rng, n, f"{t}-"), ALPHA, loss=loss, share=0.5, seed=t, trials=trials, key=rng.bytes(16)
+        )
         fresh = logs_of(rng, FRESH, f"fresh-{t}-")[int(made.chosen.primary[1:])]
-        means.append(loss_of(fresh, ~made.certificate.apply(fresh).deferred, loss))
+        kept = ~made.certificate.apply(fresh).deferred
+        means.append(loss_of(fresh, kept, loss))
+        scores.add(made.chosen.score)
         low, high = made.deferred_interval
-        held.append(low <= made.certificate.relaxation <= high)
-    return (float(np.mean(means)), float(np.std(means, ddof=1) / TIMES**0.5)), float(np.mean(held))
+        # margins are uniform, so a threshold's share of new queries is the relaxation
+        share = 1 - kept.mean() if made.certificate.relaxation is None else made.certificate.relaxation
+        held.append(low <= share <= high)
+    return (float(np.mean(means)), float(np.std(means, ddof=1) / times**0.5)), float(np.mean(held)), scores
 
 
 @pytest.mark.parametrize("loss", ["regret", "net"])
 def test_a_recommended_certificate_keeps_its_budget(loss):
-    measured, held = measure(loss)
+    measured, held, _ = measure(loss)
     assert keeps(ALPHA, measured), measured
     assert held >= 0.95
+
+
+def test_a_recommended_learned_score_keeps_its_budget():
+    measured, held, scores = measure("regret", n=LARGE, times=FEWER)
+    assert keeps(ALPHA, measured), measured
+    assert held >= 0.95
+    assert "auto" in scores
 
 
 def test_choosing_on_the_rows_of_the_certificate_would_break_it(monkeypatch):
@@ -67,5 +82,5 @@ def test_choosing_on_the_rows_of_the_certificate_would_break_it(monkeypatch):
 
     recommendation_split = recommendation.split
     monkeypatch.setattr(recommendation, "split", same_part)
-    measured, _ = measure("regret")
+    measured, _, _ = measure("regret")
     assert not keeps(ALPHA, measured), measured

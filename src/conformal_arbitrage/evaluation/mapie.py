@@ -26,8 +26,9 @@ warnings.simplefilter("ignore")
 print(json.dumps("ready"), flush=True)
 
 def shown(margin):
-    # action 0 is always in the set; action 1 stands for the Guardian, who is in it where the margin is small
-    return np.column_stack([np.ones(len(margin)), np.clip(1 - np.array(margin), 0, 1)])
+    # action 0 is always in the set; action 1 stands for the Guardian, who is in it at margins up to 1 - threshold: a hair
+    # more than 1 - margin, so that the threshold 0 defers everything, as a relaxation of 1 does
+    return np.column_stack([np.ones(len(margin)), np.clip(1 - np.array(margin) + 1e-9, 0, 1)])
 
 for line in sys.stdin:
     task = json.loads(line)

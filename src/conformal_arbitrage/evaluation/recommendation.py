@@ -15,6 +15,7 @@ import numpy as np
 
 from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.learned_score import ScoreKind
 from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
 from conformal_arbitrage.calibration.planning import rows_needed, split
 from conformal_arbitrage.core.bounds import Interval, binomial_interval
@@ -35,6 +36,8 @@ CONFIDENCE = 0.95
 _TIMES: tuple[int | None, ...] = (1, 2, 4, None)
 """Multiples of the certificate's rows at which the share is estimated; None for any number of rows."""
 _FEWEST_TUNING_ROWS = 10
+_LEARNED_HANDICAP = 1.02
+"""A learned score is taken if it costs less than the margin by this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,8 @@ class RouteOption:
         primary: the Primary's column.
         guardian: the Guardian's column.
         loss: what is promised: "regret", or "net" with gains counted.
+        score: what queries are ordered by: their "margin", or "auto", a score learned from the rows of the certificate or
+            the margin, whichever keeps more of them.
         boundary: "include" or "random".
         deferred: expected share of queries sent to the Guardian with as many rows as the certificate has.
         spread: standard deviation of that share over random halves of the tuning rows.
@@ -56,6 +61,7 @@ class RouteOption:
     primary: str
     guardian: str
     loss: PromisedLoss
+    score: ScoreKind
     boundary: Boundary
     deferred: float
     spread: float
@@ -122,6 +128,7 @@ class Recommendation:
         facts = [
             ("run", f"{chosen.primary} as the Primary, {chosen.guardian} as the Guardian"),
             ("loss", f"{chosen.loss}, at most {self.alpha:g} on average"),
+            ("score", _describe_score(chosen, self.certificate)),
             ("boundary", chosen.boundary),
             ("rows", f"{len(self.tuning)} to choose on, {len(self.certified)} others to certify on"),
             (
@@ -136,7 +143,7 @@ class Recommendation:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return header and rows of all options, the chosen one marked."""
-        header = ["option", "loss", "boundary", "sent to the Guardian", "with 2 x the rows", "with any number"]
+        header = ["option", "loss", "score", "boundary", "sent to the Guardian", "with 2 x the rows", "with any number"]
         priced = any(option.cost_per_1000 is not None for option in self.options)
         rows = [_cells(option, chosen=option is self.chosen, priced=priced) for option in self.options]
         return [*header, "$ per 1000"] if priced else header, rows
@@ -145,13 +152,15 @@ class Recommendation:
         """Return what more rows to certify on would buy, in words."""
         here, twice = self.chosen.deferred, self.chosen.deferred_with["2"]
         limit = self.chosen.deferred_with["any"]
+        learning = " A learned score also gets better with rows." if self.chosen.score != "margin" else ""
         if here - limit < 0.01:
             return (
-                f"More rows would hardly help: even with any number of them the share falls by {_points(here - limit)}."
+                "More rows would hardly help: even with any number of them the share falls by "
+                f"{_points(here - limit)}.{learning}"
             )
         return (
             f"More rows would help: twice as many lower the share by about {_points(here - twice)}, any number of them by "
-            f"about {_points(here - limit)}."
+            f"about {_points(here - limit)}.{learning}"
         )
 
     def why_this_loss(self) -> str:
@@ -171,7 +180,7 @@ class Recommendation:
         chosen = self.chosen
         return (
             f"Recommendation(primary={chosen.primary!r}, guardian={chosen.guardian!r}, loss={chosen.loss!r}, "
-            f"boundary={chosen.boundary!r}, deferred={self.deferred:.3f}, alpha={self.alpha:g})"
+            f"score={chosen.score!r}, boundary={chosen.boundary!r}, deferred={self.deferred:.3f}, alpha={self.alpha:g})"
         )
 
 
@@ -179,6 +188,7 @@ def _cells(option: RouteOption, *, chosen: bool, priced: bool) -> list[str]:
     cells = [
         f"{'> ' if chosen else '  '}{option.primary} -> {option.guardian}",
         option.loss,
+        option.score,
         option.boundary,
         f"{100 * option.deferred:.1f} % ± {100 * option.spread:.1f}",
         f"{100 * option.deferred_with['2']:.1f} %",
@@ -187,6 +197,13 @@ def _cells(option: RouteOption, *, chosen: bool, priced: bool) -> list[str]:
     if priced:
         cells.append("-" if option.cost_per_1000 is None else f"{option.cost_per_1000:.4g}")
     return cells
+
+
+def _describe_score(option: RouteOption, certificate: Certificate) -> str:
+    """Return what queries are ordered by, and what a live query has to bring along for it."""
+    if certificate.learned is None:
+        return option.score
+    return f"{option.score}, learned from {', '.join(certificate.learned.features)}"
 
 
 def _points(share: float) -> str:
@@ -243,9 +260,7 @@ def recommend(
     left_out: dict[str, str] = {}
     candidates = _candidates(key, loss_bound, missing_guardian, left_out)
     trial = _trial(parts, alpha, loss_bound, trials=trials, seed=seed, prices=prices, loss=loss)
-    tried: list[tuple[RouteOption, CalibrationOptions]] = []
-    for log in _of_the_best_guardian(tuning, left_out).values():
-        tried += trial.options(log, candidates, left_out)
+    tried = trial.all_options(_of_the_best_guardian(tuning, left_out), candidates, left_out)
     chosen, rule = _cheapest(tried, left_out)
     measured, certified = parts[chosen.primary, chosen.guardian]
     certificate = calibrate(certified, alpha, options=rule)
@@ -253,7 +268,7 @@ def recommend(
         source=certified.source, alpha=certificate.alpha, tuning=measured, certified=certified, share=share, seed=seed,
         chosen=chosen, options=tuple(sorted((option for option, _ in tried), key=lambda option: option.deferred)),
         left_out=left_out, certificate=certificate,
-        **_use(certificate, measured, prices, compared=sum(option.eligible for option, _ in tried)),
+        **_use(certificate, measured, prices, compared=len(tuning) * len([one for one in candidates if trial.allows(one)])),
     )  # fmt: skip
 
 
@@ -317,23 +332,18 @@ def _candidates(
     loss_bound: Number | None,
     missing_guardian: MissingGuardian | None,
     left_out: dict[str, str],
-) -> dict[tuple[PromisedLoss, Boundary], CalibrationOptions]:
-    """Return the options of every combination that can be tried; note why others cannot."""
+) -> list[CalibrationOptions]:
+    """Return every combination that can be tried and has a proof, the simplest first; note why others cannot."""
     common: dict[str, Any] = {"loss_bound": loss_bound, "missing_guardian": missing_guardian}
-    included: dict[tuple[PromisedLoss, Boundary], CalibrationOptions] = {
-        ("regret", "include"): CalibrationOptions(**common)
-    }
+    included = CalibrationOptions(**common)
     if key is None:
-        left_out["boundary random, loss net"] = (
+        left_out["boundary random, score auto, loss net"] = (
             "they draw with the project's secret, and there is none here: run `arbitrage init`"
         )
-        return included
+        return [included]
     drawn: Mapping[str, Any] = common | {"boundary": "random", "key": key}
-    return {
-        ("regret", "random"): CalibrationOptions(**drawn),
-        **included,
-        ("net", "random"): CalibrationOptions(**drawn, loss="net"),
-    }
+    further: list[Mapping[str, Any]] = [{}, {"score": "auto"}, {"loss": "net"}]
+    return [included, *(CalibrationOptions(**drawn, **one) for one in further)]
 
 
 def _of_the_best_guardian(
@@ -381,19 +391,39 @@ class _Trial:
     prices: CostOptions
     loss: PromisedLoss
 
+    def allows(self, rule: CalibrationOptions) -> bool:
+        """Tell whether a rule promises the loss that was asked for."""
+        return rule.net == (self.loss == "net")
+
+    def all_options(
+        self,
+        logs: Mapping[tuple[str, str], ScoreLog],
+        candidates: Sequence[CalibrationOptions],
+        left_out: dict[str, str],
+    ) -> list[tuple[RouteOption, CalibrationOptions]]:
+        """Try every pair by its margin, then a learned score for the pair that does best."""
+        by_margin = [rule for rule in candidates if not rule.learned]
+        tried = [one for log in logs.values() for one in self.options(log, by_margin, left_out)]
+        learned = [rule for rule in candidates if rule.learned and self.allows(rule)]
+        if not learned:
+            return tried
+        best = _cheapest(tried, left_out)[0]
+        return tried + self.options(logs[_pair(best)], learned, left_out)
+
     def options(
         self,
         log: ScoreLog,
-        candidates: Mapping[tuple[PromisedLoss, Boundary], CalibrationOptions],
+        candidates: Sequence[CalibrationOptions],
         left_out: dict[str, str],
     ) -> list[tuple[RouteOption, CalibrationOptions]]:
         """Try every candidate on the tuning rows of one pair; note why some do not apply."""
         options: list[tuple[RouteOption, CalibrationOptions]] = []
-        for (loss, boundary), rule in candidates.items():
+        for rule in candidates:
+            loss: PromisedLoss = "net" if rule.net else "regret"
             try:
                 options.append((self._tried(log, loss, rule), rule))
             except OptionError as error:
-                left_out[f"{log.columns[0]} -> {log.columns[1]}, {loss}, {boundary}"] = str(error)
+                left_out[f"{log.columns[0]} -> {log.columns[1]}, {loss}, {rule.score}, {rule.boundary}"] = str(error)
         return options
 
     def _tried(self, log: ScoreLog, loss: PromisedLoss, rule: CalibrationOptions) -> RouteOption:
@@ -411,12 +441,13 @@ class _Trial:
             primary=log.columns[0],
             guardian=log.columns[1],
             loss=loss,
+            score=rule.score,
             boundary=rule.boundary,
             deferred=shares.pop("1"),
             spread=points[here.low].summary("deferred").get("std") or 0.0,
             deferred_with=shares,
             cost_per_1000=here.mean(cost),
-            eligible=loss == self.loss,
+            eligible=self.allows(rule),
         )
 
 
@@ -436,7 +467,10 @@ def _trial(
 def _cheapest(
     tried: Sequence[tuple[RouteOption, CalibrationOptions]], left_out: Mapping[str, str]
 ) -> tuple[RouteOption, CalibrationOptions]:
-    """Return the option with the lowest cost or, if some have none, the lowest share; the first among equals."""
+    """Return the option with the lowest cost or, if some have none, the lowest share; the first among equals.
+
+    A learned score brings a file and perhaps features of the request along, so it has to save something.
+    """
     eligible = [pair for pair in tried if pair[0].eligible]
     if not eligible:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
@@ -445,7 +479,8 @@ def _cheapest(
     figures = [option.deferred for option, _ in eligible]
     if all(cost is not None for cost in costs):
         figures = [cost or 0.0 for cost in costs]
-    return eligible[int(np.argmin(figures))]
+    handicaps = [1.0 if rule.score == "margin" else _LEARNED_HANDICAP for _, rule in eligible]
+    return eligible[int(np.argmin(np.multiply(figures, handicaps)))]
 
 
 def _use(certificate: Certificate, log: ScoreLog, prices: CostOptions, *, compared: int) -> dict[str, Any]:

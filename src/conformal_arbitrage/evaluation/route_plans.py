@@ -10,10 +10,11 @@ import shlex
 import tomllib
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct, ValidationError, convert, structs
 
+from conformal_arbitrage.calibration.learned_score import ScoreKind
 from conformal_arbitrage.errors import ConfigError, OptionError
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.recommendation import TUNING_SHARE, PromisedLoss, Recommendation, recommend
@@ -25,14 +26,16 @@ _NOT_SCORES = ("correct", "label", "actions")
 
 
 class PlanResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a recommendation led to, for comparison with a repetition of it."""
+    """What a recommendation led to, for comparison with a repetition of it; without a relaxation or a score, all defer."""
 
     primary: str
     guardian: str
     loss: PromisedLoss
+    score: ScoreKind = "margin"
     boundary: str
-    relaxation: float | Literal["always_defer"]
+    relaxation: float | None = None
     boundary_u: float | None = None
+    score_sha256: str | None = None
     tuning_rows: int
     certified_rows: int
     certified_sha256: str
@@ -121,9 +124,11 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             primary=chosen.primary,
             guardian=chosen.guardian,
             loss=chosen.loss,
+            score=chosen.score,
             boundary=chosen.boundary,
-            relaxation="always_defer" if certificate.relaxation is None else certificate.relaxation,
+            relaxation=certificate.relaxation,
             boundary_u=certificate.boundary_u,
+            score_sha256=None if certificate.learned is None else certificate.learned.sha256,
             tuning_rows=len(recommendation.tuning),
             certified_rows=len(recommendation.certified),
             certified_sha256=certificate.log_sha256,
@@ -143,7 +148,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return []
         result, log = self.result, os.path.relpath(folder / self.log)
         columns = ["--primary-column", result.primary, "--guardian-column", result.guardian]
-        rule = ["--boundary", result.boundary, "--loss", result.loss]
+        rule = ["--boundary", result.boundary, "--loss", result.loss, "--score", result.score]
         further = [] if self.loss_bound is None else ["--loss-bound", self.loss_bound]
         further += ["--binarize"] if self.binarize else []
         further += [] if self.missing_guardian is None else ["--missing-guardian", self.missing_guardian]
@@ -155,19 +160,10 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "--share",
             f"{self.share:g}",
             "--seed",
-            f"{self.seed}",
+            str(self.seed),
         ]
-        calibrate = [
-            "calibrate",
-            "certify.parquet",
-            "--alpha",
-            self.alpha,
-            *rule,
-            *further,
-            *columns,
-            "-o",
-            certificate,
-        ]
+        rows = ["calibrate", "certify.parquet", "--alpha", self.alpha]
+        calibrate = [*rows, *rule, *further, *columns, "-o", certificate]
         return [shlex.join(["arbitrage", *command]) for command in ([*split, *columns], calibrate)]
 
     def write(self, path: str | Path) -> None:
