@@ -37,7 +37,8 @@ from conformal_arbitrage.evaluation.comparison import RuleComparison, compare
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
-from conformal_arbitrage.evaluation.recommendation import Recommendation, recommend
+from conformal_arbitrage.evaluation.recommendation import recommend
+from conformal_arbitrage.evaluation.route_options import Recommendation
 from conformal_arbitrage.scorelog.columns import Usage
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Row, Spent

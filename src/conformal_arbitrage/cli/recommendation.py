@@ -10,7 +10,7 @@ import click
 from conformal_arbitrage.cli import options
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.evaluation.recommendation import Recommendation
+    from conformal_arbitrage.evaluation.route_options import Recommendation
     from conformal_arbitrage.evaluation.route_plans import RoutePlan
 
 CERTIFICATE = "certificate.json"

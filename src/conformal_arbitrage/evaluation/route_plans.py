@@ -17,7 +17,8 @@ from msgspec import Struct, ValidationError, convert, structs
 from conformal_arbitrage.calibration.learned_score import ScoreKind
 from conformal_arbitrage.errors import ConfigError, OptionError
 from conformal_arbitrage.evaluation.costs import CostOptions
-from conformal_arbitrage.evaluation.recommendation import TUNING_SHARE, PromisedLoss, Recommendation, recommend
+from conformal_arbitrage.evaluation.recommendation import TUNING_SHARE, recommend
+from conformal_arbitrage.evaluation.route_options import PromisedLoss, Recommendation
 from conformal_arbitrage.scorelog.files import Table, write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import MissingGuardian
