@@ -28,7 +28,6 @@ SOURCES = {
     'stated in a second call (confidence = "ask")': 'confidence = "ask"\n',
     'mean token probability (confidence = "logprob")': 'confidence = "logprob"\n',
     "agreement of 4 samples (candidates = 4)": "candidates = 4\ntemperature = 0.8\nseed = 1\n",
-    "agreement of 8 samples (candidates = 8)": "candidates = 8\ntemperature = 0.8\nseed = 1\n",
 }
 CONFIG = """
 [task]
@@ -39,6 +38,8 @@ kind = "chat"
 url = "{url}"
 model = "smollm2-135m"
 max_tokens = 12
+timeout = 300
+deadline = 900
 {source}
 [primary.pinned]
 mode = "json_object"
