@@ -1,10 +1,10 @@
 """Cascades through the gateway, over real connections: decisions as offline, all legs on record, shadow rows exported."""
 
 import json
+from http.client import HTTPConnection
 
 import numpy as np
 import pytest
-import requests
 from click.testing import CliRunner
 
 from conformal_arbitrage.calibration.cascade import calibrate_cascade
@@ -149,7 +149,7 @@ def test_audits_ask_the_guardian_and_no_monitor_reads_them(house):
     gateway = house(CascadeHouse, form="menu", policy={"audit_rate": 1.0})
     for number in range(6):
         gateway.question(number)
-    audited = until(lambda: [one for one in gateway.records() if one.audit is not None][5:], seconds=30)
+    audited = until(lambda: [one for one in gateway.records() if one.audit is not None][5:], seconds=60)
     assert audited[0].audit.scores is not None
     shown = gateway.get(f"{URL}/monitor").json()
     assert "a path has several thresholds" in json.dumps(shown)
@@ -249,9 +249,12 @@ def test_a_chain_that_is_left_in_the_middle_goes_to_the_guardian_at_the_next_att
 
     slow.hang = True
     gateway.primary.reply = slow
-    with pytest.raises(requests.exceptions.ReadTimeout):
-        requests.post(f"{gateway.url}/v1/chat/completions", json=chat_body(number), timeout=2)
-    until(lambda: gateway.records(), seconds=20)
+    connection = HTTPConnection("127.0.0.1", gateway.port)
+    sent = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", body=json.dumps(chat_body(number)), headers=sent)
+    until(lambda: "middle" in asked, seconds=60)  # so the first model has answered
+    connection.close()
+    until(lambda: gateway.records(), seconds=60)
     slow.hang = False
     asked.clear()
     assert gateway.chat(chat_body(number)).json()["arbitrage"]["decided_by"] == "guardian"
