@@ -287,6 +287,18 @@ def _sha256(packed):
     return hashlib.sha256(packed).hexdigest()
 
 
+def test_a_small_file_that_would_fill_the_memory_is_refused():
+    import io
+
+    certificate, content = learned(world()), io.BytesIO()
+    np.savez_compressed(content, u=np.zeros(2**26))
+    packed = content.getvalue()
+    assert len(packed) < 2**20
+    forged = replace(certificate, learned=replace(certificate.learned, sha256=_sha256(packed)))
+    with pytest.raises(CertificateError, match="its arrays would take 536871040 bytes, more than 268435456"):
+        forged.with_arrays(packed)
+
+
 def test_arrays_of_other_features_are_refused():
     certificate = learned(world())
     later = replace(certificate, learned=replace(certificate.learned, version=2))

@@ -32,6 +32,8 @@ FeatureName = Literal["margin", "position", "menu", "group", "tokens"]
 FEWEST_ROWS, MOST_ROWS = 50, 50_000
 _KINDS = {"margin": "f", "u": "f", "tokens": "f", "scores": "f", "top": "i", "group": "i", "loss": "i", "names": "U"}
 _TOLERANCE = 1e-9
+_LARGEST_FILE = 2**28
+"""Bytes of all arrays together: a small file may be compressed from a giant one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +177,10 @@ def unpack(packed: bytes, terms: LearnedTerms, source: str) -> ScoreRows:
 
 def _read_arrays(packed: bytes, terms: LearnedTerms) -> dict[str, Any]:
     """Return the arrays of a file, each of its kind and with one entry per row."""
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        size = sum(one.file_size for one in archive.infolist())
+    if size > _LARGEST_FILE:
+        raise ValueError(f"its arrays would take {size} bytes, more than {_LARGEST_FILE}")
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     for name, values in arrays.items():
