@@ -788,15 +788,15 @@ def test_a_live_decision_and_both_its_legs_are_counted_once(house):
         assert figure(gateway, f'cost_dollars_total{{policy="support",role="{role}"}}') == pytest.approx(cost)
 
 
-def test_an_audit_of_a_live_decision_is_queued_counted_and_done(house):
+def test_a_live_decision_that_the_coin_draws_is_counted_and_needs_no_second_answer(house):
     gateway = live(house, "theirs", policy={"audit_rate": 1.0})
     gateway.chat(STREAM)
     assert figure(gateway, "audits_queued_total") == 1
-    gateway.guardian.reply = says("theirs again")
-    [record] = until(lambda: [r for r in gateway.records() if r.audit])
+    [record] = gateway.records()
     assert record.decision.audited
-    assert record.audit.error is None
-    assert "stream" not in gateway.guardian.bodies[-1]
+    assert [leg.role for leg in record.decision.legs if leg.error is None] == ["primary", "guardian"]
+    assert gateway.with_store(lambda store: store.audit_backlog()) == []
+    assert len(gateway.guardian.bodies) == 1
 
 
 def test_a_failure_in_the_middle_is_counted_once(house):
