@@ -61,6 +61,11 @@ def test_held_out_trials_show_cost_and_loss(run, log):
     assert "evaluate" in looked["looked_at"]
 
 
+def test_the_log_of_a_cascade_is_recognised_by_other_commands(run, log):
+    assert "read it with calibrate --path" in run("inspect", log, code=2).stderr
+    assert "calibrate --path" not in run("inspect", "log.parquet", code=2).stderr
+
+
 def test_another_log_does_not_verify(run, log):
     run("calibrate", log, "--path", "--alpha", "0.1", "--chain", "small", "-o", "c.json")
     world(np.random.default_rng(1), 500).write("other.parquet")

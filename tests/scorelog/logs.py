@@ -75,6 +75,6 @@ BAD_ROWS = [
     ({"label": None}, "row 2, column 'label': nan"),
     ({"primary": "[1.5.5, 0]"}, "row 2, column 'primary'.*is not a list of numbers"),
     ({"primary": "[--1, 0]"}, "row 2, column 'primary'.*is not a list of numbers"),
-    ({"primary_cost": -1}, "row 1, column 'primary_cost': nan must be"),
+    ({"primary_cost": -1}, "row 2, column 'primary_cost': -1 must be"),
     ({"correct": [1, 0, 0]}, "row 2, column 'correct': 3 entries for 2 actions"),
 ]

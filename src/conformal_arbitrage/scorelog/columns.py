@@ -130,9 +130,14 @@ def _names(columns: ScoreColumns) -> list[str]:
 def _require(table: ColumnReader, names: Iterable[str]) -> None:
     for name in names:
         if name not in table.types:
+            chained = any(one.endswith("_confidence") for one in table.types)
+            cascade = (
+                "; if this is the log of a cascade, read it with calibrate --path, evaluate --path" if chained else ""
+            )
             raise ScoreLogError(
                 f"{table.source}: there is no column '{name}'; it has {', '.join(sorted(table.types))}; "
                 "name the columns with primary=, guardian=, outcomes= (--primary-column, --guardian-column, --outcome)"
+                f"{cascade}"
             )
 
 
