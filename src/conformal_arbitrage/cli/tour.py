@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.resources import as_file, files
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,10 +97,10 @@ def run_demo(out: str | Path) -> Demo:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be created ({error.strerror}); use another folder") from error
-    bundled = files("conformal_arbitrage") / "data" / "science.parquet"
-    with as_file(bundled) as path:
-        log = ScoreLog.read(path, primary="qwen15b", guardian="expert")
-        poor = ScoreLog.read(path, primary="smollm2", guardian="qwen15b")
+    path = folder / "science.parquet"
+    write_bytes(path, (files("conformal_arbitrage") / "data" / "science.parquet").read_bytes())
+    log = ScoreLog.read(path, primary="qwen15b", guardian="expert")
+    poor = ScoreLog.read(path, primary="smollm2", guardian="qwen15b")
     secret = ProjectSecret.search(folder) or ProjectSecret.create(folder)
     costs = CostOptions(primary_cost=PRIMARY_COST, guardian_cost=GUARDIAN_COST)
     frontier = evaluate(log, ALPHAS, calibration_size=1000, trials=TRIALS, costs=costs)
@@ -108,7 +108,6 @@ def run_demo(out: str | Path) -> Demo:
     simulation = simulate(log, ALPHA, scenario=SCENARIO, costs=costs, confidence=0.95, zero_one=True)
     figures = ["frontier.png", "simulation.png"] if find_spec("matplotlib") else []
     written = tuple(str(folder / name) for name in ("science.parquet", "certificate.json", *figures))
-    write_bytes(written[0], bundled.read_bytes())
     certificate.save(written[1])
     if figures:
         save_figure(frontier, written[-2])
