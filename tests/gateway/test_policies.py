@@ -172,10 +172,10 @@ def test_an_unsigned_certificate_is_refused_with_both_remedies(house):
     assert 'allow = ["unsigned"]' in message
 
 
-def test_a_certificate_by_groups_is_refused_by_name(house):
+def test_a_certificate_by_groups_needs_a_policy_that_says_where_groups_are_named(house):
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 60, [[1, 0]] * 60, group=["a", "b"] * 30)
     reply = house().put(URL, {"certificate": calibrate(log, 0.1, by="group").to_dict()})
-    assert "a certificate by groups is not served" in error_of(reply, 422, "certificate_refused")["message"]
+    assert 'set group = "metadata.NAME" in [policies.support]' in error_of(reply, 422, "certificate_refused")["message"]
 
 
 @pytest.mark.parametrize("change", [{"relaxation": 0.31}, {"created": "2020-01-01T00:00:00+00:00"}])

@@ -345,7 +345,7 @@ def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
     help="In text form, a setting of the request, such as temperature=0; may be repeated.",
 )
 @click.option("--id", "name", metavar="ID", help="The query's id.  [default: generated]")
-@click.option("--group", metavar="NAME", help="The query's group, if the certificate's learned score needs it.")
+@click.option("--group", metavar="NAME", help="The query's group, for a certificate by groups or a learned score.")
 @options.config_file
 @options.policy
 @options.key_file

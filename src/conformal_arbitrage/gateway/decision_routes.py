@@ -224,7 +224,8 @@ class DecisionRoutes:
     ) -> Outcome:
         """Decide about one question of a request, or continue what an earlier attempt decided."""
         caller = request.caller.id
-        earlier = await self._earlier(turn, place, policy, (caller, policy.name, query.context, query.actions))
+        question = (caller, policy.name, query.context, query.actions, query.group)
+        earlier = await self._earlier(turn, place, policy, question)
         if earlier is not None:
             query = replace(query, id=earlier.id)
         start = await self._decider.begin_menu(policy, query, caller, earlier, session)

@@ -25,6 +25,7 @@ from conformal_arbitrage.gateway.cascades import (
     served_cascade,
 )
 from conformal_arbitrage.gateway.upkeep import is_guarded
+from conformal_arbitrage.live.binding import check_group_source
 from conformal_arbitrage.live.build import bind_menu, bind_text
 from conformal_arbitrage.live.cascade import CascadeRule
 from conformal_arbitrage.live.config import Config, PolicyConfig
@@ -244,10 +245,7 @@ class PolicyTable:
         if settings.cascade or is_path_document(dict(document)):
             return self._bind_cascade(name, document, version)
         bound = Certificate.from_dict(dict(document), source=f"policy {name}")
-        if bound.groups is not None:
-            raise CertificateError(
-                f"policy {name}: requests cannot name a group, so a certificate by groups is not served"
-            )
+        check_group_source(bound, settings.group, policy=name)
         given_up = None if bound.ancestry is None else bound.ancestry.no_guarantee
         forfeited = self._check_signature(name, bound) or given_up or voided(version)
         bound = self._with_key(name, bound)

@@ -76,16 +76,16 @@ def _shadowed(
     """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores."""
     certificate = policy.certificate
     if certificate is None:
-        candidates, margin, use = list(range(len(scores))), margin_of(scores, 12), None
+        candidates, margin, relaxation, use = list(range(len(scores))), margin_of(scores, 12), None, None
     else:
-        candidates, margin, use, _ = sighted(certificate, scores, id, group, legs[0].spent)
+        candidates, margin, relaxation, use, _ = sighted(certificate, scores, id, group, legs[0].spent)
     return Decision(
         id=id,
         action=None,
         candidates=tuple(candidates),
         decided_by="guardian",
         margin=margin,
-        relaxation=None if certificate is None else certificate.relaxation,
+        relaxation=relaxation,
         legs=legs,
         spent=sum((leg.spent for leg in legs), start=Spent()),
         no_guarantee="there is no certificate yet; the Guardian decides" if policy.alpha is None else None,

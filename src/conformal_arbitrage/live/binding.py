@@ -25,10 +25,28 @@ def check_router_form(certificate: Certificate, *, by_session: bool) -> None:
             f"the certificate was made for {other}, and this policy decides by {unit}; calibrate on rows of the right kind, "
             f'or {"leave out" if by_session else "set"} sticky = "session" in the policy'
         )
+    if by_session and certificate.groups is not None:
+        raise CertificateError(
+            "sessions and groups do not go together: the first turn decides for all, and a later one may name another "
+            "group; calibrate without groups, or on single queries"
+        )
     if certificate.schema > 1 and not certificate.router:
         raise CertificateError(
             "the certificate was made from menus, and free text needs one from two graded answers and a confidence; "
             "calibrate on a log in router form, or use ConformalArbitrage"
+        )
+
+
+def check_group_source(certificate: Certificate, source: str | None, *, policy: str) -> None:
+    """Refuse a certificate by groups for a policy whose requests name no group: every one of them would be deferred.
+
+    Raises:
+        CertificateError: it has groups, and there is no source of theirs.
+    """
+    if certificate.groups is not None and source is None:
+        raise CertificateError(
+            f"policy {policy}: the certificate has a threshold for each '{certificate.by}', and requests name none; set "
+            f'group = "metadata.NAME" in [policies.{policy}], the field that holds it'
         )
 
 

@@ -105,7 +105,7 @@ class ConformalArbitrage:
         else:
             first = await scored("primary", self.primary, query)
             legs, scores, spent = (first,), first.scores or (None,) * len(query.actions), first.spent
-        candidates, margin, use, uncovered = sighted(self.certificate, scores, query.id, query.group, spent)
+        candidates, margin, relaxation, use, uncovered = sighted(self.certificate, scores, query.id, query.group, spent)
         chosen = candidates[0] if len(candidates) == 1 else None
         return Decision(
             id=query.id,
@@ -113,7 +113,7 @@ class ConformalArbitrage:
             candidates=tuple(candidates),
             decided_by="guardian" if chosen is None else "primary",
             margin=margin,
-            relaxation=self.certificate.relaxation,
+            relaxation=relaxation,
             answer=None if chosen is None else query.actions[chosen],
             legs=legs,
             spent=spent,
@@ -247,7 +247,7 @@ class ConformalRouter:
         """Return the Primary's decision, or the one that the Guardian has to complete."""
         first, answer = await answered("primary", self.primary, request)
         sure = 0.0 if answer is None or answer.confidence is None else answer.confidence
-        candidates, margin, use, uncovered = sighted(
+        candidates, margin, relaxation, use, uncovered = sighted(
             self.certificate, (0.0, sure), request.id, request.group, first.spent
         )
         standing = answer.message if candidates == [1] and answer is not None else None
@@ -257,7 +257,7 @@ class ConformalRouter:
             candidates=tuple(candidates),
             decided_by="guardian" if standing is None else "primary",
             margin=margin,
-            relaxation=self.certificate.relaxation,
+            relaxation=relaxation,
             answer=standing,
             legs=(first,),
             spent=first.spent,
@@ -436,11 +436,13 @@ def _checked_query(query: Query) -> Query:
 class Sighted(NamedTuple):
     """What the rule makes of the Primary's scores.
 
+    `relaxation` is the one that was applied: of a certificate by groups, that of the query's group; None if it is deferred.
     `use` says how a learned score decided, and `uncovered` why it has no guarantee for this query; None without one.
     """
 
     candidates: list[int]
     margin: float
+    relaxation: float | None
     use: LearnedUse | None = None
     uncovered: str | None = None
 
@@ -448,16 +450,17 @@ class Sighted(NamedTuple):
 def sighted(
     certificate: Certificate, scores: Collection[float | None], id: str | None, group: str | None, spent: Spent
 ) -> Sighted:
-    """Apply a certificate's rule to the Primary's scores.
+    """Apply a certificate's rule to the Primary's scores; of one by groups, the threshold of the query's group.
 
     A learned score takes the Primary's output tokens from what its call took; a reply from a cache took none, so that
     its tokens are unknown.
     """
     if certificate.learned is None:
-        return Sighted(*certificate.sight(scores, id=id))
+        relaxation = certificate.relaxation if certificate.groups is None else certificate.threshold(group)[0]
+        return Sighted(*certificate.sight(scores, id=id, group=group), relaxation)
     tokens = spent.output_tokens if spent.calls else None
     candidates, margin, use = certificate.learned_sight(scores, id=id, group=group, tokens=tokens)
-    return Sighted(candidates, margin, use, certificate.uncovered_features(use))
+    return Sighted(candidates, margin, None, use, certificate.uncovered_features(use))
 
 
 def top_of(scores: tuple[float, ...]) -> int:

@@ -37,7 +37,8 @@ _LARGEST_LOG = 690.0
 
 def deferring(certificate: Certificate) -> Certificate:
     """Return a certificate's rule with every action in sight: what safe mode serves."""
-    return replace(certificate, status="always_defer", relaxation=None, boundary_u=None, learned=None, fit=None)
+    single = replace(certificate, by=None, groups=None, small_groups=None, learned=None, fit=None)
+    return replace(single, status="always_defer", relaxation=None, boundary_u=None)
 
 
 def lines_of(certificate: Certificate, alarm_line: AlarmLine = "luck") -> Lines:
@@ -50,6 +51,11 @@ def lines_of(certificate: Certificate, alarm_line: AlarmLine = "luck") -> Lines:
         refuse_combination("monitor", "session")
     if certificate.loss == NET:
         raise OptionError("monitor and net do not go together in a gateway: its ledger keeps losses without gains")
+    if certificate.groups is not None:
+        raise OptionError(
+            "monitor and groups do not go together in a gateway: each group needs a ledger and a red line of its own, which "
+            "is not built; audits are recorded all the same, but no alarm comes from them"
+        )
     lines = certificate_lines(certificate, alarm_line=alarm_line)
     unproved = refusal("red line", "learned") if certificate.learned is not None else None
     return lines if unproved is None else replace(lines, red=None, false_red=None, note=f"there is no red: {unproved}")
