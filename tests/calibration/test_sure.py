@@ -327,9 +327,9 @@ def test_a_path_has_no_monitor_yet(feature):
     assert "several thresholds" in refusal(feature, "path")
 
 
-def test_a_net_loss_has_a_red_line_but_no_monitor_in_the_gateway():
-    assert refusal("red line", "net") is None
-    assert "takes losses from 0 to 1" in refusal("monitor", "net")
+@pytest.mark.parametrize("feature", ["red line", "monitor"])
+def test_a_net_loss_is_watched(feature):
+    assert refusal(feature, "net") is None
 
 
 MERGED = world(400, seed=5, groups=["a", "b", "rare"])

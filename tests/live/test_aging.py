@@ -20,7 +20,7 @@ def certificate(n=500, **options):
 
 def known(count, at):
     losses = KnownLosses()
-    losses.take_all(LedgerRows.of([(at, at + DAY, 0.0, None, k + 1, at) for k in range(count)], count))
+    losses.take_all(LedgerRows.of([(at, at + DAY, 0.0, None, 0, k + 1, at) for k in range(count)], count))
     return losses
 
 

@@ -74,9 +74,9 @@ def row(order, loss=0.5, at=None):
 def test_losses_come_in_the_order_in_which_they_became_known_and_none_twice():
     known = KnownLosses()
     open_row = row(9, loss=None)
-    assert known.take_all(LedgerRows.of([(1.0, 2.0, 0.25, None, 1, 101.0), (1.0, 2.0, None, None, None, None)], 2)) == [
-        0.25
-    ]
+    assert known.take_all(
+        LedgerRows.of([(1.0, 2.0, 0.25, None, 0, 1, 101.0), (1.0, 2.0, None, None, 0, None, None)], 2)
+    ) == [0.25]
     assert known.take([row(3), row(1), row(4, 1.0)]) == []
     assert known.take([row(2, 0.75), row(1)]) == [0.75, 0.5, 1.0]
     assert known.take([row(4, 1.0), row(2)]) == []

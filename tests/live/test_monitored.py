@@ -3,13 +3,16 @@
 import asyncio
 import time
 
+import numpy as np
 import pytest
 
-from conformal_arbitrage import OptionError
+from conformal_arbitrage import OptionError, ScoreLog, calibrate
+from conformal_arbitrage.evaluation.monitor_figures import save_history
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.monitored import drawn_ledgers, drawn_moments, read_history, read_standings
+from conformal_arbitrage.live.report_figure import figure_svg
 from conformal_arbitrage.live.watching import LedgerWatch
-from conformal_arbitrage.store import AlarmBody, LedgerKey
+from conformal_arbitrage.store import AlarmBody, LedgerKey, Settlement
 from tests.live.ledgers import DAY, MODELS, certificate, draw_rows, fill, losses, settle_served
 from tests.store.conftest import opened, server, start_server, store, where  # noqa: F401 - fixtures
 
@@ -102,3 +105,48 @@ def test_an_alarm_counts_from_its_time_on(here):
         assert after.to_dict()["alarm"]["cause"] == "failing audits"
 
     asyncio.run(work())
+
+
+def net_certificate(n=1200):
+    """Return a certificate whose unsure rows are losses and gains."""
+    rng = np.random.default_rng(3)
+    margin, label = rng.random(n), rng.integers(0, 2, n)
+    top = np.where(rng.random(n) < 0.5 * margin, 0, label)
+    guardian = np.stack([top == 0, top == 1], axis=1).astype(float)
+    log = ScoreLog.from_arrays(
+        np.stack([margin, np.zeros(n)], axis=1), guardian, label=label, id=[str(k) for k in range(n)]
+    )
+    return calibrate(log, 0.05, loss="net", boundary="random", key=b"k" * 16)
+
+
+def test_gains_are_shown_in_standings_and_figures(store, tmp_path):  # noqa: F811
+    async def work():
+        now = time.time()
+        version = await store.install("support", net_certificate().to_dict(), by="configuration")
+        key = LedgerKey(policy="support", version=version.version, identities_sha256=MODELS)
+        drawn = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], 900, p=[0.3, 0.6, 0.1]).tolist()
+        await draw_rows(store, drawn, key=key, start=now - 9 * DAY, stop=now - DAY)
+        [first, second] = await store.ledger_changes(key, 0, limit=2)
+        gone = Settlement(id=first.id, news=0, at=now, delivered=False)
+        await store.settle_rows([gone, Settlement(id=second.id, news=0, at=now, served=-1.0)])
+        [standing] = await read_standings(store, CONFIG, now=now)
+        assert standing.standing.mean == pytest.approx(np.mean(drawn))
+        assert standing.standing.limits[0] < np.mean(drawn) < standing.standing.limits[1] < 0
+        assert (standing.state, standing.blind_decisions) == ("kept", None)
+        assert standing.served.answers == 899
+        assert standing.served.mean == pytest.approx((sum(drawn[2:]) - 1) / 899)
+        watch = LedgerWatch(store, key, standing.ledger.lines, audit_rate=0.05)
+        await watch.follow()
+        await watch.refresh_served(now)
+        assert (watch.standing(now), watch.served) == (standing.standing, standing.served)
+        [stale] = await read_standings(store, CONFIG, now=now + 60 * DAY)
+        assert "takes at least 540 to show" in " ".join(stale.standing.reasons)
+        return await read_history(store, CONFIG, "support"), now
+
+    history, now = asyncio.run(work())
+    ledgers, moments = drawn_ledgers(history, now), drawn_moments(history)
+    picture = figure_svg(ledgers, moments, start=now / DAY - 10, stop=now / DAY)
+    assert ">-0.2</text>" in picture
+    assert ">0</text>" in picture
+    save_history(ledgers, moments, str(tmp_path / "net.svg"), title="support")
+    assert (tmp_path / "net.svg").stat().st_size > 0

@@ -29,7 +29,7 @@ def test_a_plain_certificate_is_watched_with_a_red_line(certificate):
     [
         ({"status": "always_defer", "relaxation": None}, "nothing to watch"),
         ({"unit": "session"}, "whole sessions"),
-        ({"loss": "net"}, "without gains"),
+        ({"loss": "net"}, "does not say its regret"),
         ({"loss": "mine"}, "registered with it by name"),
     ],
 )
@@ -54,9 +54,7 @@ def test_safe_mode_has_everything_in_sight(certificate):
 
 
 def test_what_was_served_leaves_out_what_was_not_delivered_and_counts_fallbacks():
-    served = [np.nan, -1.0, 1.0, np.nan]
-    rows = [
-        (0.0, 9.0, loss, given, k + 1, 0.0) for k, (loss, given) in enumerate(zip([1, 0, 0, 0], served, strict=True))
-    ]
+    facts = [(1, np.nan, 0), (0, np.nan, 1), (0, 1.0, 0), (0, np.nan, 0)]  # loss, served, undelivered
+    rows = [(0.0, 9.0, *fact, k + 1, 0.0) for k, fact in enumerate(facts)]
     figure = served_figure(LedgerRows.of(rows, 4), watch_lines(0.05, n=2000), 1.0)
     assert (figure.answers, figure.mean) == (3, pytest.approx(2 / 3))

@@ -73,12 +73,13 @@ def test_an_audit_a_grade_or_a_stated_end_is_news_and_a_settled_row_keeps_its_fi
         await store.commit([later(one, FeedbackBody(label=0))])
         await store.commit([later(three, CompletionBody(finish="failed"))], news=[three])
         cursor = (await store.ledger_changes(KEY, 0))[-1].change
-        assert await settle(store, **{two: {"loss": 0.5}, three: {"served": -1.0}}) == sorted([one, two, three])
+        assert await settle(store, **{two: {"loss": 0.5}, three: {"delivered": False}}) == sorted([one, two, three])
         assert await store.ledger_news(["support"]) == []
         changed = {row.id: row for row in await store.ledger_changes(KEY, cursor)}
         assert set(changed) == {two, three}
         assert (changed[two].loss, changed[two].known_order, changed[two].known_at) == (0.5, 2, 2000.0)
-        assert (changed[three].loss, changed[three].served) == (0.0, -1.0)
+        assert (changed[three].loss, changed[three].served, changed[three].delivered) == (0.0, None, False)
+        assert (await store.ledger(KEY)).delivered.tolist() == [True, True, False]
         await store.commit([later(two, FeedbackBody(label=1))])
         await settle(store, **{two: {"loss": 1.0}})
         assert (await store.ledger(KEY)).loss[1] == 0.5
@@ -356,5 +357,60 @@ def test_a_database_of_the_release_before_is_migrated_with_its_audits_and_gets_a
     with monkeypatch.context() as earlier:
         for module in ("migrations", "postgres"):
             earlier.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", MIGRATIONS[:7])
+        asyncio.run(before(opened(where)))
+    asyncio.run(after(opened(where)))
+
+
+def test_gains_are_kept_and_a_gain_as_served_is_not_taken_for_no_delivery(store):
+    async def work():
+        gain, lost, gone = await draw(store), await draw(store), await draw(store)
+        for id in (gain, lost, gone):
+            await store.commit([later(id, FeedbackBody(label=0))])
+        await settle(store, **{gain: {"loss": -1.0}, lost: {"loss": 0.0, "served": -1.0}, gone: {"delivered": False}})
+        rows = await store.ledger_changes(KEY, 0)
+        assert sorted((row.seq, row.loss, row.served, row.delivered) for row in rows) == [
+            (1, -1.0, None, True), (2, 0.0, -1.0, True), (3, None, None, False),
+        ]  # fmt: skip
+        whole = await store.ledger(KEY)
+        assert whole.delivered.tolist() == [True, True, False]
+        assert whole.served_otherwise.tolist() == [False, True, True]
+        cursor = max(row.change for row in rows)
+        await store.commit([later(gone, FeedbackBody(label=0))])
+        await settle(store, **{gone: {"loss": 0.5}})  # it was delivered after all, by another attempt
+        [row] = await store.ledger_changes(KEY, cursor)
+        assert (row.loss, row.served, row.delivered) == (0.5, None, True)
+
+    asyncio.run(work())
+
+
+def test_what_was_not_delivered_is_converted_and_other_rows_stay(where, opened, sql, monkeypatch):
+    from conformal_arbitrage.store.migrations import MIGRATIONS
+
+    async def before(store):
+        await store.install("support", {"a": 1}, by="test")
+        sql(
+            "insert into ledgers (number, policy, version, lifts, identities, segment, length, known, changes) "
+            "values (7, 'support', 1, 0, 'models', '', 4, 3, 4)"
+        )
+        for seq, loss, served in ((1, "0.25", "null"), (2, "0", "-1"), (3, "0", "1"), (4, "null", "-1")):
+            order = "null" if loss == "null" else str(seq)
+            sql(
+                "insert into ledger (ledger, seq, id, drawn, due, loss, served, known_order, known_at, change) "
+                f"values (7, {seq}, 'row{seq}', 1000, 2000, {loss}, {served}, {order}, {order}, {seq})"
+            )
+
+    async def after(store):
+        rows = await store.ledger_changes(KEY, 0)
+        assert [(row.loss, row.served, row.delivered) for row in rows] == [
+            (0.25, None, True), (0.0, None, False), (0.0, 1.0, True), (None, None, False),
+        ]  # fmt: skip
+        assert [row.known_order for row in rows] == [1, 2, 3, None]
+        assert (await store.ledger(KEY)).delivered.tolist() == [True, False, True, False]
+        await draw(store, -1.0)
+        assert (await store.ledger(KEY)).loss[4] == -1.0
+
+    with monkeypatch.context() as earlier:
+        for module in ("migrations", "postgres"):
+            earlier.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", MIGRATIONS[:10])
         asyncio.run(before(opened(where)))
     asyncio.run(after(opened(where)))

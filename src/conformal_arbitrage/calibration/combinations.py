@@ -26,7 +26,6 @@ _NOT_BUILT = (
     "a proof exists, by walking every breakpoint from the side that defers, but not the search that would use it"
 )
 _SIGNED = "a path has several thresholds, and the red line of gains and losses is known for one"
-_NOT_WATCHED = "the gateway's ledger takes losses from 0 to 1; watch gains with conformal_arbitrage.monitoring"
 REFUSED: dict[tuple[Feature, Kind], str] = {
     ("guard", "net"): _RISES,
     ("guard", "path"): _RISES,
@@ -66,7 +65,6 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ("range", "net"): "its law is known for losses of 0 or the bound only",
     ("range", "path"): "its law is known for one threshold only",
     ("range", "learned"): "its law is known for a score that was fixed before",
-    ("monitor", "net"): _NOT_WATCHED,
     ("red line", "path"): _SIGNED,
     ("monitor", "path"): _SIGNED,
     (

@@ -201,9 +201,16 @@ def _facts(one: "PolicyStanding") -> list[tuple[str, str]]:
         bound, served = ledger.certificate.loss_bound, one.served
         loss = "unknown" if served.mean is None else f"{bound * served.mean:.4f}"
         facts.append(("as served", f"loss {loss} over {served.answers:,} delivered answers, fallbacks included"))
-    blind = "no decision is audited" if one.blind_decisions is None else f"{one.blind_decisions:,}"
-    facts.append(("blind decisions", f"{blind}: so many until a doubled loss shows in 9 of 10 cases"))
+    facts.append(("blind decisions", _blind(one, signed=standing.figures.lines.signed)))
     return facts
+
+
+def _blind(one: "PolicyStanding", *, signed: bool) -> str:
+    if one.audit_rate <= 0:
+        return "no decision is audited: a doubled loss never shows"
+    if signed or one.blind_decisions is None:
+        return "not known: until a doubled loss shows depends on how many gains hide it"
+    return f"{one.blind_decisions:,}: so many until a doubled loss shows in 9 of 10 cases"
 
 
 def _time(seconds: float) -> str:

@@ -127,7 +127,7 @@ def _draw(
         for one in axes:
             one.axvline(moment.x, color=color, ls=style, lw=1.1, zorder=1)
     _name_moments(top, moments[-_MOST_NAMED:])
-    top.set_ylim(0, 1.25 * highest)
+    top.set_ylim(min((_lowest(ledger) for ledger in ledgers), default=0.0), 1.25 * highest)
     top.set_ylabel("loss per decision")
     bottom.set_ylabel("evidence of a\nhigher loss")
     bottom.set_xlabel(label)
@@ -165,6 +165,12 @@ def _draw_limits(axes: "Axes", ledger: DrawnLedger, *, first: bool) -> float:
         axes.plot(span, [bound * red] * 2, color=_RED, lw=1.1, ls="--", label=name if first else None, zorder=3)
     late = history.audits >= max(5 * _FEWEST_DRAWN, 0)
     return max([bound * (red or 0.0), 1.6 * alpha, *(bound * history.upper[late]).tolist()[:1]])
+
+
+def _lowest(ledger: DrawnLedger) -> float:
+    """Return the lowest value that should be in sight: 0, or below it if gains count."""
+    late = ledger.history.audits >= 5 * _FEWEST_DRAWN
+    return ledger.bound * min([0.0, *ledger.history.lower[late].tolist()[:1]])
 
 
 def _draw_evidence(axes: "Axes", ledger: DrawnLedger) -> None:

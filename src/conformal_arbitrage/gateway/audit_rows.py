@@ -12,6 +12,7 @@ from math import isfinite
 from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.options import NET
 from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.monitoring.lines import Lines
 from conformal_arbitrage.monitoring.outcomes import (
@@ -25,7 +26,7 @@ from conformal_arbitrage.monitoring.outcomes import (
 )
 from conformal_arbitrage.store.base import Audit
 from conformal_arbitrage.store.ids import time_of
-from conformal_arbitrage.store.ledger_base import UNDELIVERED_LOSS, LedgerKey, LedgerNews, NewRow, Settlement
+from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerNews, NewRow, Settlement
 from conformal_arbitrage.store.record import (
     UNDELIVERED,
     AuditQuestion,
@@ -48,11 +49,13 @@ class LossFacts:
         guardian_sees: what a deferral shows the Guardian.
         binarized: whether the loss is that of the 0/1 Guardian.
         loss_bound: the largest possible loss.
+        net: whether it counts gains.
     """
 
     guardian_sees: GuardianSees
     binarized: bool
     loss_bound: float
+    net: bool = False
 
     @classmethod
     def of(cls, certificate: Certificate) -> "LossFacts":
@@ -61,6 +64,7 @@ class LossFacts:
             guardian_sees=certificate.guardian_sees,
             binarized=certificate.binarized,
             loss_bound=certificate.loss_bound,
+            net=certificate.loss == NET,
         )
 
 
@@ -128,6 +132,7 @@ def _drawn_decision(decision: Decision, question: AuditQuestion, facts: LossFact
         candidates=decision.candidates,
         action=decision.action,
         binarized=facts.binarized,
+        net=facts.net,
     )
 
 
@@ -173,6 +178,7 @@ def settlement(
         at=now,
         loss=loss,
         served=_served(record, audited, verdict, facts),
+        delivered=_is_delivered(record),
         failed=loss is None and _audit_failed(record),
     )
 
@@ -187,16 +193,20 @@ def _audited_decision(record: DecisionRecord, facts: LossFacts) -> AuditedDecisi
         candidates=body.candidates,
         action=body.action,
         binarized=facts.binarized,
+        net=facts.net,
     )
 
 
 def _served(record: DecisionRecord, audited: AuditedDecision, verdict: Verdict, facts: LossFacts) -> float | None:
     """Return the loss of what the caller got, where that is not the rule's own."""
-    if record.completion is not None and record.completion.finish in UNDELIVERED:
-        return UNDELIVERED_LOSS
-    if audited.decided_by != "fallback":
+    if audited.decided_by != "fallback" or not _is_delivered(record):
         return None
     return served_loss(audited, verdict, loss_bound=facts.loss_bound)
+
+
+def _is_delivered(record: DecisionRecord) -> bool:
+    """Return whether the caller got an answer, as far as is known."""
+    return record.completion is None or record.completion.finish not in UNDELIVERED
 
 
 def _same_models(record: DecisionRecord) -> bool:

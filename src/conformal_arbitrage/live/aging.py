@@ -12,6 +12,7 @@ from functools import cache
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.combinations import refusal
+from conformal_arbitrage.calibration.options import NET
 from conformal_arbitrage.live.guarding import kinds_of
 from conformal_arbitrage.live.known_losses import KnownLosses
 from conformal_arbitrage.monitoring.age import (
@@ -33,9 +34,9 @@ class Age:
     Attributes:
         installed: when it was installed, in seconds since 1970.
         known_lately: audits that became known in the last thirty days.
-        needed: how many show a doubled loss with a probability of 90 %.
+        needed: how many show a doubled loss with a probability of 90 %; where gains count, it takes no fewer.
         last_known: when the last audit became known, in seconds since 1970; None if none did.
-        blind_decisions: how many decisions those audits take; None without audits.
+        blind_decisions: how many decisions those audits take; None without audits, and where gains count.
         next_decisions: as many as the certificate has rows: beyond, the range hardly changes.
         range: of their mean loss, as shares of the loss bound, for 95 % of calibrations and traffic; None where its law is
             not known.
@@ -75,13 +76,14 @@ def age_of(
     """
     share, days = certificate.alpha / certificate.loss_bound, max(0.0, now - installed) / _DAY
     lately = known.since(now - FRESH_DAYS * _DAY)
-    stale = freshness(lately, share, last_known=_date(known.last)) if days >= FRESH_DAYS else None
+    net = certificate.loss == NET
+    stale = freshness(lately, share, last_known=_date(known.last), signed=net) if days >= FRESH_DAYS else None
     return Age(
         installed=installed,
         known_lately=lately,
         needed=audits_to_see_doubling(share),
         last_known=known.last,
-        blind_decisions=blind_decisions(share, audit_rate),
+        blind_decisions=None if net else blind_decisions(share, audit_rate),
         next_decisions=certificate.n,
         range=range_of(certificate),
         stale=stale,

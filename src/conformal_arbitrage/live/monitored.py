@@ -69,7 +69,8 @@ class PolicyStanding:
         audit_rate: as configured.
         standing: state, reasons, limits and evidence; None without a monitor.
         served: the figure of delivered answers where it differs from the rule's own.
-        blind_decisions: how many decisions it takes to see a doubled loss in nine of ten cases; None without audits.
+        blind_decisions: how many decisions it takes to see a doubled loss in nine of ten cases; None without audits,
+            and where gains count: it then depends on how many decisions they outweigh.
     """
 
     ledger: WatchedLedger
@@ -161,10 +162,10 @@ def stand(ledger: WatchedLedger, settings: PolicyConfig, now: float) -> PolicySt
     if ledger.lines is not None:
         rows = ledger.rows
         monitor = Monitor.from_ledger(ledger.lines, rows.loss, rows.due, audit_rate=settings.audit_rate)
-        served = None if np.isnan(rows.served).all() else served_figure(rows, ledger.lines, now)
+        served = served_figure(rows, ledger.lines, now) if rows.served_otherwise.any() else None
         failing = served is not None and served.above_alpha
         standing = monitor.standing(now, alarmed=_cause(alarm), guardian_fails=failing, stale=_stale(ledger, now))
-        blind = blind_decisions(ledger.lines.alpha, settings.audit_rate)
+        blind = None if ledger.lines.signed else blind_decisions(ledger.lines.alpha, settings.audit_rate)
     return PolicyStanding(
         ledger=ledger,
         alarm=alarm,
@@ -182,7 +183,8 @@ def _stale(ledger: WatchedLedger, now: float) -> str | None:
         return None
     lately = int((ledger.rows.known_at >= now - FRESH_DAYS * DAY).sum())
     last = ledger.last_audit
-    return freshness(lately, ledger.lines.alpha, last_known=None if last is None else date_of(last))
+    last_known = None if last is None else date_of(last)
+    return freshness(lately, ledger.lines.alpha, last_known=last_known, signed=ledger.lines.signed)
 
 
 def _cause(alarm: AlarmBody | None) -> Cause | None:

@@ -51,28 +51,31 @@ class _Frame:
 
     def __init__(self, ledgers: Sequence[DrawnLedger], start: float, stop: float) -> None:
         self._start, self._stop = start, max(stop, start + 1e-6)
-        highest = 0.0
+        highest = lowest = 0.0
         for ledger in ledgers:
             enough = ledger.history.audits >= 5 * _FEWEST
             upper = float(ledger.history.upper[enough][:1].max(initial=0.0))
             red = ledger.history.lines.red or 0.0
             mean = float(np.nan_to_num(ledger.history.mean[ledger.history.audits >= _FEWEST]).max(initial=0.0))
             highest = max(highest, ledger.bound * max(upper, 1.3 * red, 1.6 * ledger.history.lines.alpha, 1.2 * mean))
-        self._step = _round_step(highest / 4)
+            lower = float(ledger.history.lower[enough][:1].min(initial=0.0))
+            lowest = min(lowest, ledger.bound * lower)  # below 0 where gains count
+        self._step = _round_step((highest - lowest) / 4)
         self._top = self._step * ceil(highest / self._step)
+        self._low = self._step * floor(lowest / self._step)
 
     def x(self, day: float) -> float:
         inside = min(max(day, self._start), self._stop)
         return round(_LEFT + (inside - self._start) / (self._stop - self._start) * (_WIDTH - _LEFT - _RIGHT), 1)
 
     def y(self, loss: float) -> float:
-        share = min(max(loss / self._top, -0.05), 1.2)
+        share = min(max((loss - self._low) / (self._top - self._low), -0.05), 1.2)
         return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
 
     def axes(self) -> list[str]:
         """Draw the grid with its numbers and dates."""
         parts: list[str] = []
-        for k in range(round(self._top / self._step) + 1):
+        for k in range(round(self._low / self._step), round(self._top / self._step) + 1):
             y = self.y(k * self._step)
             parts.append(f'<path class="grid" d="M{_LEFT} {y}H{_WIDTH - _RIGHT}"/>')
             parts.append(

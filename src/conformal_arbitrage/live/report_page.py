@@ -317,8 +317,9 @@ _CAPTION = (
 )
 _LIMITS = (
     "Each limit fails, at any time ever, with probability at most 0.025, whatever the loss does over time, if decisions are "
-    "not clustered. An audit without an outcome counts as no loss in the lower limit and as a whole one in the upper. The "
-    "state is that of decisions drawn until the end of the period, with outcomes as they are known at the time of writing."
+    "not clustered. An audit without an outcome counts as no loss in the lower limit, as the largest gain if gains count, "
+    "and as a whole loss in the upper. The state is that of decisions drawn until the end of the period, with outcomes as "
+    "they are known at the time of writing."
 )
 _MONEY = (
     "From recorded costs. Records that were pruned are not counted. Savings are what always asking the Guardian would have "

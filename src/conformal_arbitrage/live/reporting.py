@@ -170,6 +170,7 @@ def _until(ledger: WatchedLedger, until: float) -> WatchedLedger:
             due=rows.due[:kept],
             loss=rows.loss[:kept],
             served=rows.served[:kept],
+            delivered=rows.delivered[:kept],
             known_order=rows.known_order[:kept],
             known_at=rows.known_at[:kept],
             change=rows.change,

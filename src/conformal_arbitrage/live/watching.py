@@ -16,7 +16,6 @@ import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.combinations import refusal, refuse_combination
-from conformal_arbitrage.calibration.options import NET
 from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.live.known_losses import KnownLosses
@@ -25,7 +24,7 @@ from conformal_arbitrage.monitoring.lines import AlarmLine, Lines
 from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
 from conformal_arbitrage.monitoring.states import Cause, Standing
 from conformal_arbitrage.store.base import Store
-from conformal_arbitrage.store.ledger_base import UNDELIVERED_LOSS, LedgerKey, LedgerRows
+from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows
 
 if TYPE_CHECKING:
     from conformal_arbitrage.live.drifting import DriftWatch
@@ -49,8 +48,6 @@ def lines_of(certificate: Certificate, alarm_line: AlarmLine = "luck") -> Lines:
     """
     if certificate.unit == "session":
         refuse_combination("monitor", "session")
-    if certificate.loss == NET:
-        raise OptionError("monitor and net do not go together in a gateway: its ledger keeps losses without gains")
     if certificate.groups is not None:
         raise OptionError(
             "monitor and groups do not go together in a gateway: each group needs a ledger and a red line of its own, which "
@@ -144,7 +141,8 @@ class LedgerWatch:
         if rows:
             await self._follow_drift()
         for row in rows:
-            (self._differing.discard if row.served is None else self._differing.add)(row.seq)
+            same = row.served is None and row.delivered
+            (self._differing.discard if same else self._differing.add)(row.seq)
         if rows:
             self.monitor.observe(LedgerRow(row.seq, row.due, row.loss) for row in rows)
             self._tell_guard(self.known.take(rows))
@@ -157,7 +155,7 @@ class LedgerWatch:
 
     def _take_all(self, rows: LedgerRows) -> None:
         self.monitor = Monitor.from_ledger(self.lines, rows.loss, rows.due, audit_rate=self.monitor.audit_rate)
-        self._differing = set((np.flatnonzero(~np.isnan(rows.served)) + 1).tolist())
+        self._differing = set((np.flatnonzero(rows.served_otherwise) + 1).tolist())
         self._cursor = rows.change
         self._tell_guard(self.known.take_all(rows))
 
@@ -188,7 +186,7 @@ class LedgerWatch:
 
 def served_figure(rows: LedgerRows, lines: Lines, now: float) -> ServedFigure:
     """Return the loss of the answers that callers got."""
-    delivered = rows.served != UNDELIVERED_LOSS
+    delivered = rows.delivered
     losses: Floats = np.where(np.isnan(rows.served), rows.loss, rows.served)[delivered]
     monitor = Monitor.from_ledger(lines, losses, rows.due[delivered])
     standing = monitor.standing(now)

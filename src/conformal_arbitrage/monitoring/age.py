@@ -70,7 +70,9 @@ def blind_decisions(share: float, audit_rate: float) -> int | None:
     return ceil(SEES_DOUBLING / share / audit_rate) if audit_rate > 0 else None
 
 
-def freshness(known_lately: int, share: float, *, last_known: str | None = None, days: int = FRESH_DAYS) -> str | None:
+def freshness(
+    known_lately: int, share: float, *, last_known: str | None = None, days: int = FRESH_DAYS, signed: bool = False
+) -> str | None:
     """Return why a certificate is stale; None if it is fresh.
 
     Args:
@@ -78,10 +80,12 @@ def freshness(known_lately: int, share: float, *, last_known: str | None = None,
         share: the risk budget as a share of the loss bound.
         last_known: when the last audit became known, for the message.
         days: the window.
+        signed: whether gains count: they hide losses, so a doubling takes longer to show, by how much depends on them.
     """
     needed = audits_to_see_doubling(share)
     if known_lately >= needed:
         return None
     since = "not looked at yet" if last_known is None else f"not looked at enough since {last_known}"
     known = f"{known_lately} audits became known in the last {days} days"
-    return f"stale: {since}; {known}, and a new certificate's doubling takes {needed} to show"
+    least = "at least " if signed else ""
+    return f"stale: {since}; {known}, and a new certificate's doubling takes {least}{needed} to show"

@@ -63,6 +63,8 @@ def _rows(certificate: Certificate, group: str | None) -> int:
 
 def _absolute(certificate: Certificate) -> float | None:
     """Return the mean absolute loss of a net certificate's rows, as a share of the bound."""
-    if certificate.regret is None:
+    if certificate.loss != NET:
         return None
+    if certificate.regret is None:
+        raise OptionError("this net certificate does not say its regret, on which the red line rests: calibrate again")
     return min((2 * certificate.regret - certificate.empirical_risk) / certificate.loss_bound, 1.0)

@@ -28,7 +28,7 @@ from conformal_arbitrage.store.record import AlarmBody, LiftBody, NoticeBody
 NOTICES = "kind in ('alarm', 'lift')"
 """The events that are about a policy; a partial index holds them."""
 _KEY = "policy, version, lifts, identities, segment"
-_ROW = "seq, id, drawn, due, loss, served, known_order, known_at, change"
+_ROW = "seq, id, drawn, due, loss, served, undelivered, known_order, known_at, change"
 
 
 def write_row(session: Session, id: str, row: NewRow) -> None:
@@ -40,7 +40,7 @@ def write_row(session: Session, id: str, row: NewRow) -> None:
     length, losses, change = _grow(session, number, known=int(known))
     order = (losses, row.drawn) if known else (None, None)
     session.run(
-        f"insert into ledger ({_ROW}, ledger, slot, margin) values (?, ?, ?, ?, ?, null, ?, ?, ?, ?, ?, ?)",
+        f"insert into ledger ({_ROW}, ledger, slot, margin) values (?, ?, ?, ?, ?, null, 0, ?, ?, ?, ?, ?, ?)",
         *(length, id, row.drawn, row.due, row.loss, *order, change, number, row.slot, row.margin),
     )
 
@@ -112,7 +112,7 @@ def settle_rows(session: Session, settlements: Sequence[Settlement]) -> None:
         session.run("update ledgers set length = length where number = ?", number)  # others wait from here on
         [(known, changes)] = session.rows("select known, changes from ledgers where number = ?", number)
         count = _Counts(int(known), int(changes))
-        columns = "id, due, loss, served, known_order, known_at, change"
+        columns = "id, due, loss, served, undelivered, known_order, known_at, change"
         own = session.rows(
             f"select {columns} from ledger where ledger = ? and id in ({places}) order by seq", number, *by_id
         )
@@ -131,18 +131,18 @@ class _Counts:
 
 def _settle(session: Session, new: Settlement, before: Sequence[Any], count: _Counts) -> None:
     """Write what is known of one row, after counting the change if there is one."""
-    due, loss, served, order, known_at, change = before
-    after = [due, loss, new.served, order, known_at]
+    due, loss, served, undelivered, order, known_at, change = before
+    after = [due, loss, new.served, int(not new.delivered), order, known_at]
     if loss is None and new.loss is not None:
         count.known += 1
-        after = [due, new.loss, new.served, count.known, new.at]
+        after = [due, new.loss, new.served, int(not new.delivered), count.known, new.at]
     elif loss is None and new.failed:
         after[0] = min(due, new.at)
-    if after != [due, loss, served, order, known_at]:
+    if after != [due, loss, served, undelivered, order, known_at]:
         count.changes += 1
         change = count.changes
     session.run(
-        "update ledger set due = ?, loss = ?, served = ?, known_order = ?, known_at = ?, change = ?, "
+        "update ledger set due = ?, loss = ?, served = ?, undelivered = ?, known_order = ?, known_at = ?, change = ?, "
         "news = case when news > ? then news - ? else 0 end where id = ?",
         *(*after, change, new.news, new.news, new.id),
     )
@@ -164,7 +164,7 @@ def ledger(session: Session, key: LedgerKey) -> LedgerRows:
     if not rows:
         return LedgerRows.of([], 0)
     number, changes = rows[0]
-    columns = "drawn, due, loss, served, known_order, known_at"
+    columns = "drawn, due, loss, served, undelivered, known_order, known_at"
     return LedgerRows.of(
         session.rows(f"select {columns} from ledger where ledger = ? order by seq", number), int(changes)
     )
@@ -179,9 +179,9 @@ def ledger_changes(session: Session, key: LedgerKey, after: int, limit: int) -> 
     return [
         AuditRow(
             seq=seq, id=id, drawn=drawn, due=due, loss=loss, served=served, known_order=order, known_at=known_at,
-            change=change,
+            change=change, delivered=not undelivered,
         )
-        for seq, id, drawn, due, loss, served, order, known_at, change in rows
+        for seq, id, drawn, due, loss, served, undelivered, order, known_at, change in rows
     ]  # fmt: skip
 
 

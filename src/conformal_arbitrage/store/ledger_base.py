@@ -13,11 +13,8 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.core.arrays import Bools, Floats, Integers
 from conformal_arbitrage.store.record import AlarmBody, LiftBody, NoticeBody
-
-UNDELIVERED_LOSS = -1.0
-"""What `served` says of a decision of which nothing was delivered."""
 
 
 class LedgerKey(Struct, frozen=True, kw_only=True):
@@ -66,7 +63,8 @@ class AuditRow(Struct, frozen=True, kw_only=True):
         id: the decision's.
         drawn, due, loss: as in `NewRow`; an outcome that can no longer be known is due at the time that became clear.
         served: the loss of the answer that the caller got where that is another: 1 after a fallback of which nothing more
-            is known, `UNDELIVERED_LOSS` if nothing was delivered; None where it is the loss.
+            is known; None where it is the loss, or where nothing was delivered.
+        delivered: whether the caller got an answer; losses reach from -1 if gains count, so no loss can say it.
         known_order: the number of losses known by then, this one included; None while it is unknown.
         known_at: when it became known.
         change: grows with every change of any row of the ledger: the cursor of `ledger_changes`.
@@ -81,6 +79,7 @@ class AuditRow(Struct, frozen=True, kw_only=True):
     known_order: int | None
     known_at: float | None
     change: int
+    delivered: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +90,7 @@ class LedgerRows:
         drawn, due: of every row.
         loss: NaN while it is unknown.
         served: NaN where it is the loss; see `AuditRow`.
+        delivered: whether the caller got an answer.
         known_order: 0 while the loss is unknown.
         known_at: NaN while it is unknown.
         change: the cursor from which `ledger_changes` goes on.
@@ -100,22 +100,28 @@ class LedgerRows:
     due: Floats
     loss: Floats
     served: Floats
+    delivered: Bools
     known_order: Integers
     known_at: Floats
     change: int
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float | int | None]], change: int) -> "LedgerRows":
-        """Build the arrays from (drawn, due, loss, served, known_order, known_at) of every row."""
-        table = np.array(rows, dtype=np.float64).reshape(-1, 6)
-        drawn, due, loss, served, order, known_at = np.ascontiguousarray(table.T)
+        """Build the arrays from (drawn, due, loss, served, undelivered, known_order, known_at) of every row."""
+        table = np.array(rows, dtype=np.float64).reshape(-1, 7)
+        drawn, due, loss, served, undelivered, order, known_at = np.ascontiguousarray(table.T)
         return cls(
-            drawn=drawn, due=due, loss=loss, served=served, known_at=known_at, change=change,
+            drawn=drawn, due=due, loss=loss, served=served, delivered=undelivered == 0, known_at=known_at, change=change,
             known_order=np.nan_to_num(order).astype(np.int64),
         )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.loss)
+
+    @property
+    def served_otherwise(self) -> Bools:
+        """Which decisions delivered another answer than the rule's own, or none."""
+        return ~np.isnan(self.served) | ~self.delivered
 
     def in_known_order(self) -> Floats:
         """Return the known losses in the order in which they became known."""
@@ -154,7 +160,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
         news: from `LedgerNews`.
         at: the time, in seconds since 1970.
         loss: as a share of the loss bound; None while unknown. The first that is recorded stays.
-        served: as in `AuditRow`.
+        served, delivered: as in `AuditRow`.
         failed: the outcome can no longer become known: it is missing from now on, not only when it is due.
     """
 
@@ -163,6 +169,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     at: float
     loss: float | None = None
     served: float | None = None
+    delivered: bool = True
     failed: bool = False
 
 

@@ -184,6 +184,12 @@ def m010_margins_of_audits(session: Session) -> None:
     session.define("alter table ledger add column margin {real}")
 
 
+def m011_gains_in_the_ledger(session: Session) -> None:
+    """Let the ledger say in a column of its own that nothing was delivered: -1, which said it, is a loss if gains count."""
+    session.define("alter table ledger add column undelivered {integer} not null default 0")
+    session.run("update ledger set undelivered = 1, served = null where served = -1")
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -195,6 +201,7 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m008_ledger,
     m009_calibration_rows,
     m010_margins_of_audits,
+    m011_gains_in_the_ledger,
 )
 """The function at index k takes a database from version k to k + 1."""
 
