@@ -35,6 +35,7 @@ from conformal_arbitrage.store.sql_store import (
 )
 
 _BUSY_TIMEOUT = 2.0
+_OPEN_TIMEOUT = 10.0  # several gateways may migrate one after another
 _MOST_TOGETHER = 64
 _GATHER_SECONDS = 0.0005
 _CLOSE_SECONDS = 10.0
@@ -323,6 +324,7 @@ class _Writer(threading.Thread):
 
     def _prepare(self) -> None:
         try:
+            self._wait_for_others(_OPEN_TIMEOUT)
             [(mode,)] = self._session.rows("pragma journal_mode = wal")
             if mode != "wal":
                 raise StoreError(f"{self._path}: write-ahead logging does not work there; name a file on a local disk")
@@ -330,10 +332,14 @@ class _Writer(threading.Thread):
             migrate(self._session, str(self._path))
             _probe(self._session)
             self._session.run("commit")
+            self._wait_for_others(_BUSY_TIMEOUT)
             self._identities = tuple(map(_identity, self._files))
         except (StoreError, *_FAILURES) as error:
             self._connection.close()
             raise _translated(self._path, error) from error
+
+    def _wait_for_others(self, seconds: float) -> None:
+        self._connection.execute(f"pragma busy_timeout = {seconds * 1000:.0f}")
 
 
 def _connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
