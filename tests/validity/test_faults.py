@@ -105,7 +105,7 @@ def routes(store, name, world, rule, **settings):
     bound = ConformalArbitrage(primary=pair.primary, guardian=pair.guardian, certificate=rule, allow=["unbound"])
     policy = LivePolicy(
         name=name, version=1, settings=PolicyConfig(**settings), pair=pair, certificate=rule, alpha=rule.alpha,
-        identities_sha256="", rule=bound,
+        identities_sha256="", rule=bound, mode="enforce",
     )  # fmt: skip
     return DecisionRoutes(GatewayConfig(), store, Table(policy), Decider(world.rng.bytes(32)), Metrics())
 

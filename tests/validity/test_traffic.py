@@ -39,7 +39,7 @@ async def serve(store, name, rng, rule):
     }
     policy = LivePolicy(
         name=name, version=1, settings=PolicyConfig(audit_rate=0.5), pair=MenuPair(**models),
-        certificate=rule, alpha=rule.alpha, identities_sha256="",
+        certificate=rule, alpha=rule.alpha, identities_sha256="", mode="enforce",
         rule=ConformalArbitrage(**models, certificate=rule, allow=["unbound"]),
     )  # fmt: skip
     decider = Decider(rng.bytes(32))
