@@ -7,7 +7,7 @@ import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 
-N, TEST, ALPHA, RUNS = 60, 25, 0.1, 200
+N, TEST, ALPHA, RUNS = 50, 100, 0.1, 200
 KEY = b"k" * 32
 
 
