@@ -1,6 +1,7 @@
 # make demo and make test are all a newcomer needs: each installs what it uses into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # one more than cores: many tests wait
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms nightly clean
@@ -13,7 +14,7 @@ demo-serve: .venv/.installed
 	$(BIN)/arbitrage serve --config demo/arbitrage.toml
 
 test: .venv/.installed-dev
-	$(BIN)/pytest --numprocesses=auto $(TEST)
+	$(BIN)/pytest --numprocesses=$(strip $(WORKERS)) --dist=worksteal $(TEST)
 
 # All tests, those with a real model first, and the share of lines and branches they reach.
 coverage:
