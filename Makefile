@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # one more than cores: many tests wait
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live test-clients lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms nightly clean
+.PHONY: demo demo-serve test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms nightly clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -29,6 +29,10 @@ test-live: .venv/.installed-live
 # Clients of applications, in environments of their own, against a gateway over scripted models.
 test-clients: .venv/.installed-dev .venv-clients/.installed .venv-clients-earlier/.installed
 	$(BIN)/pytest tests/clients $(TEST)
+
+# Files that other packages write, and examples that run in other frameworks, with the packages themselves.
+test-ecosystem: .venv/.installed-dev .venv-evaluations/.installed .venv-frameworks/.installed
+	$(BIN)/pytest tests/ecosystem $(TEST)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -113,5 +117,15 @@ nightly: .venv/.installed-dev
 	.venv-clients-earlier/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
 	touch $@
 
+.venv-evaluations/.installed: tests/ecosystem/evaluations.txt
+	$(PYTHON) -m venv .venv-evaluations
+	.venv-evaluations/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
+	touch $@
+
+.venv-frameworks/.installed: tests/ecosystem/frameworks.txt
+	$(PYTHON) -m venv .venv-frameworks
+	.venv-frameworks/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
+	touch $@
+
 clean:
-	rm -rf .venv .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage
+	rm -rf .venv .venv-evaluations .venv-frameworks .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage

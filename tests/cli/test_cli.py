@@ -329,7 +329,8 @@ def test_the_demo_runs_and_writes_its_files(run):
     for word in ("grows 3-fold, at the same margins", "red after", "a new certificate from 1000 rows since the alarm"):
         assert word in shown
     written = {
-        "arbitrage.toml", "certificate.json", "frontier.png", "gateway.json", "science.parquet", "simulation.png",
+        "arbitrage.toml", "certificate.json", "frontier.png", "gateway.json", "science.parquet", "scores.csv",
+        "simulation.png",
     }  # fmt: skip
     assert written <= {p.name for p in Path("tour").iterdir()}
     assert "the risk budget is 0.05" in " ".join(shown.split())

@@ -15,11 +15,13 @@ from conformal_arbitrage.cli.data import demo_command, router_log_command, split
 from conformal_arbitrage.cli.dials import certificate_command
 from conformal_arbitrage.cli.evaluation import assess_command, compare_command, evaluate_command, inspect_command
 from conformal_arbitrage.cli.grading import records_grade_command
+from conformal_arbitrage.cli.importing import import_command
 from conformal_arbitrage.cli.learning import learn_command
 from conformal_arbitrage.cli.live import ask_command, check_command, collect_command, init_command
 from conformal_arbitrage.cli.monitoring import monitor_command
 from conformal_arbitrage.cli.planning import plan_command
 from conformal_arbitrage.cli.policies import policies_command
+from conformal_arbitrage.cli.quickstart import quickstart_command
 from conformal_arbitrage.cli.recommendation import recommend_command
 from conformal_arbitrage.cli.renewing import renew_command
 from conformal_arbitrage.cli.reports import report_command
@@ -61,7 +63,9 @@ def cli() -> None:
 
     \b
     arbitrage demo                            take a tour on bundled real data
+    arbitrage quickstart                      start from what you have
     arbitrage init, check, collect            record scores of your own models
+    arbitrage import FORMAT FILES             read what other tools recorded
     arbitrage inspect LOG                     see if a pair is worth routing
     arbitrage recommend LOG --alpha 0.05      choose pair and options, and certify
     arbitrage calibrate LOG --alpha 0.05      find the threshold and certify it
@@ -71,9 +75,10 @@ def cli() -> None:
 
 
 _COMMANDS = (
+    quickstart_command,
     init_command, check_command, collect_command, inspect_command, calibrate_command, verify_command, apply_command,
     ask_command, assess_command, evaluate_command, compare_command, plan_command, simulate_command, split_command,
-    router_log_command, learn_command,
+    import_command, router_log_command, learn_command,
     reproduce_command, serve_command, keys_command, records_command, demo_command, certificate_command,
     webhooks_command, recommend_command, policies_command, renew_command, monitor_command, report_command,
 )  # fmt: skip

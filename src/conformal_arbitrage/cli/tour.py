@@ -20,6 +20,7 @@ from msgspec import structs
 from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.core.choices import row_argmax
 from conformal_arbitrage.errors import ConfigError, OutputError
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.figures import save_figure
@@ -107,7 +108,8 @@ def run_demo(out: str | Path) -> Demo:
     certificate = calibrate(log, ALPHA).sign(secret)
     simulation = simulate(log, ALPHA, scenario=SCENARIO, costs=costs, confidence=0.95, zero_one=True)
     figures = ["frontier.png", "simulation.png"] if find_spec("matplotlib") else []
-    written = tuple(str(folder / name) for name in ("science.parquet", "certificate.json", *figures))
+    written = tuple(str(folder / name) for name in ("science.parquet", "certificate.json", "scores.csv", *figures))
+    write_text(folder / "scores.csv", graded_table(log))
     certificate.save(written[1])
     if figures:
         save_figure(frontier, written[-2])
@@ -127,6 +129,17 @@ def run_demo(out: str | Path) -> Demo:
         simulation=simulation,
         files=written,
     )
+
+
+def graded_table(log: ScoreLog) -> str:
+    """Return the log as a plain table: how far the Primary leads, and whether each model is right."""
+    ids = [str(k) for k in range(len(log))] if log.id is None else log.id.tolist()
+    rows = [sorted(row) for row in np.split(log.primary, log.offsets[1:-1])]
+    correct = log.outcome("correct")
+    right = [correct[log.offsets[:-1] + row_argmax(scores, log.offsets)] for scores in (log.primary, log.guardian)]
+    lines = zip(ids, rows, *right, strict=True)
+    text = "".join(f"{id},{scores[-1] - scores[-2]:.6g},{ours:g},{theirs:g}\n" for id, scores, ours, theirs in lines)
+    return f"id,confidence,small_ok,expert_ok\n{text}"
 
 
 def write_gateway(folder: Path, log: ScoreLog) -> None:

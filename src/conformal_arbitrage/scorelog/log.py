@@ -79,15 +79,16 @@ class ScoreLog:
         cls,
         path: str | Path,
         *,
-        primary: str = "primary",
-        guardian: str | None = "guardian",
+        primary: ScoreColumns = "primary",
+        guardian: ScoreColumns | None = "guardian",
         outcomes: Sequence[str] = (),
     ) -> "ScoreLog":
         """Read a score log from .parquet, .jsonl, .jsonl.gz or .csv.
 
         Args:
             path: the file.
-            primary: the column that plays the Primary; its token and cost columns follow its name.
+            primary: the column that plays the Primary, or one column per action as in `from_frame`; its token and cost
+                columns follow its name.
             guardian: the column that plays the Guardian; None if there is none, as for a rule that is only applied.
             outcomes: list columns to report besides `correct`.
         """

@@ -1,0 +1,94 @@
+"""OpenAI batch files: the output files of two batches over the same requests, joined by `custom_id`, in router form.
+
+Knows nothing of endpoints: only of their files.
+"""
+
+from pathlib import Path
+
+from conformal_arbitrage.errors import ScoreLogError
+from conformal_arbitrage.importing.completions import conversation, reply_confidence, reply_text, tokens_of
+from conformal_arbitrage.importing.documents import Document, field_of, read_documents
+from conformal_arbitrage.importing.grading import graded, with_columns
+from conformal_arbitrage.importing.pairing import (
+    Imported,
+    LoggedAnswer,
+    ModelRun,
+    Tally,
+    Unpaired,
+    counted,
+    paired,
+    router_log,
+)
+from conformal_arbitrage.types import Messages
+
+
+async def read_openai_batch(
+    primary: str | Path,
+    guardian: str | Path,
+    *,
+    grade: str,
+    requests: str | Path | None = None,
+    expected: str | Path | None = None,
+    confidences: str | Path | None = None,
+    config: str | Path = "arbitrage.toml",
+    max_cost: float | None = None,
+    unpaired: Unpaired = "refuse",
+) -> Imported:
+    """Read the outputs of two batches as a score log.
+
+    Args:
+        primary: the Primary's output file, or a folder with its output and error files.
+        guardian: the same for the Guardian.
+        grade: how the answers are graded: exact, regex, json-equal, python:MODULE:FUNCTION, judge or human.
+        requests: the input file of either batch, for the questions.
+        expected: a table with `id` (the custom_id) and `expected`, for graders that compare.
+        confidences: a table with `id` and `confidence`; without it, the logprobs of the Primary's replies are used.
+        config: the configuration with the judge.
+        max_cost: dollars that the judge may cost.
+        unpaired: "drop" states that requests of one batch only are missing for reasons other than the answers.
+    """
+    unused = Tally()
+    questions = {} if requests is None else _questions(requests)
+    runs = [_run(path, questions) for path in (primary, guardian)]
+    pairs = paired(*runs, unpaired=unpaired, unused=unused)
+    pairs = with_columns(pairs, expected=expected, confidences=confidences)
+    log = router_log(await graded(pairs, grade, config=config, max_cost=max_cost), unused)
+    names = runs[0].model, runs[1].model
+    return Imported(log=log, source="openai-batch", models=names, unused=unused, notes=counted(log))
+
+
+def _questions(path: str | Path) -> dict[str, Messages]:
+    return {_custom_id(place, line): conversation(line.get("body")) for place, line in read_documents([path])}
+
+
+def _run(path: str | Path, questions: dict[str, Messages]) -> ModelRun:
+    """Return the answers of one batch; a request with an error has no text."""
+    answers: dict[str, LoggedAnswer] = {}
+    models: dict[str, None] = {}
+    for place, line in read_documents([path]):
+        id = _custom_id(place, line)
+        if "response" not in line and "error" not in line:
+            raise ScoreLogError(f"{place}: no response here; give the output file of the batch, not its input")
+        if id in answers:
+            raise ScoreLogError(f"{place}: custom_id {id!r:.60} stands there twice; give the files of one batch")
+        failed = line.get("error") is not None or field_of(line, "response.status_code") not in (None, 200)
+        body = None if failed else field_of(line, "response.body")
+        models |= {} if body is None else {str(field_of(body, "model")): None}
+        tokens = tokens_of(body)
+        answers[id] = LoggedAnswer(
+            id=id,
+            messages=questions.get(id, ()),
+            text=None if body is None else reply_text(body),
+            confidence=reply_confidence(body),
+            input_tokens=tokens[0],
+            output_tokens=tokens[1],
+        )
+    if len(models) > 1:
+        raise ScoreLogError(f"{path}: answers of several models ({', '.join(models)}); give the files of one batch")
+    return ModelRun(model=next(iter(models), str(path)), answers=answers)
+
+
+def _custom_id(place: str, line: Document) -> str:
+    if "custom_id" not in line:
+        raise ScoreLogError(f"{place}: no custom_id here; is this a file of the Batch API?")
+    return str(line["custom_id"])

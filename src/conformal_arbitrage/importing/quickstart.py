@@ -1,0 +1,186 @@
+"""quickstart: from what someone has to a configuration and the next three commands.
+
+Knows nothing of terminals: it looks at the files and says what to write and what to run.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.live.template import template
+from conformal_arbitrage.scorelog.files import Table
+from conformal_arbitrage.scorers.kinds import Form
+
+Have = Literal["csv", "endpoints", "eval"]
+LOG, PLAN, CERTIFICATE = "log.parquet", "plan.toml", "certificate.json"
+_NOT_SCORES = ("id", "label", "group", "context", "actions", "correct")
+_CONFIDENCES = ("confidence", "score", "router_score", "primary_confidence")
+_GRADES = ("_grade", "_correct", "_ok", "_right")
+_TEXT = ("router-log", "import inspect", "import openai-batch")
+"""Commands whose logs are of free text."""
+_GUARDIANS = ("g", "guardian", "strong", "large", "big", "expert")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickStart:
+    """Where to start.
+
+    Attributes:
+        found: what the files hold, in a sentence.
+        configuration: the text of arbitrage.toml.
+        commands: the next three commands.
+    """
+
+    found: str
+    configuration: str
+    commands: tuple[str, str, str]
+
+
+def quick_start(have: Have, files: Sequence[str], *, alpha: float = 0.05) -> QuickStart:
+    """Return the configuration and the next three commands for what someone has.
+
+    Args:
+        have: "csv": a table with scores of both models; "endpoints": two models to ask, and questions; "eval": the files
+            of two evaluation runs, the Primary's first.
+        files: the table, the questions, or the two runs.
+        alpha: the risk budget.
+
+    Raises:
+        OptionError: the files are of another kind.
+    """
+    if have == "endpoints":
+        return _endpoints(files, alpha)
+    found, first = _from_table(_only(files)) if have == "csv" else _from_runs(files)
+    ready = first is None
+    log = _only(files) if ready else LOG
+    commands = [f"arbitrage recommend {_quoted(log)} -o {PLAN}", f"arbitrage certificate show {CERTIFICATE}"]
+    commands += [f"arbitrage apply {CERTIFICATE} {_quoted(log)} -o decisions.jsonl"] if ready else []
+    one, two, three = commands if first is None else [first, *commands]
+    text = first is not None and any(word in first for word in _TEXT)
+    return QuickStart(
+        found=found, configuration=_configured("text" if text else "menu", alpha), commands=(one, two, three)
+    )
+
+
+def _configured(form: Form, alpha: float) -> str:
+    """Return the configuration that `init` writes, with this alpha; models matter to live decisions only."""
+    points = f"alpha = {alpha!r}             # on average at most {100 * alpha:g} points worse"
+    return template(form).replace("alpha = 0.05             # on average at most 5 points worse", points)
+
+
+def _only(files: Sequence[str]) -> str:
+    if len(files) != 1:
+        raise OptionError(f"name one table with the scores of both models; got {len(files)} files")
+    return files[0]
+
+
+def _endpoints(files: Sequence[str], alpha: float) -> QuickStart:
+    """Return the start for live models; the questions' columns say whether they are menus."""
+    questions = files[0] if files else "questions.csv"
+    form: Form = "menu"
+    grade, found = "", "two endpoints; put your questions into questions.csv (question, choices, answer)"
+    if files:
+        with Table(questions) as table:
+            menu = any(name == "choices" or name.startswith("choice") for name in table.types)
+            form = "menu" if menu else "text"
+            answered = any(name in table.types for name in ("expected", "answer", "label"))
+            column = "" if menu or "messages" in table.types else " --question-column question"
+            grade = "" if menu else f" --grade {'exact' if answered else 'human'}{column}"
+            found = f"{table.rows} questions {'with options' if menu else 'in free text'}, and two endpoints"
+    return QuickStart(
+        found=found,
+        configuration=_configured(form, alpha),
+        commands=(
+            "arbitrage check",
+            f"arbitrage collect {_quoted(questions)} -o {LOG}{grade}",
+            f"arbitrage recommend {LOG} -o {PLAN}",
+        ),
+    )
+
+
+def _from_runs(files: Sequence[str]) -> tuple[str, str]:
+    """Return what two runs are, and the command that imports them."""
+    if len(files) != 2:
+        raise OptionError(f"name two runs, the Primary's first; got {len(files)}")
+    kinds = {_run_kind(Path(file)) for file in files}
+    if len(kinds) > 1:
+        raise OptionError(
+            f"{files[0]} and {files[1]} are of different tools ({', '.join(sorted(kinds))}); name two runs of one"
+        )
+    kind = kinds.pop()
+    names = " ".join(map(_quoted, files))
+    grade = " --grade exact --expected answers.csv" if kind == "openai-batch" else ""
+    return f"two runs of {kind}", f"arbitrage import {kind} {names}{grade} -o {LOG}"
+
+
+def _run_kind(path: Path) -> str:
+    """Return the format of a run."""
+    if path.name.endswith(".eval"):
+        return "inspect"
+    if path.name.startswith("samples_") or (path.is_dir() and any(path.rglob("samples_*.jsonl"))):
+        return "lm-eval"
+    if path.is_file() and path.name.endswith(".jsonl") and '"custom_id"' in path.read_text(errors="replace")[:4096]:
+        return "openai-batch"
+    raise OptionError(
+        f"{path}: not a run of lm-eval (samples_*.jsonl), a log of inspect_ai (.eval) or an output file of the Batch API; "
+        "for other tools see `arbitrage import --help`"
+    )
+
+
+def _from_table(path: str) -> tuple[str, str | None]:
+    """Return what a table holds, and the command that turns it into a score log; None if it is one."""
+    with Table(path) as table:
+        names = [name for name in table.types if name not in _NOT_SCORES]
+        lists = [name for name in names if table.numbers_if_any(name) is not None]
+    if len(lists) > 1:
+        return f"a score log of {', '.join(lists)}", None
+    wide = _wide_pair(names)
+    if wide is not None:
+        primary, guardian = (",".join(columns) for columns in wide)
+        columns = f"--primary {_quoted(primary)} --guardian {_quoted(guardian)}"
+        return (
+            f"one column per option, {primary} and {guardian}",
+            f"arbitrage import table {_quoted(path)} {columns} -o {LOG}",
+        )
+    router = _router_columns(names)
+    if router is not None:
+        sure, ours, theirs = router
+        columns = f"--confidence {_quoted(sure)} --primary-grade {_quoted(ours)} --guardian-grade {_quoted(theirs)}"
+        return f"a confidence ({sure}) and two grades", f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}"
+    raise OptionError(
+        f"{path}: no scores of two models among its columns ({', '.join(names)}); it needs two columns of lists, one column "
+        "per option and model (p_yes, p_no, g_yes, g_no), or a confidence and two grades (confidence, small_ok, large_ok)"
+    )
+
+
+def _wide_pair(names: Sequence[str]) -> tuple[list[str], list[str]] | None:
+    """Return the columns of two models that name the same options behind two prefixes, the Guardian's second."""
+    models: dict[str, dict[str, str]] = {}
+    for name in names:
+        prefix, separator, option = name.partition("_")
+        if separator:
+            models.setdefault(prefix, {})[option] = name
+    pairs = [
+        (p, g) for p in models for g in models if p != g and len(models[p]) > 1 and models[p].keys() == models[g].keys()
+    ]
+    if len(pairs) != 2:  # a pair either way round
+        return None
+    ours, theirs = pairs[0] if pairs[0][0] not in _GUARDIANS else pairs[1]
+    return list(models[ours].values()), [models[theirs][option] for option in models[ours]]
+
+
+def _router_columns(names: Sequence[str]) -> tuple[str, str, str] | None:
+    """Return a confidence and the grades of two models, the Guardian's last."""
+    sure = [name for name in _CONFIDENCES if name in names]
+    grades = [name for name in names if name.endswith(_GRADES)]
+    if not sure or len(grades) != 2:
+        return None
+    first, second = grades if grades[0].partition("_")[0] not in _GUARDIANS else reversed(grades)
+    return sure[0], first, second
+
+
+def _quoted(name: str) -> str:
+    return shlex.quote(name)

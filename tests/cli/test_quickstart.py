@@ -1,0 +1,180 @@
+"""quickstart, and the path in README.md from a clone to a certificate on a table of its own."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from conformal_arbitrage import Certificate, OptionError, ProjectSecret, ScoreLog
+from conformal_arbitrage.cli import cli
+from conformal_arbitrage.importing.quickstart import quick_start
+from conformal_arbitrage.live.config import read_config
+from tests.importing.files import batch_line, inspect_sample, sample, write_eval, write_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments, **more):
+    done = CliRunner().invoke(cli, list(map(str, arguments)), **more)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def router_table(path, rows=300, seed=1):
+    rng = np.random.default_rng(seed)
+    sure = np.round(rng.random(rows), 3)
+    small = rng.random(rows) < 0.4 + 0.6 * sure
+    lines = zip(sure, small, strict=True)
+    path.write_text(
+        "id,confidence,small_ok,big_ok\n" + "".join(f"q{k},{s},{int(w)},1\n" for k, (s, w) in enumerate(lines))
+    )
+
+
+def wide_table(path, rows=300):
+    rng = np.random.default_rng(2)
+    p = np.round(rng.random(rows), 3)
+    right = rng.random(rows) < p
+    lines = zip(p, right, strict=True)
+    path.write_text(
+        "id,p_yes,p_no,g_yes,g_no\n"
+        + "".join(f"q{k},{s},{1 - s:.3f},{int(w)},{int(not w)}\n" for k, (s, w) in enumerate(lines))
+    )
+
+
+def list_table(path, rows=300):
+    rng = np.random.default_rng(3)
+    with path.open("w") as stream:
+        for k in range(rows):
+            p = round(float(rng.random()), 3)
+            right = int(rng.random() < p)
+            stream.write(json.dumps({"id": f"q{k}", "primary": [p, 1 - p], "guardian": [right, 1 - right]}) + "\n")
+
+
+@pytest.mark.parametrize(("name", "write"), [("a.csv", router_table), ("b.csv", wide_table), ("c.jsonl", list_table)])
+def test_the_three_commands_for_a_table_lead_to_a_certificate(name, write):
+    write(Path(name))
+    start = json.loads(run("quickstart", "--yes", name, "--json"))
+    assert len(start["commands"]) == 3
+    for command in start["commands"]:
+        run(*command.split()[1:])
+    certificate = Certificate.load("certificate.json")
+    assert certificate.alpha == 0.05
+    assert certificate.signed
+    assert read_config().alpha == 0.05
+
+
+def test_two_questions_are_asked_and_the_answers_are_used():
+    router_table(Path("runs.csv"))
+    shown = run("quickstart", "--alpha", "0.1", input="csv\nruns.csv\n")
+    assert "What do you have?" in shown
+    assert "Found: a confidence (confidence) and two grades." in shown
+    assert (
+        "arbitrage router-log runs.csv --confidence confidence --primary-grade small_ok --guardian-grade big_ok"
+        in shown
+    )
+    assert read_config().alpha == 0.1
+
+
+def test_endpoints_start_from_their_questions():
+    Path("q.jsonl").write_text('{"question": "2+2?", "choices": ["3", "4"], "answer": "B"}\n')
+    start = json.loads(run("quickstart", "--yes", "--have", "endpoints", "q.jsonl", "--json"))
+    assert start["commands"] == [
+        "arbitrage check",
+        "arbitrage collect q.jsonl -o log.parquet",
+        "arbitrage recommend log.parquet -o plan.toml",
+    ]
+    assert read_config().task.form == "menu"
+    Path("t.csv").write_text("question,answer\n2+2?,4\n")
+    start = json.loads(
+        run("quickstart", "--yes", "--force", "--have", "endpoints", "t.csv", "--alpha", "0.1", "--json")
+    )
+    assert start["commands"][1] == "arbitrage collect t.csv -o log.parquet --grade exact --question-column question"
+    assert (read_config().task.form, read_config().alpha) == ("text", 0.1)
+    shown = run("quickstart", "--force", input="endpoints\n-\n")
+    assert "arbitrage collect questions.csv" in shown
+
+
+@pytest.mark.parametrize("kind", ["lm-eval", "inspect", "openai-batch"])
+def test_runs_of_evaluation_tools_are_told_apart(tmp_path, kind):
+    runs = {
+        "lm-eval": lambda name: write_lines(tmp_path / name / "samples_colors.jsonl", [sample(0, [-1, -2], 0)]).parent,
+        "inspect": lambda name: write_eval(tmp_path / f"{name}.eval", [inspect_sample(1, "4", "C", 0.9)]),
+        "openai-batch": lambda name: write_lines(tmp_path / f"{name}.jsonl", [batch_line("a", "4", 0.9)]),
+    }
+    files = [str(runs[kind](name)) for name in ("small", "large")]
+    start = quick_start("eval", files)
+    assert start.commands[0].startswith(f"arbitrage import {kind} {files[0]} {files[1]} ")
+    shown = run("quickstart", "--have", "eval", input=" ".join(files) + "\n")
+    assert f"Found: two runs of {kind}." in shown
+
+
+def test_what_cannot_be_started_from_is_named(tmp_path):
+    Path("x.csv").write_text("name,age\na,1\n")
+    write_eval(tmp_path / "s.eval", [])
+    write_lines(tmp_path / "s.jsonl", [batch_line("a", "4")])
+    for have, files, problem in (
+        ("csv", ["x.csv"], r"no scores of two models among its columns \(name, age\)"),
+        ("csv", [], "name one table"),
+        ("eval", ["x.csv"], "name two runs"),
+        ("eval", ["x.csv", "x.csv"], "not a run of lm-eval"),
+        ("eval", [str(tmp_path / "s.eval"), str(tmp_path / "s.jsonl")], "different tools"),
+    ):
+        with pytest.raises(OptionError, match=problem):
+            quick_start(have, files)
+
+
+def test_the_guardian_is_told_by_its_name():
+    Path("w.csv").write_text("expert_yes,expert_no,model_yes,model_no\n1,0,0.7,0.3\n")
+    assert "--primary model_yes,model_no --guardian expert_yes,expert_no" in quick_start("csv", ["w.csv"]).commands[0]
+    Path("r.csv").write_text("confidence,strong_ok,weak_ok\n0.5,1,1\n")
+    assert "--primary-grade weak_ok --guardian-grade strong_ok" in quick_start("csv", ["r.csv"]).commands[0]
+
+
+def test_a_configuration_that_is_there_stays():
+    router_table(Path("runs.csv"))
+    Path("arbitrage.toml").write_text("alpha = 0.2\n")
+    done = CliRunner().invoke(cli, ["quickstart", "--yes", "runs.csv"])
+    assert done.exit_code == 2
+    assert "--force" in done.output
+    assert Path("arbitrage.toml").read_text() == "alpha = 0.2\n"
+
+
+def test_the_path_in_the_readme_leads_from_a_clone_to_a_certificate(tmp_path):
+    """The commands of the first screen, run from a copy of the sources, on a table of this test's own."""
+    text = (ROOT / "README.md").read_text()
+    section = text[text.index("## Five minutes") :]
+    block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1]
+    commands = [line for line in block.splitlines() if line.startswith("arbitrage ")]
+    assert commands[0].startswith("arbitrage quickstart --yes ")
+    shutil.copytree(ROOT / "src", tmp_path / "clone" / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "work" / "demo").mkdir(parents=True)
+    router_table(tmp_path / "work" / "demo" / "scores.csv", rows=500, seed=9)
+    table = tmp_path / "work" / "demo" / "scores.csv"
+    table.write_text(table.read_text().replace("big_ok", "expert_ok"))
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'clone' / 'src'}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    shown = []
+    for command in commands:
+        words = [sys.executable, "-m", "conformal_arbitrage", *command.split()[1:]]
+        done = subprocess.run(
+            words, cwd=tmp_path / "work", env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, (command, done.stderr)
+        shown.append(done.stdout)
+    assert all(command in shown[0] for command in commands[1:]), "quickstart names other commands than the README"
+    secret = ProjectSecret.find(tmp_path / "work")
+    certificate = Certificate.load(tmp_path / "work" / "certificate.json", secret=secret)
+    log = ScoreLog.read(tmp_path / "work" / "log.parquet")
+    assert certificate.n == 350
+    assert 0 < certificate.apply(log).deferred.mean() < 1
