@@ -90,6 +90,11 @@ class ChatRequest(Struct, frozen=True):
         """The conversation so far."""
         return self.body["messages"]
 
+    @property
+    def text(self) -> str:
+        """The conversation as plain text, as that of a `Query`."""
+        return Query(list[Mapping[str, Any]](self.messages), ()).text
+
 
 COST_DIGITS = 12
 """Decimal places of dollars that are kept: enough for any price, and three times 0.1 is 0.3, not 0.30000000000000004."""

@@ -125,4 +125,31 @@ def test_the_net_loss_is_described_where_outcomes_tell_it():
     assert len(rows[0]) == len(header)
     ungraded = ScoreLog.from_arrays([[0.9, 0.1], [0.4, 0.6]] * 30, [[1.0, 0.0], [1.0, 0.0]] * 30)
     assert inspect(ungraded).budgets[2].deferred_net is None
-    assert inspect(pair(1).binarized()).budget_table()[0][-1] == "unused budget"
+    assert inspect(pair(1).binarized()).budget_table()[0][-1] == "with score auto"
+
+
+def test_a_learned_score_is_described_as_a_certificate_would_have_it():
+    rng, n = np.random.default_rng(4), 400
+    hard = rng.random(n) < 0.4
+    log = ScoreLog.from_router(
+        confidence=np.round(rng.random(n), 1) + 0.05, primary_grade=1.0 - (rng.random(n) < np.where(hard, 0.6, 0.02)),
+        guardian_grade=np.ones(n), id=[str(k) for k in range(n)], group=np.where(hard, "hard", "easy"),
+    )  # fmt: skip
+    uses = inspect(log).budgets
+    assert uses[3].deferred_learned < uses[3].deferred_random - 0.1
+    certificate = calibrate(log, uses[3].alpha, boundary="random", key=b"k", score="auto")
+    assert uses[3].deferred_learned == pytest.approx(certificate.learned.deferred, abs=0.02)
+    assert inspect(log.select(np.arange(40))).budgets[3].deferred_learned is None, "too few rows to learn from"
+    assert inspect(ScoreLog.from_arrays([[0.5, 0.5]] * 60, [[1.0, 0.0]] * 60)).budgets[3].deferred_learned is None
+    assert inspect(pair(1, n=60)).budgets[0].deferred_learned is None, "no budget for a single loss"
+    unnamed = ScoreLog.from_router(confidence=[0.9, 0.4] * 50, primary_grade=[1, 0] * 50, guardian_grade=[1, 1] * 50)
+    assert inspect(unnamed).budgets[3].deferred_learned == pytest.approx(0.5, abs=0.11)
+
+
+def test_in_router_form_rows_without_a_confidence_count_as_the_primarys_answer():
+    log = ScoreLog.from_router(
+        confidence=[None] * 30 + [0.9] * 70, primary_grade=[0.0] * 30 + [1.0] * 70, guardian_grade=np.ones(100)
+    )
+    inspection = inspect(log)
+    assert inspection.outcomes["correct"] == {"primary": 0.7, "guardian": 1.0}
+    assert inspection.primary_loss == pytest.approx(0.3)

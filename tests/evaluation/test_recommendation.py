@@ -181,6 +181,14 @@ def run(tmp_path, monkeypatch):
     return call
 
 
+def test_what_was_written_names_the_arrays_of_a_learned_score(run):
+    ProjectSecret.create(Path())
+    grouped().write("grouped.parquet")
+    shown = run("recommend", "grouped.parquet", "--alpha", "0.1", "-o", "plan.toml").stdout
+    assert "Written: plan.toml, certificate.npz and certificate.json, with the whole guarantee" in shown
+    assert Path("certificate.npz").exists()
+
+
 def test_a_log_with_several_models_gives_the_best_pair_and_a_plan_that_repeats_it(run):
     ProjectSecret.create(Path())
     shown = run("recommend", "log.parquet", "--alpha", "0.05", "-o", "plan.toml").stdout

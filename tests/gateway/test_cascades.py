@@ -134,15 +134,37 @@ def test_shadow_mode_asks_every_model_and_its_rows_are_exported_as_the_log_of_th
         gateway.with_store(lambda store: cascade_log_of(store, "other", models=("small",), guardian="large"))
 
 
-def test_shadow_rows_in_free_text_keep_all_answers_and_are_not_exported(house):
+def test_shadow_rows_in_free_text_keep_all_answers_and_are_exported_once_graded(house):
     gateway = house(CascadeHouse, policy={"mode": "shadow", "content": "full"})
     response = gateway.question(3)
     assert response.json()["arbitrage"]["decided_by"] == "guardian"
     [record] = gateway.records()
     assert record.decision.content.chain_answers == tuple(facts(name, "q3")[0] for name in NAMES[:-1])
     assert record.decision.no_guarantee is None
-    with pytest.raises(StoreError, match="answers in free text"):
-        gateway.with_store(lambda store: cascade_log_of(store, "support", models=NAMES[:-1], guardian="large"))
+
+    def exported(store):
+        identities = identities_of(gateway.config, "support")
+        return cascade_log_of(store, "support", models=NAMES[:-1], guardian="large", identities=identities)
+
+    with pytest.raises(StoreError, match="no row has grades of every model's answer; run `arbitrage records grade"):
+        gateway.with_store(exported)
+    for number in range(4, 20):
+        assert gateway.question(number).status_code == 200
+    records = gateway.records(limit=50)[::-1]
+    for one in records[:-1]:
+        assert gateway.post(f"/v1/arbitrage/records/{one.id}/feedback", {"label": "yes"}).status_code < 300
+    grade = ["records", "grade", "--policy", "support", "--grade", "exact", "--json", "--config", str(gateway.path)]
+    done = json.loads(CliRunner().invoke(cli, grade).stdout)
+    assert (done["newly_graded"], done["no_label"], done["failed"]) == (16, 1, 0)
+    assert json.loads(CliRunner().invoke(cli, grade).stdout)["graded"] == 16, "run again to resume"
+    log = gateway.with_store(exported)
+    expected = log_of([f"q{number}" for number in range(3, 20)], [one.id for one in records], "text")
+    assert log.id.tolist() == expected.id.tolist()
+    assert np.allclose(log.confidence, expected.confidence)
+    assert np.allclose(log.cost, expected.cost)
+    assert np.array_equal(log.grade[:16], expected.grade[:16])
+    assert np.isnan(log.grade[16]).all(), "without grades it counts as ungraded, and is not left out"
+    assert log.identities["grader"]["kind"] == "exact"
 
 
 def test_audits_ask_the_guardian_and_no_monitor_reads_them(house):

@@ -260,3 +260,54 @@ class SampledHouse(House):
     def _write(self, first):
         super()._write(first)
         self.path.write_text(self.path.read_text().replace('confidence = "logprob"\n', ""))
+
+
+def several(folder, url, models='"b"', count=4, sections=("b",)):
+    """Configure a Primary that samples from further models too."""
+    path = folder / "arbitrage.toml"
+    further = "".join(
+        f'[models.{name}]\nkind = "chat"\nurl = "{url}"\nmodel = "{name}"\nprice = [2.0, 2.0]\ntemperature = 0.0\n'
+        f"[models.{name}.pinned]\n"
+        for name in sections
+    )
+    own = f"candidates_of = [{models}]"
+    text = CONFIG.format(url=url, primary=own, pinned="").replace("candidates = 4", f"candidates = {count}")
+    path.write_text(text + further)
+    return read_config(path)
+
+
+def test_several_cheap_models_answer_in_turn_and_agree(tmp_path):
+    async def ask():
+        def reply(path, body, number):
+            return completion("Paris" if body["model"] == "small" else "Lyon" if body["model"] == "c" else "PARIS")
+
+        async with Upstream(reply) as upstream:
+            config = several(tmp_path, upstream.url, '"b", "c"', 3, ("b", "c"))
+            async with Models(config) as models:
+                primary = models.answerer("primary")
+                return await primary.answer(HELLO), upstream.bodies, primary.identity
+
+    answer, bodies, identity = asyncio.run(ask())
+    assert sorted(body["model"] for body in bodies) == ["b", "c", "small"], "one sample each"
+    assert answer.confidence == pytest.approx(2 / 3)
+    assert answer.spent.cost == pytest.approx(15 * (1 + 2 + 2) / 1e6)
+    assert identity["candidates"] == 3
+    url = "http://127.0.0.1:9"
+    alone = Models(configure(tmp_path, url)).answerer("primary").identity
+    assert "candidates_of" not in alone
+    one, two = (Models(several(tmp_path, url, names, 3, ("b", "c"))).answerer("primary").identity for names in
+                ('"b"', '"b", "c"'))  # fmt: skip
+    assert one["candidates_of"] != two["candidates_of"]
+
+
+@pytest.mark.parametrize(
+    ("models", "count", "problem"),
+    [
+        ('"x"', 4, r"candidates_of names other sections \[models\.NAME\] of kind 'chat', of b; got 'x'"),
+        ('"b"', 1, "needs candidates = N, at least one for each of its 2 models"),
+        ('"b", "b"', 4, "each named once"),
+    ],
+)
+def test_models_that_cannot_be_sampled_are_refused(tmp_path, models, count, problem):
+    with pytest.raises(ConfigError, match=problem):
+        several(tmp_path, "http://127.0.0.1:9", models, count)

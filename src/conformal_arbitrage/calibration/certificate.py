@@ -256,31 +256,48 @@ class Certificate:
             )
 
     def candidates(
-        self, primary_scores: object, *, id: str | None = None, group: Membership = None, tokens: float | None = None
+        self,
+        primary_scores: object,
+        *,
+        id: str | None = None,
+        group: Membership = None,
+        tokens: float | None = None,
+        text: str | None = None,
     ) -> NDArray[np.intp]:
         """Return the indices of one query's candidates: a single one is chosen, several go to the Guardian.
 
         Args:
             primary_scores: one number per action; None or NaN anywhere means no opinion, so every action is kept.
             id: the query's id, fixed before its scores; required for boundary="random".
-            group: as in `decide`.
-            tokens: as in `decide`.
+            group, tokens, text: as in `decide`.
         """
-        return np.array(self.sight(primary_scores, id=id, group=group, tokens=tokens)[0], dtype=np.intp)
+        return np.array(self.sight(primary_scores, id=id, group=group, tokens=tokens, text=text)[0], dtype=np.intp)
 
     def sight(
-        self, primary_scores: object, *, id: str | None = None, group: Membership = None, tokens: float | None = None
+        self,
+        primary_scores: object,
+        *,
+        id: str | None = None,
+        group: Membership = None,
+        tokens: float | None = None,
+        text: str | None = None,
     ) -> tuple[list[int], float]:
         """Return one query's candidates as plain integers, and its margin."""
         if self.learned is not None:
-            return self.learned_sight(primary_scores, id=id, group=group, tokens=tokens)[:2]
+            return self.learned_sight(primary_scores, id=id, group=group, tokens=tokens, text=text)[:2]
         self._refuse_single(not _are_floats(primary_scores) and is_single(primary_scores))
         relaxation, boundary_u = self.threshold(group)
         u = 0.0 if boundary_u is None else self._draw(id)
         return row_sight(primary_scores, relaxation, digits=self.score_digits, u=u, boundary_u=boundary_u)
 
     def learned_sight(
-        self, primary_scores: object, *, id: str | None = None, group: Membership = None, tokens: float | None = None
+        self,
+        primary_scores: object,
+        *,
+        id: str | None = None,
+        group: Membership = None,
+        tokens: float | None = None,
+        text: str | None = None,
     ) -> tuple[list[int], float, LearnedUse | None]:
         """Return the same under a learned score, and how that decided."""
         self._refuse_single(not _are_floats(primary_scores) and is_single(primary_scores))
@@ -288,7 +305,7 @@ class Certificate:
             raise OptionError(f"several groups and learned do not go together: {refusal('several groups', 'learned')}")
         gaps = row_gaps(primary_scores, digits=self.score_digits)
         scores: Any = primary_scores if _are_floats(primary_scores) else as_row(primary_scores)[:, 0].tolist()
-        kept, use = self.learned_score().decide(scores, gaps, self._draw(id), group, tokens)
+        kept, use = self.learned_score().decide(scores, gaps, self._draw(id), group, tokens, text)
         return [gaps.index(0.0)] if kept else list(range(len(gaps))), row_margin(gaps), use
 
     def uncovered_features(self, use: LearnedUse | None) -> str | None:
@@ -319,6 +336,7 @@ class Certificate:
         id: str | None = None,
         group: Membership = None,
         tokens: float | None = None,
+        text: str | None = None,
     ) -> Decision:
         """Decide one query: the Primary's top action if it stands alone, otherwise the Guardian's choice.
 
@@ -335,12 +353,13 @@ class Certificate:
             group: the query's group or groups, for a certificate by groups; one that is not known defers. For a learned
                 score the group that is one of its features.
             tokens: the Primary's output tokens, if they are a feature of the learned score.
+            text: the question as plain text, if it is a feature of the learned score.
         """
         use = None
         if self.learned is None:
             kept, margin = self.sight(primary_scores, id=id, group=group)
         else:
-            kept, margin, use = self.learned_sight(primary_scores, id=id, group=group, tokens=tokens)
+            kept, margin, use = self.learned_sight(primary_scores, id=id, group=group, tokens=tokens, text=text)
         deferred = len(kept) > 1
         action: int | None = kept[0]
         if deferred:

@@ -144,7 +144,8 @@ def _are_terms(certificate: "Certificate", terms: LearnedTerms) -> bool:
         and terms.features[:2] == ("margin", "position")
         and len(set(terms.features)) == len(terms.features)
         and ("menu" in terms.features) == (terms.menu_size is not None)
-        and set(terms.missing) == set(terms.features) & {"group", "tokens"}
+        and set(terms.missing) == set(terms.features) & {"group", "tokens", "text"}
+        and ("text" in terms.features) == (terms.text_sha256 is not None)
         and all(0 <= count <= certificate.n for count in terms.missing.values())
         and 0 <= terms.rounded_rows <= terms.rows <= certificate.n
         and terms.rows >= 1

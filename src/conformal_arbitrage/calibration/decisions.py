@@ -106,13 +106,15 @@ def decide_by_group(
 def decide_by_score(log: ScoreLog, score: LearnedScore, u: Floats) -> Decisions:
     """Decide every row of a log by a learned score, each as a live query would be."""
     groups, lengths = column_texts(log, "group"), log.primary_usage.output_tokens
+    texts = None if log.context is None else log.context.tolist()
     kept, uses = np.zeros(len(log), np.bool_), list[LearnedUse | None]()
     for row in range(len(log)):
         scores = log.primary[log.offsets[row] : log.offsets[row + 1]].tolist()
         tokens = None if lengths is None else float(lengths[row])
         group = None if groups is None else groups[row] or None
         gaps = row_gaps(scores, digits=log.score_digits)
-        kept[row], use = score.decide(scores, gaps, float(u[row]), group, tokens)
+        text = None if texts is None else texts[row]
+        kept[row], use = score.decide(scores, gaps, float(u[row]), group, tokens, text)
         uses.append(use)
     decisions = decide_rows(log, relaxation=np.where(kept, 0.0, np.inf), boundary_u=None, u=None, sees_all=True)
     return replace(decisions, by_group=None, learned=uses)

@@ -24,7 +24,7 @@ _READABLE = (1, SCHEMA)
 _NOT_WRITTEN = frozenset({"key", "fit"})
 _ADDED = (
     "regret", "spread", "confidence", "zero_one", "dial", "by", "groups", "small_groups", "unit", "ancestry",
-    "margin_quantiles", "score", "learned",
+    "margin_quantiles", "score", "learned", "text_sha256",
 )  # fmt: skip
 """Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
 ON_THIS_LOG = "on_this_log"
@@ -105,4 +105,7 @@ def split_arrays(document: object, source: str) -> tuple[dict[str, Any], bytes |
 def signed_bytes(document: Mapping[str, Any]) -> bytes:
     """Return what a signature covers: every field, those that came later only where they are set."""
     covered = {name: value for name, value in document.items() if name not in _ADDED or value is not None}
+    if covered.get("learned") is not None:
+        terms = as_object(covered["learned"])
+        covered["learned"] = {name: value for name, value in terms.items() if name not in _ADDED or value is not None}
     return json.dumps(covered, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

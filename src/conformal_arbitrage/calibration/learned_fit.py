@@ -23,6 +23,7 @@ from conformal_arbitrage.calibration.learned_score import (
     used_rows,
 )
 from conformal_arbitrage.calibration.options import CalibrationOptions
+from conformal_arbitrage.calibration.text_embedding import text_embedding
 from conformal_arbitrage.core.arrays import Bools, Floats, Integers
 from conformal_arbitrage.core.features import VERSION, FeatureRows
 from conformal_arbitrage.core.gaps import SINGLE_DIGITS, margins
@@ -59,6 +60,7 @@ class RowInputs:
         group: of each row, "" if it has none; None without a group feature.
         tokens: the Primary's output tokens; None without that feature.
         menu: rows x actions, of rows that have the declared size; None without one.
+        text: rows x columns, the vectors of the rows' texts; None without that feature.
     """
 
     margin: Floats
@@ -68,6 +70,7 @@ class RowInputs:
     group: list[str] | None
     tokens: Floats | None
     menu: Floats | None
+    text: Floats | None = None
 
     def feature_rows(self, index: Integers) -> FeatureRows:
         """Return what the features of some rows are computed from."""
@@ -77,6 +80,7 @@ class RowInputs:
             scores=None if self.menu is None else self.menu[index],
             group=None if self.group is None else [self.group[k] for k in index.tolist()],
             tokens=None if self.tokens is None else self.tokens[index],
+            text=None if self.text is None else self.text[index],
         )
 
     def group_names(self) -> tuple[str, ...]:
@@ -125,7 +129,17 @@ def row_inputs(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> R
         group=column_texts(log, "group") if features.groups else None,
         tokens=log.primary_usage.output_tokens if features.tokens else None,
         menu=None if features.menu_size is None else _menus(log, features.menu_size),
+        text=_texts(log) if features.text else None,
     )
+
+
+def _texts(log: ScoreLog) -> Floats:
+    """Return the vector of every row's text."""
+    if log.context is None:
+        raise OptionError(
+            f"{log.source}: there is no `context` column, so texts cannot be learned from; add it, or leave text out"
+        )
+    return text_embedding().vectors(log.context.tolist())
 
 
 def learned_rows(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> LearnedRows:
@@ -188,6 +202,7 @@ def learn_score(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibr
         missing=_missing(rows.inputs),
         deferred=(n - alone - int(kept.sum())) / n,
         sha256=hashlib.sha256(packed).hexdigest(),
+        text_sha256=None if rows.inputs.text is None else text_embedding().sha256,
     )
     return LearnedFit(score=score, terms=terms, total=int(chosen.loss[kept].sum()) * bound)
 
@@ -197,6 +212,7 @@ def _names(rows: RowInputs) -> tuple[FeatureName, ...]:
         ("menu", rows.menu),
         ("group", rows.group),
         ("tokens", rows.tokens),
+        ("text", rows.text),
     )
     return ("margin", "position", *(name for name, values in optional if values is not None))
 
@@ -208,4 +224,6 @@ def _missing(rows: RowInputs) -> dict[str, int]:
         missing["group"] = rows.group.count("")
     if rows.tokens is not None:
         missing["tokens"] = int(np.isnan(rows.tokens).sum())
+    if rows.text is not None:
+        missing["text"] = int((~rows.text.any(axis=1)).sum())
     return missing

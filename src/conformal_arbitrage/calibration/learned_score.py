@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from conformal_arbitrage.calibration.text_embedding import WIDTH, text_embedding
 from conformal_arbitrage.core.arrays import Bools, Floats, Integers
 from conformal_arbitrage.core.features import VERSION, FeatureRows, FeatureSet, feature_matrix, query_features
 from conformal_arbitrage.core.gaps import SINGLE_DIGITS
@@ -28,9 +29,11 @@ from conformal_arbitrage.types import LearnedUse
 
 ScoreKind = Literal["margin", "auto", "learned"]
 """What queries are ordered by: the margin, a learned score, or whichever of them keeps most rows."""
-FeatureName = Literal["margin", "position", "menu", "group", "tokens"]
+FeatureName = Literal["margin", "position", "menu", "group", "tokens", "text"]
 FEWEST_ROWS, MOST_ROWS = 50, 50_000
-_KINDS = {"margin": "f", "u": "f", "tokens": "f", "scores": "f", "top": "i", "group": "i", "loss": "i", "names": "U"}
+_KINDS = {
+    "margin": "f", "u": "f", "tokens": "f", "scores": "f", "text": "f", "top": "i", "group": "i", "loss": "i", "names": "U",
+}  # fmt: skip
 _TOLERANCE = 1e-9
 _LARGEST_FILE = 2**28
 """Bytes of all arrays together: a small file may be compressed from a giant one."""
@@ -47,12 +50,14 @@ class Features:
             query of another size is deferred.
         group_source: what names the group of a live query, such as "metadata.subject"; whoever decides live must name the
             same.
+        text: use the log's `context` as a vector of fixed length; needs the extra `text`.
     """
 
     groups: bool = True
     tokens: bool = True
     menu_size: int | None = None
     group_source: str | None = None
+    text: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a menu that is too large."""
@@ -64,7 +69,7 @@ class LearnedTerms:
     """What a certificate says about its learned score.
 
     Attributes:
-        features: what it is learned from: "margin" and "position" always, "menu", "group" and "tokens" if used.
+        features: what it is learned from: "margin" and "position" always, "menu", "group", "tokens" and "text" if used.
         version: of the features' transforms.
         menu_size: the declared number of actions; None if menus may differ.
         group_source: what names the group of a live query; None if that has no name, or groups are not used.
@@ -75,6 +80,7 @@ class LearnedTerms:
         missing: rows of the log that lack a feature, by its name.
         deferred: share of the log's rows that go to the Guardian if each is decided by the others.
         sha256: digest of the file that holds the arrays.
+        text_sha256: digest of what turns a text into a vector; None if texts are not used.
     """
 
     features: tuple[FeatureName, ...]
@@ -88,6 +94,7 @@ class LearnedTerms:
     missing: dict[str, int]
     deferred: float
     sha256: str
+    text_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,7 +118,8 @@ class ScoreRows:
     @property
     def features(self) -> FeatureSet:
         """Which features there are."""
-        return FeatureSet(menu_size=self.menu_size, groups=self.names, tokens=self.rows.tokens is not None)
+        tokens, text = self.rows.tokens is not None, WIDTH if self.rows.text is not None else 0
+        return FeatureSet(menu_size=self.menu_size, groups=self.names, tokens=tokens, text=text)
 
     def fits(self) -> RidgeFits:
         """Fit every strength of the penalty."""
@@ -133,6 +141,7 @@ class ScoreRows:
             "group": group,
             "names": None if self.rows.group is None else np.array(self.names, dtype=np.str_),
             "tokens": self.rows.tokens,
+            "text": self.rows.text,
             "loss": self.loss.astype(np.int8),
             "u": self.u,
         }
@@ -202,6 +211,7 @@ def _score_rows(arrays: Mapping[str, Any], terms: LearnedTerms) -> ScoreRows:
         scores=scores,
         group=None if "group" not in terms.features else _named(arrays["group"], names),
         tokens=arrays["tokens"] if "tokens" in terms.features else None,
+        text=arrays["text"].reshape(terms.rows, WIDTH) if "text" in terms.features else None,
     )
     loss = arrays["loss"].astype(np.int64)
     return ScoreRows(rows=rows, names=names, menu_size=terms.menu_size, loss=loss, u=arrays["u"])
@@ -244,7 +254,13 @@ class LearnedScore:
         return self._rules[0]
 
     def decide(
-        self, scores: Sequence[float], gaps: Sequence[float], u: float, group: str | None, tokens: float | None
+        self,
+        scores: Sequence[float],
+        gaps: Sequence[float],
+        u: float,
+        group: str | None,
+        tokens: float | None,
+        text: str | None = None,
     ) -> tuple[bool, LearnedUse | None]:
         """Return whether the Primary's top action stands, and how that was decided.
 
@@ -254,6 +270,7 @@ class LearnedScore:
             u: the query's draw.
             group: its group; None if unknown.
             tokens: the Primary's output tokens; None if unknown.
+            text: the question; None if unknown.
 
         Returns:
             None in place of how, if there is nothing to decide: one action, a tie at the top, or a menu of another size
@@ -267,19 +284,21 @@ class LearnedScore:
             return False, None
         single = self.digits == SINGLE_DIGITS
         exact: list[float] = np.array(scores, dtype=np.float32).astype(np.float64).tolist() if single else list(scores)
-        places, values = query_features(features, margin, top, exact, group, tokens)
+        words = text_embedding().vector(text) if features.text and text else ()
+        places, values = query_features(features, margin, top, exact, group, tokens, words)
         new = bool(features.groups) and bool(group) and group not in features.groups
         one = self.rule().decide(places, values, u, margin, unseen=new)
         name = "margin" if one.candidate == MARGIN else f"penalty {STRENGTHS[one.candidate - 1]:g}"
-        missing = self.missing(group, tokens)
+        missing = self.missing(group, tokens, words)
         return one.kept, LearnedUse(candidate=name, count=one.kept_rows, score=one.score, missing=missing)
 
-    def missing(self, group: str | None, tokens: float | None) -> tuple[str, ...]:
+    def missing(self, group: str | None, tokens: float | None, words: Sequence[float] = ()) -> tuple[str, ...]:
         """Return the features that a query lacks."""
         rows = self.rows.rows
         lacks = (
             ("group", rows.group is not None and not group),
             ("tokens", rows.tokens is not None and tokens is None),
+            ("text", rows.text is not None and not any(words)),
         )
         return tuple(name for name, lacking in lacks if lacking)
 

@@ -9,11 +9,12 @@ Knows nothing of certificates or the command line.
 import importlib
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from conformal_arbitrage.calibration.learned_fit import RowInputs, row_inputs
+from conformal_arbitrage.calibration.cost_order import CostPredictor, cost_predictor
+from conformal_arbitrage.calibration.learned_fit import row_inputs
 from conformal_arbitrage.calibration.learned_score import Features
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.planning import split
@@ -26,6 +27,8 @@ from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 
 LearnerName = Literal["ridge", "hist-gradient-boosting"]
+Order = Literal["risk", "cost"]
+"""Which answers are kept first: those with the least predicted loss, or with the least of it per dollar."""
 _RIDGE_STRENGTH = 5.0
 
 
@@ -51,6 +54,7 @@ class LearnedRouter:
         learner: the fitted learner.
         features: what it was given.
         options: how losses were measured.
+        costs: what the Guardian is expected to cost, if rows are ordered by it.
     """
 
     scored: ScoreLog
@@ -58,10 +62,11 @@ class LearnedRouter:
     learner: Learner
     features: FeatureSet
     options: CalibrationOptions
+    costs: CostPredictor | None = None
 
     def confidence(self, log: ScoreLog) -> Floats:
         """Return the confidence of every row of a log: 0 where no action leads, which always defers."""
-        return _confidence(self.learner, self.features, row_inputs(log, self.options, Fraction(1)))
+        return _confidence(self.learner, self.features, log, self.options, self.costs)
 
 
 def learn(
@@ -71,6 +76,7 @@ def learn(
     seed: int = 0,
     learner: LearnerName | Learner = "ridge",
     features: Features | None = None,
+    order: Order = "risk",
 ) -> LearnedRouter:
     """Learn a score on a random part of a log, and score the rest.
 
@@ -80,7 +86,11 @@ def learn(
         seed: of the random part.
         learner: "ridge", "hist-gradient-boosting" (needs scikit-learn, the extra `learn`), or a learner of your own.
         features: what to learn from besides the margin and the position of the top action.
+        order: "cost" keeps answers with the least predicted loss per dollar that the Guardian would cost; refused where
+            its cost can hardly be told in advance.
     """
+    if order not in get_args(Order):
+        raise OptionError(f"order must be 'risk' or 'cost'; got {order!r}")
     refuse_unfit(log)
     if not within_unit(log.loss_scores):
         raise OptionError(f"{log.source}: learning needs losses in [0, 1]; divide the Guardian's scores by their range")
@@ -94,21 +104,31 @@ def learn(
         menu_size=None if options.features is None else options.features.menu_size,
         groups=inputs.group_names(),
         tokens=inputs.tokens is not None,
+        text=0 if inputs.text is None else inputs.text.shape[1],
     )
     loss = inputs.share[index]
     fitted = _named(learner, columns, binary=bool(np.isin(loss, (0, 1)).all()))
     fitted.fit(feature_matrix(columns, inputs.feature_rows(index)), loss)
-    confidence = _confidence(fitted, columns, row_inputs(rest, options, Fraction(1)))
+    costs = cost_predictor(first) if order == "cost" else None
     return LearnedRouter(
-        scored=_scored(rest, confidence), learned_rows=len(first), learner=fitted, features=columns, options=options
+        scored=_scored(rest, _confidence(fitted, columns, rest, options, costs)),
+        learned_rows=len(first),
+        learner=fitted,
+        features=columns,
+        options=options,
+        costs=costs,
     )
 
 
-def _confidence(learner: Learner, columns: FeatureSet, inputs: RowInputs) -> Floats:
+def _confidence(
+    learner: Learner, columns: FeatureSet, log: ScoreLog, options: CalibrationOptions, costs: CostPredictor | None
+) -> Floats:
     """Return exp(-risk), which falls as the risk rises and never reaches 0; 0 for rows that are always deferred."""
+    inputs = row_inputs(log, options, Fraction(1))
     index = np.flatnonzero(inputs.used)
+    risk = _risk(learner, feature_matrix(columns, inputs.feature_rows(index)))
     confidence = np.zeros(len(inputs.margin))
-    confidence[index] = np.exp(-_risk(learner, feature_matrix(columns, inputs.feature_rows(index))))
+    confidence[index] = np.exp(-(risk if costs is None else costs.per_dollar(risk, log.select(index))))
     return confidence
 
 
@@ -176,12 +196,13 @@ class RidgeLearner:
 
     def __init__(self, penalties: Floats, strength: float = _RIDGE_STRENGTH) -> None:
         self._penalty = strength * np.diag(penalties)
-        self._weights = np.zeros(len(penalties))
+        self.weights: Floats = np.zeros(len(penalties))
 
     def fit(self, features: Floats, loss: Floats, /) -> None:
         """Fit the loss."""
-        self._weights = np.linalg.solve(features.T @ features + self._penalty, features.T @ loss)
+        solved = np.linalg.solve(features.T @ features + self._penalty, features.T @ loss)
+        self.weights = solved.astype(np.float64)
 
     def predict(self, features: Floats, /) -> Floats:
         """Return the predicted loss."""
-        return features @ self._weights
+        return features @ self.weights

@@ -119,6 +119,7 @@ _FEATURES = {
     "menu": "the probability of each action",
     "group": "the group",
     "tokens": "the Primary's output tokens",
+    "text": "the text of the query",
 }
 
 

@@ -127,6 +127,7 @@ def _features(certificate: Certificate) -> Features | None:
         tokens="tokens" in terms.features,
         menu_size=terms.menu_size,
         group_source=terms.group_source,
+        text="text" in terms.features,
     )
 
 

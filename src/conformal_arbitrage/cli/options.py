@@ -188,6 +188,7 @@ learned = chained(
         type=click.Choice(["groups", "tokens"]),
         help="Learn without the log's groups, or without its token counts; may be repeated.",
     ),
+    click.option("--text", is_flag=True, help="Learn from the texts of the queries as well; needs the extra `text`."),
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 config_file = click.option(
@@ -255,16 +256,16 @@ def learned_options(further: dict[str, Any]) -> dict[str, Any]:
     """
     from conformal_arbitrage.calibration.learned_score import Features
 
-    names = ("score", "menu_size", "group_source", "without")
-    score, menu_size, group_source, without = (further.pop(name) for name in names)
+    names = ("score", "menu_size", "group_source", "without", "text")
+    score, menu_size, group_source, without, text = (further.pop(name) for name in names)
     if score == "margin":
-        if menu_size is not None or group_source is not None or without:
+        if menu_size is not None or group_source is not None or without or text:
             raise click.UsageError(
-                "--menu-size, --group-source and --without are for a learned score; give --score auto as well"
+                "--menu-size, --group-source, --without and --text are for a learned score; give --score auto as well"
             )
         return {"score": score}
     groups, tokens = ("groups" not in without, "tokens" not in without)
-    features = Features(groups=groups, tokens=tokens, menu_size=menu_size, group_source=group_source)
+    features = Features(groups=groups, tokens=tokens, menu_size=menu_size, group_source=group_source, text=text)
     return {"score": score, "features": features}
 
 

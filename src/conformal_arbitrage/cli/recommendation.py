@@ -140,12 +140,23 @@ def _show(
         click.echo(options.wrapped(line))
     click.echo(f"\n{recommendation.certificate.summary}\n")
     if output is not None:
-        click.echo(f"Written: {output} and {certificate}, with the whole guarantee and its conditions.")
+        click.echo(
+            f"Written: {_written(recommendation, output, certificate)}, with the whole guarantee and its conditions."
+        )
         if not recommendation.certificate.signed:
             click.echo(
                 "It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one."
             )
     click.echo("By hand: " + "\n         ".join(commands))
+
+
+def _written(recommendation: "Recommendation", output: str, certificate: str) -> str:
+    """Return the files that were written; the arrays of a learned score lie beside the certificate."""
+    from conformal_arbitrage.calibration.learned_score import sidecar_path
+
+    if recommendation.certificate.fit is None:
+        return f"{output} and {certificate}"
+    return f"{output}, {sidecar_path(certificate)} and {certificate}"
 
 
 def _left_out(recommendation: "Recommendation") -> list[str]:

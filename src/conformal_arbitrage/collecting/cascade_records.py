@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from conformal_arbitrage.collecting.grade_records import chain_texts
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.live.cascade import top_choice
 from conformal_arbitrage.live.policy import top_of
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from conformal_arbitrage.store.base import Store
-from conformal_arbitrage.store.record import DecisionRecord
+from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody
 from conformal_arbitrage.types import Leg
 from conformal_arbitrage.upstream.base import fingerprint
 
@@ -45,11 +46,6 @@ async def cascade_log_of(
             f"policy {policy!r} has no rows of shadow mode on record, and only in shadow mode are all models of a cascade "
             'asked; serve it with mode = "shadow", or use `arbitrage collect --path`'
         )
-    if any(record.decision.form != "menu" for record in records):
-        raise StoreError(
-            f"policy {policy!r} answers in free text, and the record keeps grades of two answers, not of every model's; use "
-            "`arbitrage collect --path --grade HOW`"
-        )
     for record in records:
         if len(_legs(record, "primary")) != len(models):
             raise StoreError(
@@ -57,8 +53,10 @@ async def cascade_log_of(
                 f"and [cascade] has {len(models)}; prune those of the earlier cascade first"
             )
     sha256 = fingerprint(identities)
-    same_models = all(record.decision.identities_sha256 == sha256 for record in records)
-    return _menu_log(records, models, guardian, identities if same_models else None)
+    made_by = identities if all(record.decision.identities_sha256 == sha256 for record in records) else None
+    if any(record.decision.form == "menu" for record in records):
+        return _menu_log(records, models, guardian, made_by)
+    return _text_log(records, models, guardian, policy, made_by)
 
 
 def _is_complete(record: DecisionRecord) -> bool:
@@ -112,6 +110,50 @@ def _menu_log(
         identities=identities,
         source="the decision record",
     )
+
+
+def _text_log(
+    records: Sequence[DecisionRecord],
+    models: Sequence[str],
+    guardian: str,
+    policy: str,
+    identities: Mapping[str, Any] | None,
+) -> CascadeLog:
+    """Return rows in free text; those without grades of every model count as ungraded."""
+    graded = [_chain_grades(record, len(models)) for record in records]
+    if not any(graded):
+        raise StoreError(
+            f"policy {policy!r} answers in free text, and no row has grades of every model's answer; run `arbitrage records "
+            f'grade --policy {policy} --grade HOW` first, with content = "full" in the policy'
+        )
+    grader = next(one.grader or {"kind": "feedback"} for one in graded if one is not None)
+    kept = [None if one is None or (one.grader or {"kind": "feedback"}) != grader else one.grades for one in graded]
+    columns: dict[str, ModelColumns] = {}
+    for place, name in enumerate(models):
+        legs = [_legs(record, "primary")[place] for record in records]
+        columns[name] = ModelColumns(
+            confidence=[_NAN if leg.scores is None else leg.scores[0] for leg in legs],
+            grade=[_NAN if one is None else one.chain[place] for one in kept],
+            cost=_costs(legs),
+            answer=[chain_texts(record)[place] for record in records],
+        )
+    return CascadeLog.from_columns(
+        id=[record.id for record in records],
+        models=columns,
+        guardian_grade=[_NAN if one is None else one.guardian for one in kept],
+        guardian_cost=_costs([next(iter(_legs(record, "guardian")), None) for record in records]),
+        guardian=guardian,
+        identities=None if identities is None else {**identities, "grader": dict(grader)},
+        source="the decision record",
+    )
+
+
+def _chain_grades(record: DecisionRecord, models: int) -> FeedbackBody | None:
+    """Return the first grades of every model's answer, if there are any and the answers were kept."""
+    if len(chain_texts(record)) != models:
+        return None
+    graded = (one for one in record.feedback if one.grades is not None and len(one.grades.chain) == models)
+    return next(graded, None)
 
 
 def _label(record: DecisionRecord) -> int | None:

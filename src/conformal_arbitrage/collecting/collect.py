@@ -210,7 +210,7 @@ async def collect_requests(
         guardian_grade=[_score_at(leg, 1) for leg in second],
         id=[request.id for request in requests.requests],
         group=requests.groups,
-        context=[request_text(request) for request in requests.requests],
+        context=[request.text for request in requests.requests],
         primary_usage=_usage(first),
         guardian_usage=_usage(second),
         identities={
@@ -368,11 +368,6 @@ def _extra_columns(legs: Mapping[Role, Sequence[Leg]], reply: str) -> dict[str, 
         columns[f"{role}_served"] = strings([leg.served for leg in own])
         columns[f"{role}_error"] = strings([leg.error for leg in own])
     return columns
-
-
-def request_text(request: ChatRequest) -> str:
-    """Return a request as plain text."""
-    return Query(list[Mapping[str, Any]](request.messages), ()).text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

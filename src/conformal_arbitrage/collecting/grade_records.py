@@ -42,12 +42,15 @@ class Gradable:
         request: what was asked.
         expected: the right answer, if someone who may grade sent it as a label.
         answers: the texts of both models; None for a Primary that failed, whose row defers whatever its grade.
+        chain: the texts of all models that a cascade asked before the Guardian, None for one that failed; empty for two
+            models.
     """
 
     id: str
     request: ChatRequest
     expected: str | None
     answers: Mapping[Role, str | None]
+    chain: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,10 @@ async def read_backlog(store: Store, config: Config, policy: str, *, grade: str,
     records = await fit_records(store, policy)
     if any(record.decision.form == "menu" for record in records):
         raise StoreError(f"policy {policy!r} chooses from menus, whose rows need no grades; export them as they are")
-    rows = [_gradable(record, trusted, compares=grade in COMPARISONS) for record in records]
+    chained = settings is not None and settings.cascade
+    if chained:  # in enforce mode, which models were asked depends on scores
+        records = [record for record in records if record.decision.mode == "shadow"]
+    rows = [_gradable(record, trusted, compares=grade in COMPARISONS, chained=chained) for record in records]
     return Backlog(
         gradable=tuple([row for row in rows if isinstance(row, Gradable)][:limit]),
         graded=rows.count("graded"),
@@ -115,9 +121,12 @@ async def read_backlog(store: Store, config: Config, policy: str, *, grade: str,
     )
 
 
-def _gradable(record: DecisionRecord, trusted: Collection[str | None] | None, *, compares: bool) -> Gradable | Obstacle:
+def _gradable(
+    record: DecisionRecord, trusted: Collection[str | None] | None, *, compares: bool, chained: bool
+) -> Gradable | Obstacle:
     """Return a row to grade, or the name of what keeps it from being graded."""
-    if any(feedback.grades is not None for feedback in record.feedback):
+    graded = [feedback.grades for feedback in record.feedback if feedback.grades is not None]
+    if graded and (not chained or any(grades.chain for grades in graded)):
         return "graded"
     content = record.decision.content
     request = None if content is None else content.request
@@ -134,7 +143,16 @@ def _gradable(record: DecisionRecord, trusted: Collection[str | None] | None, *,
         request=ChatRequest(request, id=record.id),
         expected=labels[0] if labels else None,
         answers={"primary": _primary_text(record), "guardian": guardian},
+        chain=chain_texts(record) if chained else (),
     )
+
+
+def chain_texts(record: DecisionRecord) -> tuple[str | None, ...]:
+    """Return what every model said that a cascade asked before the Guardian; None for one that failed."""
+    content = record.decision.content
+    every = None if content is None else content.chain_answers
+    said = every if isinstance(every, tuple) else (_primary_text(record),)
+    return tuple(text or None for text in said)
 
 
 def _may_label(feedback: FeedbackBody, trusted: Collection[str | None] | None) -> bool:
@@ -202,7 +220,7 @@ async def estimate_grading(config: Config, rows: Sequence[Gradable], *, grade: s
         if isinstance(grader, JudgeGrader):
             judge = JudgeGrader(port=grader.port, settings=replace(grader.settings, served=None))
             for row in rows:
-                for text in sorted({text for text in row.answers.values() if text is not None}):
+                for text in sorted({text for text in (*row.answers.values(), *row.chain) if text is not None}):
                     with suppress(ScorerError):  # counted; a dry run has no reply to read a grade from
                         await _one_grade(judge, row, text)
 
@@ -256,9 +274,8 @@ async def _graded(grader: Grader, row: Gradable) -> tuple[Grades | None, Spent, 
     """
     spent = Spent()
     known: dict[str, float] = {}
-    roles: list[Role] = ["primary", "guardian"]
-    for role in roles if blake2b(row.id.encode(), digest_size=1).digest()[0] % 2 else reversed(roles):
-        text = row.answers[role]
+    texts = [row.answers["primary"], *row.chain, row.answers["guardian"]]
+    for text in texts if blake2b(row.id.encode(), digest_size=1).digest()[0] % 2 else reversed(texts):
         if text is None or text in known:
             continue
         try:
@@ -269,8 +286,8 @@ async def _graded(grader: Grader, row: Gradable) -> tuple[Grades | None, Spent, 
         if grade is None:
             return None, spent, "the grader could not tell"
         known[text] = grade
-    primary, guardian = (0.0 if text is None else known[text] for text in (row.answers[role] for role in roles))
-    return Grades(primary=primary, guardian=guardian), spent, None
+    primary, *chain, guardian = (0.0 if text is None else known[text] for text in texts)
+    return Grades(primary=primary, guardian=guardian, chain=tuple(chain)), spent, None
 
 
 async def _one_grade(grader: Grader, row: Gradable, text: str) -> tuple[float | None, Spent]:

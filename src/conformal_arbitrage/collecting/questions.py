@@ -134,7 +134,8 @@ def read_menus(
     for row, menu in enumerate(menus, start=1):
         if not menu or not all(menu):
             raise ScoreLogError(f"{path}: row {row} has no options or an empty one; correct that row")
-    queries = [Query(context, tuple(menu), id=name) for context, menu, name in zip(contexts, menus, ids, strict=True)]
+    rows = zip(contexts, menus, ids, groups or [""] * len(menus), strict=True)
+    queries = [Query(context, tuple(menu), id=name, group=group or None) for context, menu, name, group in rows]
     labels = None if answer is None else _labels(str(path), answer, menus, answer_is)
     return Menus(queries=queries, labels=labels, groups=groups, answer_column=answer_name)
 
@@ -171,7 +172,8 @@ def read_requests(
         answer_name = _answer_column(table, answer_column, _TEXT_ANSWERS)
         expected = None if answer_name is None else _column(table, answer_name, "--answer-column")
         groups = _optional(table, group_column, "group", "--group-column")
-    requests = [ChatRequest(body, id=name) for body, name in zip(bodies, ids, strict=True)]
+    rows = zip(bodies, ids, groups or [""] * len(bodies), strict=True)
+    requests = [ChatRequest(body, id=name, group=group or None) for body, name, group in rows]
     return Requests(requests=requests, expected=expected, groups=groups, answer_column=answer_name)
 
 

@@ -38,11 +38,13 @@ class FeatureSet:
             None if menus differ, or in router form.
         groups: the groups that have a column of their own.
         tokens: whether the Primary's output tokens are known when the decision is made.
+        text: how many columns the vector of a query's text has; 0 without one.
     """
 
     menu_size: int | None = None
     groups: tuple[str, ...] = ()
     tokens: bool = False
+    text: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a menu that is too large for a column per pair of actions."""
@@ -51,7 +53,7 @@ class FeatureSet:
 
     def penalties(self) -> Floats:
         """Return the weight of each column in the penalty: the level and slope of the score are almost free."""
-        width = 2 + len(_KNOTS) + 2 * _POSITIONS + self.menu_width + len(self.groups) + 2 * self.tokens
+        width = 2 + len(_KNOTS) + 2 * _POSITIONS + self.menu_width + len(self.groups) + 2 * self.tokens + self.text
         weights = np.ones(width)
         weights[:2] = 0.001, 0.1
         return weights
@@ -73,6 +75,7 @@ class FeatureRows:
         scores: rows x actions, if every row has as many as declared; else None.
         group: the name of each row's group; "" if it has none.
         tokens: the Primary's output tokens, NaN if unknown; None if no row has any.
+        text: rows x columns, the vector of each row's text, zeros if it has none; None without that feature.
     """
 
     margin: Floats
@@ -80,6 +83,7 @@ class FeatureRows:
     scores: Floats | None = None
     group: list[str] | None = None
     tokens: Floats | None = None
+    text: Floats | None = None
 
 
 def feature_matrix(features: FeatureSet, rows: FeatureRows) -> Floats:
@@ -94,11 +98,19 @@ def feature_matrix(features: FeatureSet, rows: FeatureRows) -> Floats:
         parts.append(_one_hot(features.groups, rows))
     if features.tokens:
         parts.append(_length(rows))
+    if features.text:
+        parts.append(np.zeros((len(z), features.text)) if rows.text is None else rows.text)
     return np.concatenate(parts, axis=1) + 0.0  # -0.0 becomes 0.0
 
 
 def query_features(
-    features: FeatureSet, margin: float, top: int, scores: Sequence[float], group: str | None, tokens: float | None
+    features: FeatureSet,
+    margin: float,
+    top: int,
+    scores: Sequence[float],
+    group: str | None,
+    tokens: float | None,
+    text: Sequence[float] = (),
 ) -> tuple[list[int], list[float]]:
     """Return the features of one query: their columns, and their values as in `feature_matrix`, to the bit.
 
@@ -111,6 +123,7 @@ def query_features(
         scores: one per action; as many as declared if a menu size is.
         group: the query's group; None if unknown.
         tokens: the Primary's output tokens; None if unknown.
+        text: the vector of its text; empty if there is none.
     """
     z = _third_logit(margin)
     row = [(0, 1.0), (1, z), *[(2 + k, (3 * z - knot) / 3) for k, knot in enumerate(_KNOTS) if 3 * z > knot]]
@@ -127,6 +140,8 @@ def query_features(
     if features.tokens and tokens is not None:
         length = math.log1p(tokens) - _USUAL_TOKENS
         row += [(start, length), (start + 1, max(0.0, length - 0.5))]
+    start += 2 * features.tokens
+    row += [(start + k, value) for k, value in enumerate(text) if value]
     return [place for place, _ in row], [value for _, value in row]
 
 

@@ -11,12 +11,15 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from conformal_arbitrage.calibration.learned_fit import learned_rows
+from conformal_arbitrage.calibration.learned_score import FEWEST_ROWS
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
-from conformal_arbitrage.calibration.options import resolve_options
+from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.core.arrays import Floats, Integers
 from conformal_arbitrage.core.choices import row_argmax
 from conformal_arbitrage.core.gaps import is_candidate, margins
+from conformal_arbitrage.core.learned import left_out_kept, spendable_losses
 from conformal_arbitrage.core.losses import Number, loss_stairs, net_losses, within_unit
 from conformal_arbitrage.core.risk import RiskCurve
 from conformal_arbitrage.errors import OptionError
@@ -27,6 +30,8 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
 """Budgets to report, as shares of the loss bound."""
 USUAL_SHARE = Fraction("0.05")
+_MOST_LEARNED = 20_000
+"""Rows of a log for which a learned score is described as well."""
 LEAST_SAVING = 0.05
 """A pair that saves fewer Guardian calls than this, compared with random routing, is not worth routing."""
 
@@ -41,6 +46,8 @@ class BudgetUse:
         deferred_random: the same with boundary="random".
         wasted: share of the budget that boundary="include" leaves unused.
         deferred_net: share sent to the Guardian with loss="net"; None if all are, or if outcomes are unknown.
+        deferred_learned: the same with score="auto", each row decided by the others; None if all are, or if this log has
+            too few rows, or too many, to learn from.
     """
 
     alpha: float
@@ -48,6 +55,7 @@ class BudgetUse:
     deferred_random: float | None
     wasted: float | None
     deferred_net: float | None = None
+    deferred_learned: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +143,14 @@ class Inspection:
             [f"{b.alpha:g}", _share(b.deferred), _share(b.deferred_random), _share(b.wasted, all_deferred="-")]
             for b in self.budgets
         ]
-        if any(b.deferred_net is not None for b in self.budgets):
-            return [*header, "with loss net"], [
-                [*row, _share(b.deferred_net)] for row, b in zip(rows, self.budgets, strict=True)
-            ]
+        further = {
+            "with score auto": [b.deferred_learned for b in self.budgets],
+            "with loss net": [b.deferred_net for b in self.budgets],
+        }
+        for title, shares in further.items():
+            if any(share is not None for share in shares):
+                header = [*header, title]
+                rows = [[*row, _share(share)] for row, share in zip(rows, shares, strict=True)]
         return header, rows
 
     def __repr__(self) -> str:
@@ -226,6 +238,8 @@ def primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
         rows = stair.block.rows
         top[rows], margin[rows] = stair.order[0], margins(stair.gaps)
         regret[rows] = stair.levels[0] / 10.0**stairs.tick_digits
+    if log.is_router:  # the Primary's answer is the second action, with or without a confidence
+        top[:], regret[:] = 1, np.round(log.loss_scores[::2] - log.loss_scores[1::2], 12)
     return top, margin, regret
 
 
@@ -249,7 +263,11 @@ def _calls_saved(margin: Floats, regret: Floats) -> float | None:
 
 def _budgets(log: ScoreLog, curve: RiskCurve, margin: Floats, bound: Fraction) -> tuple[BudgetUse, ...]:
     """Return what each budget buys, the net loss included where outcomes tell it."""
-    uses = [_use(curve, margin, share * bound, bound) for share in SHARES]
+    learned = _learned_shares(log, margin, bound)
+    uses = [
+        replace(_use(curve, margin, share * bound, bound), deferred_learned=deferred)
+        for share, deferred in zip(SHARES, learned, strict=True)
+    ]
     if "correct" not in log.outcome_names or log.binary is not None:
         return tuple(uses)
     grades = log.outcome("correct")
@@ -262,6 +280,23 @@ def _budgets(log: ScoreLog, curve: RiskCurve, margin: Floats, bound: Fraction) -
         replace(use, deferred_net=None if k is None else _deferred(net, k, margin, u))
         for use, k in zip(uses, breakpoints, strict=True)
     )
+
+
+def _learned_shares(log: ScoreLog, margin: Floats, bound: Fraction) -> list[float | None]:
+    """Return the share that score="auto" sends to the Guardian at each budget, if each row is decided by the others."""
+    if not FEWEST_ROWS <= len(log) <= _MOST_LEARNED or not ((log.sizes > 1) & (margin > 0)).any():
+        return [None] * len(SHARES)
+    options = CalibrationOptions(
+        boundary="random", score="auto", loss_bound=bound, key=b"any draws do for a description"
+    )
+    named = replace(log, id=np.arange(len(log)).astype(np.str_)) if log.id is None else log
+    rows, alone = learned_rows(named, options, bound), int((log.sizes == 1).sum())
+    fits = rows.score_rows(rows.inputs.used, np.random.default_rng(0).random(len(log)), None).fits()
+    spendable = [spendable_losses(share * bound, bound, len(log) - 1) for share in SHARES]
+    return [
+        None if budget < 1 else 1 - (alone + int(left_out_kept(fits, budget=budget, with_margin=True).sum())) / len(log)
+        for budget in spendable
+    ]
 
 
 def _deferred(curve: RiskCurve, index: int, margin: Floats, u: Floats) -> float:

@@ -139,7 +139,9 @@ _SCHEMAS: dict[str, Any] = {
     ),
     "Feedback": _object(
         [], more=False, grade=_nullable({"type": "number", "minimum": 0, "maximum": 1}),
-        grades=_nullable(_object(["primary", "guardian"], more=False, primary=_NUMBER, guardian=_NUMBER)),
+        grades=_nullable(
+            _object(["primary", "guardian"], more=False, primary=_NUMBER, guardian=_NUMBER, chain=_array(_NUMBER))
+        ),
         label={"anyOf": [{"type": "integer"}, _TEXT, {"type": "null"}]}, comment=_nullable(_TEXT), reason=_nullable(_TEXT),
     ),
     "Lift": _object(["reason"], more=False, reason={**_TEXT, "minLength": 1}),

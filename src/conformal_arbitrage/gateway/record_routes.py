@@ -202,8 +202,8 @@ def _number(name: str, text: str) -> float:
 
 
 def _check_feedback(feedback: Feedback) -> None:
-    both = () if feedback.grades is None else (feedback.grades.primary, feedback.grades.guardian)
-    if any(grade is not None and not 0 <= grade <= 1 for grade in (feedback.grade, *both)):
+    grades = () if feedback.grades is None else feedback.grades.values
+    if any(grade is not None and not 0 <= grade <= 1 for grade in (feedback.grade, *grades)):
         raise RequestError("a grade is a number from 0 to 1", status=422, code="bad_grade")
     if feedback == Feedback():
         raise RequestError("feedback needs a grade, grades, a label or a comment", status=422, code="empty_feedback")

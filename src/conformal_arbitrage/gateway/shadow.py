@@ -26,9 +26,7 @@ async def shadow_menu(policy: LivePolicy, pair: MenuPair, query: Query) -> tuple
         everyone = pair.models or {"primary": pair.primary}
         first, *further = await all_scored(everyone, query)
         on_failure.pop_all()
-    return _shadowed(
-        policy, query.id, query.group, first.scores or (None,) * len(query.actions), first, *further
-    ), asking
+    return _shadowed(policy, query, first.scores or (None,) * len(query.actions), first, *further), asking
 
 
 async def shadow_text(
@@ -39,9 +37,7 @@ async def shadow_text(
         if pending is None:
             (first, answer), *others = await all_answered(pair.models or {"primary": pair.primary}, request)
             confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
-            pending = _shadowed(
-                policy, request.id, request.group, (0.0, confidence), first, *(leg for leg, _ in others)
-            )
+            pending = _shadowed(policy, request, (0.0, confidence), first, *(leg for leg, _ in others))
             yield pending
         leg, answer = await asking
         yield with_guardian_leg(pending, leg, None if answer is None else 0, None if answer is None else answer.message)
@@ -71,16 +67,16 @@ def with_guardian_leg(
 
 
 def _shadowed(
-    policy: LivePolicy, id: str | None, group: str | None, scores: tuple[float | None, ...], *legs: Leg
+    policy: LivePolicy, question: Query | ChatRequest, scores: tuple[float | None, ...], *legs: Leg
 ) -> Decision:
     """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores."""
     certificate = policy.certificate
     if certificate is None:
         candidates, margin, relaxation, use = list(range(len(scores))), margin_of(scores, 12), None, None
     else:
-        candidates, margin, relaxation, use, _ = sighted(certificate, scores, id, group, legs[0].spent)
+        candidates, margin, relaxation, use, _ = sighted(certificate, scores, question, legs[0].spent)
     return Decision(
-        id=id,
+        id=question.id,
         action=None,
         candidates=tuple(candidates),
         decided_by="guardian",

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.text_embedding import text_embedding
 from conformal_arbitrage.errors import CertificateError, StaleCalibrationError
 from conformal_arbitrage.scorers.base import Answerer, Identity, Scorer
 
@@ -71,6 +72,12 @@ def check_identities(
     if certificate.learned is not None and "group" in certificate.learned.features:
         then = certificate.learned.group_source
         different |= {} if then == group_source else {"features.group": f"{then!r} then, {group_source!r} now"}
+    if skip_source(primary.identity) not in (None, group_source):
+        then = skip_source(primary.identity)
+        different |= {"primary.skip_group_source": f"{then!r} in the rule, {group_source!r} in the policy"}
+    if certificate.learned is not None and certificate.learned.text_sha256 is not None:
+        then, now = certificate.learned.text_sha256, text_embedding().sha256
+        different |= {} if then == now else {"features.text": f"embedding {then:.12} then, {now:.12} now"}
     if not different:
         return None
     refused = [name for name in different if name not in allow]
@@ -82,6 +89,12 @@ def check_identities(
             f"guarantee by allowing {names} by name"
         )
     return "allowed by name: " + ", ".join(different)
+
+
+def skip_source(identity: Identity) -> str | None:
+    """Return what names the group that a Primary's skip rule reads; None if it reads none, or that has no name."""
+    source: object = identity.get("skip_group_source")
+    return None if source is None else str(source)
 
 
 def differences(certificate: Certificate, primary: Identity, guardian: Identity) -> dict[str, str]:

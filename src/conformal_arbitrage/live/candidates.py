@@ -167,7 +167,7 @@ class JudgedGrouping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledAnswerer:
-    """A model whose confidence is how many of its samples agree.
+    """A model, or several that take turns, whose confidence is how many of the samples agree.
 
     A sample without a usable answer (empty, cut off, declined) agrees with none; if no sample has one, there is no answer.
 
@@ -175,16 +175,20 @@ class SampledAnswerer:
         sampler: the model.
         candidates: how many samples are drawn for each request.
         grouping: says which of them mean the same.
+        others: further models that samples are drawn from, in turn with the first.
     """
 
     sampler: Sampler
     candidates: int
     grouping: Grouping
+    others: tuple[Sampler, ...] = ()
 
     @property
     def identity(self) -> Identity:
         """The model and its settings, the number of samples and how they are grouped."""
-        own = {"confidence": "agreement", "candidates": self.candidates}
+        own: dict[str, object] = {"confidence": "agreement", "candidates": self.candidates}
+        if self.others:
+            own["candidates_of"] = fingerprint([dict(one.identity) for one in self.others])
         return {**self.sampler.identity, **own, **self.grouping.identity}
 
     async def answer(self, request: ChatRequest) -> Answer:
@@ -214,7 +218,8 @@ class SampledAnswerer:
     async def _drawn(self, request: ChatRequest, number: int, done: list[Spent]) -> Answer | ReplyError:
         """Return one sample, or why it has no answer; a failed call, or another model, is an error."""
         try:
-            answer = await self.sampler.sample(request, number)
+            models = (self.sampler, *self.others)
+            answer = await models[number % len(models)].sample(request, number // len(models))
         except ReplyError as error:
             done.append(spent_of(error))
             if isinstance(error, OtherModelError):

@@ -273,13 +273,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"there is no policy {policy!r}; there are {', '.join(self.policies) or 'none'}")
         if self.policies[policy].cascade:
             return structs.replace(self, task=structs.replace(self.task, form=self.form_of(policy)))
+        primary = self.section(self.section_of(policy, "primary"))
         return structs.replace(
             self,
-            primary=self.section(self.section_of(policy, "primary")),
+            primary=primary,
             guardian=self.section(self.section_of(policy, "guardian")),
             task=structs.replace(self.task, form=self.form_of(policy)),
             policies={policy: structs.replace(self.policies[policy], primary=None, guardian=None)},
-            models={},
+            models={name: self.models[name] for name in primary.candidate_models()},
         )
 
     def form_of(self, policy: str) -> Form:

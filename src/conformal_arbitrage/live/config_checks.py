@@ -39,6 +39,11 @@ def check_config(config: "Config", source: Path, text: str) -> None:
                 raise refusal(place, name, f"{name} must be above 0; got {value!r}")
         if (mistake := model.mistake()) is not None:
             raise refusal(place, mistake[0], f"[{section}] {mistake[1]}")
+        for name in model.candidate_models():
+            if name not in config.models or not config.models[name].answers_text or f"models.{name}" == section:
+                known = ", ".join(config.models) or "none"
+                problem = f"candidates_of names other sections [models.NAME] of kind 'chat', of {known}; got {name!r}"
+                raise refusal(place, "candidates_of", f"[{section}] {problem}")
         for role, forms in config.uses(section).items():
             if (problem := model.problem(role, forms)) is not None:
                 raise refusal(place, *problem)
@@ -64,6 +69,9 @@ def _check_cascade(config: "Config", refusal: Callable[..., ConfigError]) -> Non
                 raise refusal(
                     ("cascade",), "models", f"[cascade] there is no section [models.{name}]; there are {known}"
                 )
+            if config.models[name].skip is not None:
+                problem = "skip is for one Primary and its Guardian; a cascade has its own order; drop it"
+                raise refusal(("models", name), "skip", f"[models.{name}] {problem}")
     for policy, settings in config.policies.items():
         if settings.cascade and config.cascade is None:
             problem = 'cascade = true needs a section [cascade] with models = ["CHEAP", ..., "GUARDIAN"]'

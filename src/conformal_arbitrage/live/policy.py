@@ -105,7 +105,7 @@ class ConformalArbitrage:
         else:
             first = await scored("primary", self.primary, query)
             legs, scores, spent = (first,), first.scores or (None,) * len(query.actions), first.spent
-        candidates, margin, relaxation, use, uncovered = sighted(self.certificate, scores, query.id, query.group, spent)
+        candidates, margin, relaxation, use, uncovered = sighted(self.certificate, scores, query, spent)
         chosen = candidates[0] if len(candidates) == 1 else None
         return Decision(
             id=query.id,
@@ -247,9 +247,7 @@ class ConformalRouter:
         """Return the Primary's decision, or the one that the Guardian has to complete."""
         first, answer = await answered("primary", self.primary, request)
         sure = 0.0 if answer is None or answer.confidence is None else answer.confidence
-        candidates, margin, relaxation, use, uncovered = sighted(
-            self.certificate, (0.0, sure), request.id, request.group, first.spent
-        )
+        candidates, margin, relaxation, use, uncovered = sighted(self.certificate, (0.0, sure), request, first.spent)
         standing = answer.message if candidates == [1] and answer is not None else None
         return Decision(
             id=request.id,
@@ -448,18 +446,20 @@ class Sighted(NamedTuple):
 
 
 def sighted(
-    certificate: Certificate, scores: Collection[float | None], id: str | None, group: str | None, spent: Spent
+    certificate: Certificate, scores: Collection[float | None], question: Query | ChatRequest, spent: Spent
 ) -> Sighted:
-    """Apply a certificate's rule to the Primary's scores; of one by groups, the threshold of the query's group.
+    """Apply a certificate's rule to the Primary's scores; of one by groups, the threshold of the question's group.
 
     A learned score takes the Primary's output tokens from what its call took; a reply from a cache took none, so that
     its tokens are unknown.
     """
+    id, group = question.id, question.group
     if certificate.learned is None:
         relaxation = certificate.relaxation if certificate.groups is None else certificate.threshold(group)[0]
         return Sighted(*certificate.sight(scores, id=id, group=group), relaxation)
     tokens = spent.output_tokens if spent.calls else None
-    candidates, margin, use = certificate.learned_sight(scores, id=id, group=group, tokens=tokens)
+    text = question.text if "text" in certificate.learned.features else None
+    candidates, margin, use = certificate.learned_sight(scores, id=id, group=group, tokens=tokens, text=text)
     return Sighted(candidates, margin, None, use, certificate.uncovered_features(use))
 
 

@@ -44,6 +44,7 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
         confidence: how the Primary's confidence is obtained in text form.
         candidates: in text form, how many answers the Primary samples; how many agree is then its confidence.
         same_meaning: which of them agree: by "words", "number", "json", "judge", or python:MODULE:NAME.
+        candidates_of: names of further models that the samples are drawn from, in turn with this one.
     """
 
     prompt: str = "confidences"
@@ -51,6 +52,7 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
     confidence: Confidence | None = None
     candidates: int | None = None
     same_meaning: str = "words"
+    candidates_of: tuple[str, ...] = ()
 
     answers_text: ClassVar[bool] = True
 
@@ -102,15 +104,24 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
         """Return the number of candidates and what groups them, if there are any."""
         return None if self.candidates is None else (self.candidates, self.same_meaning)
 
+    def candidate_models(self) -> tuple[str, ...]:
+        """Return the further models that samples are drawn from."""
+        return self.candidates_of
+
     def mistake(self) -> tuple[str | None, str] | None:
         """Refuse candidates that would all be the same, or that have a second source of confidence."""
-        if self.candidates is None:
+        models = 1 + len(self.candidates_of)
+        if self.candidates is None and models == 1:
             return super().mistake()
+        if self.candidates is None or models > self.candidates or len(set(self.candidates_of)) < models - 1:
+            return "candidates_of", (
+                f"needs candidates = N, at least one for each of its {models} models, each named once; got {self.candidates}"
+            )
         if not 2 <= self.candidates <= LARGEST_SAMPLE:
             return "candidates", f"needs candidates from 2 to {LARGEST_SAMPLE}; got {self.candidates}"
         if self.confidence is not None:
             return "candidates", "has both confidence and candidates, whose agreement is the confidence; give one"
-        if self.temperature == 0:
+        if self.temperature == 0 and self.candidates > models:
             return "temperature", "has temperature 0, at which all candidates are the same; give one above 0"
         return super().mistake()
 

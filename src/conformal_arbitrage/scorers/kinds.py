@@ -84,6 +84,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         concurrency: calls in flight at once.
         deadline: seconds for a call and its retries.
         cache: a SQLite file with replies to reuse.
+        skip: of a Primary, a file from `arbitrage skip`: the queries that go straight to the Guardian.
         answers_text: whether the kind can answer in free text, by `build_answerer`.
         has_endpoint: whether calls go over HTTP.
         is_person: whether a person answers, whose calls are neither retried nor counted against a cost limit.
@@ -101,6 +102,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     attempts: int = 5
     deadline: float = 120.0
     cache: str | None = None
+    skip: str | None = None
 
     answers_text: ClassVar[bool] = False
     has_endpoint: ClassVar[bool] = False
@@ -143,6 +145,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """Return how many answers a Primary samples in free text, and which of them mean the same; None if it does not."""
         return None
 
+    def candidate_models(self) -> tuple[str, ...]:
+        """Return the names of further models that those answers are sampled from, in turn with this one."""
+        return ()
+
     def mistake(self) -> tuple[str | None, str] | None:
         """Return the key at fault, if there is one, and the reason, if this section cannot be used in any role."""
         return None
@@ -153,6 +159,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def problem(self, role: Section, forms: Collection[Form]) -> tuple[str | None, str] | None:
         """Return the key at fault, if there is one, and the reason, if this section cannot play a role in these forms."""
+        if self.skip is not None and role != "primary":
+            return "skip", f"skip is for a Primary, and this model is the {role}; drop it"
         if "text" in forms and role != "stronger" and not self.answers_text:
             return "kind", f"text form needs kind 'chat' or 'function' as {role}"
         return None

@@ -89,7 +89,7 @@ def _is_writable(body: EventBody | AuditQuestion) -> bool:
             leg = all(map(_is_finite_leg, body.before)) and (body.leg is None or _is_finite_leg(body.leg))
             return leg and _are_finite((body.cost,)) and _is_plain_content(body.content)
         case FeedbackBody():
-            grades = () if body.grades is None else (body.grades.primary, body.grades.guardian)
+            grades = () if body.grades is None else body.grades.values
             return _are_finite((body.grade, *grades)) and _is_plain(body.grader)
         case AuditBody():
             return _are_finite((body.cost, *(body.scores or ())))

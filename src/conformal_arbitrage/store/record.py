@@ -131,11 +131,17 @@ class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float | None = None
 
 
-class Grades(Struct, frozen=True, forbid_unknown_fields=True):
-    """Grades of both answers, in [0, 1]."""
+class Grades(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Grades of both answers, in [0, 1]; `chain` are those of every model that a cascade asked before the Guardian."""
 
     primary: float
     guardian: float
+    chain: tuple[float, ...] = ()
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """All of them."""
+        return (self.primary, self.guardian, *self.chain)
 
 
 class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
