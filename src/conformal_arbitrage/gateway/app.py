@@ -23,6 +23,11 @@ from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.auditor import Auditor
 from conformal_arbitrage.gateway.auth import Authenticator
 from conformal_arbitrage.gateway.background import Background
+from conformal_arbitrage.gateway.console.app import Console
+from conformal_arbitrage.gateway.console.news import News
+from conformal_arbitrage.gateway.console.parts import ConsoleParts
+from conformal_arbitrage.gateway.console.rendering import Pages
+from conformal_arbitrage.gateway.console.visits import Doorkeeper
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.decision_routes import DecisionRoutes
 from conformal_arbitrage.gateway.housekeeping import Housekeeper
@@ -102,7 +107,11 @@ def create_app(parts: Parts) -> ASGIApp:
     routes = _Routes(parts)
     served = routes.served()
     app = Starlette(
-        routes=[*(Route(path, app, methods=[method]) for method, path, app in served), *routes.open()],
+        routes=[
+            *(Route(path, app, methods=[method]) for method, path, app in served),
+            *routes.open(),
+            *routes.console(),
+        ],
         lifespan=lifespan,
         exception_handlers={404: _no_route, 405: _no_route, 500: _internal_error},
     )
@@ -170,6 +179,19 @@ class _Routes:
             Route("/openapi.json", _schema),
         ]
 
+    def console(self) -> list[Route]:
+        """Return the routes of the web console, which has sign-ins of its own."""
+        parts = self._parts
+        doorkeeper = Doorkeeper(parts.store, self._authenticator, parts.secret, parts.config.gateway.public_url)
+        pages = Console(
+            ConsoleParts(
+                config=parts.config, store=parts.store, policies=parts.policies, watcher=self.watcher,
+                renewer=parts.renewer, background=self.background, breakers=parts.breakers, refresher=self._refresher,
+                doorkeeper=doorkeeper, pages=Pages(), news=News(parts.store), clock=parts.clock,
+            )
+        )  # fmt: skip
+        return pages.routes(lambda app, path: AccessLog(app, path, self._metrics, parts.log))
+
     async def _models(self, request: Incoming) -> Response:
         """Answer GET /v1/models."""
         bound = request.caller.policies
@@ -221,7 +243,12 @@ class _Home:
             "name": "conformal-arbitrage",
             "version": version("conformal-arbitrage"),
             "description": "An OpenAI-compatible gateway: a cheap model answers where that keeps a risk budget.",
-            "links": {"schema": "/openapi.json", "models": "/v1/models", "ready": "/health/ready"},
+            "links": {
+                "schema": "/openapi.json",
+                "models": "/v1/models",
+                "ready": "/health/ready",
+                "console": "/console",
+            },
         }
         if not await self._parts.store.keys():
             about["policies"] = [policy.name for policy in self._parts.policies.all()]

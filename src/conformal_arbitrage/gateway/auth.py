@@ -107,6 +107,17 @@ class Authenticator:
         self._known: dict[str, KeyInfo] = {}
         self._needs_no_key = True
 
+    @property
+    def needs_no_key(self) -> bool:
+        """Whether callers on loopback need no key: none was ever created."""
+        return self._needs_no_key
+
+    async def valid_key(self, secret: str) -> KeyInfo | None:
+        """Return the key with a secret; None if there is none, or it was revoked, or it has expired."""
+        info = await self._find(digest(secret))
+        expired = info is not None and info.expires is not None and info.expires <= time.time()
+        return None if info is None or info.revoked is not None or expired else info
+
     async def refresh(self, change_count: int) -> None:
         """Drop cached keys if the store has changed since they were read."""
         if change_count <= self._change_count:
@@ -130,7 +141,7 @@ class Authenticator:
             RequestError: 401 without a valid key, 403 if its scope is too narrow or the host is wrong.
         """
         if self._needs_no_key:
-            _check_host(host.decode("latin-1"))
+            check_own_host(host.decode("latin-1"))
             return _NO_KEYS_YET
         kind, _, key = authorization.decode("latin-1").partition(" ")
         info = await self._find(digest(key.strip())) if kind.lower() == "bearer" and key else None
@@ -154,7 +165,12 @@ class Authenticator:
         return info
 
 
-def _check_host(header: str) -> None:
+def check_own_host(header: str) -> None:
+    """Refuse a Host header that does not name this machine's loopback.
+
+    Raises:
+        RequestError: it names another.
+    """
     name = header.rsplit(":", 1)[0] if re.search(r":\d*$", header) and not header.endswith("]") else header
     host = name.strip("[]")
     if not is_loopback(host):

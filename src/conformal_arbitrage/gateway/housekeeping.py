@@ -1,4 +1,4 @@
-"""Background work of a gateway: sign how far the record has come, and remove what has expired.
+"""Background work of a gateway: sign how far the record has come, count it, and remove what has expired.
 
 Knows nothing of requests or models.
 """
@@ -15,6 +15,7 @@ _log = logging.getLogger("conformal_arbitrage.gateway")
 SIGN_EVERY = 1.0
 SWEEP_EVERY = 60.0
 PRUNE_EVERY = 3600.0
+COUNT_EVERY = 5.0
 _DAY = 86400.0
 
 
@@ -35,6 +36,7 @@ class Housekeeper:
         async with asyncio.TaskGroup() as group:
             group.create_task(_repeat(self._store.seal, SIGN_EVERY))
             group.create_task(_repeat(self._store.sweep, SWEEP_EVERY))
+            group.create_task(_repeat(self._store.fold_tallies, COUNT_EVERY))
             if self._retain_days is not None:
                 group.create_task(_repeat(self._prune, PRUNE_EVERY))
 

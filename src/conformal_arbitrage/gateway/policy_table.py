@@ -382,6 +382,10 @@ class PolicyTable:
         """Return every policy in force."""
         return list(self._live.values())
 
+    def out_of_service(self) -> dict[str, ArbitrageError]:
+        """Return why policies are out of service, by name."""
+        return dict(self._unusable)
+
     async def install(self, name: str, certificate: JSONObject, *, by: str, dry_run: bool) -> PolicyVersion | None:
         """Install a certificate after checking it against the models; return None after a dry run."""
         self._known(name)

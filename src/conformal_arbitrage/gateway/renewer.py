@@ -24,11 +24,11 @@ from conformal_arbitrage.collecting.renewal import (
     successor,
     tighter,
 )
-from conformal_arbitrage.errors import ArbitrageError
+from conformal_arbitrage.errors import ArbitrageError, CertificateError
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable, identities_of_pair
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store.base import PolicyVersion, Store
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 RENEW_EVERY = 60.0
@@ -93,6 +93,38 @@ class Renewer:
             except ArbitrageError as error:
                 _log.warning("the certificate was not renewed: %s", error, extra={"policy": live.name})
 
+    async def ahead(self, name: str) -> Outlook:
+        """Return where a policy stands in its schedule.
+
+        Raises:
+            ArbitrageError: its certificate cannot be renewed.
+        """
+        return await outlook(self._store, self._target(name), now=self._clock())
+
+    async def renew_now(self, name: str, *, by: str) -> PolicyVersion | None:
+        """Renew a policy whose renewal is due, after an alarm too; return None if nothing was installed."""
+        ahead = await self.ahead(name)
+        return (
+            await self._install(ahead, await successor(self._store, self._target(name), ahead), by=by)
+            if ahead.due
+            else None
+        )
+
+    async def choose(self, name: str, alpha: float, *, by: str) -> PolicyVersion | None:
+        """Set the dial of a policy's certificate to another stop; return None if it stands there.
+
+        Raises:
+            CertificateError: it has no dial.
+            OptionError: alpha lies below the lowest stop.
+        """
+        certificate = self._policies.named(name).certificate
+        if certificate is None:
+            raise CertificateError(f"policy {name} has no certificate of a single pair of models")
+        chosen = certificate.choose(alpha)
+        if chosen.alpha == certificate.alpha:
+            return None
+        return await self._policies.install(name, chosen.sign(self._secret).to_dict(), by=by, dry_run=False)
+
     async def _renew(self, name: str) -> None:
         target = self._target(name)
         ahead = await outlook(self._store, target, now=self._clock())
@@ -106,12 +138,13 @@ class Renewer:
         if larger is not None:
             await self._install(ahead, larger, by="tightening")
 
-    async def _install(self, ahead: Outlook, next: Successor, *, by: str) -> None:
+    async def _install(self, ahead: Outlook, next: Successor, *, by: str) -> PolicyVersion | None:
         self._policies.bind(ahead.policy, next.certificate.to_dict())  # or every gateway would take it out of service
         version = await install_successor(self._store, ahead, next, by=by)
         if version is not None:
             message = "version %d is installed by %s, with relaxation %s"
             _log.info(message, version.version, by, next.certificate.relaxation, extra={"policy": ahead.policy})
+        return version
 
     def _target(self, name: str) -> RenewablePolicy:
         identities = identities_of_pair(self._policies.named(name).pair)

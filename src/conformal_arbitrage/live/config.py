@@ -153,6 +153,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         live_share: the share of the Guardian's limits that audits leave to live traffic.
         audit_deadline: seconds after which an audit whose Guardian cannot be asked is recorded as missing.
         retain_days: after how many days decisions are removed; unless set, they are kept.
+        public_url: where people reach the console, such as https://gate.example; unless set, on this machine only.
         webhooks: who is told of installed certificates and the like, sections [gateway.webhooks.NAME].
     """
 
@@ -181,6 +182,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     live_share: float = 0.5
     audit_deadline: float = 86400.0
     retain_days: float | None = None
+    public_url: str | None = None
     webhooks: dict[str, WebhookConfig] = {}
 
 

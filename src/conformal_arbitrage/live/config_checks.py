@@ -134,6 +134,8 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
         if (problem := _renewal_problem(policy) or _service_problem(policy)) is not None:
             line = line_of(text, ("policies", name), problem[0])
             raise ConfigError(f"{source}: line {line}: {problem[1]}")
+    if gateway.public_url is not None and not re.fullmatch(r"https?://[\w.\-\[\]:]+", gateway.public_url):
+        raise refusal("public_url", "where people reach the console, such as https://gate.example, without a path")
     if not 0 <= gateway.live_share < 1:
         raise refusal("live_share", "at least 0 and below 1")
     if not all(map(_is_network, gateway.trusted_proxies)):

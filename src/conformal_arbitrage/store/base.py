@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from conformal_arbitrage.store.console_base import ConsoleStore
 from conformal_arbitrage.store.heads import Head
 from conformal_arbitrage.store.ledger_base import LedgerStore, NewRow
 from conformal_arbitrage.store.record import AlarmBody, AuditQuestion, DecisionRecord, Event, JSONObject
@@ -193,7 +194,7 @@ class KeyInfo(Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] | None = None
 
 
-class Store(LedgerStore, RowStore, Protocol):
+class Store(LedgerStore, RowStore, ConsoleStore, Protocol):
     """Durable storage. Every method that writes returns once the write is committed.
 
     Attributes:

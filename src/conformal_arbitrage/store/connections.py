@@ -22,7 +22,8 @@ from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.dialect import POSTGRES, Session
 from conformal_arbitrage.store.hash_chain import Checkpoint
 from conformal_arbitrage.store.seals import Seals
-from conformal_arbitrage.store.sql_store import BAD_VALUE, Job, bad_value
+from conformal_arbitrage.store.sql_jobs import Job
+from conformal_arbitrage.store.sql_store import BAD_VALUE, bad_value
 
 _DEFAULTS = {
     "connect_timeout": "2",

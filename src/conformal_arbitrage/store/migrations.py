@@ -17,6 +17,10 @@
     ledger       decisions drawn for an audit, with their losses; `news` counts what was recorded since a row was settled
     calibration_rows  rows for a later calibration, by the digest of their log; `log` is empty for those of decisions
     gathered     per writer, the last event that calibration rows were brought up to
+    sign_ins     who is signed in to the console, by the digest of their cookie
+    tallies      what the decisions of a policy's version came to, by the hour
+    tally_marks  per writer, the last event that was counted
+    unguaranteed decisions without a guarantee, for the console to list
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
     probes       what is written to find out whether writing works
@@ -190,6 +194,26 @@ def m011_gains_in_the_ledger(session: Session) -> None:
     session.run("update ledger set undelivered = 1, served = null where served = -1")
 
 
+def m012_console(session: Session) -> None:
+    """Create what the console keeps: sign-ins, counts by the hour, and lists of decisions to look up."""
+    counts = ("decisions", "by_primary", "by_guardian", "by_fallback", "no_guarantee", "unknown_cost", "guardian_calls")
+    columns = [f"{name} {{integer}} not null" for name in (*counts, "audit_calls")]
+    columns += [f"{name} {{real}} not null" for name in ("cost", "guardian_cost", "audit_cost")]
+    for statement in (
+        "create table sign_ins (sha256 {text} primary key, key_id {text} not null, created {real} not null, "
+        "seen {real} not null, expires {real} not null)",
+        "create index sign_ins_by_expiry on sign_ins (expires)",
+        "create table tallies (policy {text} not null, version {integer} not null, hour {integer} not null, "
+        f"{', '.join(columns)}, primary key (policy, version, hour))",
+        "create index tallies_by_hour on tallies (hour)",
+        "create table tally_marks (writer {text} primary key, seq {integer} not null)",
+        "insert into tally_marks (writer, seq) values ('', 0)",
+        "create table unguaranteed (policy {text} not null, id {text} not null, primary key (policy, id))",
+        "create index ledger_by_number_and_id on ledger (ledger, id)",
+    ):
+        session.define(statement)
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -202,6 +226,7 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m009_calibration_rows,
     m010_margins_of_audits,
     m011_gains_in_the_ledger,
+    m012_console,
 )
 """The function at index k takes a database from version k to k + 1."""
 

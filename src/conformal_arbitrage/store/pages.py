@@ -57,6 +57,11 @@ def record(session: Session, id: str) -> DecisionRecord | None:
     return next((record for record, _ in _load(session, [id])), None)
 
 
+def load_records(session: Session, ids: Sequence[str]) -> list[DecisionRecord]:
+    """Return the records of decisions that are there, at most a few dozen."""
+    return [record for record, _ in _load(session, ids)]
+
+
 def page(session: Session, wanted: RecordFilter, limit: int) -> list[DecisionRecord]:
     """Return decisions, newest first: at most `limit`, fewer if they are large, none at the end."""
     page: list[DecisionRecord] = []

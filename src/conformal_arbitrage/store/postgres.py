@@ -24,7 +24,8 @@ from conformal_arbitrage.store.connections import LostError, PostgresServer, Sin
 from conformal_arbitrage.store.dialect import POSTGRES, Session
 from conformal_arbitrage.store.migrations import MIGRATIONS, migrate
 from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit
-from conformal_arbitrage.store.sql_store import DOUBT_BYTES, PROBE_BYTES, PROOF_SECONDS, Job, SQLStore
+from conformal_arbitrage.store.sql_jobs import Job
+from conformal_arbitrage.store.sql_store import DOUBT_BYTES, PROBE_BYTES, PROOF_SECONDS, SQLStore
 
 _WRITE = Transaction(begin="begin", statement=4.0, whole=4.0)
 _READ = Transaction(begin="begin read only", statement=4.0, whole=4.0)

@@ -5,8 +5,8 @@ Knows nothing of SQLite, PostgreSQL or threads.
 
 import re
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -56,9 +56,10 @@ from conformal_arbitrage.store.ledger_base import (
 from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, Event, JSONObject, LiftBody
 from conformal_arbitrage.store.row_base import CalibrationRow
 from conformal_arbitrage.store.seals import Seals
+from conformal_arbitrage.store.sql_console import SQLConsole
+from conformal_arbitrage.store.sql_jobs import Job
 
 _T = TypeVar("_T")
-Job = Callable[[Session], _T]
 
 BAD_VALUE = (ValueError, TypeError, LookupError, OverflowError)
 """What a job raises for a value that a database cannot store, or a row that is malformed; see `bad_value`."""
@@ -82,7 +83,7 @@ def bad_value(location: object, error: Exception) -> StoreError:
     )
 
 
-class SQLStore(ABC):
+class SQLStore(SQLConsole):
     """A store whose operations are jobs on a session.
 
     Args:
@@ -110,22 +111,6 @@ class SQLStore(ABC):
     @abstractmethod
     async def writable(self) -> int:
         """See `Store.writable`."""
-
-    @abstractmethod
-    async def _write(self, job: Job[_T]) -> _T:
-        """Run a job in a transaction of its own; return once it is committed."""
-
-    @abstractmethod
-    async def _maintain(self, job: Job[_T]) -> _T:
-        """Run a job that may take long in a transaction of its own; it appends nothing."""
-
-    @abstractmethod
-    async def _read(self, job: Job[_T]) -> _T:
-        """Run a query that takes microseconds."""
-
-    @abstractmethod
-    async def _scan(self, job: Job[_T]) -> _T:
-        """Run queries that may take long, all on one snapshot."""
 
     async def commit(
         self,

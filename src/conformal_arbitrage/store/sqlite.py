@@ -24,12 +24,12 @@ from conformal_arbitrage.store.dialect import SQLITE, Session
 from conformal_arbitrage.store.migrations import migrate
 from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit, append
+from conformal_arbitrage.store.sql_jobs import Job
 from conformal_arbitrage.store.sql_store import (
     BAD_VALUE,
     DOUBT_BYTES,
     PROBE_BYTES,
     PROOF_SECONDS,
-    Job,
     SQLStore,
     bad_value,
 )

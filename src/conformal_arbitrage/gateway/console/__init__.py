@@ -1,0 +1,1 @@
+"""The web console: what operators look at, and where reviewers work; pages are made on the server."""

@@ -1,0 +1,144 @@
+"""Lists of decisions with filters; every filter is answered by an index, so a page costs what it holds.
+
+Knows nothing of how a single decision is shown.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from conformal_arbitrage.errors import RequestError
+from conformal_arbitrage.gateway.console.parts import ConsoleParts
+from conformal_arbitrage.gateway.console.rendering import redirect
+from conformal_arbitrage.gateway.console.visits import Visit, Visitor
+from conformal_arbitrage.store.ids import time_of
+from conformal_arbitrage.store.record import DecisionRecord
+
+PAGE = 50
+_MOST_LOOKED_AT = 10
+"""Pages of marked decisions that are read for one page of those that someone in particular decided."""
+
+_WHO = ("primary", "guardian", "fallback")
+_MARKS = ("audited", "no guarantee")
+_ID_LENGTH = 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionFilter:
+    """Which decisions are wanted; empty where it does not matter. Days are in UTC, both included."""
+
+    policy: str = ""
+    who: str = ""
+    mark: str = ""
+    first: str = ""
+    last: str = ""
+    before: str = ""
+
+    @property
+    def since(self) -> float | None:
+        """The first moment."""
+        return None if not self.first else _midnight(self.first)
+
+    @property
+    def until(self) -> float | None:
+        """The first moment after the last day."""
+        return None if not self.last else _midnight(self.last, days=1)
+
+    def words(self) -> list[tuple[str, str]]:
+        """Return the filters in words, each with where to go without it."""
+        texts = {
+            "policy": f"policy {self.policy}",
+            "who": f"decided by {self.who}",
+            "mark": self.mark,
+            "first": f"from {self.first}",
+            "last": f"to {self.last}",
+        }
+        given = {name: text for name, text in texts.items() if getattr(self, name)}
+        return [(text, self.link(**{name: "", "before": ""})) for name, text in given.items()]
+
+    def link(self, **changed: str) -> str:
+        """Return the address of these filters with some of them changed."""
+        names = ("policy", "who", "mark", "first", "last", "before")
+        values = {name: changed.get(name, getattr(self, name)) for name in names}
+        query = urlencode({name: value for name, value in values.items() if value})
+        return "/console/decisions" + (f"?{query}" if query else "")
+
+
+def _midnight(text: str, days: int = 0) -> float:
+    try:
+        return (datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC) + timedelta(days=days)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise RequestError(f"A day is written as 2026-11-16; got {text:.40}.", status=400) from error
+
+
+def read_filter(query: Mapping[str, str], visitor: Visitor) -> DecisionFilter:
+    """Return the filters of an address; a key that is bound to policies sees one of them at a time.
+
+    Raises:
+        RequestError: one of them has no meaning.
+    """
+    who, mark = query.get("who", ""), query.get("mark", "")
+    if who not in ("", *_WHO) or mark not in ("", *_MARKS):
+        raise RequestError(f"There is no filter {(who or mark)!r:.60}.", status=400)
+    policy = query.get("policy", "") or (visitor.policies[0] if visitor.policies else "")
+    if policy:
+        visitor.check_policy(policy)
+    days = {name: query.get(name, "") for name in ("first", "last")}
+    before = query.get("before", "")[:_ID_LENGTH]
+    return DecisionFilter(policy=policy, who=who, mark=mark, before=before, **days)
+
+
+class DecisionsPage:
+    """GET /console/decisions."""
+
+    def __init__(self, parts: ConsoleParts) -> None:
+        self._parts = parts
+
+    async def decisions(self, visit: Visit) -> Response:
+        """Show a page of decisions, the newest first."""
+        if id := visit.query.get("id", "").strip():
+            return redirect(f"/console/decisions/{id}" if id.isalnum() else "/console/decisions/unknown")
+        wanted = read_filter(visit.query, visit.who)
+        records = await self._page(wanted)
+        shown, more = records[:PAGE], len(records) > PAGE
+        older = wanted.link(before=shown[-1].id) if more else None
+        names = [name for name in self._parts.config.policies if visit.who.sees(name)]
+        return self._parts.pages.page(
+            "decisions.html", visit, records=[(_asked(one), one) for one in shown], wanted=wanted, older=older,
+            names=names, who=_WHO, marks=_MARKS, hidden=await self._hidden(shown), bound=visit.who.policies is not None,
+        )  # fmt: skip
+
+    async def _page(self, wanted: DecisionFilter) -> list[DecisionRecord]:
+        """Return one decision more than a page holds, if there is one."""
+        store, before = self._parts.store, wanted.before or None
+        times: dict[str, Any] = {"since": wanted.since, "until": wanted.until}
+        if wanted.mark not in ("audited", "no guarantee"):
+            return await store.records(
+                policy=wanted.policy or None, decided_by=wanted.who or None, before=before, limit=PAGE + 1, **times
+            )
+        found: list[DecisionRecord] = []
+        for _ in range(_MOST_LOOKED_AT):
+            batch = await store.marked_decisions(
+                wanted.mark, policy=wanted.policy or None, before=before, limit=PAGE + 1, **times
+            )
+            found += [one for one in batch if wanted.who in ("", one.decided_by)]
+            if len(batch) <= PAGE or len(found) > PAGE or not wanted.who:
+                break
+            before = batch[-1].id
+        return found[: PAGE + 1]
+
+    async def _hidden(self, records: list[DecisionRecord]) -> frozenset[str]:
+        """Return the ids of decisions that people are still deciding."""
+        return frozenset()
+
+
+def _asked(record: DecisionRecord) -> float:
+    """Return when a decision was asked for; its record was written when it was made."""
+    try:
+        return time_of(record.id)
+    except ValueError:
+        return record.created

@@ -1,0 +1,154 @@
+"""The overview: how every policy does, from ledgers and tallies; no record is read.
+
+Knows nothing of how losses are computed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from msgspec.structs import replace
+from starlette.responses import Response
+
+from conformal_arbitrage.gateway.console.charts import LossCourse, loss_chart
+from conformal_arbitrage.gateway.console.parts import ConsoleParts
+from conformal_arbitrage.gateway.console.rendering import loss_text, moment
+from conformal_arbitrage.gateway.console.standing import Courses, ShownStanding, shown_standing
+from conformal_arbitrage.gateway.console.visits import Visit
+from conformal_arbitrage.gateway.policy_table import LivePolicy
+from conformal_arbitrage.store.console_base import PolicyTally
+
+DAYS = 30
+_DAY = 86400.0
+_TABLE_ROWS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a policy saved against always asking the Guardian.
+
+    Attributes:
+        dollars: None if it is unknown.
+        basis: what the Guardian's mean cost is over, or why nothing is known.
+    """
+
+    dollars: float | None
+    basis: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnCourse:
+    """A course as a page draws it: the picture, its points as words for the cursor, and a table of some of them."""
+
+    chart: object
+    points: list[tuple[float, str]]
+    table: list[tuple[str, str, str, str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCard:
+    """A policy on the overview."""
+
+    live: LivePolicy
+    standing: ShownStanding
+    guardian: str
+    course: DrawnCourse | None
+    tally: PolicyTally
+    saved: Saved
+    rows: int | None
+    rows_needed: int | None
+
+
+class OverviewPage:
+    """GET /console."""
+
+    def __init__(self, parts: ConsoleParts) -> None:
+        self._parts = parts
+        self._courses = Courses(parts.store)
+
+    async def overview(self, visit: Visit) -> Response:
+        """Show how every policy does."""
+        parts = self._parts
+        since = await parts.news.since()
+        now = parts.clock()
+        tallies = summed(await parts.store.tallies(since=now - DAYS * _DAY))
+        seen = [live for live in parts.policies.all() if visit.who.sees(live.name)]
+        cards = [await self.card(live, tallies, now) for live in seen]
+        broken = {name: error for name, error in parts.policies.out_of_service().items() if visit.who.sees(name)}
+        return parts.pages.page(
+            "overview.html", visit, since=since, cards=cards, broken=broken, days=DAYS, now=now,
+            alarms=[card for card in cards if card.live.alarm is not None],
+        )  # fmt: skip
+
+    async def card(self, live: LivePolicy, tallies: Mapping[str, PolicyTally], now: float) -> PolicyCard:
+        """Return what is shown of a policy."""
+        course = await self._courses.course(live, now)
+        tally = tallies.get(live.name, PolicyTally(policy=live.name, version=live.version))
+        shadow = live.mode == "shadow"
+        rows = None
+        if shadow:
+            identities = live.identities_sha256
+            rows = await self._parts.store.count_rows(live.name, identities_sha256=identities, since=0.0)
+        return PolicyCard(
+            live=live,
+            standing=shown_standing(live, self._parts.watcher),
+            guardian=guardian_name(live),
+            course=None if course is None else drawn(course),
+            tally=tally,
+            saved=saved(tally),
+            rows=rows,
+            rows_needed=ceil(1 / self._parts.config.alpha) - 1 if shadow else None,
+        )
+
+
+def guardian_name(live: LivePolicy) -> str:
+    """Return what the Guardian is called: its model, or its kind."""
+    identity = live.pair.guardian.identity
+    return str(identity.get("model") or identity.get("name") or identity.get("kind") or "unknown")
+
+
+def summed(tallies: Sequence[PolicyTally]) -> dict[str, PolicyTally]:
+    """Return the counts of each policy, over all of its versions."""
+    sums: dict[str, PolicyTally] = {}
+    for one in tallies:
+        so_far = sums.get(one.policy, PolicyTally(policy=one.policy, version=0))
+        names = PolicyTally.__struct_fields__[2:]
+        added = {name: getattr(so_far, name) + getattr(one, name) for name in names}
+        sums[one.policy] = replace(so_far, version=one.version, **added)
+    return sums
+
+
+def saved(tally: PolicyTally) -> Saved:
+    """Return what was saved: the decisions with a known cost, times the Guardian's mean cost, less what was spent."""
+    priced = tally.decisions - tally.unknown_cost
+    calls, cost, of = tally.audit_calls, tally.audit_cost, "audits"
+    if not calls:
+        calls, cost, of = tally.guardian_calls, tally.guardian_cost, "deferrals"
+    if not calls or not priced:
+        return Saved(dollars=None, basis="no answer of the Guardian has a known cost yet")
+    each = cost / calls
+    return Saved(
+        dollars=priced * each - tally.cost,
+        basis=f"against always asking the Guardian, at its mean cost over {calls:,} {of}",
+    )
+
+
+def drawn(course: LossCourse) -> DrawnCourse:
+    """Return a course with its picture, and in words."""
+    points = course.points
+    first, last = points[0].time, max(points[-1].time, points[0].time + 1)
+    words = [
+        (
+            round((point.time - first) / (last - first), 4),
+            f"{moment(point.time)}: loss {loss_text(point.mean)}, between {loss_text(point.lower)} and "
+            f"{loss_text(point.upper)}, after {point.audits:,} audits",
+        )
+        for point in points
+    ]
+    step = max(1, len(points) // _TABLE_ROWS)
+    chosen = [*points[::-1][::step]]
+    table = [
+        (moment(one.time), f"{one.audits:,}", loss_text(one.mean), loss_text(one.lower), loss_text(one.upper))
+        for one in chosen
+    ]
+    return DrawnCourse(chart=loss_chart(course), points=words, table=table)

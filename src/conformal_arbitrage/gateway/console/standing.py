@@ -1,0 +1,170 @@
+"""Where a policy stands, in words for people: a badge, a sentence, and the course of its audited loss.
+
+Words say what the monitor says, and never more: a good mark needs a limit, not a mean.
+
+Knows nothing of requests or pages.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformal_arbitrage.gateway.console.charts import LossCourse, LossPoint
+from conformal_arbitrage.gateway.policy_table import LivePolicy
+from conformal_arbitrage.gateway.watcher import Watcher
+from conformal_arbitrage.live.watching import ServedFigure
+from conformal_arbitrage.monitoring.history import ledger_history
+from conformal_arbitrage.monitoring.lines import Lines
+from conformal_arbitrage.monitoring.states import Standing
+from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows
+
+_POINTS = 120
+_FEWEST_DRAWN = 5
+_COMPUTING_SHARE = 20
+"""A course is computed again after so many times the time it took, at the earliest."""
+
+_BADGES = {
+    "kept": ("kept", "good"),
+    "within calibration luck": ("within calibration luck", "good"),
+    "no evidence": ("no evidence yet", "none"),
+    "blind": ("blind", "none"),
+    "amber": ("amber", "warn"),
+    "red": ("broken: safe mode", "bad"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownStanding:
+    """Where a policy stands, as a page shows it; losses are in the units of the certificate.
+
+    Attributes:
+        badge: the state in a word or two.
+        tone: good, warn, bad or none.
+        sentence: how things are.
+        reasons: why it is amber, red or blind.
+        known, pending, missing: audits.
+        served: the loss of delivered answers, where that is another figure.
+    """
+
+    badge: str
+    tone: str
+    sentence: str
+    reasons: tuple[str, ...] = ()
+    known: int = 0
+    pending: int = 0
+    missing: int = 0
+    served: float | None = None
+
+
+def shown_standing(live: LivePolicy, watcher: Watcher) -> ShownStanding:
+    """Return where a policy stands."""
+    if live.mode == "shadow":
+        return ShownStanding(
+            badge="shadow", tone="none",
+            sentence="The Guardian answers everything; what the Primary would have said is recorded for a calibration.",
+        )  # fmt: skip
+    if live.watched is None:
+        why = live.unwatched or "there is no certificate yet"
+        return ShownStanding(badge="not watched", tone="none", sentence=f"This policy has no monitor: {why}.")
+    shown = watcher.standing(live)
+    if shown is None:
+        return ShownStanding(badge="starting", tone="none", sentence="The ledger has not been read yet.")
+    standing, watch = shown
+    return _of_standing(standing, watch.served, _bound(live), live)
+
+
+def _of_standing(standing: Standing, served: ServedFigure | None, bound: float, live: LivePolicy) -> ShownStanding:
+    figures = standing.figures
+    badge, tone = _BADGES[standing.state]
+    if live.forfeited is not None and standing.state in ("kept", "within calibration luck"):
+        badge, tone = f"{badge}, no guarantee", "warn"
+    return ShownStanding(
+        badge=badge,
+        tone=tone,
+        sentence=_sentence(standing, bound),
+        reasons=standing.reasons,
+        known=figures.known,
+        pending=figures.pending,
+        missing=figures.missing,
+        served=None if served is None or served.mean is None else bound * served.mean,
+    )
+
+
+def _sentence(standing: Standing, bound: float) -> str:
+    """Return what audits say in one or two sentences."""
+    figures, lines = standing.figures, standing.figures.lines
+    if standing.mean is None:
+        return "No audit has an outcome yet, so nothing is known of the loss in production."
+    lower, upper = (_loss(bound * limit) for limit in standing.limits)
+    alpha, red = f"{bound * lines.alpha:.4g}", "" if lines.red is None else f"{bound * lines.red:.3g}"
+    audits = "1 audited decision" if figures.known == 1 else f"{figures.known:,} audited decisions"
+    first = f"On {audits} the loss is {_loss(bound * standing.mean)}. "
+    between = f"It lies between {lower} and {upper} with 95\u00a0% confidence"
+    endings = {
+        "kept": f", so the budget of {alpha} is kept.",
+        "within calibration luck": f", so it is at most {red}, which luck in calibration explains; the budget is {alpha}.",
+        "no evidence": f", so the budget of {alpha} is neither shown to hold nor to be broken yet.",
+        "blind": f"; that is too little to say anything about the budget of {alpha}.",
+        "amber": f"; the budget is {alpha}.",
+        "red": f"; the budget is {alpha}, and the red line {red or alpha}. Every query goes to the Guardian until a new "
+        "certificate is installed or the alarm is lifted.",
+    }  # fmt: skip
+    return first + between + endings[standing.state]
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}".replace("-", "−")
+
+
+def _bound(live: LivePolicy) -> float:
+    return 1.0 if live.certificate is None else live.certificate.loss_bound
+
+
+class Courses:
+    """The courses of ledgers; each is kept until its ledger has changed, and longer if it takes long to compute."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: dict[str, tuple[LedgerKey, int, float, LossCourse | None]] = {}
+
+    async def course(self, live: LivePolicy, now: float) -> LossCourse | None:
+        """Return the course of a policy's ledger; None if there is too little to draw."""
+        watched = live.watched
+        if watched is None:
+            return None
+        change = next((one.change for one in await self._store.ledgers(live.name) if one.key == watched.key), -1)
+        kept = self._kept.get(live.name)
+        begun = time.monotonic()
+        if kept is not None and kept[0] == watched.key and (kept[1] == change or begun < kept[2]):
+            return kept[3]
+        rows = await self._store.ledger(watched.key)
+        marks = [] if live.alarm is None or live.alarm.at is None else [(live.alarm.at, "alarm")]
+        course = await asyncio.to_thread(_course, rows, watched.lines, _bound(live), now, marks)
+        ended = time.monotonic()
+        self._kept[live.name] = (watched.key, change, ended + _COMPUTING_SHARE * (ended - begun), course)
+        return course
+
+
+def _course(
+    rows: LedgerRows, lines: Lines, bound: float, now: float, marks: list[tuple[float, str]]
+) -> LossCourse | None:
+    if len(rows) < _FEWEST_DRAWN:
+        return None
+    missing = (np.isnan(rows.loss) & (rows.due <= now)).astype(np.float64)
+    history = ledger_history(lines, rows.loss, missing, points=_POINTS)
+    points = [
+        LossPoint(
+            time=float(rows.drawn[audits - 1]),
+            audits=int(audits),
+            mean=bound * float(history.mean[k]),
+            lower=bound * float(history.lower[k]),
+            upper=bound * float(history.upper[k]),
+        )
+        for k, audits in enumerate(history.audits)
+        if audits >= _FEWEST_DRAWN
+    ]
+    red = None if lines.red is None or lines.red == lines.alpha else bound * lines.red
+    return LossCourse(points=points, alpha=bound * lines.alpha, red=red, marks=marks)

@@ -1,0 +1,56 @@
+"""SQLConsole: the part of a store over SQL that the console uses.
+
+Knows nothing of SQLite, PostgreSQL or threads.
+"""
+
+from typing import Any
+
+from conformal_arbitrage.store import sign_ins, tallies
+from conformal_arbitrage.store.console_base import Mark, PolicyTally, SignIn
+from conformal_arbitrage.store.record import DecisionRecord
+from conformal_arbitrage.store.sql_jobs import SQLJobs
+
+
+class SQLConsole(SQLJobs):
+    """See `ConsoleStore`."""
+
+    async def sign_in(self, sha256: str, key_id: str, *, seconds: float) -> None:
+        """See `ConsoleStore.sign_in`."""
+        await self._write(lambda session: sign_ins.sign_in(session, sha256, key_id, seconds=seconds))
+
+    async def find_sign_in(self, sha256: str) -> SignIn | None:
+        """See `ConsoleStore.find_sign_in`."""
+        return await self._read(lambda session: sign_ins.find_sign_in(session, sha256))
+
+    async def note_sign_in(self, sha256: str) -> None:
+        """See `ConsoleStore.note_sign_in`."""
+        await self._write(lambda session: sign_ins.note_sign_in(session, sha256))
+
+    async def sign_out(self, sha256: str) -> None:
+        """See `ConsoleStore.sign_out`."""
+        await self._write(lambda session: sign_ins.sign_out(session, sha256))
+
+    async def fold_tallies(self) -> int:
+        """See `ConsoleStore.fold_tallies`. Runs many short transactions, so that other writers are not delayed."""
+        total = 0
+        while count := await self._maintain(tallies.fold):
+            total += count
+        return total
+
+    async def tallies(self, *, since: float) -> list[PolicyTally]:
+        """See `ConsoleStore.tallies`."""
+        return await self._scan(lambda session: tallies.tallies(session, since=since))
+
+    async def marked_decisions(
+        self,
+        mark: Mark,
+        *,
+        policy: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> list[DecisionRecord]:
+        """See `ConsoleStore.marked_decisions`."""
+        options: dict[str, Any] = {"policy": policy, "since": since, "until": until, "before": before, "limit": limit}
+        return await self._scan(lambda session: tallies.marked(session, mark, **options))

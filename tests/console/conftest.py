@@ -1,0 +1,96 @@
+import os
+import shutil
+from contextlib import ExitStack
+from itertools import count
+
+import pytest
+
+from tests.console.filled import Filled
+from tests.gateway.house import House
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture
+def house(tmp_path):
+    """Start gateways, each in a folder of its own; all are stopped in the end."""
+    numbers = count()
+    with ExitStack() as started:
+
+        def start(kind=House, **options):
+            folder = tmp_path / str(next(numbers))
+            folder.mkdir()
+            return started.enter_context(kind(folder, **options))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory):
+    """A gateway with traffic, audits, an alarm and hostile text in every field."""
+    with Filled(tmp_path_factory.mktemp("filled")) as started:
+        yield started
+
+
+def chromium():
+    """Return the path of a browser, or None."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A real browser, one for the whole session."""
+    path = chromium()
+    if path is None:
+        message = "no Chromium here; apt-get install chromium, or set CHROMIUM"
+        if os.environ.get("BROWSER") == "required":
+            pytest.fail(message)
+        pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        opened = driver.chromium.launch(executable_path=path, args=arguments)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser, tmp_path, request):
+    """Open pages in contexts of their own; an error in any console fails the test, and leaves a picture."""
+    contexts, trouble, pages = [], [], []
+
+    def start(url=None, *, width=1280, height=900, dark=False, **options):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light",
+            reduced_motion="reduce", **options,
+        )  # fmt: skip
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda message: message.type == "error" and trouble.append(message.text))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        pages.append(page)
+        page.trouble = trouble
+        if url is not None:
+            page.goto(url)
+        return page
+
+    yield start
+    if request.node.stash.get(FAILED, False):
+        for number, page in enumerate(pages):
+            if not page.is_closed():
+                page.screenshot(path=tmp_path / f"page-{number}.png")
+    for context in contexts:
+        context.close()
+    assert not trouble, trouble
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    if call.when == "call":
+        item.stash[FAILED] = outcome.get_result().failed

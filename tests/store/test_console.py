@@ -1,0 +1,155 @@
+"""Sign-ins, tallies and marked decisions, on both databases."""
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from conformal_arbitrage.store import AuditBody, CompletionBody, new_id
+from conformal_arbitrage.store.base import Audit
+from conformal_arbitrage.store.ledger_base import LedgerKey, NewRow
+from conformal_arbitrage.store.record import DecisionBody, MenuQuestion
+from conformal_arbitrage.types import Leg, Spent
+from tests.store.facts import decision, later
+
+PRIMARY = Leg(role="primary", scores=(0.1, 0.9), spent=Spent(calls=1, cost=0.01), seconds=0.2)
+GUARDIAN = Leg(role="guardian", scores=(1.0, 0.0), spent=Spent(calls=1, cost=0.5), seconds=0.2)
+
+
+def body(*legs, **facts):
+    cost = sum(leg.spent.cost for leg in legs)
+    return DecisionBody(
+        **{"action": 1, "legs": legs, "cost": cost, "version": 1, "mode": "enforce", "size": 2, **facts}
+    )
+
+
+def tally(store, since=0.0):
+    [one] = asyncio.run(store.tallies(since=since))
+    return one
+
+
+def commit(store, *events, **options):
+    asyncio.run(store.commit(list(events), **options))
+
+
+def test_a_sign_in_lasts_its_time_and_ends_with_its_key(store):
+    async def use():
+        await store.create_key(id="k", sha256="0" * 64, scope="review", label="reviewer-1", policies=["a"])
+        await store.sign_in("c" * 64, "k", seconds=60)
+        await store.sign_in("d" * 64, "k", seconds=-1)
+        signed = await store.find_sign_in("c" * 64)
+        assert (signed.key_id, signed.scope, signed.label, signed.policies) == ("k", "review", "reviewer-1", ("a",))
+        assert signed.valid
+        assert signed.idle < 30
+        assert await store.find_sign_in("d" * 64) is None
+        assert await store.find_sign_in("e" * 64) is None
+        await store.note_sign_in("c" * 64)
+        await store.revoke_key("k")
+        assert not (await store.find_sign_in("c" * 64)).valid
+        await store.sign_out("c" * 64)
+        assert await store.find_sign_in("c" * 64) is None
+
+    asyncio.run(use())
+
+
+def test_decisions_are_counted_by_who_made_them_and_what_they_cost(store):
+    commit(store, decision(body=body(PRIMARY)))
+    commit(store, decision(body=body(PRIMARY, GUARDIAN, audited=True), decided_by="guardian"))
+    commit(store, decision(body=body(PRIMARY, cost=None, no_guarantee="it is so"), decided_by="fallback"))
+    commit(store, decision(body=DecisionBody(cancelled=True)))
+    id = new_id()
+    commit(store, decision(id, body=body(PRIMARY, audited=True)))
+    commit(store, later(id, AuditBody(scores=(1.0, 0.0), cost=0.3)))
+    commit(store, later(id, AuditBody(error="it failed", cost=9.0)))
+    assert asyncio.run(store.fold_tallies()) == 7
+    one = tally(store)
+    assert (one.decisions, one.by_primary, one.by_guardian, one.by_fallback) == (4, 2, 1, 1)
+    assert (one.no_guarantee, one.unknown_cost) == (1, 1)
+    assert one.cost == pytest.approx(0.53)
+    assert (one.guardian_calls, one.guardian_cost) == (1, 0.5)
+    assert (one.audit_calls, one.audit_cost) == (2, pytest.approx(0.8))
+    assert asyncio.run(store.fold_tallies()) == 0
+    assert tally(store) == one
+    assert asyncio.run(store.tallies(since=time.time() + 7200)) == []
+
+
+def test_a_decision_that_ends_later_is_counted_as_it_ended_whatever_the_order(store, opened, where):
+    other = opened(where)
+    stores = [store, other]
+    ids = [new_id() for _ in range(12)]
+    rng = random.Random(1)
+    for k, id in enumerate(ids):
+        commit(stores[k % 2], decision(id, body=body(PRIMARY, action=None, pending=True), decided_by="guardian"))
+        if rng.random() < 0.5:
+            asyncio.run(store.fold_tallies())
+        commit(stores[(k + 1) % 2], later(id, CompletionBody(finish="failed", leg=GUARDIAN, cost=0.2)))
+        if rng.random() < 0.5:
+            asyncio.run(other.fold_tallies())
+        whole = CompletionBody(
+            finish="stop", leg=GUARDIAN, action=0, cost=0.51, decided_by="fallback", no_guarantee="so"
+        )
+        commit(stores[k // 2 % 2], later(id, whole))
+    asyncio.run(store.fold_tallies())
+    one = tally(store)
+    assert (one.decisions, one.by_guardian, one.by_fallback, one.no_guarantee) == (12, 0, 12, 12)
+    assert one.cost == pytest.approx(12 * 0.51)
+    assert one.unknown_cost == 0
+    marked = asyncio.run(store.marked_decisions("no guarantee", policy="support"))
+    assert [record.id for record in marked] == sorted(ids, reverse=True)
+
+
+def test_several_gateways_count_each_event_once(store, opened, where):
+    other = opened(where)
+    for k in range(40):
+        commit(store if k % 2 else other, decision(body=body(PRIMARY)))
+
+    async def together():
+        return await asyncio.gather(*(one.fold_tallies() for one in (store, other) * 3))
+
+    assert sum(asyncio.run(together())) == 40
+    assert tally(store).decisions == 40
+
+
+def test_marked_decisions_come_in_pages(store):
+    key = LedgerKey(policy="support", version=1, identities_sha256="i")
+    question = MenuQuestion(context="?", actions=("a", "b"))
+    ids = [new_id() for _ in range(7)]
+    for id in ids:
+        row = NewRow(key=key, drawn=1.0, due=2.0)
+        commit(store, decision(id, body=body(PRIMARY, audited=True)),
+               audits=[Audit(id=id, policy="support", question=question, row=row)])  # fmt: skip
+    commit(store, decision(body=body(PRIMARY)))
+
+    async def pages(**options):
+        found, before = [], None
+        while batch := await store.marked_decisions("audited", before=before, limit=3, **options):
+            found += [record.id for record in batch]
+            before = batch[-1].id
+        return found
+
+    expected = sorted(ids, reverse=True)
+    assert asyncio.run(pages()) == expected
+    assert asyncio.run(pages(policy="support")) == expected
+    assert asyncio.run(pages(policy="other")) == []
+    assert asyncio.run(pages(since=time.time() + 60)) == []
+    assert asyncio.run(pages(until=time.time() + 60)) == expected
+    assert asyncio.run(store.marked_decisions("no guarantee")) == []
+
+
+@pytest.mark.parametrize("sql_text", [
+    "select id from ledger where ledger = 1 and id > 'a' and id < 'b' order by id desc limit 50",
+    "select id from ledger where id > 'a' and id < 'b' order by id desc limit 50",
+    "select id from unguaranteed where policy = 'x' and id > 'a' and id < 'b' order by id desc limit 50",
+    "select policy from tallies where hour >= 1",
+    "select k.id from sign_ins s join keys k on k.id = s.key_id where s.sha256 = 'x'",
+])  # fmt: skip
+def test_what_the_console_asks_is_answered_by_an_index(tmp_path, opened, sql_text):
+    import sqlite3
+    from contextlib import closing
+
+    opened(str(tmp_path / "plan.db"))
+    with closing(sqlite3.connect(tmp_path / "plan.db")) as connection:
+        steps = [row[3] for row in connection.execute(f"explain query plan {sql_text}")]
+    assert steps
+    assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in steps), steps
