@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # one more than cores: many tests wait
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms nightly clean
+.PHONY: demo demo-serve test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms nightly release sbom clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -81,6 +81,14 @@ alarms: .venv/.installed-dev
 nightly: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.nightly $(NIGHTLY)
 
+# The wheel and the source distribution in dist/: built twice, checked, and installed with each extra into clean environments.
+release: .venv-release/.installed
+	$(PYTHON) -m benchmarks.release --tools .venv-release/bin/python $(RELEASE)
+
+# What an installation with all extras consists of, as a CycloneDX document.
+sbom: .venv/.installed .venv-release/.installed
+	.venv-release/bin/cyclonedx-py environment --output-format JSON --output-file sbom.json --pyproject pyproject.toml .venv/bin/python
+
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
 
@@ -117,6 +125,11 @@ nightly: .venv/.installed-dev
 	.venv-clients-earlier/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
 	touch $@
 
+.venv-release/.installed: benchmarks/release.txt
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	touch $@
+
 .venv-evaluations/.installed: tests/ecosystem/evaluations.txt
 	$(PYTHON) -m venv .venv-evaluations
 	.venv-evaluations/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
@@ -128,4 +141,4 @@ nightly: .venv/.installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .venv-evaluations .venv-frameworks .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage
+	rm -rf .venv .venv-release .venv-evaluations .venv-frameworks .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage
