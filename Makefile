@@ -78,6 +78,12 @@ soak: .venv/.installed-dev
 alarms: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.alarms $(ALARMS)
 
+# Fleets that replace each other under load behind pgbouncer, there and back again; ROLLS is how often.
+ROLLS ?= 10
+.PHONY: rolling
+rolling: .venv/.installed-dev
+	ROLLING_ROUNDS=$(ROLLS) $(BIN)/pytest tests/gateway/test_rolling.py $(TEST)
+
 nightly: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.nightly $(NIGHTLY)
 

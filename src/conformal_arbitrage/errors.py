@@ -6,6 +6,7 @@
     ├── InfeasibleError    no relaxation keeps the budget, and neither does deferring every query
     ├── SourceError        an experiment needs data that its source lacks
     ├── CertificateError   a certificate cannot be read, or its key is missing or wrong
+    │   ├── LaterCertificateError  a later release wrote it
     │   └── StaleCalibrationError  the models differ from those the certificate was made with
     ├── OutputError        a file cannot be written
     ├── ConfigError        arbitrage.toml has an unknown key, a wrong value or lacks a secret
@@ -51,6 +52,10 @@ class SourceError(ArbitrageError):
 
 class CertificateError(ArbitrageError):
     """A certificate or its key cannot be used."""
+
+
+class LaterCertificateError(CertificateError):
+    """A certificate has a schema or a field that this release does not know."""
 
 
 class StaleCalibrationError(CertificateError):

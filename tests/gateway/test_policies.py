@@ -115,17 +115,20 @@ def test_a_certificate_installed_by_another_gateway_takes_effect(house):
     assert alpha_of(gateway) == "0.1"
 
 
-def test_what_another_gateway_installs_for_other_models_stops_this_policy_and_no_other(house):
+def test_what_another_gateway_installs_for_other_models_leaves_this_one_s_version_in_force(house):
     gateway = house(**{"policies.second": {"aliases": ["two"]}})
     stale = document(gateway, 0.3, identities=other_models(gateway))
     gateway.with_store(lambda store: store.install("support", stale, by="elsewhere"))
-    error_of(gateway.decide(), 503, "policy_unusable")
-    assert not gateway.primary.bodies
-    assert gateway.decide({"model": "two", "input": "x", "questions": [{"type": "predicate", "instructions": "?"}]}).ok
-    assert gateway.get("/v1/models").status_code == 200
-    assert gateway.get("/health/ready").json()["policies"] == ["second"]
+    assert alpha_of(gateway) == "0.05"
+    assert gateway.get(URL).json()["version"] == 1
+    ready = gateway.get("/health/ready").json()
+    assert sorted(ready["policies"]) == ["second", "support"]
+    [problem] = ready["problems"]
+    assert problem["policy"] == "support"
+    assert "version 2 was made for other models or by a later release" in problem["problem"]
     gateway.put(URL, {"certificate": document(gateway, 0.1)})
     assert alpha_of(gateway) == "0.1"
+    assert "problems" not in gateway.get("/health/ready").json()
 
 
 def test_policies_that_are_not_configured_are_not_found(house):

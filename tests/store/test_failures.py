@@ -44,9 +44,9 @@ def test_a_killed_process_loses_no_commit_that_returned(where, opened, round):
 def test_a_newer_schema_is_refused(store, where, sql, opened):
     newest = len(MIGRATIONS)
     assert sql("select version from schema_version") == [(newest,)]
-    sql("update schema_version set version = 99")
+    sql("update schema_version set version = 99, readable_by = 98")
     with pytest.raises(
-        StoreError, match=f"schema version 99, this release knows {newest}; upgrade conformal-arbitrage"
+        StoreError, match=f"takes a release that knows 98, and this release knows {newest}; upgrade conformal-arbitrage"
     ):
         opened(where)
 

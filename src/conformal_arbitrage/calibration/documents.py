@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from conformal_arbitrage.errors import CertificateError
+from conformal_arbitrage.errors import CertificateError, LaterCertificateError
 from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.types import as_object
 
@@ -69,12 +69,12 @@ def convert_document(document: object, kind: type[_Certificate], source: str) ->
         )
     schema = content.get("schema")
     if schema not in _READABLE:
-        raise CertificateError(
+        raise LaterCertificateError(
             f"{source}: schema version {schema!r} is none of those that this release reads, 1 and {SCHEMA}; calibrate again"
         )
     unknown = set(content) - ({f.name for f in fields(kind)} - _NOT_WRITTEN)
     if unknown:
-        raise CertificateError(f"{source}: unknown field {min(unknown)!r}; calibrate again")
+        raise LaterCertificateError(f"{source}: unknown field {min(unknown)!r}; calibrate again")
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:

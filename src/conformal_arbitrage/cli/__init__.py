@@ -18,6 +18,7 @@ from conformal_arbitrage.cli.grading import records_grade_command
 from conformal_arbitrage.cli.importing import import_command
 from conformal_arbitrage.cli.learning import learn_command
 from conformal_arbitrage.cli.live import ask_command, check_command, collect_command, init_command
+from conformal_arbitrage.cli.migrating import records_migrate_command
 from conformal_arbitrage.cli.monitoring import monitor_command
 from conformal_arbitrage.cli.planning import plan_command
 from conformal_arbitrage.cli.policies import policies_command
@@ -87,4 +88,5 @@ for _command in _COMMANDS:
     cli.add_command(_command)
 
 records_command.add_command(records_grade_command)
+records_command.add_command(records_migrate_command)
 main = cli

@@ -19,9 +19,12 @@ def policies_command() -> None:
 @policies_command.command("lift")
 @click.argument("policy")
 @click.option("--reason", required=True, help="Why; the record keeps it.")
+@click.option(
+    "--version", type=int, help="The version whose alarm to lift, if others serve beside it.  [default: newest]"
+)
 @options.config_file
 @options.as_json
-def policies_lift_command(policy: str, *, reason: str, config: str, as_json: bool) -> None:
+def policies_lift_command(policy: str, *, reason: str, version: int | None, config: str, as_json: bool) -> None:
     """Lift the alarm that stands, and end safe mode, without a new certificate.
 
     The certificate's promise is void from then on: answers say guarantee "none". To have one again, calibrate on rows
@@ -39,9 +42,10 @@ def policies_lift_command(policy: str, *, reason: str, config: str, as_json: boo
         raise click.UsageError(f"there is no policy {policy!r} in {config}; there are {', '.join(known) or 'none'}")
     if not reason.strip():
         raise click.UsageError("--reason must say why; the record keeps it")
-    lifted = with_store(config, lambda store: store.lift(policy, reason=reason, by="command line"))
+    lifted = with_store(config, lambda store: store.lift(policy, reason=reason, by="command line", version=version))
     if lifted is None:
-        raise StoreError(f"policy {policy} has no alarm that stands; there is nothing to lift")
+        named = "its newest version" if version is None else f"version {version}"
+        raise StoreError(f"policy {policy} has no alarm that stands on {named}; there is nothing to lift")
     if as_json:
         options.print_json({"policy": policy, **asdict(lifted)})
     else:

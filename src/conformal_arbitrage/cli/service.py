@@ -1,6 +1,7 @@
 """The commands of the gateway: serve, keys, records."""
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
@@ -25,11 +26,15 @@ _Result = TypeVar("_Result")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 picks a free one.  [default: as configured]"
 )
-def serve_command(*, config: str, host: str | None, port: int | None) -> None:
+@click.option(
+    "--no-migrate", is_flag=True, help="Change neither tables nor versions at start; `records migrate` has done it."
+)
+def serve_command(*, config: str, host: str | None, port: int | None, no_migrate: bool) -> None:
     """Serve the policies of a configuration over an OpenAI-compatible API.
 
     \b
     arbitrage serve
+    arbitrage serve --no-migrate                  one of several, after `arbitrage records migrate`
     """
     from msgspec import structs
 
@@ -43,13 +48,20 @@ def serve_command(*, config: str, host: str | None, port: int | None) -> None:
     listening = structs.replace(
         configured, host=host or configured.host, port=configured.port if port is None else port
     )
-    keyed = bool(with_store(config, lambda store: store.keys()))
+    keyed = bool(with_store(config, _has_keys, migrating=not no_migrate))
 
     def announce(url: str) -> None:
         attempt = f"With an API key in ${KEY_VARIABLE}, try" if keyed else "Try"
         click.echo(f"Listening on {url}. {attempt}:\n\n{example_call(configuration, url, keyed=keyed)}\n")
 
-    gateway.run(structs.replace(configuration, gateway=listening), started=announce)
+    gateway.run(structs.replace(configuration, gateway=listening), started=announce, migrating=not no_migrate)
+
+
+async def _has_keys(store: "Store") -> bool:
+    """Tell whether calls will need a key, that of the environment included."""
+    from conformal_arbitrage.gateway.auth import FIRST_KEY
+
+    return bool(os.environ.get(FIRST_KEY) or await store.keys())
 
 
 @contextmanager
@@ -132,6 +144,27 @@ def keys_create_command(
         )
 
 
+@keys_command.command("generate")
+@options.as_json
+def keys_generate_command(*, as_json: bool) -> None:
+    """Print a new key and its SHA-256, and store nothing: for a gateway that is to start with a key.
+
+    \b
+    arbitrage keys generate
+    ARBITRAGE_ADMIN_KEY_SHA256=... arbitrage serve --host 0.0.0.0
+    """
+    with gateway_installed():
+        from conformal_arbitrage.gateway.auth import FIRST_KEY, new_key
+
+    key, sha256 = new_key()
+    if as_json:
+        options.print_json({"key": key, "sha256": sha256})
+    else:
+        click.echo(
+            f"{key}\n{FIRST_KEY}={sha256}\nThe key is not stored: keep it, and give the gateway the second line."
+        )
+
+
 @keys_command.command("list")
 @options.config_file
 @options.as_json
@@ -162,10 +195,11 @@ def keys_revoke_command(id: str, *, config: str) -> None:
 
 @click.group("records", cls=options.WrappingGroup)
 def records_command() -> None:
-    """Export, verify, prune and erase decision records.
+    """Migrate, export, verify, prune and erase decision records.
 
     \b
     arbitrage records export --policy support --score-log -o log.parquet
+    arbitrage records migrate
     arbitrage records verify
     arbitrage records head > head.json
     arbitrage records prune --older-than 90
@@ -370,13 +404,20 @@ def records_erase_command(id: str, *, config: str, as_json: bool) -> None:
         click.echo(f"Erased: {id}")
 
 
-def with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]", *, only_existing: bool = False) -> _Result:
+def with_store(
+    config: str,
+    use: "Callable[[Store], Awaitable[_Result]]",
+    *,
+    only_existing: bool = False,
+    migrating: bool = True,
+) -> _Result:
     """Open the configured store, use it, and close it.
 
     Args:
         config: the configuration file.
         use: what to do with the store.
         only_existing: refuse to create a database, for commands that only read.
+        migrating: whether to bring its tables to this release.
 
     Raises:
         StoreError: there is none, and none may be created.
@@ -393,7 +434,7 @@ def with_store(config: str, use: "Callable[[Store], Awaitable[_Result]]", *, onl
         )
 
     async def run() -> _Result:
-        store = await open_record(read_config(config))
+        store = await open_record(read_config(config), migrating=migrating)
         try:
             return await use(store)
         finally:

@@ -118,12 +118,13 @@ async def outlook(store: Store, policy: RenewablePolicy, *, now: float) -> Outlo
     """Return where a policy stands in its schedule.
 
     Raises:
-        StoreError: it has no certificate, or the one in force is not what was installed.
+        StoreError: it has no certificate, the one in force is not what was installed, or a later one replaces its models.
         CertificateError: it is not signed with the project's secret.
         OptionError: stored rows cannot renew this kind of certificate.
     """
     await store.gather_rows()
     history = await _history(store, policy.name)
+    _refuse_replaced(history, policy)
     certificate = _certificate(history[0], policy.secret)
     refuse_renewal(certificate)
     installed = {version.version: version.installed for version in history}
@@ -172,6 +173,25 @@ async def _history(store: Store, policy: str) -> list[PolicyVersion]:
     if not history[0].intact:
         raise StoreError(f"policy {policy!r}: the certificate in force is not what was installed; restore a backup")
     return history
+
+
+def _refuse_replaced(history: Sequence[PolicyVersion], policy: RenewablePolicy) -> None:
+    """Refuse models that a later version replaces: their rows must not renew a certificate of other models.
+
+    Raises:
+        StoreError: the newest version was made with other models, and an earlier one with these.
+    """
+    own = [version for version in history if _made_with(version, policy.identities)]
+    if own and own[0] is not history[0]:
+        raise StoreError(
+            f"policy {policy.name}: version {history[0].version} was made for other models, and these had version "
+            f"{own[0].version}; renew it with the configuration of the other models"
+        )
+
+
+def _made_with(version: PolicyVersion, identities: Mapping[str, Any]) -> bool:
+    then = as_object(version.certificate.get("identities"))
+    return bool(identities) and all(then.get(role) == identity for role, identity in identities.items())
 
 
 def _certificate(version: PolicyVersion, secret: ProjectSecret) -> Certificate:

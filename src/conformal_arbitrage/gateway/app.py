@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 
@@ -30,6 +30,7 @@ from conformal_arbitrage.gateway.console.rendering import Pages
 from conformal_arbitrage.gateway.console.visits import Doorkeeper
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.decision_routes import DecisionRoutes
+from conformal_arbitrage.gateway.draining import Drain
 from conformal_arbitrage.gateway.housekeeping import Housekeeper
 from conformal_arbitrage.gateway.limits import RequestLimits
 from conformal_arbitrage.gateway.metrics import Metrics
@@ -69,6 +70,7 @@ class Parts:
         log: takes a line of JSON for every request.
         clock: the time by which outcomes are due, in seconds since 1970.
         traced: records the requests of a route.
+        drain: whether the gateway is about to stop.
     """
 
     config: Config
@@ -83,6 +85,7 @@ class Parts:
     clock: Callable[[], float] = time.time
     traced: Callable[[ASGIApp, str], ASGIApp] | None = None
     webhooks: Sequence[WebhookEndpoint] = ()
+    drain: Drain = field(default_factory=lambda: Drain(0.0))
 
 
 def create_app(parts: Parts) -> ASGIApp:
@@ -214,6 +217,7 @@ class _Routes:
         for policy in self._parts.policies.all():
             self._metrics.guardian_resting.labels(policy.name).set(_guardian_rests(self._parts, policy.name))
             self._metrics.safe_mode.labels(policy.name).set(policy.mode == "safe")
+        self._metrics.versions(self._parts.policies.all(), self._parts.policies.behind())
         self._metrics.standings(self.watcher.standings())
         self._metrics.ages(self.watcher.ages())
         with suppress(StoreError):  # the other figures matter all the more
@@ -258,10 +262,11 @@ class _Home:
 class _Ready:
     """GET /health/ready: a decision could be recorded now, and there are policies; no model is called.
 
-    The answer comes within a second, whatever the store does.
+    The answer comes within a second, whatever the store does; a gateway that is about to stop is not ready.
 
-    A Guardian that is not called after repeated failures, a model that is not the pinned one, or a background job that
-    failed is named under `problems`; the gateway stays ready, since whatever needs none of them is served.
+    A Guardian that is not called after repeated failures, a model that is not the pinned one, a newer version of a policy
+    that was made for other gateways, or a background job that failed is named under `problems`; the gateway stays ready,
+    since whatever needs none of them is served.
     """
 
     def __init__(self, parts: Parts, background: Background) -> None:
@@ -270,6 +275,7 @@ class _Ready:
         self._checking: asyncio.Future[int] | None = None
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        self._parts.drain.check()
         await self._check_store()
         names = [policy.name for policy in self._parts.policies.all()]
         document: dict[str, object] = {"status": "ready", "policies": names}
@@ -294,9 +300,11 @@ class _Ready:
         resting = "it is not called for now, after repeated failures"
         silent = [name for name in names if _guardian_rests(self._parts, name)]
         others = self._parts.metrics.other_models.items()
+        newer = "version {} was made for other models or by a later release; what is in force here stays in force"
         return [
             *({"policy": name, "role": "guardian", "problem": resting} for name in silent),
             *({"policy": name, "role": role, "problem": text} for (name, role), text in others),
+            *({"policy": name, "problem": newer.format(one)} for name, one in self._parts.policies.behind().items()),
             *({"work": name, "problem": text} for name, text in self._background.failed.items()),
         ]
 

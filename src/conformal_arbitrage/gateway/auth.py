@@ -5,13 +5,15 @@ Knows nothing of policies or decisions.
 
 import hashlib
 import ipaddress
+import os
 import re
 import secrets
 import time
 from dataclasses import dataclass
 
-from conformal_arbitrage.errors import ConfigError, RequestError
+from conformal_arbitrage.errors import ConfigError, RequestError, StoreError
 from conformal_arbitrage.store.base import KeyInfo, Scope, Store
+from conformal_arbitrage.store.ids import new_id
 
 _ALLOWS: dict[Scope, frozenset[Scope]] = {
     "call": frozenset({"call"}),
@@ -20,6 +22,8 @@ _ALLOWS: dict[Scope, frozenset[Scope]] = {
     "metrics": frozenset({"metrics"}),
 }
 ANONYMOUS = "loopback"
+FIRST_KEY = "ARBITRAGE_ADMIN_KEY_SHA256"
+"""The environment variable with the digest of a key of scope admin, for a gateway whose database has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,33 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+async def admit_first_key(store: Store) -> str | None:
+    """Create the key whose digest is in the environment, with scope admin, unless there is one; return its id if created.
+
+    A gateway that listens beyond loopback needs a key before it has a database. Several may start at once, and a key that
+    was revoked stays revoked.
+
+    Raises:
+        ConfigError: the variable does not hold a SHA-256.
+    """
+    sha256 = os.environ.get(FIRST_KEY, "").strip().lower()
+    if not sha256:
+        return None
+    if not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise ConfigError(
+            f"{FIRST_KEY} must be the SHA-256 of a key, 64 hexadecimal digits; `arbitrage keys generate` prints both"
+        )
+    if await store.find_key(sha256) is not None:
+        return None
+    try:
+        await store.create_key(id=(id := new_id()), sha256=sha256, scope="admin", label=f"from {FIRST_KEY}")
+    except StoreError:
+        if await store.find_key(sha256) is None:  # otherwise another gateway was faster
+            raise
+        return None
+    return id
+
+
 def is_loopback(host: str) -> bool:
     """Return whether an address is reachable from this machine only."""
     try:
@@ -88,7 +119,7 @@ def check_binding(host: str, *, has_keys: bool) -> None:
     if not has_keys and not is_loopback(host):
         raise ConfigError(
             f"without API keys the gateway listens on loopback only, not on {host}; create a key first: "
-            "arbitrage keys create --scope call"
+            f"arbitrage keys create --scope call, or set {FIRST_KEY}"
         )
 
 

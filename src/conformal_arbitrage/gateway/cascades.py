@@ -11,7 +11,7 @@ from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.combinations import Feature
 from conformal_arbitrage.calibration.documents import read_document
 from conformal_arbitrage.calibration.path_certificate import PathCertificate, is_path_document
-from conformal_arbitrage.errors import CertificateError, ScorerError
+from conformal_arbitrage.errors import ScorerError, StaleCalibrationError
 from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
 from conformal_arbitrage.live.config import PolicyConfig, Task
 from conformal_arbitrage.live.policy import Answered, answered, scored
@@ -45,15 +45,15 @@ def served_cascade(name: str, document: JSONObject, *, cascade: bool) -> PathCer
     """Return the certificate of a cascade for a policy that is served by one.
 
     Raises:
-        CertificateError: the policy is served by a pair, or the certificate is for one.
+        StaleCalibrationError: the policy is served by a pair, or the certificate is for one.
     """
     if not is_path_document(dict(document)):
-        raise CertificateError(
+        raise StaleCalibrationError(
             f"policy {name}: the certificate is for two models, and the policy is served by a cascade; calibrate with "
             f"--path, or drop cascade in [policies.{name}]"
         )
     if not cascade:
-        raise CertificateError(
+        raise StaleCalibrationError(
             f"policy {name}: the certificate is for a cascade of several models; set cascade = true in [policies.{name}]"
         )
     return PathCertificate.from_dict(dict(document), source=f"policy {name}")

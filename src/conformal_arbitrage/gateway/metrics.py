@@ -5,7 +5,7 @@ Knows nothing of who reads the metrics.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -15,6 +15,9 @@ from conformal_arbitrage.live.watching import LedgerWatch, ServedFigure, as_evid
 from conformal_arbitrage.monitoring.states import Standing, State
 from conformal_arbitrage.store.base import AuditBacklog, DeliveryBacklog
 from conformal_arbitrage.types import Leg, Role
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.gateway.policy_table import LivePolicy
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -68,6 +71,8 @@ class Metrics:
         self.oldest_audit = self._gauge("oldest_audit_seconds", "Age of the oldest waiting audit", "policy")
         self.resting = self._gauge("upstream_resting", "1 while the circuit breaker is open", "upstream")
 
+        self.version = self._gauge("policy_version", "The version of a policy in force at this gateway", "policy")
+        self.newest = self._gauge("policy_newest_version", "Its newest version; above that if for others", "policy")
         self._watch_losses()
 
     def _watch_losses(self) -> None:
@@ -102,6 +107,14 @@ class Metrics:
                 self.drift_evidence.labels(policy).set(watch.drift.standing().evidence)
             if watch.guard is not None:
                 self.guard_share.labels(policy).set(watch.guard.standing().share)
+
+    def versions(self, policies: Iterable["LivePolicy"], behind: Mapping[str, int]) -> None:
+        """Set which versions are in force, and which are the newest."""
+        for gauge in (self.version, self.newest):
+            gauge.clear()
+        for policy in policies:
+            self.version.labels(policy.name).set(policy.version)
+            self.newest.labels(policy.name).set(behind.get(policy.name, policy.version))
 
     def ages(self, ages: Mapping[str, Age]) -> None:
         """Set how old the certificates are, and the evidence on them."""

@@ -48,7 +48,7 @@ class MonitorRoutes:
             raise RequestError(
                 f"say why, in 1 to {_LONGEST_REASON} characters: the record keeps it", status=422, param="reason"
             )
-        lifted = await self._store.lift(policy.name, reason=body.reason, by=request.caller.id)
+        lifted = await self._store.lift(policy.name, reason=body.reason, by=request.caller.id, version=policy.version)
         if lifted is None:
             raise RequestError(f"policy {policy.name} has no alarm that stands", status=409, code="no_alarm")
         await self._policies.refresh(await self._store.change_count())

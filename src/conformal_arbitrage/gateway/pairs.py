@@ -80,3 +80,24 @@ def check_spending(config: Config, models: Models) -> None:
                 "guardian_cost_per_hour needs a limit on the length of replies in free text; set max_tokens in "
                 f"[{section}]"
             )
+
+
+def check_policies(config: Config) -> None:
+    """Check that a configuration has policies, that no name or alias stands for two, and that sessions are possible.
+
+    Raises:
+        ConfigError: it has none, or a name does, or a policy of menus is to decide by session.
+    """
+    if not config.policies:
+        raise ConfigError("the configuration has no policy; add a section [policies.NAME] with a certificate")
+    names = [alias for name, settings in config.policies.items() for alias in (name, *settings.aliases)]
+    for name, settings in config.policies.items():
+        if settings.sticky is not None and config.form_of(name) != "text":
+            raise ConfigError(
+                f'[policies.{name}] sticky = "session" is for free text; set form = "text", or leave it out'
+            )
+        if not 0 < settings.session_idle < float("inf"):
+            raise ConfigError(f"[policies.{name}] session_idle must be above 0 seconds; got {settings.session_idle!r}")
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigError(f"{min(twice)!r} names two policies; give each name and alias once")

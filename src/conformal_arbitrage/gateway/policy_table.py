@@ -3,26 +3,36 @@
 Knows nothing of requests.
 """
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.combinations import refusal, refuse_combination
-from conformal_arbitrage.calibration.key_files import key_path, read_key
 from conformal_arbitrage.calibration.path_certificate import PathCertificate, is_path_document
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
-from conformal_arbitrage.errors import ArbitrageError, CertificateError, ConfigError, RequestError
+from conformal_arbitrage.errors import (
+    ArbitrageError,
+    CertificateError,
+    ConfigError,
+    LaterCertificateError,
+    RequestError,
+    StaleCalibrationError,
+)
 from conformal_arbitrage.gateway.audit_rows import LossFacts, WatchedPolicy
 from conformal_arbitrage.gateway.cascades import (
     cascade_features,
-    certificate_document,
     chooser_of_cascade,
     router_of_cascade,
     served_cascade,
+)
+from conformal_arbitrage.gateway.certificate_files import (
+    check_intact,
+    draw_keys,
+    install_files,
+    note_of_start,
+    require_installed,
 )
 from conformal_arbitrage.gateway.upkeep import is_guarded
 from conformal_arbitrage.live.binding import check_group_source
@@ -40,6 +50,8 @@ from conformal_arbitrage.upstream.base import fingerprint
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 ServingMode = Literal["enforce", "shadow", "safe"]
+NOT_OURS = (StaleCalibrationError, LaterCertificateError)
+"""Why a version in the store may be another gateway's."""
 UNSIGNED = "unsigned"
 """The name that lets a policy use a certificate without this project's signature."""
 
@@ -134,58 +146,39 @@ class PolicyTable:
         self._store = store
         self._pairs = pairs
         self._secret = secret
-        self._keys = _keys(config)
+        self._keys = draw_keys(config)
         self._live: dict[str, LivePolicy] = {}
         self._unusable: dict[str, ArbitrageError] = {}
-        self._newest: dict[str, tuple[int, int, bool]] = {}  # version, lifts, alarm; unusable ones included
+        self._states: dict[str, tuple[int, int, int, bool]] = {}  # newest and own version, its lifts, whether alarmed
+        self._own: dict[str, PolicyVersion] = {}
+        self._others: dict[tuple[str, int], ArbitrageError] = {}  # why versions belong to other gateways
         self._aliases = {alias: name for name, p in config.policies.items() for alias in (*p.aliases, name)}
         self._seen = -1
 
-    async def load(self) -> None:
-        """Install each certificate file that changed since the last start, and load the policies in force."""
+    async def install_files(self) -> list[PolicyVersion]:
+        """Install each certificate file that changed since the last start; return what was installed."""
+        return await install_files(self._config, self._store, self.bind)
+
+    async def load(self, *, installing: bool = True) -> None:
+        """Load the policies in force.
+
+        Args:
+            installing: whether to install the certificate files that changed since the last start; if not, each policy
+                must have a version.
+
+        Raises:
+            ArbitrageError: one of them cannot be served.
+        """
+        await (self.install_files() if installing else require_installed(self._config, self._store))
         for name, settings in self._config.policies.items():
             if settings.certificate is None:
                 self._live[name] = self._without_certificate(name)
-            else:
-                await self._install_file(name, settings.certificate)
         await self.refresh(await self._store.change_count())
         for error in self._unusable.values():
             raise error
-        for version in await self._store.policies():
-            if version.name in self._live:
-                _log.info("%s", self._in_force(version), extra={"policy": version.name})
-
-    async def _install_file(self, name: str, file: str) -> None:
-        """Install a certificate file that differs from the one that the last start found.
-
-        One that is the same has been installed, and what was installed after it stays in force. A store without a note of
-        the last start, as of an earlier release, takes a file that it has never had.
-        """
-        document = certificate_document(Path(self._config.folder) / file)
-        sha256 = fingerprint(document)
-        last = await self._store.configured(name)
-        history = await self._store.policy_history(name)
-        known = any(version.certificate == document for version in history)
-        changed = sha256 != last and (last is not None or not known)
-        active = bool(history) and history[0].intact and history[0].certificate == document
-        if not history or (changed and not active):
-            self.bind(name, document)
-            await self._store.install(name, document, by="configuration")
-        if sha256 != last:
-            await self._store.note_configured(name, sha256)
-
-    def _in_force(self, version: PolicyVersion) -> str:
-        """Return which version a start puts in force, and why not the certificate file if it is another."""
-        file = self._config.policies[version.name].certificate
-        named = f"version {version.version} is in force"
-        if file is None:
-            return f"{named}, installed by {version.installed_by}"
-        if certificate_document(Path(self._config.folder) / file) == version.certificate:
-            return f"{named}, the certificate file {file}"
-        return (
-            f"{named}, installed by {version.installed_by}; the certificate file {file} is not, since it is unchanged since "
-            "the last start"
-        )
+        for name, own in self._own.items():
+            if self._live[name].version:
+                _log.info("%s", note_of_start(self._config, own), extra={"policy": name})
 
     def _without_certificate(self, name: str) -> LivePolicy:
         settings = self._config.policies[name]
@@ -201,8 +194,9 @@ class PolicyTable:
     async def refresh(self, count: int) -> None:
         """Put in force what this gateway or another has installed.
 
-        A version that cannot be used here, such as one for other models, takes its policy out of service; the others
-        stay in service.
+        A version that cannot be used takes its policy out of service; the others stay in service. One that was made for
+        other models, or by a later release, belongs to other gateways, which may serve beside this one while one replaces
+        the other: the newest version of this gateway's own stays in force here.
 
         Args:
             count: the store's change count; an earlier one changes nothing.
@@ -211,23 +205,62 @@ class PolicyTable:
             return
         for version in await self._store.policies():
             if version.name in self._config.policies:
-                self._put_in_force(version)
+                await self._take_up(version)
         self._seen = max(self._seen, count)  # a concurrent refresh may have seen more
 
-    def _put_in_force(self, version: PolicyVersion) -> None:
-        """Put a version in force as it stands, unless a later state of the policy has been seen, usable or not."""
-        state = (version.version, version.lifts, version.alarm is not None)
-        if state <= self._newest.get(version.name, (0, 0, False)):
+    async def _take_up(self, newest: PolicyVersion) -> None:
+        """Put the newest version in force, or the newest that belongs to this gateway, if there is one."""
+        bound = self._bound(newest)
+        if not isinstance(bound, NOT_OURS):
+            self._put_in_force(newest, newest, bound)
             return
-        self._newest[version.name] = state
-        self._live.pop(version.name, None)
-        self._unusable.pop(version.name, None)
+        for version in await self._store.policy_history(newest.name):
+            own = self._bound(version) if version.version < newest.version else bound
+            if not isinstance(own, NOT_OURS):
+                self._put_in_force(newest, version, own)
+                return
+        live = self._live.get(newest.name)
+        self._put_in_force(newest, newest, bound if live is None or live.version else live)  # or goes on without any
+
+    def _bound(self, version: PolicyVersion) -> "LivePolicy | ArbitrageError":
+        """Bind a version, or return why it cannot be bound; one that belongs to other gateways stays theirs."""
+        place = version.name, version.version
+        if place in self._others:
+            return self._others[place]
         try:
-            _check_intact(version)
-            self._live[version.name] = self.bind(version.name, version.certificate, version)
+            check_intact(version)
+            return self.bind(version.name, version.certificate, version)
+        except NOT_OURS as error:
+            self._others[place] = error
+            return error
         except ArbitrageError as error:
-            self._unusable[version.name] = error
-            _log.error("out of service: %s", error, extra={"policy": version.name})
+            return error
+
+    def _put_in_force(self, newest: PolicyVersion, own: PolicyVersion, bound: "LivePolicy | ArbitrageError") -> None:
+        """Put a version in force as it stands, unless a later state of the policy has been seen, usable or not."""
+        name, state = newest.name, (newest.version, own.version, own.lifts, own.alarm is not None)
+        before = self._states.get(name, (0, 0, 0, False))
+        if state <= before:
+            return
+        self._states[name] = state
+        if newest is not own:
+            told = "version %d was made for other models or by a later release; version %d stays in force here"
+            _log.warning(told, newest.version, own.version, extra={"policy": name})
+        if state[1:] == before[1:] and name in self._live:
+            return  # only the newest changed, and a guard or an expiry may have changed the policy in force since
+        self._live.pop(name, None)
+        self._unusable.pop(name, None)
+        self._own[name] = own
+        if isinstance(bound, ArbitrageError):
+            self._unusable[name] = bound
+            _log.error("out of service: %s", bound, extra={"policy": name})
+        else:
+            self._live[name] = bound
+
+    def behind(self) -> dict[str, int]:
+        """Return the newest version of each policy in force that belongs to other gateways than this one."""
+        newest = {name: state[0] for name, state in self._states.items() if name in self._live}
+        return {name: number for name, number in newest.items() if number > self._live[name].version}
 
     def bind(self, name: str, document: JSONObject, version: PolicyVersion | None = None) -> LivePolicy:
         """Bind a certificate to the models of a policy; its guarantee, its key and its identities are checked.
@@ -393,7 +426,7 @@ class PolicyTable:
         if dry_run:
             return None
         version = await self._store.install(name, certificate, by=by)
-        self._put_in_force(version)
+        await self._take_up(version)
         return version
 
     async def rollback(self, name: str, *, by: str) -> PolicyVersion:
@@ -407,7 +440,7 @@ class PolicyTable:
         version = await self._store.rollback(name, by=by)
         if version is None:
             raise RequestError(f"policy {name} has no earlier version", status=409, code="nothing_to_roll_back")
-        self._put_in_force(version)
+        await self._take_up(version)
         return version
 
     def _check(self, name: str, certificate: JSONObject) -> None:
@@ -418,7 +451,7 @@ class PolicyTable:
 
     def _check_history(self, version: PolicyVersion) -> None:
         try:
-            _check_intact(version)
+            check_intact(version)
         except CertificateError as error:
             raise RequestError(str(error), status=422, code="certificate_refused") from error
 
@@ -447,50 +480,3 @@ def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:
     by_people = live.pair.guardian.identity.get("kind") == "human"
     watched = WatchedPolicy(key=key, lines=lines, facts=LossFacts.of(certificate), by_people=by_people)
     return replace(live, watched=watched, unwatched=None)
-
-
-def _check_intact(version: PolicyVersion) -> None:
-    """Refuse a version that is not what was installed.
-
-    Raises:
-        CertificateError: it was changed in the store, or a later version was removed.
-    """
-    if not version.intact:
-        raise CertificateError(
-            f"policy {version.name}, version {version.version}: it is not what was installed last; run `arbitrage records "
-            "verify`, then restore a backup, or put another certificate file in place and start again"
-        )
-
-
-def _keys(config: Config) -> dict[str, bytes]:
-    """Return the keys beside the configured certificates, by digest."""
-    keys: dict[str, bytes] = {}
-    for settings in config.policies.values():
-        if settings.certificate is None:
-            continue
-        path = key_path(Path(config.folder) / settings.certificate)
-        if path.exists():
-            key = read_key(path)
-            keys[hashlib.sha256(key).hexdigest()] = key
-    return keys
-
-
-def check_policies(config: Config) -> None:
-    """Check that a configuration has policies, that no name or alias stands for two, and that sessions are possible.
-
-    Raises:
-        ConfigError: it has none, or a name does, or a policy of menus is to decide by session.
-    """
-    if not config.policies:
-        raise ConfigError("the configuration has no policy; add a section [policies.NAME] with a certificate")
-    names = [alias for name, settings in config.policies.items() for alias in (name, *settings.aliases)]
-    for name, settings in config.policies.items():
-        if settings.sticky is not None and config.form_of(name) != "text":
-            raise ConfigError(
-                f'[policies.{name}] sticky = "session" is for free text; set form = "text", or leave it out'
-            )
-        if not 0 < settings.session_idle < float("inf"):
-            raise ConfigError(f"[policies.{name}] session_idle must be above 0 seconds; got {settings.session_idle!r}")
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ConfigError(f"{min(twice)!r} names two policies; give each name and alias once")

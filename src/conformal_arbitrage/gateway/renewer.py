@@ -84,7 +84,10 @@ class Renewer:
 
     async def run_once(self, watcher: Watcher) -> None:
         """Renew what is due now; a policy that cannot be renewed is no reason not to renew the others."""
+        behind = self._policies.behind()
         for live in self._policies.all():
+            if live.name in behind:
+                continue  # its models are being replaced
             try:
                 if live.settings.renew == "scheduled" and live.certificate is not None:
                     await self._renew(live.name)

@@ -24,13 +24,14 @@ from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.advice import start_notes
 from conformal_arbitrage.gateway.app import Parts, create_app
-from conformal_arbitrage.gateway.auth import check_binding
+from conformal_arbitrage.gateway.auth import admit_first_key, check_binding
 from conformal_arbitrage.gateway.connections import Connections, ServerSettings
+from conformal_arbitrage.gateway.draining import Drain
 from conformal_arbitrage.gateway.guardian_limits import calls_limit, spending_limit
 from conformal_arbitrage.gateway.logs import LogLines, logging_to
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.pairs import check_spending, pairs_of
-from conformal_arbitrage.gateway.policy_table import PolicyTable, check_policies, identities_of_pair
+from conformal_arbitrage.gateway.pairs import check_policies, check_spending, pairs_of
+from conformal_arbitrage.gateway.policy_table import PolicyTable, identities_of_pair
 from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import ROLES, Config
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from conformal_arbitrage.gateway.telemetry import Telemetry
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
+_CLOSE = (b"connection", b"close")
 _log = logging.getLogger("conformal_arbitrage.gateway")
 Started = Callable[[str], None]
 Log = Callable[[bytes], None]
@@ -68,7 +70,13 @@ def identities_of(config: Config, policy: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def application(
-    config: Config, log: Log = _unlogged, metrics: Metrics | None = None, clock: Callable[[], float] = time.time
+    config: Config,
+    log: Log = _unlogged,
+    metrics: Metrics | None = None,
+    clock: Callable[[], float] = time.time,
+    *,
+    drain: Drain | None = None,
+    migrating: bool = True,
 ) -> AsyncGenerator[ASGIApp]:
     """Open a configuration's models and store, and yield the application over them.
 
@@ -77,11 +85,13 @@ async def application(
         log: takes a line of JSON for every request.
         metrics: where things are counted; without it, only requests and decisions are.
         clock: the time by which the outcomes of audits are due, in seconds since 1970.
+        drain: whether the gateway is about to stop.
+        migrating: whether to bring the database to this release and configuration; if not, `prepare` has done it.
     """
     check_policies(config)
     _check_people(config)
     secret, webhooks = secret_of(config), webhooks_of(config)
-    store = await open_record(config)
+    store = await open_record(config, migrating=migrating)
     spending = spending_limit(store, config.gateway)
     telemetry = _telemetry() if config.gateway.otel else None
     try:
@@ -94,7 +104,8 @@ async def application(
             pairs = pairs_of(models, calls_limit(store, config.gateway))
             check_spending(config, models)
             policies = PolicyTable(config, store, pairs, secret)
-            await policies.load()
+            await admit_first_key(store)
+            await policies.load(installing=migrating)
             renewer = Renewer(config, store, policies, secret, clock)
             await renewer.import_logs()
             has_keys = bool(await store.keys())
@@ -113,6 +124,7 @@ async def application(
                     clock=clock,
                     traced=None if telemetry is None else telemetry.route,
                     webhooks=webhooks,
+                    drain=drain or Drain.of(config.gateway),
                 )
             )
     finally:
@@ -160,14 +172,14 @@ def _check_people(config: Config) -> None:
 
 @asynccontextmanager
 async def running(
-    config: Config, log: Log = _unlogged, metrics: Metrics | None = None
+    config: Config, log: Log = _unlogged, metrics: Metrics | None = None, *, migrating: bool = True
 ) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
     """Run a gateway; yield its address, and the task that ends when it is told to stop."""
-    counted = metrics or Metrics()
-    async with application(config, log, counted) as app:
+    counted, drain = metrics or Metrics(), Drain.of(config.gateway)
+    async with application(config, log, counted, drain=drain, migrating=migrating) as app:
         listening = _listen(config.gateway.host, config.gateway.port)
         host, port = listening.getsockname()[:2]  # a signal may have closed it as soon as the server has started
-        server = _Server(ServerSettings(app, Connections(config.gateway, counted)))
+        server = _Server(ServerSettings(app, Connections(config.gateway, counted)), drain)
         task = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started and not task.done():
             await asyncio.sleep(0.005)
@@ -179,18 +191,36 @@ async def running(
 class _Server(uvicorn.Server):
     """A server that shuts down on a signal without raising it again, so that everything is closed properly."""
 
+    def __init__(self, config: ServerSettings, drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._stopping: asyncio.TimerHandle | None = None
+
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Stop on SIGTERM and SIGINT."""
+        """Drain and stop on SIGTERM; stop on SIGINT, or on a second signal."""
         loop = asyncio.get_running_loop()
         taken = _STOPPING if threading.current_thread() is threading.main_thread() else ()
         for number in taken:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+            loop.add_signal_handler(number, self.stop, number)
         try:
             yield
         finally:
+            if self._stopping is not None:
+                self._stopping.cancel()
             for number in taken:
                 loop.remove_signal_handler(number)
+
+    def stop(self, number: int) -> None:
+        """Stop after the drain, if there is one and it has not begun; else at once."""
+        if number != signal.SIGTERM or self._drain.begun or not self._drain.seconds:
+            self.handle_exit(number, None)
+            return
+        self._drain.begun = True
+        self.config.encoded_headers.append(_CLOSE)  # which uvicorn takes its default headers from, once a second
+        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
+        self._stopping = asyncio.get_running_loop().call_later(self._drain.seconds, self.handle_exit, number, None)
+        _log.info("told to stop: not ready any more, and no more requests are accepted in %g s", self._drain.seconds)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down; after a second signal without waiting for connections, but the application still ends in order."""
@@ -207,7 +237,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host} port {port} ({error.strerror}); give another --port") from error
 
 
-def run(config: Config, *, started: Started) -> None:
+def run(config: Config, *, started: Started, migrating: bool = True) -> None:
     """Serve on uvloop, which uvicorn sets up only where it starts the event loop itself."""
 
     def quiet(url: str) -> None:
@@ -217,18 +247,18 @@ def run(config: Config, *, started: Started) -> None:
         started(url)
 
     try:
-        uvloop.run(serve(config, started=quiet))
+        uvloop.run(serve(config, started=quiet, migrating=migrating))
     finally:
         gc.unfreeze()  # or extension modules report what is frozen as leaked at exit
 
 
-async def serve(config: Config, *, started: Started) -> None:
-    """Serve until told to stop, logging to stderr; on SIGTERM requests in flight finish first."""
+async def serve(config: Config, *, started: Started, migrating: bool = True) -> None:
+    """Serve until told to stop, logging to stderr; on SIGTERM it drains, and requests in flight finish first."""
     metrics = Metrics()
     descriptor = os.open(os.devnull, os.O_WRONLY) if sys.__stderr__ is None else 2
     lines = LogLines(descriptor, dropped=metrics.lines_dropped.inc)
     with logging_to(lines):
-        async with running(config, lines.add, metrics) as (url, task):
+        async with running(config, lines.add, metrics, migrating=migrating) as (url, task):
             started(url)
             for note in start_notes(config):
                 _log.warning(note)

@@ -18,11 +18,12 @@ def check_router_form(certificate: Certificate, *, by_session: bool) -> None:
     """Refuse a certificate of menus; those of schema 1 do not record their form, and are compared by identities only.
 
     Raises:
-        CertificateError: it was made from a log that is not in router form, or whose rows are another unit.
+        StaleCalibrationError: it was made from a log that is not in router form, or whose rows are another unit.
+        CertificateError: it has groups, and the policy decides by session.
     """
     if by_session != (certificate.unit == "session"):
         unit, other = ("session", "queries") if by_session else ("query", "sessions")
-        raise CertificateError(
+        raise StaleCalibrationError(
             f"the certificate was made for {other}, and this policy decides by {unit}; calibrate on rows of the right kind, "
             f'or {"leave out" if by_session else "set"} sticky = "session" in the policy'
         )
@@ -32,7 +33,7 @@ def check_router_form(certificate: Certificate, *, by_session: bool) -> None:
             "group; calibrate without groups, or on single queries"
         )
     if certificate.schema > 1 and not certificate.router:
-        raise CertificateError(
+        raise StaleCalibrationError(
             "the certificate was made from menus, and free text needs one from two graded answers and a confidence; "
             "calibrate on a log in router form, or use ConformalArbitrage"
         )
@@ -42,10 +43,10 @@ def check_group_source(certificate: Certificate, source: str | None, *, policy: 
     """Refuse a certificate by groups for a policy whose requests name no group: every one of them would be deferred.
 
     Raises:
-        CertificateError: it has groups, and there is no source of theirs.
+        StaleCalibrationError: it has groups, and there is no source of theirs.
     """
     if certificate.groups is not None and source is None:
-        raise CertificateError(
+        raise StaleCalibrationError(
             f"policy {policy}: the certificate has a threshold for each '{certificate.by}', and requests name none; set "
             f'group = "metadata.NAME" in [policies.{policy}], the field that holds it'
         )

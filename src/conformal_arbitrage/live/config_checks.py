@@ -101,10 +101,12 @@ def _check_pair(config: "Config", policy: str, refusal: Callable[..., ConfigErro
         raise refusal(place, "name", f"{problem}bound to the name")
 
 
+_LONGEST_DRAIN = 3600
 _LIMITS = (
     "max_body", "max_questions", "max_actions", "max_action_length", "max_depth", "max_in_flight", "requests_per_minute",
     "guardian_calls_per_minute", "guardian_cost_per_hour", "audit_deadline", "max_header", "header_timeout", "body_timeout",
     "body_rate", "retain_days", "idle_timeout", "write_timeout", "max_connections", "connections_per_address",
+    "database_connections",
 )  # fmt: skip
 
 
@@ -120,6 +122,8 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
         value = getattr(gateway, name)
         if value is not None and not 0 < value < float("inf"):
             raise refusal(name, "above 0 and finite (leave it out for the default)")
+    if gateway.drain is not None and not 0 <= gateway.drain <= _LONGEST_DRAIN:
+        raise refusal("drain", f"from 0 to {_LONGEST_DRAIN} seconds")
     if not 0 <= gateway.port <= 65535:
         raise refusal("port", "from 0 to 65535 (0 picks a free one)")
     for name, policy in config.policies.items():

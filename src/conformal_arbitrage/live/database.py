@@ -59,8 +59,19 @@ def existing_secret(config: Config) -> ProjectSecret | None:
     return ProjectSecret((content,))
 
 
-async def open_record(config: Config) -> Store:
-    """Open the store of a configuration, with the keys that sign it if there is a secret, and whom it tells of events."""
+async def open_record(config: Config, *, migrating: bool = True) -> Store:
+    """Open the store of a configuration, with the keys that sign it if there is a secret, and whom it tells of events.
+
+    Args:
+        config: the configuration.
+        migrating: whether to bring its tables to this release; if not, they must be there.
+    """
     secret = existing_secret(config)
     webhooks = {name: webhook.events for name, webhook in config.gateway.webhooks.items()}
-    return await open_store(database_of(config), keys=() if secret is None else secret.record_keys, webhooks=webhooks)
+    return await open_store(
+        database_of(config),
+        keys=() if secret is None else secret.record_keys,
+        webhooks=webhooks,
+        connections=config.gateway.database_connections,
+        migrating=migrating,
+    )

@@ -11,6 +11,7 @@ from msgspec import Struct
 from conformal_arbitrage.store.console_base import ConsoleStore
 from conformal_arbitrage.store.heads import Head
 from conformal_arbitrage.store.ledger_base import LedgerStore, NewRow
+from conformal_arbitrage.store.migrations import StoreSchema
 from conformal_arbitrage.store.record import AlarmBody, AuditQuestion, DecisionRecord, Event, JSONObject
 from conformal_arbitrage.store.row_base import RowStore
 
@@ -199,9 +200,11 @@ class Store(LedgerStore, RowStore, ConsoleStore, Protocol):
 
     Attributes:
         has_undelivered: whether there may be decisions for `take_undelivered`, as of the last `change_count`.
+        schema: which tables the database has.
     """
 
     has_undelivered: bool
+    schema: StoreSchema
 
     async def close(self) -> None:
         """Finish pending operations and release the connections."""

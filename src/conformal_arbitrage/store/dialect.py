@@ -44,6 +44,7 @@ class Dialect:
         types: the column types; text sorts by bytes.
         skip_locked: the clause that makes a select lock its rows and skip those that other transactions hold.
         migration_lock: waits until no one else migrates; None where writing transactions exclude each other anyway.
+        has_schema: the query for whether a database has been migrated before.
         snapshot: begins a transaction whose reads all see the same state.
         now: the database's time as an expression, in seconds since 1970.
     """
@@ -52,6 +53,7 @@ class Dialect:
     types: Mapping[str, str]
     skip_locked: str
     migration_lock: str | None
+    has_schema: str
     snapshot: str
     now: str
 
@@ -61,6 +63,7 @@ SQLITE = Dialect(
     types={"text": "text", "integer": "integer", "real": "real", "bytes": "blob"},
     skip_locked="",
     migration_lock=None,
+    has_schema="select count(*) from sqlite_master where name = 'schema_version'",
     snapshot="begin",
     now="((julianday('now') - 2440587.5) * 86400.0)",
 )
@@ -69,6 +72,7 @@ POSTGRES = Dialect(
     types={"text": 'text collate "C"', "integer": "bigint", "real": "double precision", "bytes": "bytea"},
     skip_locked=" for update skip locked",
     migration_lock="select pg_advisory_xact_lock(7364027115)",
+    has_schema="select to_regclass('schema_version') is not null",
     snapshot="begin isolation level repeatable read read only",
     now="extract(epoch from clock_timestamp())::double precision",
 )

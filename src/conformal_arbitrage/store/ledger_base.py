@@ -215,8 +215,8 @@ class LedgerStore(Protocol):
         """
         ...
 
-    async def lift(self, policy: str, *, reason: str, by: str) -> LiftBody | None:
-        """Lift the alarm that stands, as an event of the chain; return None if there is none."""
+    async def lift(self, policy: str, *, reason: str, by: str, version: int | None = None) -> LiftBody | None:
+        """Lift the alarm that stands on a version, the newest unless given, as an event of the chain; None if none does."""
         ...
 
     async def notices(self, policy: str | None = None) -> list[Notice]:

@@ -6,6 +6,7 @@ Knows nothing of what is stored.
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from conformal_arbitrage.store.base import Store, Subscriptions
 from conformal_arbitrage.store.postgres import PostgresStore
@@ -13,7 +14,12 @@ from conformal_arbitrage.store.sqlite import SQLiteStore
 
 
 async def open_store(
-    location: str | Path, *, keys: Sequence[bytes] = (), webhooks: Subscriptions | None = None
+    location: str | Path,
+    *,
+    keys: Sequence[bytes] = (),
+    webhooks: Subscriptions | None = None,
+    connections: int = 4,
+    migrating: bool = True,
 ) -> Store:
     """Open a store, creating it if it does not exist.
 
@@ -21,10 +27,13 @@ async def open_store(
         location: a postgresql:// or postgres:// URL, or a file.
         keys: sign what is stored; the first signs, all verify.
         webhooks: whom to tell of what; messages to them are queued with the events.
+        connections: to PostgreSQL, for operations that take little time.
+        migrating: whether to bring the tables to this release; if not, they must be there.
 
     Raises:
         StoreError: it cannot be used.
     """
+    options: dict[str, Any] = {"keys": keys, "webhooks": webhooks, "migrating": migrating}
     if isinstance(location, str) and location.startswith(("postgres://", "postgresql://")):
-        return await asyncio.to_thread(PostgresStore, location, keys=keys, webhooks=webhooks)
-    return await asyncio.to_thread(SQLiteStore, location, keys, webhooks)
+        return await asyncio.to_thread(PostgresStore, location, connections, **options)
+    return await asyncio.to_thread(SQLiteStore, location, **options)

@@ -24,11 +24,17 @@
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
     probes       what is written to find out whether writing works
+    schema_version  one row: how many migrations were made, and how many a release must know to work with the result
+
+An additive migration only adds what an earlier release may leave alone: tables, plain indexes, columns that are null or have
+a default, none of which it would have to fill. Releases of one minor version differ by additive migrations alone, so that
+gateways of two of them can share a database while one replaces the other.
 
 Knows nothing of what is done with the tables.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.dialect import Session
@@ -214,6 +220,11 @@ def m012_console(session: Session) -> None:
         session.define(statement)
 
 
+def m013_readable_by(session: Session) -> None:
+    """Let a database say which earlier releases can work with it."""
+    session.define("alter table schema_version add column readable_by {integer} not null default 0")
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -227,29 +238,82 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m010_margins_of_audits,
     m011_gains_in_the_ledger,
     m012_console,
+    m013_readable_by,
 )
 """The function at index k takes a database from version k to k + 1."""
 
+ADDITIVE = frozenset({m013_readable_by})
+"""Those that leave a database usable for releases that do not know them."""
 
-def migrate(session: Session, location: str) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSchema:
+    """Which tables a database has.
+
+    Attributes:
+        version: how many migrations were made.
+        readable_by: how many of them a release has to know.
+        before: how many had been made when it was opened.
+    """
+
+    version: int
+    readable_by: int
+    before: int
+
+
+def least_reader() -> int:
+    """Return how many migrations a release has to know to work with a database of this one."""
+    return max((k for k, migration in enumerate(MIGRATIONS, 1) if migration not in ADDITIVE), default=0)
+
+
+def migrate(session: Session, location: str) -> StoreSchema:
     """Bring a database to the version of this release, within the current transaction.
 
     Raises:
-        StoreError: a later release of this package wrote it.
+        StoreError: a later release of this package wrote it, and this one cannot work with it.
     """
     if session.dialect.migration_lock is not None:
         session.rows(session.dialect.migration_lock)
     session.define("create table if not exists schema_version (version {integer} not null)")
-    rows = session.rows("select version from schema_version")
-    version = int(rows[0][0]) if rows else 0
-    if version > len(MIGRATIONS):
-        raise StoreError(
-            f"{location}: the database has schema version {version}, this release knows {len(MIGRATIONS)}; "
-            "upgrade conformal-arbitrage, or name another database"
-        )
-    if version == len(MIGRATIONS):
-        return
-    for migration in MIGRATIONS[version:]:
+    schema = read_schema(session, location)
+    if schema.version >= len(MIGRATIONS):
+        return schema
+    for migration in MIGRATIONS[schema.version :]:
         migration(session)
     session.run("delete from schema_version")
     session.run("insert into schema_version (version) values (?)", len(MIGRATIONS))
+    if m013_readable_by in MIGRATIONS:
+        session.run("update schema_version set readable_by = ?", least_reader())
+    return StoreSchema(version=len(MIGRATIONS), readable_by=least_reader(), before=schema.version)
+
+
+def check_schema(session: Session, location: str) -> StoreSchema:
+    """Return which tables a database has, without changing any.
+
+    Raises:
+        StoreError: they are not those of this release, nor of a later one that it can work with.
+    """
+    [(exists,)] = session.rows(session.dialect.has_schema)
+    schema = read_schema(session, location) if exists else StoreSchema(version=0, readable_by=0, before=0)
+    if schema.version < len(MIGRATIONS):
+        raise StoreError(
+            f"{location}: the database has schema version {schema.version}, and this release needs {len(MIGRATIONS)}; run "
+            "`arbitrage records migrate` with this release first"
+        )
+    return schema
+
+
+def read_schema(session: Session, location: str) -> StoreSchema:
+    """Return which tables a database has that has been migrated before.
+
+    Raises:
+        StoreError: a later release of this package wrote it, and this one cannot work with it.
+    """
+    rows = session.rows("select * from schema_version")
+    version, readable_by = (int(rows[0][0]), int(rows[0][-1])) if rows else (0, 0)
+    if version > len(MIGRATIONS) and not 0 < readable_by <= len(MIGRATIONS):
+        raise StoreError(
+            f"{location}: the database has schema version {version}, which takes a release that knows {readable_by}, and "
+            f"this release knows {len(MIGRATIONS)}; upgrade conformal-arbitrage, or name another database"
+        )
+    return StoreSchema(version=version, readable_by=readable_by, before=version)

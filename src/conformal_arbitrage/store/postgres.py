@@ -22,7 +22,7 @@ from conformal_arbitrage.errors import LostClaimError, StoreError
 from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.connections import LostError, PostgresServer, SingleQuery, TimedConnection, Transaction
 from conformal_arbitrage.store.dialect import POSTGRES, Session
-from conformal_arbitrage.store.migrations import MIGRATIONS, migrate
+from conformal_arbitrage.store.migrations import MIGRATIONS, check_schema, migrate
 from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit
 from conformal_arbitrage.store.sql_jobs import Job
 from conformal_arbitrage.store.sql_store import DOUBT_BYTES, PROBE_BYTES, PROOF_SECONDS, SQLStore
@@ -50,6 +50,7 @@ class PostgresStore(SQLStore):
         readers: how many long reads run at the same time, beside them.
         keys: sign what is stored; the first signs, all verify.
         webhooks: whom to tell of what.
+        migrating: whether to bring the tables to this release; if not, they must be there.
 
     Raises:
         StoreError: psycopg is not installed, or the database cannot be used.
@@ -62,6 +63,8 @@ class PostgresStore(SQLStore):
         readers: int = 2,
         keys: Sequence[bytes] = (),
         webhooks: Subscriptions | None = None,
+        *,
+        migrating: bool = True,
     ) -> None:
         super().__init__(keys, webhooks)
         self._server = PostgresServer(url, self._seals)
@@ -73,8 +76,11 @@ class PostgresStore(SQLStore):
         self._doubted = False
         self._probing: asyncio.Task[None] | None = None
         try:
-            if not self._at_once(_is_current, _WRITE):
-                self._at_once(partial(migrate, location=self._server.name), _MAINTAIN)
+            place = self._server.name
+            if migrating and not self._at_once(_is_current, _WRITE):
+                self.schema = self._at_once(partial(migrate, location=place), _MAINTAIN)
+            else:
+                self.schema = self._at_once(partial(check_schema, location=place), _WRITE)
         except StoreError:
             self._shut_down()
             raise
@@ -186,5 +192,5 @@ class _Probe(Struct, frozen=True):
 
 def _is_current(session: Session) -> bool:
     """Return whether a database has the tables of this release, without waiting for whoever migrates it."""
-    [(exists,)] = session.rows("select to_regclass('schema_version') is not null")
+    [(exists,)] = session.rows(session.dialect.has_schema)
     return exists and session.rows("select version from schema_version") == [(len(MIGRATIONS),)]

@@ -135,7 +135,7 @@ def _begun(session: Session, key_id: str, name: str, body_sha256: str, now: floa
 
 def _keep_undelivered(session: Session, digests: Mapping[str, str]) -> None:
     """Keep decisions for a retry without a key, for ten minutes from their first attempt, when their ids were made."""
-    now = time.time()
+    now = session.now() if digests else 0.0
     for id, digest in digests.items():
         session.run(
             "insert into undelivered (id, digest, expires) values (?, ?, ?) "
@@ -152,7 +152,7 @@ def take_undelivered(session: Session, digest: str) -> str | None:
     rows = session.rows(
         "select id from undelivered where digest = ? and expires > ? order by expires limit 1"
         f"{session.dialect.skip_locked}",
-        *(digest, time.time()),
+        *(digest, session.now()),
     )
     for (id,) in rows:
         session.run("delete from undelivered where id = ?", id)
@@ -351,33 +351,37 @@ def _add_version(session: Session, name: str, version: int, *, origin: int, cert
 
 
 def raise_alarm(session: Session, policy: str, alarm: AlarmBody) -> bool:
-    """Append an alarm to the chain, unless one stands or it is about another version or ledger than those in force."""
-    in_force = _in_force(session, policy)
-    if (
-        in_force is None
-        or in_force.alarm is not None
-        or (in_force.version, in_force.lifts) != (alarm.version, alarm.lifts)
-    ):
+    """Append an alarm to the chain, unless one stands or it is about another version or ledger than those in force.
+
+    While gateways of two releases or two pairs of models serve side by side, each has a version of its own in force: one is
+    out of force everywhere once a later one was installed for the same models.
+    """
+    history = _locked_history(session, policy)
+    own = next((one for one in history if one.version == alarm.version), None)
+    if own is None or own.alarm is not None or own.lifts != alarm.lifts:
+        return False
+    models = own.certificate.get("identities")
+    if any(one.version > own.version and one.certificate.get("identities") == models for one in history):
         return False
     _append_notice(session, policy, alarm)
     return True
 
 
-def lift(session: Session, policy: str, *, reason: str, by: str) -> LiftBody | None:
-    """Append the lift of the alarm that stands to the chain."""
-    in_force = _in_force(session, policy)
-    if in_force is None or in_force.alarm is None:
+def lift(session: Session, policy: str, *, reason: str, by: str, version: int | None = None) -> LiftBody | None:
+    """Append the lift of the alarm that stands on a version, the newest unless given, to the chain."""
+    history = _locked_history(session, policy)
+    own = next((one for one in history if version in (None, one.version)), None)
+    if own is None or own.alarm is None:
         return None
-    lifted = LiftBody(version=in_force.version, lifts=in_force.lifts + 1, reason=reason, by=by)
+    lifted = LiftBody(version=own.version, lifts=own.lifts + 1, reason=reason, by=by)
     _append_notice(session, policy, lifted)
     return lifted
 
 
-def _in_force(session: Session, policy: str) -> PolicyVersion | None:
-    """Return the newest version of a policy, after locking the row that every installation, alarm and lift must lock."""
+def _locked_history(session: Session, policy: str) -> list[PolicyVersion]:
+    """Return a policy's versions, newest first, after locking the row that every installation, alarm and lift must lock."""
     session.run("update changes set count = count")
-    newest = "where p.name = ? order by p.version desc limit 1"
-    return next(iter(_versions(session, session.rows(_VERSIONS + newest, policy))), None)
+    return policy_history(session, policy)
 
 
 def _append_notice(session: Session, policy: str, body: NoticeBody) -> None:

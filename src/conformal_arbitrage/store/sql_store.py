@@ -53,6 +53,7 @@ from conformal_arbitrage.store.ledger_base import (
     Notice,
     Settlement,
 )
+from conformal_arbitrage.store.migrations import StoreSchema
 from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, Event, JSONObject, LiftBody
 from conformal_arbitrage.store.row_base import CalibrationRow
 from conformal_arbitrage.store.seals import Seals
@@ -91,8 +92,10 @@ class SQLStore(SQLConsole):
         webhooks: whom to tell of what.
 
     Attributes:
-        has_undelivered: see `Store`.
+        has_undelivered, schema: see `Store`.
     """
+
+    schema: StoreSchema
 
     def __init__(self, keys: Sequence[bytes], webhooks: Subscriptions | None) -> None:
         self.has_undelivered = False
@@ -327,11 +330,11 @@ class SQLStore(SQLConsole):
 
         return await self._write(raise_alarm)
 
-    async def lift(self, policy: str, *, reason: str, by: str) -> LiftBody | None:
+    async def lift(self, policy: str, *, reason: str, by: str, version: int | None = None) -> LiftBody | None:
         """See `LedgerStore.lift`."""
 
         def lift(session: Session) -> LiftBody | None:
-            lifted = operations.lift(session, policy, reason=reason, by=by)
+            lifted = operations.lift(session, policy, reason=reason, by=by, version=version)
             if lifted is not None:
                 deliveries.announce_notice(session, self._webhooks, policy, lifted)
             return lifted

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from conformal_arbitrage.errors import DamagedError, LostClaimError, StoreError
 from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.dialect import SQLITE, Session
-from conformal_arbitrage.store.migrations import migrate
+from conformal_arbitrage.store.migrations import StoreSchema, check_schema, migrate
 from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit, append
 from conformal_arbitrage.store.sql_jobs import Job
@@ -78,15 +78,26 @@ class SQLiteStore(SQLStore):
         path: the file; created, for its owner only, if it does not exist.
         keys: sign what is stored; the first signs, all verify.
         webhooks: whom to tell of what.
+        migrating: whether to bring the tables to this release; if not, they must be there.
 
     Raises:
         StoreError: it cannot be used.
     """
 
-    def __init__(self, path: str | Path, keys: Sequence[bytes] = (), webhooks: Subscriptions | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        keys: Sequence[bytes] = (),
+        webhooks: Subscriptions | None = None,
+        *,
+        migrating: bool = True,
+    ) -> None:
         super().__init__(keys, webhooks)
         self._path = Path(path)
-        self._writer = _Writer(self._path, self._seals)
+        if not migrating and not self._path.exists():
+            raise StoreError(f"{path}: there is no database yet; run `arbitrage records migrate` first")
+        self._writer = _Writer(self._path, self._seals, migrating=migrating)
+        self.schema = self._writer.schema
         self._reader = _connect(self._path)
         self._session = Session(self._reader, SQLITE, self._seals)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="store reader")
@@ -170,21 +181,24 @@ class _Writer(threading.Thread):
     Attributes:
         proven: when something was last committed, on the monotonic clock.
         doubted: whether the last commit failed.
+        schema: which tables there are.
     """
 
-    def __init__(self, path: Path, seals: Seals) -> None:
+    schema: StoreSchema
+
+    def __init__(self, path: Path, seals: Seals, *, migrating: bool) -> None:
         super().__init__(name=f"store {path}", daemon=True)
         self.proven = 0.0
         self.doubted = False
         self._path = path
         self._files = (path, path.with_name(f"{path.name}-wal"))
         self._queue: SimpleQueue[_Pending | None] = SimpleQueue()
-        self._connection = _connect(path)
+        self._connection = _connect(path, create=migrating)
         self._session = Session(self._connection, SQLITE, seals)
         self._session.start_chain()
         self._finished = False
         self._last_batch = 0
-        self._prepare()
+        self._prepare(migrate if migrating else check_schema)
 
     def submit(self, job: Job[_T]) -> "asyncio.Future[_T]":
         """Queue a job; the future is done once the job is committed."""
@@ -322,14 +336,14 @@ class _Writer(threading.Thread):
             self._connection.rollback()
         self._session.start_chain()
 
-    def _prepare(self) -> None:
+    def _prepare(self, migrated: Callable[[Session, str], StoreSchema]) -> None:
         try:
             self._wait_for_others(_OPEN_TIMEOUT)
             [(mode,)] = self._session.rows("pragma journal_mode = wal")
             if mode != "wal":
                 raise StoreError(f"{self._path}: write-ahead logging does not work there; name a file on a local disk")
             self._session.run("begin immediate")
-            migrate(self._session, str(self._path))
+            self.schema = migrated(self._session, str(self._path))
             _probe(self._session)
             self._session.run("commit")
             self._wait_for_others(_BUSY_TIMEOUT)

@@ -1,0 +1,139 @@
+"""Releases that share a database: what an earlier one may work with, and what it must leave alone."""
+
+import asyncio
+import re
+
+import pytest
+
+from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.store import migrations, open_store
+from conformal_arbitrage.store.migrations import ADDITIVE, MIGRATIONS
+from tests.store.facts import decide
+
+BEFORE = MIGRATIONS.index(migrations.m013_readable_by)
+
+
+def next_step(session):
+    """A migration of the next release."""
+    session.define("create table notes (id {text} primary key, body {text})")
+    session.define("alter table claims add column note {text}")
+
+
+def as_release(patch, steps, additive=ADDITIVE):
+    """Be the release that knows these migrations."""
+    for module in ("migrations", "postgres"):
+        patch.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", steps)
+    patch.setattr(migrations, "ADDITIVE", additive)
+
+
+def opened_by_next_release(where, monkeypatch, additive):
+    async def story():
+        store = await open_store(where)
+        await decide(store, 2)
+        schema = store.schema
+        await store.close()
+        return schema
+
+    with monkeypatch.context() as patch:
+        as_release(patch, (*MIGRATIONS, next_step), additive)
+        return asyncio.run(story())
+
+
+def test_a_release_works_with_the_tables_of_the_next_one_if_these_were_only_added(where, monkeypatch):
+    asyncio.run(written(where, 1))
+    schema = opened_by_next_release(where, monkeypatch, ADDITIVE | {next_step})
+    assert (schema.before, schema.version) == (len(MIGRATIONS), len(MIGRATIONS) + 1)
+    assert schema.readable_by <= len(MIGRATIONS)
+    assert asyncio.run(written(where, 1)) == 4
+    assert asyncio.run(written(where, 1, migrating=False)) == 5
+
+
+async def written(where, count, **options):
+    """Record decisions; return how many there are then, after a check of the chains."""
+    store = await open_store(where, **options)
+    await decide(store, count)
+    total = len(await store.records())
+    assert await store.verify() == []
+    await store.close()
+    return total
+
+
+def test_a_release_refuses_tables_that_were_changed_since_and_says_what_to_do(where, monkeypatch):
+    schema = opened_by_next_release(where, monkeypatch, ADDITIVE)
+    newest = len(MIGRATIONS)
+    assert schema.readable_by == newest + 1
+    for migrating in (True, False):
+        with pytest.raises(
+            StoreError,
+            match=f"schema version {newest + 1}, which takes a release that knows {newest + 1}, and this release knows "
+            f"{newest}; upgrade conformal-arbitrage",
+        ):
+            asyncio.run(open_store(where, migrating=migrating))
+
+
+def test_a_database_of_the_release_before_says_since_when_it_is_readable(where, sql, monkeypatch):
+    with monkeypatch.context() as patch:
+        as_release(patch, MIGRATIONS[:11])
+        asyncio.run(written(where, 1))
+    assert sql("select * from schema_version") == [(11,)]
+    with pytest.raises(
+        StoreError, match=f"schema version 11, and this release needs {len(MIGRATIONS)}; run `arbitrage"
+    ):
+        asyncio.run(open_store(where, migrating=False))
+    assert asyncio.run(written(where, 1)) == 2
+    assert sql("select version, readable_by from schema_version") == [(len(MIGRATIONS), migrations.least_reader())]
+
+
+def test_without_migrating_an_empty_database_is_refused(where):
+    with pytest.raises(StoreError, match="arbitrage records migrate"):
+        asyncio.run(open_store(where, migrating=False))
+
+
+class Recorded:
+    """A session that only notes what it is told to do."""
+
+    def __init__(self):
+        self.statements = []
+
+    def define(self, statement):
+        self.statements.append(statement)
+
+    run = define
+
+
+@pytest.mark.parametrize("migration", sorted(ADDITIVE, key=lambda one: one.__name__), ids=lambda one: one.__name__)
+def test_an_additive_migration_only_adds(migration):
+    assert migration in MIGRATIONS
+    assert not_additive(migration) == []
+
+
+def not_additive(migration):
+    """The statements of a migration that an earlier release might stumble over."""
+    session, added = Recorded(), set()
+    migration(session)
+    wrong = []
+    for statement in session.statements:
+        table = re.match(r"create table (\w+) ", statement)
+        added |= {table[1]} if table else set()
+        column = re.match(r"alter table \w+ add column (.*)", statement)
+        plain = re.match(r"create index \w+ on ", statement)
+        filled = re.match(r"insert into (\w+) ", statement)
+        harmless = column is not None and ("not null" not in column[1] or "default" in column[1])
+        if not (table or plain or harmless or (filled and filled[1] in added)):
+            wrong.append(statement)
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "drop table audits",
+        "create unique index one_name on keys (label)",
+        "alter table keys add column note {text} not null",
+        "update audits set lease = 0",
+        "alter table keys drop column label",
+        "insert into keys (id) values ('x')",
+    ],
+)
+def test_what_is_not_additive_is_found(statement):
+    assert not_additive(lambda session: session.define(statement)) == [statement]
