@@ -5,7 +5,7 @@ import time
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import Audit, AuditBody, FeedbackBody, MenuQuestion, integrity, new_id
+from conformal_arbitrage.store import Audit, AuditBody, FeedbackBody, MenuQuestion, integrity, new_id, open_store
 from tests.store.facts import decide, decision, later
 
 SWAP = (
@@ -168,3 +168,19 @@ def test_verification_reads_a_snapshot_even_while_everything_is_pruned(store):
         assert await check == ([], True)
 
     asyncio.run(story())
+
+
+def test_gateways_that_sign_at_the_same_time_do_not_wait_for_each_other(postgres):
+    keys = [b"a key of this test, of 32 bytes."]
+
+    async def story():
+        stores = [await open_store(postgres, keys=keys, connections=6) for _ in range(3)]
+        for _ in range(8):
+            await asyncio.gather(*(store.commit([decision()]) for store in stores * 12))
+            await asyncio.gather(*(store.seal(everything=k % 2 == 0) for k, store in enumerate(stores * 4)))
+        faults = await stores[0].verify()
+        for store in stores:
+            await store.close()
+        return faults
+
+    assert asyncio.run(story()) == []

@@ -38,6 +38,7 @@ from conformal_arbitrage.live.config import ROLES, Config
 from conformal_arbitrage.live.database import database_of, existing_secret, open_record
 from conformal_arbitrage.live.webhooks import webhooks_of
 from conformal_arbitrage.scorers.terminal import has_terminal
+from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.upstream.breaker import Breaker
 
 if TYPE_CHECKING:
@@ -101,15 +102,11 @@ async def application(
             traced=None if telemetry is None else telemetry.port,
         )  # fmt: skip
         async with Models(config, extras) as models:
-            pairs = pairs_of(models, calls_limit(store, config.gateway))
-            check_spending(config, models)
-            policies = PolicyTable(config, store, pairs, secret)
             await admit_first_key(store)
-            await policies.load(installing=migrating)
+            policies = await _policies(config, store, models, secret, installing=migrating)
             renewer = Renewer(config, store, policies, secret, clock)
             await renewer.import_logs()
-            has_keys = bool(await store.keys())
-            check_binding(config.gateway.host, has_keys=has_keys)
+            check_binding(config.gateway.host, has_keys=bool(await store.keys()))
             yield create_app(
                 Parts(
                     config=config,
@@ -133,6 +130,17 @@ async def application(
         await store.close()
         if telemetry is not None:
             await telemetry.close()
+
+
+async def _policies(
+    config: Config, store: Store, models: Models, secret: ProjectSecret, *, installing: bool
+) -> PolicyTable:
+    """Load a configuration's policies, once it is clear that their Guardians' limits can be kept."""
+    pairs = pairs_of(models, calls_limit(store, config.gateway))
+    check_spending(config, models)
+    policies = PolicyTable(config, store, pairs, secret)
+    await policies.load(installing=installing)
+    return policies
 
 
 def _telemetry() -> "Telemetry":

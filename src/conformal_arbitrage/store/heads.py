@@ -122,7 +122,8 @@ def sign_all_heads(session: Session) -> None:
 
 
 def _sign(session: Session, ends: Mapping[str, Checkpoint]) -> None:
-    for writer, (seq, hash) in ends.items():
+    """Sign these ends; all gateways lock them in the same order, or two of them would wait for each other."""
+    for writer, (seq, hash) in sorted(ends.items()):
         now = time.time()
         session.run(
             "insert into heads (writer, seq, hash, at, seal) values (?, ?, ?, ?, ?) on conflict (writer) do update "
