@@ -41,6 +41,7 @@ from conformal_arbitrage.evaluation.recommendation import recommend
 from conformal_arbitrage.evaluation.route_options import Recommendation
 from conformal_arbitrage.scorelog.columns import Usage
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.parts import ScoreParts
 from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Row, Spent
 
 if _typing.TYPE_CHECKING:  # loaded on first use: offline work should not wait for the code that asks models
@@ -89,6 +90,7 @@ __all__ = [
     "RuleComparison",
     "ScoreLog",
     "ScoreLogError",
+    "ScoreParts",
     "ScorerError",
     "SingleModel",
     "SourceError",

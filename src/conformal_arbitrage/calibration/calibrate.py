@@ -4,7 +4,8 @@ Knows nothing of live models, evaluation or the command line.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -25,25 +26,37 @@ from conformal_arbitrage.calibration.options import (
     check_keywords,
     resolve_options,
 )
+from conformal_arbitrage.calibration.parts import SurveyedParts, digest_parts, gathering
 from conformal_arbitrage.calibration.planning import rows_needed
-from conformal_arbitrage.calibration.search import Fit, find_threshold, refuse_graded, total_at
+from conformal_arbitrage.calibration.search import (
+    Fit,
+    binomial_spendable,
+    find_threshold,
+    fit_at,
+    refuse_graded,
+    total_at,
+)
 from conformal_arbitrage.calibration.stops import STOPS, DialStop, GroupThreshold, lower_stop
 from conformal_arbitrage.core.arrays import Indices
 from conformal_arbitrage.core.losses import Number, as_fraction, net_losses
-from conformal_arbitrage.core.risk import RiskCurve, check_alpha
+from conformal_arbitrage.core.risk import RiskCurve, check_alpha, spendable
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.scorelog.engines import Engine, PassProgress, as_engine, silent
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import FrameColumns, ScoreLog, as_score_log
+from conformal_arbitrage.scorelog.parts import ScoreParts, refuse_repeated_ids
 from conformal_arbitrage.scorelog.wide import ScoreColumns
 
 
 def calibrate(
-    log: ScoreLog | object,
+    log: ScoreLog | ScoreParts | object,
     alpha: Number,
     *,
     primary: ScoreColumns | None = None,
     guardian: ScoreColumns | None = None,
     options: CalibrationOptions | None = None,
+    engine: Engine | Executor | str | None = None,
+    progress: PassProgress = silent,
     **keywords: Unpack[CalibrationKeywords],
 ) -> Certificate:
     """Find the smallest relaxation that keeps the risk budget: total loss + B <= alpha (n + 1), exactly.
@@ -53,13 +66,15 @@ def calibrate(
     `CalibrationOptions`. Pass options as keywords or as one object.
 
     Args:
-        log: the recorded scores, or a frame that holds them (pandas, polars, Arrow).
+        log: the recorded scores, in memory or in parts, or a frame that holds them (pandas, polars, Arrow).
         alpha: the risk budget, above 0 and below the loss bound. A float means the decimal that its repr shows.
         primary: the frame's column of Primary scores, or one column per action; by default "primary".
         guardian: the same for the Guardian.
         options: how to calibrate; or pass the fields of `CalibrationOptions`, which explains them, as keywords:
             `guardian_sees=`, `boundary=`, `key=`, `loss=`, `loss_bound=`, `missing_guardian=`, `cluster=`,
             `confidence=`, `dial=`, `by=`, `small_groups=`, `margins=`, ...
+        engine: for a log in parts, where the work is done; see `as_engine`. By default threads on all cores.
+        progress: is told about every pass over a log in parts.
         **keywords: the fields of `options`, one by one.
 
     Raises:
@@ -68,6 +83,10 @@ def calibrate(
     """
     check_keywords("calibrate", keywords, CalibrationKeywords)
     chosen = resolve_options(options, CalibrationOptions, keywords, name="options")
+    if isinstance(log, ScoreParts):
+        return certify_parts(log, alpha, chosen, engine=as_engine(engine), progress=progress)
+    if engine is not None:
+        raise OptionError("engine= is for a log in parts: read it with ScoreParts.read")
     return certify(_fit_log(log, primary, guardian), alpha, chosen)
 
 
@@ -91,46 +110,138 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
     tick = Fraction(1, 10**curve.tick_digits)
     least = thresholds.alpha if thresholds.dial is None else as_fraction(thresholds.dial[0].alpha, name="alpha")
     declared = options.check_full_sight(least, curve.in_full_sight, tick=tick, source=log.source)
+    terms = {
+        **_log_terms(log, options),
+        **_net_terms(log, options, thresholds.fit.relaxation, thresholds.fit.boundary_u),
+        "full_sight_loss": _stored(declared, options.full_sight_loss, "full_sight_loss"),
+    }
+    further = {
+        "envelope_excess": curve.envelope_excess,
+        "missing_guardian_rows": int(options.unknown_loss(log).sum()),
+        "margin_quantiles": _margin_quantiles(log, options),
+        **_provenance(log),
+    }
+    return _issue(alpha, options, thresholds, bound, terms, further, binary=options.is_binary(log, bound))
+
+
+def certify_parts(
+    log: ScoreParts,
+    alpha: Number,
+    options: CalibrationOptions,
+    *,
+    engine: Engine,
+    progress: PassProgress = silent,
+) -> Certificate:
+    """Calibrate a log in parts, with the result that `certify` has on all its rows, digest apart.
+
+    Args:
+        log: the log.
+        alpha: the risk budget.
+        options: how to calibrate, with their key.
+        engine: where the work is done.
+        progress: is told about every pass.
+    """
+    reason = gathering(options, log)
+    if reason is not None:
+        refuse_repeated_ids(log)
+        whole = log.gather(reason)
+        refuse_unfit(whole)
+        return replace(certify(whole, alpha, options), log_sha256=digest_parts(log, engine))
+    surveyed = SurveyedParts(log, options, engine, progress)
+    bound, n, digits = surveyed.bound, surveyed.n, surveyed.measure.tick_digits
+    budget = check_alpha(alpha, bound)
+    budgets = [Fraction(stop) * bound for stop in STOPS] if options.dial else [budget]
+    fits = [fit_at(n, one) for one in surveyed.thresholds([_limit(one, bound, n, digits, options) for one in budgets])]
+    thresholds = _Thresholds(alpha=budget, fit=fits[0], status=_status(fits[0]))
+    if options.dial:
+        thresholds = _dial(budgets, fits, budget)
+    terms = {
+        "n": n,
+        "binarized": log.binary,
+        "router": surveyed.router,
+        "score_digits": surveyed.score_digits,
+        "clusters": None,
+        "unit": None,
+        "full_sight_loss": 0.0,
+    }
+    further = {
+        "envelope_excess": 0.0,
+        "missing_guardian_rows": surveyed.unknown,
+        "margin_quantiles": None,
+        "no_opinion_rows": surveyed.no_opinion,
+        "fewest_actions": surveyed.fewest_actions,
+        "most_actions": surveyed.most_actions,
+        "columns": {"primary": log.primary, "guardian": log.guardian or "guardian"},
+        "identities": _identities(log.identities, (log.primary, log.guardian or "guardian")),
+        "log_sha256": surveyed.sha256(),
+    }
+    return _issue(alpha, options, thresholds, bound, terms, further, binary=log.binary and bound == 1)
+
+
+def _limit(alpha: Fraction, bound: Fraction, n: int, tick_digits: int, options: CalibrationOptions) -> int:
+    """Return the largest total that keeps a budget, on average or by the binomial test."""
+    delta = options.delta()
+    if delta is None:
+        return spendable(alpha, bound, n, tick_digits, unseen=options.unseen)
+    return binomial_spendable(alpha, bound, n, tick_digits, delta)
+
+
+def _issue(
+    alpha: Number,
+    options: CalibrationOptions,
+    thresholds: "_Thresholds",
+    bound: Fraction,
+    log_terms: Mapping[str, Any],
+    further: Mapping[str, Any],
+    *,
+    binary: bool,
+) -> Certificate:
+    """Put thresholds and what is known about their log into a certificate."""
+    from importlib.metadata import version  # takes 20 ms to import
+
     terms: dict[str, Any] = {
         "status": thresholds.status,
         "alpha": _stored(thresholds.alpha, alpha, "alpha"),
-        "n": curve.n,
         "loss": options.loss_name,
         "loss_bound": _stored(bound, options.loss_bound, "loss_bound"),
-        "full_sight_loss": _stored(declared, options.full_sight_loss, "full_sight_loss"),
         "guardian_sees": options.guardian_sees,
         "boundary": options.boundary,
-        "binarized": log.binary is not None,
-        "router": log.is_router,
-        "score_digits": log.score_digits,
         "relaxation": thresholds.fit.relaxation,
         "missing_guardian": options.missing_guardian,
-        "clusters": options.clusters(log),
         "max_cluster_size": options.max_cluster_size,
-        **_net_terms(log, options, thresholds.fit.relaxation, thresholds.fit.boundary_u),
+        **log_terms,
         **_sure_terms(thresholds, options),
-        "unit": _unit(log, options),
         "score": options.score if options.learned else None,
         "learned": None if thresholds.learned is None else thresholds.learned.terms,
     }
-    keyed = options.boundary == "random" or (options.confidence is not None and not options.is_binary(log, bound))
+    keyed = options.boundary == "random" or (options.confidence is not None and not binary)
     key = options.key if keyed else None
     return Certificate(
         **terms,
+        **further,
         boundary_u=thresholds.fit.boundary_u,
         key_sha256=None if key is None else hashlib.sha256(key).hexdigest(),
         grid=None if options.grid is None else _stored(as_fraction(options.grid, name="grid"), options.grid, "grid"),
-        empirical_risk=float(thresholds.fit.total / curve.n),
+        empirical_risk=float(thresholds.fit.total / thresholds.fit.n),
         slack=_slack(thresholds, bound, options),
         cluster=options.cluster,
-        envelope_excess=curve.envelope_excess,
-        missing_guardian_rows=int(options.unknown_loss(log).sum()),
-        margin_quantiles=_margin_quantiles(log, options),
-        **_provenance(log),
+        version=version("conformal-arbitrage"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
         guarantee=guarantee_text(**terms),
         key=key,
         fit=None if thresholds.learned is None else thresholds.learned.score,
     )
+
+
+def _log_terms(log: ScoreLog, options: CalibrationOptions) -> dict[str, Any]:
+    return {
+        "n": len(log),
+        "binarized": log.binary is not None,
+        "router": log.is_router,
+        "score_digits": log.score_digits,
+        "clusters": options.clusters(log),
+        "unit": _unit(log, options),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +269,11 @@ def _thresholds(
         one = find_threshold(log, curve, alpha, bound, options, options.delta())
         return _Thresholds(alpha=alpha, fit=one, status=_status(one))
     alphas = [Fraction(stop) * bound for stop in STOPS]
-    fits = [find_threshold(log, curve, budget, bound, options, options.delta()) for budget in alphas]
+    return _dial(alphas, [find_threshold(log, curve, one, bound, options, options.delta()) for one in alphas], alpha)
+
+
+def _dial(alphas: Sequence[Fraction], fits: Sequence[Fit], alpha: Fraction) -> _Thresholds:
+    """Set a dial to the largest stop that does not exceed alpha."""
     dial = tuple(_stop(budget, one) for budget, one in zip(alphas, fits, strict=True))
     chosen = dial.index(lower_stop(dial, float(alpha)))
     return _Thresholds(alpha=alphas[chosen], fit=fits[chosen], status=_status(fits[chosen]), dial=dial)
@@ -239,9 +354,8 @@ def _margin_quantiles(log: ScoreLog, options: CalibrationOptions) -> str | None:
     """Return the quantiles of the margins as the certificate keeps them, if it is to."""
     if not options.margins:
         return None
-    u = options.draws(log)
-    everything = decide_rows(log, relaxation=None, boundary_u=None, u=u, sees_all=True)
-    return write_quantiles(margin_quantiles(everything.margin, u))
+    everything = decide_rows(log, relaxation=None, boundary_u=None, u=None, sees_all=True)
+    return write_quantiles(margin_quantiles(everything.margin, options.draws(log)))
 
 
 def _slack(thresholds: _Thresholds, bound: Fraction, options: CalibrationOptions) -> float:
@@ -276,7 +390,7 @@ def _net_terms(
     grades = options.grades(log)
     if grades is None:
         return {}
-    decisions = decide_rows(log, relaxation=relaxation, boundary_u=boundary_u, u=options.draws(log), sees_all=True)
+    decisions = decide_rows(log, relaxation=relaxation, boundary_u=boundary_u, u=options.drawing(log), sees_all=True)
     worst = float(as_fraction(1 if options.loss_bound is None else options.loss_bound, name="loss_bound"))
     kept = np.where(decisions.deferred, 0.0, np.nan_to_num(net_losses(log, grades), nan=worst))
     return {
@@ -286,17 +400,13 @@ def _net_terms(
 
 
 def _provenance(log: ScoreLog) -> dict[str, Any]:
-    from importlib.metadata import version  # takes 20 ms to import
-
     return {
         "no_opinion_rows": int(log.no_opinion.sum()),
         "fewest_actions": int(log.sizes.min()),
         "most_actions": int(log.sizes.max()),
         "columns": dict(zip(("primary", "guardian"), log.columns, strict=True)),
-        "identities": _identities(log),
+        "identities": _identities(log.identities, log.columns),
         "log_sha256": log.sha256(),
-        "version": version("conformal-arbitrage"),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
@@ -308,9 +418,9 @@ def _stored(value: Fraction, given: object, name: str) -> float:
     return number
 
 
-def _identities(log: ScoreLog) -> dict[str, Any] | Literal["unbound"]:
-    known: Mapping[str, Any] = log.identities or {}
-    if not all(column in known for column in log.columns):
+def _identities(noted: Mapping[str, Any] | None, columns: tuple[str, str]) -> dict[str, Any] | Literal["unbound"]:
+    known: Mapping[str, Any] = noted or {}
+    if not all(column in known for column in columns):
         return "unbound"
-    identities = {role: known[column] for role, column in zip(("primary", "guardian"), log.columns, strict=True)}
+    identities = {role: known[column] for role, column in zip(("primary", "guardian"), columns, strict=True)}
     return identities | {name: known[name] for name in ("grader", "session", "requests") if name in known}

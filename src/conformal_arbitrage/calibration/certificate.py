@@ -32,7 +32,7 @@ from conformal_arbitrage.calibration.documents import (
     split_arrays,
     write_document,
 )
-from conformal_arbitrage.calibration.draws import draw, draws
+from conformal_arbitrage.calibration.draws import draw, drawing, draws
 from conformal_arbitrage.calibration.facts import certificate_facts, certificate_summary
 from conformal_arbitrage.calibration.learned_score import (
     LearnedScore,
@@ -381,11 +381,11 @@ class Certificate:
         self._refuse_single(log.score_digits < self.score_digits)
         same_digits, sees_all = replace(log, score_digits=self.score_digits), self.guardian_sees != "candidates"
         if self.groups is not None and self.by is not None:
-            u = draws(self.secret(), log) if self.boundary == "random" else None
+            u = drawing(self.secret(), log) if self.boundary == "random" else None
             return decide_by_group(same_digits, self.groups, by=self.by, u=u, sees_all=sees_all)
         if self.learned is not None:
             return decide_by_score(same_digits, self.learned_score(), draws(self.secret(), log))
-        u = None if self.boundary_u is None else draws(self.secret(), log)
+        u = None if self.boundary_u is None else drawing(self.secret(), log)
         return decide_rows(same_digits, relaxation=self.relaxation, boundary_u=self.boundary_u, u=u, sees_all=sees_all)
 
     def choose(self, alpha: float) -> "Certificate":

@@ -15,6 +15,7 @@ from conformal_arbitrage.calibration.stops import GroupThreshold, group_threshol
 from conformal_arbitrage.core.arrays import Bools, Floats, Integers
 from conformal_arbitrage.core.choices import guardian_choices
 from conformal_arbitrage.core.gaps import is_candidate, margins, numbers_or_none, row_gaps, sorted_gaps
+from conformal_arbitrage.core.risk import Draw
 from conformal_arbitrage.core.rows import blocks
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import column_texts
@@ -91,7 +92,7 @@ class Decisions:
 
 
 def decide_by_group(
-    log: ScoreLog, groups: Mapping[str, GroupThreshold], *, by: str, u: Floats | None, sees_all: bool
+    log: ScoreLog, groups: Mapping[str, GroupThreshold], *, by: str, u: Draw | None, sees_all: bool
 ) -> Decisions:
     """Apply to every row the threshold of its group; a row of an unknown group, or of none, is deferred."""
     names = column_texts(log, by)
@@ -125,24 +126,28 @@ def decide_rows(
     *,
     relaxation: float | Floats | None,
     boundary_u: float | Floats | None,
-    u: Floats | None,
+    u: Draw | None,
     sees_all: bool,
 ) -> Decisions:
     """Apply a threshold, one for all rows or one for each, to every row.
 
-    The decision is the top action if it stands alone, otherwise the Guardian's choice.
+    The decision is the top action if it stands alone, otherwise the Guardian's choice. Draws are asked for where an action
+    stands exactly at the threshold.
     """
     n = len(log)
     action, margin = np.empty(n, dtype=np.int64), np.empty(n)
     deferred = np.empty(n, dtype=np.bool_)
     candidate = np.empty(len(log.primary), dtype=np.bool_)
-    draw = np.zeros(n) if u is None else u
     thresholds = np.broadcast_to(np.inf if relaxation is None else relaxation, n)
     draws_at = None if boundary_u is None else np.broadcast_to(boundary_u, n)
     for block in blocks(log.offsets):
         gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
-        at = None if draws_at is None else block.per_row(draws_at)
-        kept = is_candidate(gap, block.per_row(thresholds), u=block.per_row(draw), boundary_u=at)
+        at, threshold = None if draws_at is None else block.per_row(draws_at), block.per_row(thresholds)
+        draw = np.zeros(gap.shape[1])
+        if u is not None and at is not None:
+            tied = np.flatnonzero((gap == threshold).any(axis=0))
+            draw[tied] = u(block.row_numbers(tied))
+        kept = is_candidate(gap, threshold, u=draw, boundary_u=at)
         last = kept.sum(axis=0) - 1
         choices = guardian_choices(block.of(log.guardian), order, sees_all=sees_all)
         chosen = np.take_along_axis(choices, last[None, :], axis=0)[0]

@@ -8,6 +8,7 @@ import hmac
 import numpy as np
 
 from conformal_arbitrage.core.arrays import Floats
+from conformal_arbitrage.core.risk import Draw
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -20,9 +21,15 @@ def draw(key: bytes, id: str) -> float:
 
 def draws(key: bytes, log: ScoreLog) -> Floats:
     """Return one draw per row of a log, which must have ids."""
-    if log.id is None:
+    return drawing(key, log)(np.arange(len(log)))
+
+
+def drawing(key: bytes, log: ScoreLog) -> Draw:
+    """Return what gives the draws of some rows of a log, which must have ids; a draw is dear."""
+    ids = log.id
+    if ids is None:
         raise OptionError(
             f'{log.source}: boundary="random" needs an `id` column, unique and fixed before the scores are known; '
             "row numbers will not do"
         )
-    return np.array([draw(key, id) for id in log.id.tolist()])
+    return lambda rows: np.array([draw(key, id) for id in ids[rows].tolist()], dtype=np.float64)

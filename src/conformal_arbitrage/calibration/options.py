@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 import numpy as np
 
 from conformal_arbitrage.calibration.combinations import Feature, Kind, refuse_combination
-from conformal_arbitrage.calibration.draws import draws
+from conformal_arbitrage.calibration.draws import drawing, draws
 from conformal_arbitrage.calibration.groups import SmallGroups
 from conformal_arbitrage.calibration.learned_score import Features, ScoreKind
 from conformal_arbitrage.calibration.stops import STOPS
@@ -27,7 +27,7 @@ from conformal_arbitrage.core.losses import (
     net_losses,
     within_unit,
 )
-from conformal_arbitrage.core.risk import RiskCurve, check_full_sight
+from conformal_arbitrage.core.risk import Draw, RiskCurve, check_full_sight
 from conformal_arbitrage.errors import InfeasibleError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import cluster_sizes
 from conformal_arbitrage.scorelog.log import ScoreLog
@@ -290,19 +290,24 @@ class CalibrationOptions:
             grades=self.grades(log),
             missing_loss=self._missing_loss,
             full_sight_loss=self.in_full_sight,
-            u=self.draws(log),
+            u=self.drawing(log),
         )
         return curve if self.grid is None else curve.on_grid(self.grid)
 
+    def drawing(self, log: ScoreLog) -> Draw | None:
+        """Return what gives the draws of some rows, or None unless the boundary is random."""
+        return None if self.boundary != "random" else drawing(self.drawing_key(), log)
+
     def draws(self, log: ScoreLog) -> Floats | None:
         """Return one draw per row, or None unless the boundary is random."""
-        return None if self.boundary != "random" else draws(self._drawing_key(), log)
+        return None if self.boundary != "random" else draws(self.drawing_key(), log)
 
     def rounding_draws(self, log: ScoreLog) -> Floats:
         """Return the draws that round losses for a learned score, independent of those that tell ties apart."""
-        return draws(hmac.digest(self._drawing_key(), b"loss rounding v1", "sha256"), log)
+        return draws(hmac.digest(self.drawing_key(), b"loss rounding v1", "sha256"), log)
 
-    def _drawing_key(self) -> bytes:
+    def drawing_key(self) -> bytes:
+        """Return the key behind the draws; refuse a random boundary without one."""
         if self.key is None:
             raise OptionError(
                 'boundary="random" needs a key, the same for all calibrations of a project: '

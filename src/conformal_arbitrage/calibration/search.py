@@ -20,7 +20,7 @@ from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.core.arrays import Indices
 from conformal_arbitrage.core.betting import RowLosses, accepts, shared_bets
 from conformal_arbitrage.core.bounds import binomial_limit
-from conformal_arbitrage.core.risk import RiskCurve, first_within
+from conformal_arbitrage.core.risk import RiskCurve, RiskThreshold
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -49,15 +49,19 @@ def find_threshold(
         delta: the level of the test; None to keep the budget on average.
     """
     if delta is None:
-        index = curve.search([alpha], bound, unseen=options.unseen)[0]
+        limit = curve.limits([alpha], bound, unseen=options.unseen)[0]
     elif options.is_binary(log, bound):
-        index = _binomial_index(curve, alpha, bound, delta)
+        limit = binomial_spendable(alpha, bound, curve.n, curve.tick_digits, delta)
     else:
-        index = _betting_index(log, curve, alpha, bound, options, delta)
-    if index is None:
-        return Fit(n=curve.n, relaxation=None, boundary_u=None, total=Fraction(0))
-    u = None if curve.boundary_u is None else float(curve.boundary_u[index])
-    return Fit(n=curve.n, relaxation=float(curve.breakpoints[index]), boundary_u=u, total=curve.exact_total(index))
+        limit = _betting_limit(log, curve, alpha, bound, options, delta)
+    return fit_at(curve.n, None if limit is None else curve.thresholds([limit])[0])
+
+
+def fit_at(n: int, threshold: RiskThreshold | None) -> Fit:
+    """Return a threshold that was found on n rows; None defers every query."""
+    if threshold is None:
+        return Fit(n=n, relaxation=None, boundary_u=None, total=Fraction(0))
+    return Fit(n=n, relaxation=threshold.relaxation, boundary_u=threshold.boundary_u, total=threshold.total)
 
 
 def total_at(log: ScoreLog, one: Fit, options: CalibrationOptions) -> Fraction:
@@ -75,16 +79,10 @@ def binomial_spendable(alpha: Fraction, bound: Fraction, n: int, tick_digits: in
     return -1 if losses < 0 else int(losses * bound * 10**tick_digits)
 
 
-def _binomial_index(curve: RiskCurve, alpha: Fraction, bound: Fraction, delta: float) -> int | None:
-    limit = binomial_spendable(alpha, bound, curve.n, curve.tick_digits, delta)
-    index = int(first_within(curve.totals, [limit])[0])
-    return index if index < len(curve.totals) else None
-
-
-def _betting_index(
+def _betting_limit(
     log: ScoreLog, curve: RiskCurve, alpha: Fraction, bound: Fraction, options: CalibrationOptions, delta: float
 ) -> int | None:
-    """Return the first breakpoint that the betting test accepts, by bisection: it accepts all later ones too."""
+    """Return the total at the first breakpoint that the betting test accepts, by bisection: it accepts all later ones."""
     order, line = row_order(log, options.key), float(alpha / bound)
     rows = RowLosses(options.stairs(log), len(log), options.draws(log))
     unit = float(bound) * 10.0**curve.tick_digits
@@ -98,7 +96,7 @@ def _betting_index(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if passes(middle) else (middle, high)
-    return high if high < len(curve.totals) else None
+    return int(curve.totals[high]) if high < len(curve.totals) else None
 
 
 def row_order(log: ScoreLog, key: bytes | None) -> Indices:

@@ -4,20 +4,23 @@ Knows nothing of how the differences are shown.
 """
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold
-from conformal_arbitrage.calibration.calibrate import certify
+from conformal_arbitrage.calibration.calibrate import certify, certify_parts
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.consistency import worded
 from conformal_arbitrage.calibration.learned_score import Features
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.scorelog.engines import Engine, PassProgress, as_engine, silent
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.parts import ScoreParts
 
 _NOT_RECOMPUTED = frozenset(
     {"schema", "version", "created", "key", "fit", "columns", "looked_at", "secret_id", "signature"}
@@ -50,13 +53,22 @@ class Verification:
         return "Verification(ok)" if self.ok else f"Verification(differs in {', '.join(self.differences)})"
 
 
-def verify(certificate: Certificate, log: ScoreLog, *, loss: Loss | None = None) -> Verification:
+def verify(
+    certificate: Certificate,
+    log: ScoreLog | ScoreParts,
+    *,
+    loss: Loss | None = None,
+    engine: Engine | Executor | str | None = None,
+    progress: PassProgress = silent,
+) -> Verification:
     """Recompute a certificate from its log, to the bit.
 
     Args:
         certificate: the certificate, with its key if it has one.
-        log: the log it was made from; binarized here if the certificate says so.
+        log: the log it was made from, in memory or in parts; binarized here if the certificate says so.
         loss: your own loss, if the certificate names one.
+        engine: for a log in parts, where the work is done; by default threads on all cores.
+        progress: is told about every pass over a log in parts.
 
     Returns:
         An object with `ok` and `differences`, which is true if the certificate holds.
@@ -67,14 +79,21 @@ def verify(certificate: Certificate, log: ScoreLog, *, loss: Loss | None = None)
             "from Python: verify(certificate, log, loss=THAT_FUNCTION)"
         )
     options = options_of(certificate, loss=loss)
-    rebinarize = certificate.binarized and log.binary is None
-    recomputed = certify(log.binarized() if rebinarize else log, certificate.alpha, options)
+    raw = log.binary is None or log.binary is False
+    log = log.binarized() if certificate.binarized and raw else log
+    if isinstance(log, ScoreParts):
+        recomputed = certify_parts(log, certificate.alpha, options, engine=as_engine(engine), progress=progress)
+    else:
+        recomputed = certify(log, certificate.alpha, options)
     if certificate.ancestry is not None:
         recomputed = _in_place_of(certificate, certificate.ancestry, recomputed)
     skipped = _NOT_RECOMPUTED | _NOT_IN_SCHEMA_1 if certificate.schema == 1 else _NOT_RECOMPUTED
     names = [f.name for f in fields(Certificate) if f.name not in skipped]
     pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
-    pairs |= _learned_pairs(certificate, recomputed, log)
+    if certificate.learned is not None and recomputed.learned is not None:
+        pairs |= _learned_pairs(
+            certificate, recomputed, log.sample(_MOST_REPLAYED) if isinstance(log, ScoreParts) else log
+        )
     return Verification(differences={name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
 
 

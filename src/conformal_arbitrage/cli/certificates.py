@@ -1,20 +1,21 @@
 """The commands about certificates: calibrate, verify, apply, plan."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from conformal_arbitrage.cli import cascades, options
+from conformal_arbitrage.cli import cascades, options, parts
 from conformal_arbitrage.errors import ConfigError, ScoreLogError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.calibration.certificate import Certificate
     from conformal_arbitrage.calibration.project_secret import ProjectSecret
     from conformal_arbitrage.calibration.verify import Verification
+    from conformal_arbitrage.scorelog.engines import Engine
     from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.scorelog.parts import ScoreParts
 
 
 @click.command("calibrate")
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 )
 @options.columns
 @options.key_file
+@parts.engine_options
 @click.option("-o", "--output", metavar="FILE", help="Write the certificate to this file.  [default: do not write it]")
 @options.as_json
 def calibrate_command(
@@ -46,7 +48,6 @@ def calibrate_command(
     boundary: Any,
     loss: Any,
     binarize: bool,
-    cluster: str | None,
     confidence: str | None,
     zero_one: bool,
     fixed_before: bool,
@@ -66,6 +67,7 @@ def calibrate_command(
     arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95    of this one certificate
     arbitrage calibrate cascade.parquet --path --alpha 0.05           of a cascade of several models
     arbitrage calibrate log.parquet --alpha 0.05 --score auto         a score learned from the same rows
+    arbitrage calibrate 's3://lake/scores/*.parquet' --alpha 0.05     a log in parts, of any size
     """
     from conformal_arbitrage.calibration.calibrate import calibrate
 
@@ -76,7 +78,8 @@ def calibrate_command(
     loss, boundary = options.loss_and_boundary(loss, boundary, learned["score"])
     if cascades.take_options(further, "seed"):
         return cascades.calibrate_path_command(alpha, loss, secret)
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    scores = parts.read_scores(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    place = parts.place_of(scores, further.pop("engine"), further.pop("jobs"))
     drawing = _drawing(loss, boundary, learned["score"], None if zero_one or binarize else confidence)
     certificate = calibrate(
         scores,
@@ -84,20 +87,29 @@ def calibrate_command(
         guardian_sees=guardian_sees,
         boundary=boundary,
         loss=loss,
-        cluster=cluster,
         confidence=confidence,
         zero_one=zero_one,
         key=_key(secret, key_file, drawing) if drawing or key_file is not None else None,
+        engine=place,
+        progress=parts.tell_pass,
         **learned,
         **further,
     )
+    _warn_of_rows(scores, config, clustered=further["cluster"] is not None)
     looks = options.describe_looks(scores, log, config, fixed_before=fixed_before)
+    certificate = _finished(certificate, looks, secret, output)
+    _show_certificate(certificate, _use(certificate, scores, place), alpha, output, as_json=as_json)
+
+
+def _finished(
+    certificate: "Certificate", looks: str | None, secret: "ProjectSecret | None", output: str | None
+) -> "Certificate":
+    """Note earlier looks in a certificate, sign it and save it, as far as there is reason to."""
     certificate = certificate if looks is None else certificate.with_looks(looks)
-    _warn_of_rows(scores, config, clustered=cluster is not None)
     certificate = certificate if secret is None else certificate.sign(secret)
     if output is not None:
         certificate.save(output)
-    _show_certificate(certificate, scores, alpha, output, as_json=as_json)
+    return certificate
 
 
 def _drawing(loss: str | None, boundary: str, score: str, confidence: str | None) -> str | None:
@@ -124,16 +136,17 @@ def _key(secret: "ProjectSecret | None", key_file: str | None, drawing: str | No
     return secret.boundary_key
 
 
-def _warn_of_rows(scores: "ScoreLog", config: str | None, *, clustered: bool) -> None:
+def _warn_of_rows(scores: "ScoreLog | ScoreParts", config: str | None, *, clustered: bool) -> None:
     """Say if rows repeat each other, or their grades were made by a grader that has changed since, or by several."""
     from conformal_arbitrage.scorelog.fitness import repeats
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
-    for problem in () if clustered else repeats(scores).problems():
+    for problem in () if clustered or not isinstance(scores, ScoreLog) else repeats(scores).problems():
         options.warn(problem)
     _warn_of_grader(scores, config)
 
 
-def _warn_of_grader(scores: "ScoreLog", config: str | None) -> None:
+def _warn_of_grader(scores: "ScoreLog | ScoreParts", config: str | None) -> None:
     from conformal_arbitrage.live.config import FILE, read_config
     from conformal_arbitrage.live.staleness import grader_change
 
@@ -159,7 +172,7 @@ def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) ->
 
 
 def _show_certificate(
-    certificate: "Certificate", scores: "ScoreLog", alpha: str, output: str | None, *, as_json: bool
+    certificate: "Certificate", use: dict[str, Any], alpha: str, output: str | None, *, as_json: bool
 ) -> None:
     from conformal_arbitrage.calibration.documents import ON_THIS_LOG
     from conformal_arbitrage.calibration.learned_score import sidecar_path
@@ -171,9 +184,9 @@ def _show_certificate(
             "needed"
         )
     if as_json:
-        options.print_json({**certificate.to_dict(), ON_THIS_LOG: _use(certificate, scores)})
+        options.print_json({**certificate.to_dict(), ON_THIS_LOG: use})
         return
-    options.print_facts([*certificate.facts(), _describe_use(**_use(certificate, scores))])
+    options.print_facts([*certificate.facts(), _describe_use(**use)])
     click.echo(f"\n{certificate.summary}\n")
     if output is not None:
         beside = "" if certificate.fit is None else f" (its arrays: {sidecar_path(output)})"
@@ -195,10 +208,13 @@ def _rows_needed(certificate: "Certificate") -> int:
     return sure_rows_needed(alpha, bound, confidence=certificate.confidence, dial=certificate.dial is not None)
 
 
-def _use(certificate: "Certificate", scores: "ScoreLog") -> dict[str, Any]:
+def _use(certificate: "Certificate", scores: "ScoreLog | ScoreParts", engine: "Engine | None") -> dict[str, Any]:
     """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost."""
     from conformal_arbitrage.evaluation.costs import costs_of, routed_cost_per_1000
+    from conformal_arbitrage.scorelog.parts import ScoreParts
 
+    if isinstance(scores, ScoreParts):
+        return parts.use_of_parts(certificate, scores, engine)
     if certificate.learned is not None:  # each row decided by the others, not also by its own loss
         return {"deferred": certificate.learned.deferred, "cost_per_1000": None, "guardian_cost_per_1000": None}
     decisions, costs = certificate.apply(scores), costs_of(scores)
@@ -222,11 +238,14 @@ def _describe_use(
 @click.argument("log")
 @options.key_file
 @options.columns
+@parts.engine_options
 @options.as_json
 def verify_command(
     certificate: str,
     log: str,
     *,
+    engine: str | None,
+    jobs: int | None,
     key_file: str | None,
     primary_column: str | None,
     guardian_column: str | None,
@@ -246,13 +265,16 @@ def verify_command(
         _show_verification(verification, certificate, log, as_json=as_json)
         raise SystemExit(0 if verification.ok else 1)
     loaded = load_certificate(certificate, key_file)
-    scores = options.read_log(log, *columns_of(loaded, primary_column, guardian_column), outcomes)
+    columns = columns_of(loaded, primary_column, guardian_column)
+    scores = parts.read_scores(log, *columns, outcomes, digest=loaded.log_sha256)
     try:
-        verification = verify(loaded, scores)
+        verification = verify(loaded, scores, engine=parts.place_of(scores, engine, jobs), progress=parts.tell_pass)
     except ScoreLogError as error:
         click.echo(f"arbitrage: {certificate} cannot have been made from {log}: {error}", err=True)
         raise SystemExit(1) from error
     _show_verification(verification, certificate, log, as_json=as_json)
+    if set(verification.differences) == {"log_sha256"} and not as_json:
+        click.echo("arbitrage: other files, same figures: were they rewritten, as by a compaction?", err=True)
     if not verification.ok:
         raise SystemExit(1)
 
@@ -292,14 +314,23 @@ def load_certificate(path: str, key_file: str | None, *folders: Path) -> "Certif
 @click.command("apply")
 @click.argument("certificate")
 @click.argument("log")
-@click.option("-o", "--output", metavar="FILE", help="Write every decision to this file, as JSON Lines.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Write every decision to this file, as JSON Lines or, if it is called so, .parquet; for a log in parts to this "
+    "folder.",
+)
 @options.key_file
 @options.columns
+@parts.engine_options
 @options.as_json
 def apply_command(
     certificate: str,
     log: str,
     *,
+    engine: str | None,
+    jobs: int | None,
     output: str | None,
     key_file: str | None,
     primary_column: str | None,
@@ -312,8 +343,6 @@ def apply_command(
     \b
     arbitrage apply certificate.json log.parquet -o decisions.jsonl
     """
-    from conformal_arbitrage.scorelog.files import write_text
-
     options.refuse_same(log, output)
     options.refuse_same(certificate, output)
     cascade = cascades.load_path_certificate(certificate, key_file)
@@ -322,22 +351,19 @@ def apply_command(
         return
     loaded = load_certificate(certificate, key_file)
     columns = columns_of(loaded, primary_column, guardian_column)
-    scores = options.read_log(log, *columns, outcomes, guardian_optional=guardian_column is None)
+    scores = parts.read_scores(log, *columns, outcomes, guardian_optional=guardian_column is None)
     if _identities_differ(loaded, scores):
         options.warn(
             "the log was not made by the models this certificate was made with, so the guarantee may not hold for it"
         )
-    outside = [reason for size in scores.sizes.tolist() if (reason := loaded.outside(size)) is not None]
-    if outside:
-        options.warn(f"rows without a guarantee: {len(outside)}; in the first, {outside[0]}")
-    decisions = loaded.apply(scores)
-    if output is not None:
-        write_text(output, "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in decisions.to_dicts()))
+    counts = parts.decide_scores(loaded, scores, parts.place_of(scores, engine, jobs), output)
+    if counts.outside:
+        options.warn(f"rows without a guarantee: {counts.outside}; in the first, {counts.reason}")
     summary = {
-        "rows": len(decisions),
-        "deferred": int(decisions.deferred.sum()),
-        "candidates": float(decisions.candidate.sum() / len(decisions)),
-        "undecided": int((decisions.action < 0).sum()),
+        "rows": counts.rows,
+        "deferred": counts.deferred,
+        "candidates": counts.candidates / counts.rows,
+        "undecided": counts.undecided,
     }
     if as_json:
         options.print_json(summary)
@@ -350,11 +376,11 @@ def apply_command(
         click.echo(f"Written: {output}")
 
 
-def _identities_differ(certificate: "Certificate", scores: "ScoreLog") -> bool:
+def _identities_differ(certificate: "Certificate", scores: "ScoreLog | ScoreParts") -> bool:
     """Tell whether a log names other models than a bound certificate; an absent Guardian is not compared."""
     if not isinstance(certificate.identities, dict):
         return False
-    roles = ("primary",) if scores.missing.all() else ("primary", "guardian")
+    roles = ("primary",) if parts.lacks_guardian(scores) else ("primary", "guardian")
     known = scores.identities or {}
     pairs = zip(roles, scores.columns, strict=False)
     return any(known.get(column) != certificate.identities.get(role) for role, column in pairs)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from conformal_arbitrage.live.config import Config
     from conformal_arbitrage.scorelog.cascade import CascadeLog
     from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.scorelog.parts import ScoreParts
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -283,11 +284,37 @@ def read_log(
     from conformal_arbitrage.scorelog.log import ScoreLog
 
     guardian: str | None = guardian_column or "guardian"
+    if in_parts(path):
+        return _sampled(path, primary_column, guardian, outcomes, binarized=binarized)
     if guardian_optional:
         with Table(path) as table:
             guardian = guardian if guardian in table.types else None
     log = ScoreLog.read(path, primary=primary_column or "primary", guardian=guardian, outcomes=outcomes)
     return log.binarized() if binarized else log
+
+
+SAMPLE = 1_000_000
+"""Rows of a log in parts that commands look at which need them all at once."""
+
+
+def in_parts(path: str) -> bool:
+    """Return whether a log is read in parts: a pattern, a folder, a URL, or a file that is too large for memory."""
+    from conformal_arbitrage.scorelog.parts import is_many
+
+    return is_many(path)
+
+
+def _sampled(
+    path: str, primary: str | None, guardian: str | None, outcomes: Sequence[str], *, binarized: bool
+) -> "ScoreLog":
+    """Return a uniform sample of a log in parts, and say so."""
+    from conformal_arbitrage.scorelog.parts import ScoreParts
+
+    log = ScoreParts.read(path, primary=primary or "primary", guardian=guardian, outcomes=outcomes)
+    if len(log) > SAMPLE:
+        warn(f"from a uniform sample of {SAMPLE:,} of {len(log):,} rows (seed 0)")
+    sample = log.sample(SAMPLE)
+    return sample.binarized() if binarized else sample
 
 
 def remember_look(scores: "ScoreLog | CascadeLog", path: str, command: str) -> None:
@@ -301,13 +328,17 @@ def remember_look(scores: "ScoreLog | CascadeLog", path: str, command: str) -> N
         warn(f"this look was not noted, so calibrate cannot remind you of it: {error}")
 
 
-def describe_looks(scores: "ScoreLog | CascadeLog", path: str, config: str | None, *, fixed_before: bool) -> str | None:
+def describe_looks(
+    scores: "ScoreLog | CascadeLog | ScoreParts", path: str, config: str | None, *, fixed_before: bool
+) -> str | None:
     """Return what a certificate says of earlier looks at these rows; None if there was none."""
-    from conformal_arbitrage.evaluation.looks import looks_path, seen_rows
+    from conformal_arbitrage.evaluation.looks import looks_path, seen_in_parts
     from conformal_arbitrage.live.config import FILE
+    from conformal_arbitrage.scorelog.parts import ScoreParts
 
+    rows = (part.load(["context"]) for part in scores.parts()) if isinstance(scores, ScoreParts) else [scores]
     try:
-        seen = seen_rows(looks_path(config or FILE, path), scores)
+        seen = seen_in_parts(looks_path(config or FILE, path), rows)
     except OutputError as error:
         warn(str(error))
         return None

@@ -91,6 +91,7 @@ def loss_stairs(
     grades: Floats | None = None,
     missing_loss: Number | None = None,
     full_sight_loss: Number = 0,
+    tick_digits: int | None = None,
 ) -> LossStairs:
     """Return the loss of every row of a log as its candidate set grows.
 
@@ -104,6 +105,7 @@ def loss_stairs(
             with guardian_sees="all" only.
         missing_loss: the loss of a row whose loss is unknown (see `ScoreArrays`), unless everything is in sight.
         full_sight_loss: the loss of such a row with everything in sight; 0 for the Guardian regret.
+        tick_digits: of the whole log, if these are only some of its rows; by default those that these rows need.
 
     Raises:
         ScoreLogError: a Guardian score is missing and `missing_loss` is None, or a loss is negative.
@@ -112,11 +114,14 @@ def loss_stairs(
         raise OptionError(f"guardian_sees must be one of {', '.join(get_args(GuardianSees))}; got {guardian_sees!r}")
     if grades is not None:
         return _net_stairs(log, grades, missing_loss)
-    worst = _missing_loss(log, missing_loss)
     if loss is None:
-        return _regret_stairs(log, alone_only=guardian_sees == "all", worst=worst)
+        regret = regret_rule(log, guardian_sees=guardian_sees, missing_loss=missing_loss, tick_digits=tick_digits)
+        unknown = log.unknown_loss
+        walk = (regret.stairs(log, block, block.per_row(unknown)) for block in blocks(log.offsets))
+        return LossStairs(walk, regret.tick_digits, 0.0)
+    worst = _missing_loss(log, missing_loss)
     least = as_fraction(full_sight_loss, name="full_sight_loss")
-    return _user_stairs(log, loss, alone_only=guardian_sees == "all", worst=worst, least=least)
+    return _user_stairs(log, loss, alone_only=guardian_sees == "all", worst=worst, least=least, tick_digits=tick_digits)
 
 
 _UNLABELLED = ("`correct` of the Guardian's answer is unknown", "fill it in")
@@ -153,7 +158,7 @@ def check_size(loss: Fraction) -> Fraction:
     return loss
 
 
-def _tick_digits(n: int, largest: Fraction) -> int:
+def finest_tick(n: int, largest: Fraction) -> int:
     """Return the finest tick at which n losses of this size still sum within 64 bits."""
     digits = FINEST_TICK_DIGITS
     while n * largest > _LARGEST_SUM * 10 ** (FINEST_TICK_DIGITS - digits):
@@ -161,7 +166,7 @@ def _tick_digits(n: int, largest: Fraction) -> int:
     return digits
 
 
-def _coarsen(levels: Integers, tick_digits: int) -> Integers:
+def coarsened(levels: Integers, tick_digits: int) -> Integers:
     """Convert finest ticks to ticks, rounded up: never less than the loss."""
     return levels if tick_digits == FINEST_TICK_DIGITS else -(-levels // 10 ** (FINEST_TICK_DIGITS - tick_digits))
 
@@ -176,29 +181,70 @@ def score_range(scores: Floats) -> tuple[float, float]:
 
 def within_unit(scores: Floats) -> bool:
     """Return whether all scores lie in [0, 1], so that no regret exceeds 1."""
-    low, high = score_range(scores)
-    return low >= 0 and high <= 1
+    return in_unit(score_range(scores))
 
 
-def _regret_stairs(log: ScoreArrays, *, alone_only: bool, worst: Fraction) -> LossStairs:
-    low, high = score_range(log.loss_scores)
+def in_unit(scores: tuple[float, float]) -> bool:
+    """Return whether the smallest and the largest score lie in [0, 1]."""
+    return scores[0] >= 0 and scores[1] <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class RegretRule:
+    """How Guardian scores become losses in ticks.
+
+    Attributes:
+        alone_only: whether only the top action alone can lose, as the Guardian sees everything from then on.
+        worst: the loss of a row whose loss is unknown.
+        tick_digits: one tick is 10^-tick_digits.
+        scores: the smallest and largest score of the log.
+    """
+
+    alone_only: bool
+    worst: Fraction
+    tick_digits: int
+    scores: tuple[float, float]
+
+    def stairs(self, log: ScoreArrays, block: Block, unknown: Bools) -> Stairs:
+        """Return the loss of a block of rows as their candidate sets grow; that of some of them is unknown."""
+        gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
+        levels = _regret_levels(block.of(log.loss_scores), order, alone_only=self.alone_only)
+        levels = coarsened(levels, self.tick_digits)
+        _fill_missing(levels, unknown, self.worst, self.tick_digits, alone_only=self.alone_only)
+        return Stairs(block, gap, order, levels)
+
+
+def regret_rule(
+    log: ScoreArrays, *, guardian_sees: GuardianSees, missing_loss: Number | None, tick_digits: int | None = None
+) -> RegretRule:
+    """Return how the Guardian regret of a log is counted; refuse scores that are missing or too large.
+
+    Args:
+        log: the scores.
+        guardian_sees: see `loss_stairs`.
+        missing_loss: see `loss_stairs`.
+        tick_digits: see `loss_stairs`.
+    """
+    worst = _missing_loss(log, missing_loss)
+    low, high = check_guardian_scores(score_range(log.loss_scores), log.source)
+    digits = finest_tick(len(log.offsets) - 1, max(Fraction(high) - Fraction(low), worst))
+    return RegretRule(
+        alone_only=guardian_sees == "all",
+        worst=worst,
+        tick_digits=digits if tick_digits is None else tick_digits,
+        scores=(low, high),
+    )
+
+
+def check_guardian_scores(scores: tuple[float, float], source: str) -> tuple[float, float]:
+    """Return the smallest and largest Guardian score; refuse those whose sums would not be exact."""
+    low, high = scores
     if max(abs(low), abs(high)) > LARGEST_GUARDIAN_SCORE:
         raise ScoreLogError(
-            f"{log.source}: Guardian scores from {low:g} to {high:g} are too large (limit {LARGEST_GUARDIAN_SCORE:g}); "
+            f"{source}: Guardian scores from {low:g} to {high:g} are too large (limit {LARGEST_GUARDIAN_SCORE:g}); "
             "divide them, the bound and alpha by one power of ten: the rule stays the same"
         )
-    digits = _tick_digits(len(log.offsets) - 1, max(Fraction(high) - Fraction(low), worst))
-    unknown = log.unknown_loss
-
-    def walk() -> Iterator[Stairs]:
-        for block in blocks(log.offsets):
-            gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
-            levels = _regret_levels(block.of(log.loss_scores), order, alone_only=alone_only)
-            levels = _coarsen(levels, digits)
-            _fill_missing(levels, block.per_row(unknown), worst, digits, alone_only=alone_only)
-            yield Stairs(block, gap, order, levels)
-
-    return LossStairs(walk(), digits, 0.0)
+    return scores
 
 
 def net_losses(log: ScoreArrays, grades: Floats) -> Floats:
@@ -228,8 +274,8 @@ def _net_stairs(log: ScoreArrays, grades: Floats, missing_loss: Number | None) -
             f"{log.source}: outcomes differ by {float(largest):g}, too much for exact sums (limit {LARGEST_LOSS:g}); "
             "divide them, the bound and alpha by one power of ten: the rule stays the same"
         )
-    digits = _tick_digits(len(net), max(largest, worst))
-    ticks = _coarsen(guardian_ticks(net), digits)
+    digits = finest_tick(len(net), max(largest, worst))
+    ticks = coarsened(guardian_ticks(net), digits)
     ticks[unknown] = _rounded_up(worst, digits)
 
     def walk() -> Iterator[Stairs]:
@@ -284,18 +330,20 @@ def _rounded_up(loss: Fraction, tick_digits: int) -> int:
     return -int(-loss * 10**tick_digits // 1)
 
 
-def _user_stairs(log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fraction, least: Fraction) -> LossStairs:
+def _user_stairs(
+    log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fraction, least: Fraction, tick_digits: int | None
+) -> LossStairs:
     """Return a user's loss on its monotone envelope: the largest loss at this or any larger relaxation."""
     raw = [(block, *_user_levels(log, block, loss, alone_only=alone_only)) for block in blocks(log.offsets)]
     n, unknown = len(log.offsets) - 1, log.unknown_loss
     largest = check_size(Fraction(max(float(levels.max()) for *_, levels in raw)))
-    digits = _tick_digits(n, max(largest, worst))
+    digits = finest_tick(n, max(largest, worst)) if tick_digits is None else tick_digits
     lifted = 0.0
     stairs: list[Stairs] = []
     for block, gap, order, levels in raw:
         envelope = np.maximum.accumulate(levels[::-1])[::-1]
         lifted += float((envelope - levels).max(axis=0).sum())
-        ticks = _coarsen(guardian_ticks(envelope), digits)
+        ticks = coarsened(guardian_ticks(envelope), digits)
         _fill_missing(ticks, block.per_row(unknown), worst, digits, alone_only=alone_only, least=least)
         stairs.append(Stairs(block, gap, order, ticks))
     return LossStairs(iter(stairs), digits, lifted / n)

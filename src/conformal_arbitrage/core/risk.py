@@ -1,30 +1,25 @@
 """RiskCurve: the empirical risk of a score log at every relaxation at once, exactly.
 
 The total loss is a step function of the relaxation that changes only at gaps that occur in the log. All changes, merged
-by gap, give it everywhere; finding the relaxation that keeps a budget is one search. Of a loss that is never negative
-the total only falls. A net loss makes it rise and fall: then the first passage counts, see `peaks`.
+by gap, give it everywhere; finding the relaxation that keeps a budget is one search, which sorts none but the changes near
+the answer. Of a loss that is never negative the total only falls. A net loss makes it rise and fall: then the first
+passage counts, see `peaks`, and all changes are sorted.
 
 Knows nothing of files, certificates or models.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
 from conformal_arbitrage.core.arrays import Floats, Indices, Integers
-from conformal_arbitrage.core.losses import (
-    GuardianSees,
-    Loss,
-    Number,
-    Stairs,
-    as_fraction,
-    check_size,
-    loss_stairs,
-    within_unit,
-)
+from conformal_arbitrage.core.falls import Falls, loss_falls
+from conformal_arbitrage.core.losses import GuardianSees, Loss, Number, as_fraction, check_size, in_unit, within_unit
 from conformal_arbitrage.core.rows import ScoreArrays
+from conformal_arbitrage.core.search import Crossing, crossings_here
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 
 SMALLEST_BOUND = Fraction(1, 10**6)
@@ -32,37 +27,59 @@ SMALLEST_BOUND = Fraction(1, 10**6)
 _LARGEST_INT = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RiskCurve:
-    """The total loss of n rows as an exact step function of the relaxation.
+Draw = Callable[[Indices], Floats]
+"""Gives the draws of some rows, by their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RiskThreshold:
+    """A threshold that keeps a budget.
 
     Attributes:
-        source: where the log came from, for messages.
-        n: rows.
-        breakpoints: relaxations at which the total changes, ascending; the first is 0.
-        boundary_u: for boundary="random", the draw that goes with each breakpoint; else None.
-        totals: the total loss from that breakpoint on, in ticks.
-        peaks: the largest total at this or any larger breakpoint. Walking from "every query is deferred" towards 0, rows
-            are kept one after the other; the walk stops before the first row that breaks the budget, even if later rows
-            would repair it. Equal to `totals` unless losses are negative.
-        tick_digits: one tick is 10^-tick_digits.
-        largest_loss: the largest loss of any row, and that row's index.
-        in_full_sight: the largest loss of any row with every action in sight, and that row's index.
-        unit_scores: whether all Guardian scores lie in [0, 1], so that a bound of 1 needs no statement.
-        envelope_excess: mean over rows of how far a user's loss was raised to make it monotone.
+        relaxation: the threshold.
+        boundary_u: the draw that goes with it, for boundary="random"; else None.
+        total: the loss of all rows there.
     """
 
-    source: str
-    n: int
+    relaxation: float
+    boundary_u: float | None
+    total: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """Breakpoints in order, their draws, the total from each one on, and its peaks."""
+
     breakpoints: Floats
     boundary_u: Floats | None
     totals: Integers
     peaks: Integers
-    tick_digits: int
-    largest_loss: tuple[Fraction, int]
-    in_full_sight: tuple[Fraction, int]
+
+
+@dataclass(frozen=True, eq=False)
+class RiskCurve:
+    """The total loss of n rows as an exact step function of the relaxation.
+
+    `thresholds` and `relaxation` search without sorting; `breakpoints`, `totals` and what follows from them are sorted on
+    first use.
+
+    Attributes:
+        source: where the log came from, for messages.
+        n: rows.
+        falls: where the total falls, unsorted.
+        draw: gives the draws of rows, for boundary="random"; else None.
+        signed: whether losses can be negative.
+        unit_scores: whether all Guardian scores lie in [0, 1], so that a bound of 1 needs no statement.
+        grid: the only relaxations allowed; None for all.
+    """
+
+    source: str
+    n: int
+    falls: Falls
+    draw: Draw | None
+    signed: bool
     unit_scores: bool
-    envelope_excess: float = 0.0
+    grid: Floats | None = None
 
     @classmethod
     def from_log(
@@ -74,7 +91,7 @@ class RiskCurve:
         grades: Floats | None = None,
         missing_loss: Number | None = None,
         full_sight_loss: Number = 0,
-        u: Floats | None = None,
+        u: Floats | Draw | None = None,
     ) -> "RiskCurve":
         """Build the curve of a log.
 
@@ -85,9 +102,9 @@ class RiskCurve:
             grades: what each action is worth, for the net loss; see `loss_stairs`. It needs draws.
             missing_loss: the loss of a row whose loss is unknown, such as one without a Guardian score.
             full_sight_loss: the loss of such a row with every action in sight.
-            u: one draw per row for boundary="random".
+            u: one draw per row for boundary="random", or what gives the draws of the rows that are asked for.
         """
-        stairs = loss_stairs(
+        falls = loss_falls(
             log,
             guardian_sees=guardian_sees,
             loss=loss,
@@ -95,47 +112,120 @@ class RiskCurve:
             missing_loss=missing_loss,
             full_sight_loss=full_sight_loss,
         )
-        drops = _collect(stairs.blocks, u=u)
-        unit = 10**stairs.tick_digits
-        breakpoints, boundary_u, totals, peaks = _accumulate(drops, signed=grades is not None)
         return cls(
             source=log.source,
             n=len(log.offsets) - 1,
-            breakpoints=breakpoints,
-            boundary_u=boundary_u,
-            totals=totals,
-            peaks=peaks,
-            tick_digits=stairs.tick_digits,
-            largest_loss=(Fraction(drops.largest[0], unit), drops.largest[1]),
-            in_full_sight=(Fraction(drops.in_full_sight[0], unit), drops.in_full_sight[1]),
-            unit_scores=within_unit(log.loss_scores if grades is None else grades),
-            envelope_excess=stairs.envelope_excess,
+            falls=falls,
+            draw=u.take if isinstance(u, np.ndarray) else u,
+            signed=grades is not None,
+            unit_scores=within_unit(log.loss_scores if grades is None else grades)
+            if falls.scores is None
+            else in_unit(falls.scores),
         )
+
+    @property
+    def tick_digits(self) -> int:
+        """One tick is 10^-tick_digits."""
+        return self.falls.tick_digits
+
+    @property
+    def envelope_excess(self) -> float:
+        """Mean over rows of how far a user's loss was raised to make it monotone."""
+        return self.falls.envelope_excess
+
+    @property
+    def largest_loss(self) -> tuple[Fraction, int]:
+        """The largest loss of any row, and that row's index."""
+        return self._loss(self.falls.largest)
+
+    @property
+    def in_full_sight(self) -> tuple[Fraction, int]:
+        """The largest loss of any row with every action in sight, and that row's index."""
+        return self._loss(self.falls.in_full_sight)
+
+    def _loss(self, ticks: tuple[int, int]) -> tuple[Fraction, int]:
+        return Fraction(ticks[0], 10**self.tick_digits), ticks[1]
+
+    @property
+    def breakpoints(self) -> Floats:
+        """Relaxations at which the total changes, ascending; the first is 0."""
+        return self._curve.breakpoints
+
+    @property
+    def boundary_u(self) -> Floats | None:
+        """For boundary="random", the draw that goes with each breakpoint; else None."""
+        return self._curve.boundary_u
+
+    @property
+    def totals(self) -> Integers:
+        """The total loss from each breakpoint on, in ticks."""
+        return self._curve.totals
+
+    @property
+    def peaks(self) -> Integers:
+        """The largest total at this or any larger breakpoint.
+
+        Walking from "every query is deferred" towards 0, rows are kept one after the other; the walk stops before the
+        first row that breaks the budget, even if later rows would repair it. Equal to `totals` unless losses are negative.
+        """
+        return self._curve.peaks
+
+    @cached_property
+    def _curve(self) -> _Curve:
+        u = None if self.draw is None else self.draw(self.falls.row)
+        whole = _accumulate(self.falls, u, signed=self.signed)
+        if self.grid is None:
+            return whole
+        totals = whole.totals[np.searchsorted(whole.breakpoints, self.grid, side="right") - 1]
+        return _Curve(self.grid, None, totals, totals)
 
     def on_grid(self, step: Number) -> "RiskCurve":
         """Return the same risk with relaxations restricted to 0, step, 2 step, ..., 1: the paper's grids."""
-        if self.boundary_u is not None:
+        if self.draw is not None:
             raise OptionError('grid goes with boundary="include" only; drop one of the two')
-        points = grid_points(step)
-        totals = self.totals[np.searchsorted(self.breakpoints, points, side="right") - 1]
-        return replace(self, breakpoints=points, totals=totals, peaks=totals)
+        return replace(self, grid=grid_points(step))
 
     def bound(self, loss_bound: Number | None) -> Fraction:
         """Return the loss bound as the user wrote it, checked against the losses of this log."""
         tick = Fraction(1, 10**self.tick_digits)
         return check_bound(loss_bound, self.largest_loss, tick=tick, unit_scores=self.unit_scores, source=self.source)
 
-    def search(
-        self, alphas: Sequence[Number], loss_bound: Number | None = None, *, unseen: int = 1
-    ) -> list[int | None]:
-        """Return the index of the first breakpoint that keeps each budget; None if none does.
+    def limits(self, alphas: Sequence[Number], loss_bound: Number | None = None, *, unseen: int = 1) -> list[int]:
+        """Return the largest total that keeps each budget, in ticks.
 
         The rule is total + m B <= alpha (n + m), in exact arithmetic, accepted at equality; m is `unseen`, the most rows
         that the next unit may have: 1 where rows are exchangeable, the largest cluster size where clusters are.
         """
         bound = self.bound(loss_bound)
-        limits = [spendable(alpha, bound, self.n, self.tick_digits, unseen=unseen) for alpha in alphas]
+        return [spendable(alpha, bound, self.n, self.tick_digits, unseen=unseen) for alpha in alphas]
+
+    def search(
+        self, alphas: Sequence[Number], loss_bound: Number | None = None, *, unseen: int = 1
+    ) -> list[int | None]:
+        """Return the index of the first breakpoint that keeps each budget; None if none does. See `limits`."""
+        limits = self.limits(alphas, loss_bound, unseen=unseen)
         return [None if j >= len(self.peaks) else j for j in first_within(self.peaks, limits)]
+
+    def thresholds(self, limits: Sequence[int]) -> list[RiskThreshold | None]:
+        """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
+        if self.signed or self.grid is not None:
+            return [None if j >= len(self.peaks) else self._threshold(j) for j in first_within(self.peaks, limits)]
+        found = crossings_here(self.falls.total, self.falls.gap, self.falls.drop, limits)
+        return [None if one is None else self._spent(one, limit) for one, limit in zip(found, limits, strict=True)]
+
+    def _threshold(self, index: int) -> RiskThreshold:
+        u = None if self.boundary_u is None else float(self.boundary_u[index])
+        return RiskThreshold(float(self.breakpoints[index]), u, self.exact_total(index))
+
+    def _spent(self, one: Crossing, limit: int) -> RiskThreshold:
+        """Return the threshold at a gap; with draws, those of the rows whose loss falls there say how far to go."""
+        u, total = None, one.after
+        if self.draw is not None and one.gap == 0:
+            u = 0.0
+        elif self.draw is not None:
+            there = np.flatnonzero(self.falls.gap == one.gap)
+            u, total = last_draw(self.draw(self.falls.row[there]), self.falls.drop[there], one.before, limit)
+        return RiskThreshold(one.gap, u, Fraction(total, 10**self.tick_digits))
 
     def relaxation(self, alpha: Number | Sequence[Number] | Floats, loss_bound: Number | None = None) -> Floats:
         """Return the smallest relaxation that keeps the budget; NaN if none does.
@@ -148,7 +238,8 @@ class RiskCurve:
             alpha = list(alpha) if alpha.ndim else alpha[()]
         several = isinstance(alpha, Sequence) and not isinstance(alpha, str)
         alphas: list[Number] = list(alpha) if several else [alpha]  # pyright: ignore[reportArgumentType, reportUnknownVariableType, reportAssignmentType]
-        relaxations = [np.nan if j is None else self.breakpoints[j] for j in self.search(alphas, loss_bound)]
+        found = self.thresholds(self.limits(alphas, loss_bound))
+        relaxations = [np.nan if one is None else one.relaxation for one in found]
         return np.array(relaxations) if several else np.float64(relaxations[0])  # pyright: ignore[reportReturnType]
 
     def exact_total(self, index: int) -> Fraction:
@@ -236,57 +327,36 @@ def first_within(totals: Integers, limits: Sequence[int]) -> Indices:
     return len(totals) - np.searchsorted(totals[::-1], np.array(limits, dtype=np.int64), side="right")
 
 
-@dataclass(frozen=True, slots=True)
-class _Drops:
-    """Every drop of every row's loss, unsorted: its gap, its size and (for a random boundary) its draw."""
+def last_draw(u: Floats, drop: Integers, before: int, limit: int) -> tuple[float, int]:
+    """Return the smallest draw up to which rows must be deferred at the threshold gap, and the total then.
 
-    start: int
-    gap: Floats
-    drop: Integers
-    u: Floats | None
-    largest: tuple[int, int]
-    in_full_sight: tuple[int, int]
-
-
-def _collect(stairs: Iterator[Stairs], *, u: Floats | None) -> _Drops:
-    start, largest, in_full_sight = 0, (-1, 0), (-1, 0)
-    gap: list[Floats] = []
-    drop: list[Integers] = []
-    draw: list[Floats] = []
-    for stair in stairs:
-        first = stair.levels[0]
-        start += int(first.sum())
-        largest = _larger(largest, stair.at_zero(), stair)
-        in_full_sight = _larger(in_full_sight, stair.levels[-1], stair)
-        fall = stair.levels[:-1] - stair.levels[1:]
-        hit = np.flatnonzero(fall)
-        gap.append(stair.gaps[1:].ravel()[hit])
-        drop.append(fall.ravel()[hit])
-        if u is not None:
-            draw.append(u[stair.block.row_numbers(hit % len(first))])
-    draws = None if u is None else np.concatenate(draw)
-    return _Drops(start, np.concatenate(gap), np.concatenate(drop), draws, largest, in_full_sight)
+    Args:
+        u: the draws of the rows whose loss falls at that gap.
+        drop: by how much.
+        before: the total before any of them falls.
+        limit: the largest total allowed, which is reached once all of them have fallen.
+    """
+    order = np.argsort(u)
+    draws = u[order]
+    after: Integers = before - np.cumsum(drop[order])
+    j = int(np.searchsorted(-after, -limit))
+    j = int(np.count_nonzero(draws <= draws[j])) - 1  # rows that share a draw are deferred together
+    return float(draws[j]), int(after[j])
 
 
-def _larger(known: tuple[int, int], losses: Integers, stair: Stairs) -> tuple[int, int]:
-    """Return the larger of a known loss and those of a block, with its row."""
-    peak = int(losses.argmax())
-    return (int(losses[peak]), int(stair.block.all_rows()[peak])) if losses[peak] > known[0] else known
-
-
-def _accumulate(drops: _Drops, *, signed: bool) -> tuple[Floats, Floats | None, Integers, Integers]:
-    """Return the breakpoints, their draws, the total loss from each one on, and its peaks; the first is relaxation 0.
+def _accumulate(falls: Falls, u: Floats | None, *, signed: bool) -> _Curve:
+    """Return the whole curve; its first breakpoint is relaxation 0.
 
     Rows that share gap and draw are walked with their losses before their gains, the order that breaks a budget first.
     """
-    order, draw = gap_order(drops.gap, drops.u)
-    if signed and drops.u is not None:
-        order = np.lexsort((drops.drop, np.where(drops.gap > 0, drops.u, 0.0), drops.gap))
+    order, draw = gap_order(falls.gap, u)
+    if signed and u is not None:
+        order = np.lexsort((falls.drop, u, falls.gap))
     gap, totals = np.zeros(len(order) + 1), np.empty(len(order) + 1, dtype=np.int64)
-    drops.gap.take(order, out=gap[1:], mode="clip")  # unlike the default mode, "clip" writes without a buffer
-    drops.drop.take(order, out=totals[1:], mode="clip")
+    falls.gap.take(order, out=gap[1:], mode="clip")  # unlike the default mode, "clip" writes without a buffer
+    falls.drop.take(order, out=totals[1:], mode="clip")
     np.negative(totals, out=totals)
-    totals[0] = drops.start
+    totals[0] = falls.total
     np.cumsum(totals, out=totals)
     draws = None if draw is None else np.concatenate([[0.0], draw])
     last = np.ones(len(gap), dtype=np.bool_)
@@ -295,8 +365,8 @@ def _accumulate(drops: _Drops, *, signed: bool) -> tuple[Floats, Floats | None, 
         last[:-1] |= draws[1:] != draws[:-1]
     peaks = np.maximum.accumulate(totals[::-1])[::-1] if signed else totals
     if last.all():
-        return gap, draws, totals, peaks
-    return gap[last], None if draws is None else draws[last], totals[last], peaks[last]
+        return _Curve(gap, draws, totals, peaks)
+    return _Curve(gap[last], None if draws is None else draws[last], totals[last], peaks[last])
 
 
 def gap_order(gap: Floats, u: Floats | None) -> tuple[Indices, Floats | None]:

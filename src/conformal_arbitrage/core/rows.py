@@ -90,26 +90,33 @@ class Block:
         return self.rows.start + positions if isinstance(self.rows, slice) else self.rows[positions]
 
 
-def blocks(offsets: Integers) -> Iterator[Block]:
+def blocks(offsets: Integers, some: Bools | None = None) -> Iterator[Block]:
     """Yield every row once, in blocks of rows of one size; in file order if all sizes are equal.
 
     A block has a thirty-second of all scores, within limits: a large log takes few steps, and a small one touches little
     fresh memory, which costs more than computing in it.
+
+    Args:
+        offsets: where each row starts.
+        some: which rows; by default all.
     """
     sizes = np.diff(offsets)
     scores = min(max(int(offsets[-1]) // 32, _SMALLEST_BLOCK), _LARGEST_BLOCK)
-    if sizes.min() == sizes.max():
+    if some is None and sizes.min() == sizes.max():
         yield from _even_blocks(len(sizes), int(sizes[0]), scores)
         return
-    by_size = np.argsort(sizes, kind="stable")
+    chosen = np.arange(len(sizes)) if some is None else np.flatnonzero(some)
+    if not len(chosen):
+        return
+    by_size = chosen[np.argsort(sizes[chosen], kind="stable")]
     cuts = np.flatnonzero(np.diff(sizes[by_size])) + 1
     for rows in np.split(by_size, cuts):
         size = int(sizes[rows[0]])
         step = max(1, scores // size)
         for start in range(0, len(rows), step):
-            some = rows[start : start + step]
-            flat = offsets[some][:, None] + np.arange(size)
-            yield Block(rows=some, flat=flat.ravel(), size=size)
+            own = rows[start : start + step]
+            flat = offsets[own][:, None] + np.arange(size)
+            yield Block(rows=own, flat=flat.ravel(), size=size)
 
 
 def _even_blocks(n: int, size: int, scores: int) -> Iterator[Block]:

@@ -6,6 +6,7 @@ little to read anything back. Knows nothing of commands; a caller that finds the
 
 import base64
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,16 +66,23 @@ def seen_rows(path: Path, log: ScoreLog | CascadeLog) -> SeenRows:
 
     A look keeps its smallest digests only, so rows are compared up to the largest that it kept.
     """
-    digests = np.unique(_digests(log))
-    share, commands = 0.0, list[str]()
-    for look in _read(path):
-        rows = look["rows"]
-        comparable = digests if len(rows) < MOST_ROWS else digests[digests <= rows[-1]]
-        hit = int(np.isin(comparable, rows).sum())
-        if hit:
-            share = max(share, hit / len(comparable))
-            commands.append(str(look["command"]))
-    return SeenRows(share=share, commands=tuple(dict.fromkeys(commands)))
+    return seen_in_parts(path, [log])
+
+
+def seen_in_parts(path: Path, parts: Iterable[ScoreLog | CascadeLog]) -> SeenRows:
+    """Return the same for a log in parts, which are looked at one after the other, and only if there were looks."""
+    looks = _read(path)
+    hits, compared = np.zeros(len(looks), np.int64), np.zeros(len(looks), np.int64)
+    for log in parts if looks else ():
+        digests = np.unique(_digests(log))
+        for k, look in enumerate(looks):
+            rows = look["rows"]
+            comparable = digests if len(rows) < MOST_ROWS else digests[digests <= rows[-1]]
+            hits[k] += int(np.isin(comparable, rows).sum())
+            compared[k] += len(comparable)
+    seen = np.flatnonzero(hits).tolist()
+    share = max((float(hits[k] / compared[k]) for k in seen), default=0.0)
+    return SeenRows(share=share, commands=tuple(dict.fromkeys(str(looks[k]["command"]) for k in seen)))
 
 
 def _digests(log: ScoreLog | CascadeLog) -> Digests:

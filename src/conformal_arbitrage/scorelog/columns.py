@@ -60,6 +60,7 @@ class RawColumns:
     guardian_usage: Usage = Usage()
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     identities: Mapping[str, Any] | None = None
+    first_row: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,7 @@ def read_columns(
         guardian_usage=_read_usage(table, roles[1]),
         extra=extra,
         identities=_noted(table, "identities"),
+        first_row=table.first_row,
     )
 
 
@@ -327,7 +329,7 @@ def check_columns(raw: RawColumns) -> CheckedColumns:
 
 
 def _fault(raw: RawColumns, row: int, column: str, problem: str) -> ScoreLogError:
-    return ScoreLogError(f"{raw.source}: row {row + 1}, column '{column}': {problem}")
+    return ScoreLogError(f"{raw.source}: row {raw.first_row + row + 1}, column '{column}': {problem}")
 
 
 def _common_sizes(raw: RawColumns) -> Integers:
@@ -425,15 +427,18 @@ def _check_lengths(raw: RawColumns, n: int) -> None:
 def _unique(raw: RawColumns) -> Strings | None:
     if raw.id is None:
         return None
-    seen: dict[str, int] = {}
     ids: list[str] = raw.id.tolist()
+    distinct = set(ids)
+    if len(distinct) == len(ids) and "" not in distinct:
+        return raw.id
+    seen: dict[str, int] = {}
     for row, name in enumerate(ids):
         if name == "":
             raise _fault(raw, row, "id", "the id is empty; give every row one")
         first = seen.setdefault(name, row)
         if first != row:
-            raise _fault(raw, row, "id", f"{name!r} is also the id of row {first + 1}; make ids unique")
-    return raw.id
+            raise _fault(raw, row, "id", f"{name!r} is also the id of row {raw.first_row + first + 1}; make ids unique")
+    raise AssertionError
 
 
 def _label(raw: RawColumns, sizes: Integers) -> Integers | None:

@@ -6,7 +6,6 @@ refused with the file, the row, the column and the remedy.
 Knows nothing of budgets, thresholds or live models.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +18,11 @@ from conformal_arbitrage.core.arrays import Bools, Floats, Integers, Scalar, fla
 from conformal_arbitrage.core.choices import row_argmax
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
 from conformal_arbitrage.scorelog.columns import CheckedColumns, Usage, array_columns, check_columns, read_columns
+from conformal_arbitrage.scorelog.digests import rows_digest
 from conformal_arbitrage.scorelog.files import Table, write_table
 from conformal_arbitrage.scorelog.frames import FrameTable, arrow_stream, arrow_table, pandas_frame
 from conformal_arbitrage.scorelog.router import is_router_form, read_router_columns, router_columns
-from conformal_arbitrage.scorelog.tables import Column, Strings, TableColumns
+from conformal_arbitrage.scorelog.tables import Column, ColumnReader, Strings, TableColumns
 from conformal_arbitrage.scorelog.wide import ScoreColumns
 from conformal_arbitrage.types import Row
 
@@ -93,7 +93,7 @@ class ScoreLog:
             outcomes: list columns to report besides `correct`.
         """
         with Table(path) as table:
-            return _score_log(check_columns(read_columns(table, primary, guardian, outcomes)))
+            return cls.from_table(table, primary, guardian, outcomes)
 
     @classmethod
     def from_frame(
@@ -118,7 +118,14 @@ class ScoreLog:
             outcomes: list columns to report besides `correct`.
         """
         with FrameTable(frame) as table:
-            return _score_log(check_columns(read_columns(table, primary, guardian, outcomes)))
+            return cls.from_table(table, primary, guardian, outcomes)
+
+    @classmethod
+    def from_table(
+        cls, table: ColumnReader, primary: ScoreColumns, guardian: ScoreColumns | None, outcomes: Sequence[str]
+    ) -> "ScoreLog":
+        """Read a score log from an open table; see `read` and `from_frame`."""
+        return _score_log(check_columns(read_columns(table, primary, guardian, outcomes)))
 
     @classmethod
     def from_arrays(
@@ -362,17 +369,7 @@ class ScoreLog:
 
         It covers ids, sizes, scores and the binarised column.
         """
-        digest = hashlib.sha256(f"score log 1;digits {self.score_digits};rows {len(self)}".encode())
-        for values in (self.offsets, self.primary, self.guardian, self.binary):
-            if values is not None:
-                digest.update(b";")
-                canonical = (values + 0).astype("<f8" if values.dtype.kind == "f" else "<i8")  # -0.0 becomes 0.0
-                digest.update(canonical.data)
-        ids: list[str] = [] if self.id is None else self.id.tolist()
-        for name in ids:
-            text = name.encode()
-            digest.update(len(text).to_bytes(4, "little") + text)
-        return digest.hexdigest()
+        return rows_digest(self.score_digits, (self.offsets, self.primary, self.guardian, self.binary), self.id)
 
     def write(self, path: str | Path) -> None:
         """Write the log; the ending of the name says the format. Column names stay as they were read."""

@@ -46,19 +46,23 @@ class ColumnReader:
         types: DuckDB's type of each column.
         rows: how many rows there are.
         metadata: the JSON document that the table carries.
+        first_row: the number of rows before these, for messages.
     """
 
-    def __init__(self, source: str, *, hint: str) -> None:
+    def __init__(self, source: str, *, hint: str, threads: int | None = None) -> None:
         import duckdb  # 100 ms that `--help` should not pay
 
         config: dict[str, str | bool | int | float | list[str]] = {
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
         }
+        if threads is not None:
+            config["threads"] = threads
         self.source = source
         self.types: dict[str, str] = {}
         self.rows = 0
         self.metadata: Mapping[str, Any] = {}
+        self.first_row = 0
         self._hint = hint
         self._connection: duckdb.DuckDBPyConnection = duckdb.connect(config=config)
         self._error = duckdb.Error
@@ -169,7 +173,7 @@ class ColumnReader:
             row = int(bad.argmax())
             text = self._query(f"select {quoted(name)}::varchar as v from source limit 1 offset {row}")["v"][0]
             raise ScoreLogError(
-                f"{self.source}: row {row + 1}, column '{name}': {text!r:.80} {problem}; correct that row"
+                f"{self.source}: row {self.first_row + row + 1}, column '{name}': {text!r:.80} {problem}; correct that row"
             )
 
     def _run(self, sql: str) -> None:
@@ -191,7 +195,8 @@ class ColumnReader:
 
 def strings(values: Sequence[object]) -> Strings:
     """Return text values as one array; None is the empty string."""
-    texts = ["" if value is None else str(value) for value in values]
+    plain = all(type(value) is str for value in values)
+    texts = values if plain else ["" if value is None else str(value) for value in values]
     return np.array(texts, dtype=np.dtypes.StringDType())
 
 

@@ -1,0 +1,327 @@
+"""Calibrating a log in parts: work on one part at a time, merged into the figures that the whole log would give, to the bit.
+
+The first pass looks at every row once: it checks it, counts, digests it, and puts the falls of its loss into buckets. A
+tick and a range of gaps are assumed for that, and the pass is repeated if they turn out otherwise. A second pass collects
+the falls near the thresholds; see `core/search.py`. What cannot be computed from parts needs all rows at once:
+`gathering` says what that is, and `ScoreParts.gather` up to which size.
+
+Knows nothing of certificates.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import inf
+from typing import Final, TypeVar
+
+import numpy as np
+
+from conformal_arbitrage.calibration.draws import drawing
+from conformal_arbitrage.calibration.options import CalibrationOptions
+from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.core.falls import Falls, loss_falls
+from conformal_arbitrage.core.losses import (
+    GuardianSees,
+    Number,
+    as_fraction,
+    check_guardian_scores,
+    finest_tick,
+    score_range,
+)
+from conformal_arbitrage.core.risk import RiskThreshold, check_bound, grid_points, last_draw
+from conformal_arbitrage.core.search import Bracket, Buckets, BucketSums, Crossing, Fold, crossings
+from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.scorelog.digests import files_digest, leaf_digests
+from conformal_arbitrage.scorelog.engines import Engine, PassProgress
+from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT
+from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.parts import ScorePart, ScoreParts, refuse_repeated_ids
+
+_Result = TypeVar("_Result")
+_FIRST: Final = 1 << 16
+_DRAWN_AT_ONCE: Final = 1 << 20
+
+
+def gathering(options: CalibrationOptions, log: ScoreParts) -> str | None:
+    """Return what of the options needs all rows at once, as a user knows it; None if nothing does."""
+    needs = {
+        'loss="net" (--loss net), whose budget is kept up to the first passage,': options.net,
+        "a loss of your own": options.own_loss is not None,
+        f'score="{options.score}"': options.learned,
+        "by= (--by)": options.by is not None,
+        "cluster= (--cluster)": options.cluster is not None,
+        "margins= (--margins)": options.margins,
+        "a confidence for graded losses": options.confidence is not None and not (log.binary or options.zero_one),
+        "zero_one=True (--zero-one)": options.zero_one,
+        "a log of sessions": SESSION_TURNS in log.types,
+    }
+    return next((reason for reason, needed in needs.items() if needed), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """How the loss of a part's rows is measured: with the tick of the whole log."""
+
+    guardian_sees: GuardianSees
+    missing_loss: Number | None
+    tick_digits: int
+
+    def falls(self, log: ScoreLog) -> Falls:
+        """Return where the loss of some rows falls."""
+        return loss_falls(
+            log, guardian_sees=self.guardian_sees, missing_loss=self.missing_loss, tick_digits=self.tick_digits
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFacts:
+    """What the first pass learns about a part."""
+
+    part: ScorePart
+    rows: int
+    fewest_actions: int
+    most_actions: int
+    no_opinion: int
+    unknown: int
+    first_unknown: int | None
+    router: bool
+    scores: tuple[float, float]
+    span: float
+    score_digits: int
+    leaves: tuple[str, ...]
+    total: int
+    largest: tuple[int, int]
+    buckets: Buckets | None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The work of the first pass."""
+
+    measure: Measure
+    bracket: Bracket
+
+    def __call__(self, part: ScorePart) -> PartFacts:
+        """Look at every row of a part."""
+        log = part.load([])
+        scores, unknown = score_range(log.loss_scores), log.unknown_loss
+        check_guardian_scores(scores, part.name)
+        missing_loss: Number | None = 1 if self.measure.missing_loss is None else self.measure.missing_loss
+        falls = replace(self.measure, missing_loss=missing_loss).falls(log)
+        (buckets,) = Fold((self.bracket,))(falls.gap, falls.drop)
+        starts = log.offsets[:-1]
+        spans = np.maximum.reduceat(log.primary, starts) - np.minimum.reduceat(log.primary, starts)
+        return PartFacts(
+            part=part,
+            rows=len(log),
+            fewest_actions=int(log.sizes.min()),
+            most_actions=int(log.sizes.max()),
+            no_opinion=int(log.no_opinion.sum()),
+            unknown=int(unknown.sum()),
+            first_unknown=int(unknown.argmax()) if unknown.any() else None,
+            router=log.is_router,
+            scores=scores if not unknown.all() else (inf, -inf),
+            span=float(spans.max()),
+            score_digits=log.score_digits,
+            leaves=leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), log.id),
+            total=falls.total,
+            largest=falls.largest,
+            buckets=buckets,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FallScan:
+    """The work of a later pass: something with the falls of a part."""
+
+    measure: Measure
+    work: Callable[[Floats, Integers], object]
+
+    def __call__(self, part: ScorePart) -> object:
+        """Return the result of the work."""
+        falls = self.measure.falls(part.load([]))
+        return self.work(falls.gap, falls.drop)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawScan:
+    """The work of a pass over draws: something with the draws of the rows whose loss falls at one gap, and these falls."""
+
+    measure: Measure
+    key: bytes
+    gap: float
+    work: Callable[[Floats, Integers], object]
+
+    def __call__(self, part: ScorePart) -> object:
+        """Return the result of the work."""
+        log = part.load([])
+        falls = self.measure.falls(log)
+        there = np.flatnonzero(falls.gap == self.gap)
+        return self.work(drawing(self.key, log)(falls.row[there]), falls.drop[there])
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Work that keeps what it is given."""
+
+    def __call__(self, gap: Floats, drop: Integers) -> tuple[Floats, Integers]:
+        """Return it."""
+        return gap, drop
+
+
+class SurveyedParts:
+    """A log in parts, looked at once: its figures, and the search for thresholds.
+
+    Attributes:
+        log: the log.
+        n: rows.
+        bound: the loss bound, checked against every row.
+        measure: how losses are measured.
+    """
+
+    def __init__(self, log: ScoreParts, options: CalibrationOptions, engine: Engine, progress: PassProgress) -> None:
+        """Go through all parts, once or, if the scores are of unusual size, twice."""
+        _refuse_unfit(log)
+        refuse_repeated_ids(log)
+        self.log, self.n, self._options = log, len(log), options
+        self._engine, self._progress, self._passes = engine, progress, 0
+        self._parts = log.parts()
+        bracket = Bracket(0.0, 1.0, _FIRST, even=True)
+        missing = None if options.missing_guardian is None else (options.loss_bound or 1)
+        guess = finest_tick(self.n, Fraction(1))
+        self.measure = Measure(guardian_sees=options.guardian_sees, missing_loss=missing, tick_digits=guess)
+        self._survey(bracket)
+        self._refuse_unknown()
+        low, high = check_guardian_scores(self.scores, log.source)
+        worst = as_fraction(missing, name="loss_bound") if missing is not None and self.unknown else Fraction(0)
+        digits = finest_tick(self.n, max(Fraction(high) - Fraction(low), worst))
+        if digits != guess or self.span > 2:
+            self.measure = replace(self.measure, tick_digits=digits)
+            self._survey(Bracket(0.0, max(self.span, 1e-300), _FIRST, even=True))
+        self.bound = self._bound()
+
+    def _survey(self, bracket: Bracket) -> None:
+        sums, facts = BucketSums(bracket.buckets), list[PartFacts]()
+        for one in self._each(Survey(self.measure, bracket)):
+            if one.buckets is not None:
+                sums.add(one.buckets)
+            facts.append(replace(one, buckets=None))  # those of all parts would not fit
+        facts.sort(key=lambda one: one.part.first)
+        self._facts, self._bracket, self._buckets = facts, bracket, sums.buckets()
+        low, high = min(one.scores[0] for one in facts), max(one.scores[1] for one in facts)
+        self.scores = (low, high) if low <= high else (0.0, 0.0)
+        self.unknown = sum(one.unknown for one in facts)
+        self.no_opinion = sum(one.no_opinion for one in facts)
+        self.span = max(one.span for one in facts)
+        self.total = sum(one.total for one in facts)
+        self.fewest_actions = min(one.fewest_actions for one in facts)
+        self.most_actions = max(one.most_actions for one in facts)
+        self.router = all(one.router for one in facts)
+        self.score_digits = facts[0].score_digits
+
+    def _each(self, work: Callable[[ScorePart], _Result]) -> Iterator[_Result]:
+        """Do a work on every part, and say so."""
+        self._passes += 1
+        done = 0
+        for result in self._engine.run(work, self._parts):
+            done += 1
+            yield result
+        self._progress(f"pass {self._passes}: {self.n:,} rows in {done} parts of {len(self.log.files)} files")
+
+    def _refuse_unknown(self) -> None:
+        first = next((one for one in self._facts if one.first_unknown is not None), None)
+        if first is not None and self.measure.missing_loss is None:
+            raise ScoreLogError(
+                f"{first.part.file.path}: row {first.part.start + (first.first_unknown or 0) + 1}: no Guardian score, or "
+                f"`correct` of its answer is unknown ({self.unknown:,} of {self.n:,} rows); ask the Guardian again, or pass "
+                'missing_guardian="worst_case" (--missing-guardian worst_case): dropping such rows breaks the guarantee'
+            )
+
+    def _bound(self) -> Fraction:
+        unit, worst = 10**self.measure.tick_digits, max(self._facts, key=lambda one: one.largest[0])
+        return check_bound(
+            self._options.loss_bound,
+            (Fraction(worst.largest[0], unit), worst.part.start + worst.largest[1]),
+            tick=Fraction(1, unit),
+            unit_scores=self.scores[0] >= 0 and self.scores[1] <= 1,
+            source=worst.part.file.path,
+        )
+
+    def sha256(self) -> str:
+        """Return the digest of all files, in whichever order."""
+        leaves: dict[str, list[str]] = {}
+        for one in self._facts:
+            leaves.setdefault(one.part.file.path, []).extend(one.leaves)
+        return files_digest(leaves.values())
+
+    def thresholds(self, limits: Sequence[int]) -> list[RiskThreshold | None]:
+        """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
+        found = crossings(self._scan_falls, self.total, limits, self._bracket.high, first=_FIRST)
+        if self._options.grid is not None:
+            return [None if one is None else self._on_grid(one) for one in found]
+        return [None if one is None else self._threshold(one, limit) for one, limit in zip(found, limits, strict=True)]
+
+    def _scan_falls(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
+        """Do a work on all falls; what the first pass has done already is not done again."""
+        if work == Fold((self._bracket,)):
+            return [(self._buckets,)]  # pyright: ignore[reportReturnType]
+        return self._each(FallScan(self.measure, work))  # pyright: ignore[reportReturnType]
+
+    def _threshold(self, one: Crossing, limit: int) -> RiskThreshold:
+        unit = 10**self.measure.tick_digits
+        if self._options.boundary != "random":
+            return RiskThreshold(one.gap, None, Fraction(one.after, unit))
+        if one.gap == 0:
+            return RiskThreshold(0.0, 0.0, Fraction(one.after, unit))
+        key = self._options.drawing_key()
+        if one.falls > _DRAWN_AT_ONCE:
+            (drawn,) = crossings(self._scan_draws(key, one.gap), one.before, [limit], 1.0)
+            if drawn is None:
+                raise AssertionError
+            return RiskThreshold(one.gap, drawn.gap, Fraction(drawn.after, unit))
+        pairs = list(self._scan_draws(key, one.gap)(Keep()))
+        u, drop = (np.concatenate(column) for column in zip(*pairs, strict=True))
+        draw, total = last_draw(u, drop, one.before, limit)
+        return RiskThreshold(one.gap, draw, Fraction(total, unit))
+
+    def _scan_draws(
+        self, key: bytes, gap: float
+    ) -> Callable[[Callable[[Floats, Integers], _Result]], Iterable[_Result]]:
+        return lambda work: self._each(DrawScan(self.measure, key, gap, work))  # pyright: ignore[reportReturnType]
+
+    def _on_grid(self, one: Crossing) -> RiskThreshold | None:
+        """Return the first point of the grid that is not below a gap, and the total there."""
+        points = grid_points(self._options.grid or 1)
+        index = int(np.searchsorted(points, one.gap))
+        if index == len(points):
+            return None
+        point, total = float(points[index]), one.after
+        if point > one.gap:
+            between = Fold((Bracket(np.nextafter(one.gap, inf), point, 2),))
+            total -= sum(int(buckets.drop.sum()) for (buckets,) in self._scan_falls(between))
+        return RiskThreshold(point, None, Fraction(total, 10**self.measure.tick_digits))
+
+
+def digest_leaves(part: ScorePart) -> tuple[ScorePart, tuple[str, ...]]:
+    """Return a part with the digests of its leaves."""
+    log = part.load([])
+    return part, leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), log.id)
+
+
+def digest_parts(log: ScoreParts, engine: Engine) -> str:
+    """Return the digest of all files of a log, in whichever order."""
+    done = sorted(engine.run(digest_leaves, log.parts()), key=lambda pair: pair[0].first)
+    leaves: dict[str, list[str]] = {}
+    for part, own in done:
+        leaves.setdefault(part.file.path, []).extend(own)
+    return files_digest(leaves.values())
+
+
+def _refuse_unfit(log: ScoreParts) -> None:
+    if UNFIT in log.types:
+        raise ScoreLogError(
+            f"{log.source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
+            "audited rows only (arbitrage records export --score-log)"
+        )
+    if log.guardian is None:
+        raise OptionError(f"{log.source}: a calibration needs the Guardian's scores; name their column: guardian=")

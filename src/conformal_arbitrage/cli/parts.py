@@ -1,0 +1,136 @@
+"""Commands on a log in parts: what calibrate, verify, apply and assess do with a pattern, a folder or a URL."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from conformal_arbitrage.cli import options
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.calibration.applying import DecisionCounts
+    from conformal_arbitrage.calibration.certificate import Certificate
+    from conformal_arbitrage.calibration.decisions import Decisions
+    from conformal_arbitrage.scorelog.engines import Engine
+    from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.scorelog.parts import ScoreParts
+
+engine_options = options.chained(
+    click.option(
+        "--engine",
+        metavar="NAME",
+        help="For a log in parts: threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., local[N]).  "
+        "[default: threads]",
+    ),
+    click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads or processes.  [default: all cores]"),
+)
+
+
+def place_of(scores: "ScoreLog | ScoreParts", engine: str | None, jobs: int | None) -> "Engine | None":
+    """Return where the work on a log in parts is done; None for one in memory."""
+    from conformal_arbitrage.scorelog.engines import as_engine
+    from conformal_arbitrage.scorelog.parts import ScoreParts
+
+    if isinstance(scores, ScoreParts):
+        return as_engine(engine, jobs)
+    if engine is not None or jobs is not None:
+        raise click.UsageError("--engine and --jobs are for a log in parts: give a pattern, a folder or a URL")
+    return None
+
+
+def tell_pass(line: str) -> None:
+    """Print what was done to stderr."""
+    click.echo(f"arbitrage: {line}", err=True)
+
+
+def read_scores(
+    log: str,
+    primary: str | None,
+    guardian: str | None,
+    outcomes: tuple[str, ...] = (),
+    *,
+    binarized: bool = False,
+    guardian_optional: bool = False,
+    digest: str = "",
+) -> "ScoreLog | ScoreParts":
+    """Read a log into memory, or find the files of one in parts.
+
+    Args:
+        log: the argument that names it.
+        primary: the Primary's column, if it was named.
+        guardian: the Guardian's column, if it was named.
+        outcomes: list columns to report besides `correct`.
+        binarized: measure the loss on the paper's 0/1 Guardian.
+        guardian_optional: whether the Guardian's column may be absent.
+        digest: of the certificate to compare with: one of several files is not compared with a log in memory.
+    """
+    from conformal_arbitrage.scorelog.digests import FILES
+    from conformal_arbitrage.scorelog.parts import FileList, ScoreParts, find_files
+
+    if not (options.in_parts(log) or digest.startswith(FILES)):
+        return options.read_log(
+            log, primary, guardian, outcomes, binarized=binarized, guardian_optional=guardian_optional
+        )
+    column: str | None = guardian or "guardian"
+    if guardian_optional:
+        path = find_files(log)[0]
+        with FileList([path]) as listed:
+            column = column if column in listed.types_of(path) else None
+    found = ScoreParts.read(log, primary=primary or "primary", guardian=column, outcomes=outcomes)
+    return found.binarized() if binarized else found
+
+
+def lacks_guardian(scores: "ScoreLog | ScoreParts") -> bool:
+    """Return whether a log has no Guardian scores at all; of one in parts, whether it lacks their column."""
+    from conformal_arbitrage.scorelog.parts import ScoreParts
+
+    return scores.guardian is None if isinstance(scores, ScoreParts) else bool(scores.missing.all())
+
+
+def use_of_parts(certificate: "Certificate", log: "ScoreParts", engine: "Engine | None") -> dict[str, Any]:
+    """Return how often the Guardian is asked on a log in parts; costs are not added up."""
+    from conformal_arbitrage.scorelog.engines import as_engine
+
+    if certificate.learned is not None:
+        deferred = certificate.learned.deferred
+    else:
+        counts = _decided(certificate, log, as_engine(engine), None)
+        deferred = counts.deferred / counts.rows
+    return {"deferred": deferred, "cost_per_1000": None, "guardian_cost_per_1000": None}
+
+
+def decide_scores(
+    certificate: "Certificate", scores: "ScoreLog | ScoreParts", engine: "Engine | None", output: str | None
+) -> "DecisionCounts":
+    """Decide every row of a log: one in parts into a folder, one in memory into a file, if one is named."""
+    from conformal_arbitrage.calibration.applying import count_decisions
+    from conformal_arbitrage.scorelog.engines import as_engine
+    from conformal_arbitrage.scorelog.parts import ScoreParts
+
+    if not isinstance(scores, ScoreParts):
+        decisions = certificate.apply(scores)
+        _write_decisions(decisions, output)
+        return count_decisions(certificate, decisions)
+    if output is not None and Path(output).is_file():
+        raise click.UsageError(f"{output} is a file; a log in parts is decided into a folder, one file per part")
+    return _decided(certificate, scores, as_engine(engine), output)
+
+
+def _write_decisions(decisions: "Decisions", output: str | None) -> None:
+    """Write decisions as JSON Lines, or as Parquet if the name says so."""
+    from conformal_arbitrage.calibration.applying import decisions_table
+    from conformal_arbitrage.scorelog.files import write_table, write_text
+
+    if output is not None and output.endswith(".parquet"):
+        write_table(output, decisions_table(decisions))
+    elif output is not None:
+        write_text(output, "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in decisions.to_dicts()))
+
+
+def _decided(certificate: "Certificate", log: "ScoreParts", engine: "Engine", folder: str | None) -> "DecisionCounts":
+    from conformal_arbitrage.calibration.applying import decide_parts
+
+    counts = decide_parts(certificate, log, engine, folder)
+    tell_pass(f"decided: {counts.rows:,} rows in {len(log.parts())} parts")
+    return counts

@@ -1,0 +1,78 @@
+"""Digests of what a calibration depends on: of a log in memory, and of one in many files, in any order.
+
+A file's digest is that of the digests of its leaves, 65,536 rows each, in order; the digest of many files is that of
+theirs, sorted. So parts of files can be digested anywhere, and names and order of the files do not matter.
+
+Knows nothing of how files are read.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformal_arbitrage.core.arrays import Integers
+from conformal_arbitrage.scorelog.tables import Strings
+
+LEAF: Final = 1 << 16
+FILES: Final = "files:"
+"""The digest of a log in several files begins with this."""
+
+
+def rows_digest(digits: int, arrays: Iterable[NDArray[Any] | None], ids: Strings | None) -> str:
+    """Return the digest of some rows.
+
+    Args:
+        digits: of the Primary scores.
+        arrays: offsets and then numbers per action; None where there are none.
+        ids: of the rows.
+    """
+    present = [values for values in arrays if values is not None]
+    digest = hashlib.sha256(f"score log 1;digits {digits};rows {len(present[0]) - 1}".encode())
+    for values in present:
+        digest.update(b";")
+        canonical = (values + 0).astype("<f8" if values.dtype.kind == "f" else "<i8")  # -0.0 becomes 0.0
+        digest.update(canonical.data)
+    digest.update(_framed([] if ids is None else ids.tolist()))
+    return digest.hexdigest()
+
+
+def leaf_digests(
+    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | None
+) -> tuple[str, ...]:
+    """Return the digest of every leaf of some rows that begin with one."""
+    return tuple(_leaf_digest(digits, offsets, arrays, ids, start) for start in range(0, len(offsets) - 1, LEAF))
+
+
+def _leaf_digest(
+    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | None, start: int
+) -> str:
+    own = offsets[start : start + LEAF + 1]
+    flat = slice(int(own[0]), int(own[-1]))
+    parts = [None if values is None else values[flat] for values in arrays]
+    return rows_digest(digits, [own - own[0], *parts], None if ids is None else ids[start : start + LEAF])
+
+
+def files_digest(leaves: Iterable[Sequence[str]]) -> str:
+    """Return the digest of a log in several files, given the digests of the leaves of each."""
+    files = sorted(hashlib.sha256("".join(own).encode()).hexdigest() for own in leaves)
+    return FILES + hashlib.sha256("".join(files).encode()).hexdigest()
+
+
+def _framed(texts: Sequence[str]) -> bytes:
+    """Return texts in UTF-8, one after the other, each after its length in four bytes."""
+    if not texts:
+        return b""
+    text = "".join(texts).encode()
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    if len(text) != sizes.sum():  # not only ASCII
+        sizes = np.array([len(one.encode()) for one in texts])
+    starts = np.cumsum(sizes + 4) - sizes - 4
+    framed, is_text = np.empty(len(text) + 4 * len(texts), np.uint8), np.ones(len(text) + 4 * len(texts), np.bool_)
+    for byte in range(4):
+        framed[starts + byte] = (sizes >> (8 * byte)) & 255
+        is_text[starts + byte] = False
+    framed[is_text] = np.frombuffer(text, np.uint8)
+    return framed.tobytes()

@@ -1,0 +1,152 @@
+"""Engines: where the work on the parts of a log is done.
+
+Work is a small value that can be pickled, called on a part; its result is small, and results are merged as they come. So
+an engine is anything that runs functions on values: threads, processes, Dask's executor, or Spark.
+
+Knows nothing of what the work is.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
+
+from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.scorelog.parts import ScorePart
+
+_Result = TypeVar("_Result")
+PassProgress = Callable[[str], None]
+"""Is told, in words, what was done."""
+_RESTARTS: Final = 3
+
+
+def silent(_: str) -> None:
+    """Say nothing about progress."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Runs work on parts."""
+
+    def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
+        """Yield the result of every part, in any order; raise what the work raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Runs work on threads of this process; DuckDB and NumPy use all cores in them."""
+
+    jobs: int
+
+    def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
+        """Yield the results as they come."""
+        with ThreadPoolExecutor(self.jobs) as pool:
+            yield from completed(pool, work, parts, 2 * self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Runs work in processes of this machine; the parts of one that dies are done again by others."""
+
+    jobs: int
+
+    def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
+        """Yield the results as they come."""
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+        from concurrent.futures.process import BrokenProcessPool
+
+        context, left = multiprocessing.get_context("spawn"), dict(enumerate(parts))
+        for attempt in range(_RESTARTS + 1):
+            try:
+                with ProcessPoolExecutor(self.jobs, mp_context=context) as pool:
+                    for number, result in completed(pool, _Numbered(work), list(left.items()), 2 * self.jobs):
+                        del left[number]
+                        yield result
+            except BrokenProcessPool:
+                if attempt == _RESTARTS:
+                    raise
+            if not left:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered(Generic[_Result]):
+    """Work that keeps the number of its part, so that it is known which parts are done."""
+
+    work: Callable[[ScorePart], _Result]
+
+    def __call__(self, item: tuple[int, ScorePart]) -> tuple[int, _Result]:
+        number, part = item
+        return number, self.work(part)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorPool:
+    """Runs work on an executor of the caller's, such as `dask.distributed.Client.get_executor()`."""
+
+    executor: Executor
+
+    def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
+        """Yield the results as they come."""
+        yield from completed(self.executor, work, parts, 64)
+
+
+_Item = TypeVar("_Item")
+
+
+def completed(
+    pool: Executor, work: Callable[[_Item], _Result], items: Iterable[_Item], at_once: int
+) -> Iterator[_Result]:
+    """Yield the results of an executor as they come, with so many items submitted at a time: no list of all is kept."""
+    left = iter(items)
+    running: set[Future[_Result]] = {pool.submit(work, item) for item in islice(left, at_once)}
+    try:
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+            running |= {pool.submit(work, item) for item in islice(left, len(done))}
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def as_engine(engine: "Engine | Executor | str | None", jobs: int | None = None) -> Engine:
+    """Return an engine.
+
+    Args:
+        engine: an engine; an executor; "threads" (the default), "processes", or the address of a Dask scheduler
+            (tcp://...) or of Spark (sc://... for Spark Connect, local[N] or spark://... for a classic session).
+        jobs: how many threads or processes; by default one for every core.
+    """
+    if isinstance(engine, Executor):
+        return ExecutorPool(engine)
+    if engine is not None and not isinstance(engine, str):
+        return engine
+    count = jobs or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else jobs or os.cpu_count() or 1
+    if engine in (None, "threads"):
+        return Threads(count)
+    if engine == "processes":
+        return Processes(count)
+    return _remote(str(engine))
+
+
+def _remote(address: str) -> Engine:
+    if address.startswith(("tcp://", "tls://")):
+        try:
+            from dask.distributed import Client  # pyright: ignore
+        except ImportError as error:
+            raise OptionError(f"engine {address}: needs Dask; pip install distributed") from error
+        return ExecutorPool(Client(address).get_executor())  # pyright: ignore
+    if address.startswith(("sc://", "local", "spark://", "yarn", "k8s://")):
+        from conformal_arbitrage.scorelog.spark import spark_tasks
+
+        return spark_tasks(address)
+    raise OptionError(
+        f"engine must be threads, processes, or an address of Dask (tcp://) or Spark (sc://, spark://, local[N]); got "
+        f"{address!r}"
+    )

@@ -1,0 +1,425 @@
+"""ScoreParts: a score log in many Parquet files, on disk or on object storage, of which only a part is in memory at a time.
+
+A part is a range of rows of one file, small enough to send anywhere: whoever loads it reads the file. Faults name file and
+row. URLs are opened with fsspec.
+
+Knows nothing of budgets, nor of where the work on a part is done.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from conformal_arbitrage.core.arrays import Integers
+from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.scorelog.digests import LEAF
+from conformal_arbitrage.scorelog.joining import join_logs
+from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.tables import METADATA_KEY, ColumnReader, as_document, literal, quoted
+
+if TYPE_CHECKING:
+    import duckdb
+
+ROWS_PER_PART: Final = 1 << 20
+GATHERED: Final = 10_000_000
+"""The most rows that are ever put together in memory."""
+_ENDING: Final = ".parquet"
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFile:
+    """A file: its path or URL, its rows, its columns, and the JSON document it carries."""
+
+    path: str
+    rows: int
+    types: Mapping[str, str]
+    document: str
+
+    def single(self, column: str) -> bool:
+        """Return whether a column is in single precision."""
+        noted: Any = as_document(self.document, self.path).get("score_digits") or {}
+        return self.types.get(column, "").startswith("FLOAT[") or noted.get(column) == 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorePart:
+    """A range of rows of one file.
+
+    Attributes:
+        file: the file.
+        start: its first row, counted from 0.
+        stop: the row after its last.
+        first: the number of this first row in the whole log.
+        primary: the column that plays the Primary.
+        guardian: the column that plays the Guardian, or None.
+        outcomes: list columns to read as outcomes besides `correct`.
+        binary: whether the loss is measured on the paper's 0/1 Guardian.
+    """
+
+    file: PartFile
+    start: int
+    stop: int
+    first: int
+    primary: str
+    guardian: str | None
+    outcomes: tuple[str, ...]
+    binary: bool
+
+    @property
+    def name(self) -> str:
+        """The file and the rows, for messages."""
+        return f"{self.file.path}, rows {self.start + 1} to {self.stop}"
+
+    def load(self, columns: Sequence[str] | None = None) -> ScoreLog:
+        """Read the rows.
+
+        Args:
+            columns: further columns to read beside the scores and ids; None for all.
+        """
+        names = None if columns is None else [name for name in self._names(columns) if name in self.file.types]
+        with PartTable(self, names) as table:
+            log = ScoreLog.from_table(table, self.primary, self.guardian, self.outcomes)
+        return log.binarized() if self.binary else log
+
+    def _names(self, columns: Sequence[str]) -> list[str]:
+        scores = [self.primary, *([] if self.guardian is None else [self.guardian]), "id", *self.outcomes]
+        return list(dict.fromkeys([*scores, *(["label", "correct"] if self.binary else []), *columns]))
+
+
+class PartTable(ColumnReader):
+    """Some rows of a Parquet file, opened for reading."""
+
+    def __init__(self, part: ScorePart, columns: Sequence[str] | None) -> None:
+        """Open the rows of a part; by default with all columns."""
+        path = part.file.path
+        super().__init__(path, hint="is the file complete, and has it changed since?", threads=1)
+        register_storage(self._connection, path)
+        chosen = "* exclude (file_row_number)" if columns is None else ", ".join(quoted(name) for name in columns)
+        source = f"read_parquet({literal(escaped(path))}, hive_partitioning=false, file_row_number=true)"
+        rows = f"file_row_number between {part.start} and {part.stop - 1}"
+        self._run(f"create view source as select {chosen} from {source} where {rows}")
+        self.types = {name: kind for name, kind in part.file.types.items() if columns is None or name in columns}
+        self.rows, self.first_row = part.stop - part.start, part.start
+        self.metadata = as_document(part.file.document, path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ScoreParts:
+    """A score log in many Parquet files.
+
+    `calibrate`, `verify` and `assess` take one in the place of a `ScoreLog`, with the same results, in bounded memory.
+
+    Attributes:
+        source: what was asked for, for messages.
+        files: the files.
+        primary: the column that plays the Primary.
+        guardian: the column that plays the Guardian, or None.
+        outcomes: list columns to read as outcomes besides `correct`.
+        rows_per_part: the most rows that are read at a time.
+        binary: whether the loss is measured on the paper's 0/1 Guardian; see `binarized`.
+    """
+
+    source: str
+    files: tuple[PartFile, ...]
+    primary: str = "primary"
+    guardian: str | None = "guardian"
+    outcomes: tuple[str, ...] = ()
+    rows_per_part: int = ROWS_PER_PART
+    binary: bool = False
+
+    @classmethod
+    def read(
+        cls,
+        source: str | Path | Sequence[str | Path],
+        *,
+        primary: str = "primary",
+        guardian: str | None = "guardian",
+        outcomes: Sequence[str] = (),
+        rows_per_part: int = ROWS_PER_PART,
+    ) -> "ScoreParts":
+        """Find the files of a log and read what they say about themselves, not their rows.
+
+        Args:
+            source: a pattern such as "scores/*.parquet", a folder, a file, a URL of any of these (s3://, gs://, az://, ...;
+                extra `lake` and the file system's own package), or a list of them.
+            primary: the column that plays the Primary.
+            guardian: the column that plays the Guardian; None if there is none.
+            outcomes: list columns to read as outcomes besides `correct`.
+            rows_per_part: the most rows that are read at a time; rounded up to a multiple of 65,536.
+
+        Raises:
+            ScoreLogError: there are no files, or they differ in their columns, their precision or the models that made them.
+        """
+        several = [source] if isinstance(source, str | Path) else list(source)
+        paths = sorted({path for one in several for path in find_files(str(one))})
+        name = str(several[0]) if len(several) == 1 else f"{several[0]} and {len(several) - 1} more"
+        files = _describe_files(paths)
+        _refuse_unlike(files, [primary, *([] if guardian is None else [guardian]), *outcomes])
+        if rows_per_part < 1:
+            raise OptionError(f"rows_per_part must be 1 or more; got {rows_per_part!r}")
+        return cls(
+            source=name,
+            files=tuple(files),
+            primary=primary,
+            guardian=guardian,
+            outcomes=tuple(outcomes),
+            rows_per_part=-(-rows_per_part // LEAF) * LEAF,
+        )
+
+    def binarized(self) -> "ScoreParts":
+        """Return the log with the paper's 0/1 Guardian as its loss column; see `ScoreLog.binarized`."""
+        return replace(self, binary=True)
+
+    def __len__(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    def __repr__(self) -> str:
+        return f"<ScoreParts {self.source}: {len(self):,} rows in {len(self.files)} files>"
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """DuckDB's type of each column of the first file."""
+        return self.files[0].types
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """The names under which Primary and Guardian stand."""
+        return self.primary, self.guardian or "guardian"
+
+    @property
+    def identities(self) -> Mapping[str, Any] | None:
+        """The scorers that made the scores, by column; None if the files do not say."""
+        return as_document(self.files[0].document, self.source).get("identities")
+
+    def parts(self) -> list[ScorePart]:
+        """Return all parts, in order."""
+        found: list[ScorePart] = []
+        first = 0
+        for file in self.files:
+            for start in range(0, file.rows, self.rows_per_part):
+                stop = min(start + self.rows_per_part, file.rows)
+                found.append(
+                    ScorePart(
+                        file=file,
+                        start=start,
+                        stop=stop,
+                        first=first + start,
+                        primary=self.primary,
+                        guardian=self.guardian,
+                        outcomes=self.outcomes,
+                        binary=self.binary,
+                    )
+                )
+            first += file.rows
+        return found
+
+    def sample(self, rows: int, *, seed: int = 0) -> ScoreLog:
+        """Return a uniform sample of the rows, drawn without replacement, in order; all of them if there are no more.
+
+        Args:
+            rows: how many, at most 10 million.
+            seed: of the draw.
+        """
+        if not 1 <= rows <= GATHERED:
+            raise OptionError(f"a sample has 1 to {GATHERED:,} rows; got {rows!r}")
+        if rows >= len(self):
+            return self.gather("")
+        chosen = np.sort(np.random.default_rng(seed).choice(len(self), rows, replace=False, shuffle=False))
+        logs = [log for part in self.parts() if (log := _selected(part, chosen)) is not None]
+        return join_logs(logs, f"{self.source} (a sample of {rows:,} of {len(self):,} rows)")
+
+    def gather(self, reason: str) -> ScoreLog:
+        """Return all rows in memory.
+
+        Args:
+            reason: why they are needed at once, for the message.
+
+        Raises:
+            OptionError: there are more than 10 million.
+        """
+        if len(self) > GATHERED:
+            raise OptionError(
+                f"{self.source}: {reason} needs all rows in memory at once, at most {GATHERED:,}; there are {len(self):,}; "
+                "leave that option out, or calibrate on a uniform sample: ScoreParts.sample"
+            )
+        return join_logs([part.load() for part in self.parts()], self.source)
+
+
+def _selected(part: ScorePart, chosen: Integers) -> ScoreLog | None:
+    """Return the rows of a part that are among those chosen, by their number in the log; None if none is."""
+    low, high = np.searchsorted(chosen, [part.first, part.first + part.stop - part.start])
+    return None if low == high else part.load().select(chosen[low:high] - part.first)
+
+
+def is_many(source: str) -> bool:
+    """Return whether a name stands for several files: a pattern, a folder or a URL."""
+    return scheme_of(source) is not None or _is_folder(source) or (_is_pattern(source) and not _is_file(source))
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112  (a name that cannot exist is no error)
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def find_files(source: str) -> list[str]:
+    """Return the Parquet files that a pattern, a folder, a file or a URL of one of these stands for."""
+    paths = _local_files(source) if scheme_of(source) is None else _remote_files(source)
+    others = [path for path in paths if not path.endswith(_ENDING)]
+    if not paths or others:
+        what = f"{others[0]} is not a Parquet file" if others else "there are no Parquet files"
+        raise ScoreLogError(
+            f"{source}: {what}; a log in parts has {_ENDING} files only: write each with ScoreLog.write"
+        )
+    return paths
+
+
+def _local_files(source: str) -> list[str]:
+    if _is_folder(source):
+        return sorted(str(path) for path in Path(source).rglob(f"*{_ENDING}") if path.is_file())
+    if _is_file(source):
+        return [source]
+    return sorted(path for path in glob.glob(source, recursive=True) if _is_file(path))  # noqa: PTH207
+
+
+def _remote_files(source: str) -> list[str]:
+    storage = _storage(source)
+    try:
+        paths = storage.glob(source) if _is_pattern(source) else storage.find(source)
+    except (OSError, ValueError, ImportError) as error:
+        raise ScoreLogError(f"{source}: cannot be listed ({error}); check the address and your credentials") from error
+    named = [str(storage.unstrip_protocol(path)) for path in paths]
+    return sorted(path for path in named if path.endswith(_ENDING) or _is_pattern(source))
+
+
+def _storage(url: str) -> Any:
+    """Return fsspec's file system for a URL."""
+    try:
+        import fsspec  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
+
+        return fsspec.filesystem(scheme_of(url))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    except (ImportError, ValueError) as error:
+        raise ScoreLogError(
+            f"{url}: needs fsspec and a file system for {scheme_of(url)}:// ({error}); pip install "
+            "'conformal-arbitrage[lake]' and s3fs, gcsfs or adlfs"
+        ) from error
+
+
+def scheme_of(path: str) -> str | None:
+    """Return the scheme of a URL; None for a local path."""
+    match = _SCHEME.match(path)
+    return None if match is None else match[1]
+
+
+def _is_pattern(path: str) -> bool:
+    return any(sign in path for sign in "*?[")
+
+
+def escaped(path: str) -> str:
+    """Return a path that DuckDB does not take for a pattern."""
+    return re.sub(r"([\[*?])", r"[\1]", path)
+
+
+def register_storage(connection: "duckdb.DuckDBPyConnection", path: str) -> None:
+    """Let a connection open the URLs of a path's scheme."""
+    if scheme_of(path) is not None:
+        connection.register_filesystem(_storage(path))
+
+
+class FileList(ColumnReader):
+    """All files at once, for questions that DuckDB answers by itself."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Open files that are all of one storage."""
+        super().__init__(paths[0], hint="is every file complete and a Parquet file?")
+        self._paths = f"[{', '.join(literal(escaped(path)) for path in paths)}]"
+        for scheme in {scheme_of(path): path for path in paths}.values():
+            register_storage(self._connection, scheme)
+
+    def rows_of_files(self) -> dict[str, int]:
+        """Return the number of rows of each file, from the footers."""
+        found = self._query(f"select file_name as f, num_rows as n from parquet_file_metadata({self._paths})")
+        return dict(zip(found["f"].tolist(), [int(n) for n in found["n"].tolist()], strict=True))
+
+    def documents(self) -> dict[str, str]:
+        """Return the JSON document of each file that carries one."""
+        where = f"where decode(key) = {literal(METADATA_KEY)}"
+        found = self._query(
+            f"select file_name as f, decode(value) as v from parquet_kv_metadata({self._paths}) {where}"
+        )
+        return dict(zip(found["f"].tolist(), found["v"].tolist(), strict=True))
+
+    def types_of(self, path: str) -> dict[str, str]:
+        """Return DuckDB's type of each column of a file."""
+        source = f"read_parquet({literal(escaped(path))}, hive_partitioning=false)"
+        found = self._query(f"describe select * from {source}")
+        return dict(zip(found["column_name"].tolist(), found["column_type"].tolist(), strict=True))
+
+    def repeated_id(self) -> str | None:
+        """Return an id that occurs twice, or None; DuckDB counts distinct ids on disk where memory does not suffice."""
+        source = f"read_parquet({self._paths}, hive_partitioning=false)"
+        found = self._query(f'select count(*) as n, count(distinct "id"::varchar) as d from {source}')
+        if int(found["n"][0]) == int(found["d"][0]):
+            return None
+        twice = f'select "id"::varchar as v from {source} group by 1 having count(*) > 1 order by 1 limit 1'
+        return str(self._query(twice)["v"][0])
+
+
+def _describe_files(paths: Sequence[str]) -> list[PartFile]:
+    with FileList(paths) as listed:
+        rows, documents = listed.rows_of_files(), listed.documents()
+        files = [
+            PartFile(path=path, rows=rows[path], types=listed.types_of(path), document=documents.get(path, "{}"))
+            for path in paths
+        ]
+    empty = [file for file in files if file.rows == 0]
+    kept = [file for file in files if file.rows > 0]
+    if not kept:
+        raise ScoreLogError(f"{empty[0].path}: there are no rows; give it at least one")
+    return kept
+
+
+def refuse_repeated_ids(log: ScoreParts) -> None:
+    """Refuse a log in which two rows have the same id, in whichever files they are."""
+    if "id" not in log.types:
+        return
+    with FileList([file.path for file in log.files]) as listed:
+        same = listed.repeated_id()
+    if same is not None:
+        raise ScoreLogError(f"{log.source}: {same!r} is the id of more than one row; make ids unique over all files")
+
+
+def _refuse_unlike(files: Sequence[PartFile], columns: Sequence[str]) -> None:
+    """Refuse files that cannot be parts of one log."""
+    first = files[0]
+    for file in files:
+        for column in columns:
+            if column not in file.types:
+                raise ScoreLogError(
+                    f"{file.path}: there is no column '{column}'; it has {', '.join(sorted(file.types))}; name the columns "
+                    "with primary=, guardian= (--primary-column, --guardian-column)"
+                )
+            if file.single(column) != first.single(column):
+                raise ScoreLogError(
+                    f"{file.path}: column '{column}' has another precision than in {first.path}; write both alike"
+                )
+        if set(file.types) != set(first.types):
+            other = sorted(set(file.types) ^ set(first.types))[0]
+            raise ScoreLogError(f"{file.path}: only it or {first.path} has a column '{other}'; give all files the same")
+        if _identities(file) != _identities(first):
+            raise ScoreLogError(
+                f"{file.path}: its scores were made by other models than those of {first.path}; calibrate each by itself"
+            )
+
+
+def _identities(file: PartFile) -> object:
+    return as_document(file.document, file.path).get("identities")

@@ -1,0 +1,310 @@
+"""Logs in parts: whatever the files, their order and the engine, the same certificate as from all rows in memory."""
+
+import os
+import shutil
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, ScoreParts, calibrate, verify
+from conformal_arbitrage.calibration import parts as parts_module
+from conformal_arbitrage.calibration.applying import decide_parts
+from conformal_arbitrage.scorelog import digests
+from conformal_arbitrage.scorelog.engines import Processes, Threads, as_engine
+from conformal_arbitrage.scorelog.joining import join_logs
+
+KEY = b"0123456789abcdef"
+IDENTITIES = {"primary": {"kind": "function", "name": "p"}, "guardian": {"kind": "label"}}
+NOT_COMPARED = {"created", "log_sha256", "key", "fit"}
+
+
+def some_log(n, seed=0, *, kind="unit", missing=0.0, ragged=True):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 9, n) if ragged else np.full(n, 3)
+    coarse = kind == "coarse"
+    primary = [rng.integers(0, 11, k) / 10 if coarse else rng.random(k) for k in sizes]
+    guardian = [rng.integers(0, 3, k) / 2 if coarse else rng.random(k) for k in sizes]
+    guardian = [None if rng.random() < missing else row for row in guardian]
+    if kind == "single":
+        primary = [row.astype(np.float32) for row in primary]
+    return ScoreLog.from_arrays(
+        primary,
+        guardian,
+        id=[f"q{k}" for k in range(n)],
+        label=[int(rng.integers(0, k)) for k in sizes],
+        group=rng.choice(["a", "b"], n).tolist(),
+        identities=IDENTITIES,
+    )
+
+
+def write_parts(log, folder, cuts):
+    """Write a log into files of its own; return the folder."""
+    folder.mkdir(exist_ok=True)
+    edges = [0, *sorted(cuts), len(log)]
+    for k, (a, b) in enumerate(pairwise(edges)):
+        if b > a:
+            log.select(range(a, b)).write(folder / f"scores-{k:02d}.parquet")
+    return folder
+
+
+def small_leaves(monkeypatch, rows=64):
+    monkeypatch.setattr(digests, "LEAF", rows)
+    monkeypatch.setattr("conformal_arbitrage.scorelog.parts.LEAF", rows)
+
+
+def same(one, other):
+    names = [f.name for f in fields(one) if f.name not in NOT_COMPARED]
+    return {
+        name: (getattr(one, name), getattr(other, name)) for name in names if getattr(one, name) != getattr(other, name)
+    }
+
+
+OPTIONS = [
+    {},
+    {"guardian_sees": "candidates"},
+    {"guardian_sees": "all-restricted-loss", "grid": "0.05"},
+    {"grid": "0.3"},
+    {"boundary": "random", "key": KEY},
+    {"boundary": "random", "key": KEY, "guardian_sees": "candidates"},
+    {"loss_bound": 2},
+]
+GATHERED = [
+    {"loss": "net", "boundary": "random", "key": KEY},
+    {"by": "group"},
+    {"confidence": "0.9", "key": KEY},
+    {"margins": True},
+    {"cluster": "group", "max_cluster_size": 400},
+]
+
+
+@pytest.mark.parametrize("keywords", [*OPTIONS, *GATHERED], ids=str)
+@pytest.mark.parametrize("kind", ["unit", "coarse"])
+def test_a_log_in_parts_gives_the_certificate_of_all_its_rows(tmp_path, monkeypatch, keywords, kind):
+    small_leaves(monkeypatch)
+    log = some_log(700, kind=kind)
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [100, 101, 400]), rows_per_part=128)
+    assert len(found.parts()) == 8
+    expected, certificate = (calibrate(one, 0.2, **keywords) for one in (log, found))
+    assert not same(expected, certificate)
+    assert certificate.log_sha256.startswith("files:")
+    assert verify(certificate, found).ok
+
+
+@pytest.mark.parametrize("keywords", [{}, {"confidence": "0.9"}, {"confidence": "0.9", "dial": True}], ids=str)
+def test_binarised_logs_in_parts(tmp_path, keywords):
+    log = some_log(600)
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [200]))
+    expected, certificate = (calibrate(one.binarized(), 0.2, **keywords) for one in (log, found))
+    assert not same(expected, certificate)
+    assert verify(certificate, found).ok
+
+
+@pytest.mark.parametrize("sees", ["all", "candidates"])
+def test_missing_guardians_in_parts(tmp_path, sees):
+    log = some_log(500, missing=0.05)
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [77, 300]))
+    keywords = {"missing_guardian": "worst_case", "guardian_sees": sees}
+    assert not same(calibrate(log, 0.3, **keywords), calibrate(found, 0.3, **keywords))
+    first = int(log.missing.argmax())
+    name, row = ("scores-00", first) if first < 77 else ("scores-01", first - 77)
+    with pytest.raises(ScoreLogError, match=rf"{name}\.parquet: row {row + 1}: no Guardian score"):
+        calibrate(found, 0.3)
+
+
+def test_single_precision_and_large_scores_in_parts(tmp_path):
+    single = some_log(400, kind="single")
+    found = ScoreParts.read(write_parts(single, tmp_path / "p", [150]))
+    assert calibrate(found, 0.2).score_digits == 6
+    assert not same(calibrate(single, 0.2), calibrate(found, 0.2))
+    rng = np.random.default_rng(3)
+    large = ScoreLog.from_arrays(rng.random((300, 3)) * 50, rng.random((300, 3)) * 2e5)
+    found = ScoreParts.read(write_parts(large, tmp_path / "q", [150]))
+    keywords = {"loss_bound": 200_000, "guardian_sees": "candidates"}
+    assert not same(calibrate(large, 20_000, **keywords), calibrate(found, 20_000, **keywords))
+
+
+@given(seed=st.integers(0, 2**32 - 1), data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_hostile_logs_in_parts(tmp_path_factory, seed, data):
+    rng = np.random.default_rng(seed)
+    log = some_log(int(rng.integers(2, 120)), seed, kind=str(rng.choice(["unit", "coarse", "single"])), missing=0.1)
+    folder = tmp_path_factory.mktemp("hostile")
+    cuts = rng.integers(0, len(log) + 1, 2).tolist()
+    keywords = {**data.draw(st.sampled_from(OPTIONS)), "missing_guardian": "worst_case"}
+    found = ScoreParts.read(write_parts(log, folder / "p", cuts))
+    alpha = str(data.draw(st.sampled_from(["0.9", "0.5", "0.2", "0.05", "0.01"])))
+    assert not same(calibrate(log, alpha, **keywords), calibrate(found, alpha, **keywords))
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes", Threads(2)], ids=["threads", "processes", "two threads"])
+def test_engines_agree(tmp_path, engine):
+    log = some_log(900, kind="coarse")
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [300, 600]))
+    expected = calibrate(found, 0.1, boundary="random", key=KEY)
+    certificate = calibrate(found, 0.1, boundary="random", key=KEY, engine=engine)
+    assert replace(certificate, created=expected.created) == expected
+
+
+class Dying:
+    """Work that ends its own process the first time it sees a certain part."""
+
+    def __init__(self, work, marker):
+        self.work, self.marker = work, marker
+
+    def __call__(self, part):
+        if part.first and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os._exit(1)
+        return self.work(part)
+
+
+class DyingProcesses(Processes):
+    def run(self, work, parts, /):
+        return super().run(Dying(work, DyingProcesses.marker), parts)
+
+
+def test_a_worker_that_dies_changes_nothing(tmp_path):
+    log = some_log(600)
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [200, 400]))
+    DyingProcesses.marker = str(tmp_path / "died")
+    certificate = calibrate(found, 0.2, engine=DyingProcesses(2))
+    assert (tmp_path / "died").exists()
+    assert not same(calibrate(log, 0.2), certificate)
+
+
+def test_names_and_order_of_files_do_not_matter_for_the_digest_but_their_rows_do(tmp_path):
+    log = some_log(300)
+    first = calibrate(ScoreParts.read(write_parts(log, tmp_path / "p", [100, 200])), 0.2)
+    moved = tmp_path / "q"
+    moved.mkdir()
+    for k, path in enumerate(sorted((tmp_path / "p").iterdir(), reverse=True)):
+        shutil.copy(path, moved / f"{k}.parquet")
+    assert calibrate(ScoreParts.read(moved), 0.2).log_sha256 == first.log_sha256
+    compacted = ScoreParts.read(write_parts(log, tmp_path / "r", [100]))
+    assert set(verify(first, compacted).differences) == {"log_sha256"}
+    log.select(range(299)).write(moved / "0.parquet")
+
+
+def test_a_fault_in_the_last_row_of_the_last_file_names_file_and_row(tmp_path):
+    folder = write_parts(some_log(300), tmp_path / "p", [100])
+    bad = ScoreLog.from_arrays(
+        [[0.1, 0.2]] * 50, [[0.0, 1.0]] * 50, id=[f"x{k}" for k in range(50)], identities=IDENTITIES
+    )
+    bad.write(folder / "z.parquet")
+    import duckdb
+
+    with duckdb.connect() as connection:
+        path = folder / "z.parquet"
+        connection.execute(
+            f"copy (select * replace (case when id = 'x49' then [0.1, 'infinity'::double] else \"primary\" end as "
+            f"\"primary\"), 0 as label, 'a' as \"group\" from '{path}') to '{tmp_path}/z.parquet' (format parquet)"
+        )
+    shutil.move(tmp_path / "z.parquet", folder / "z.parquet")
+    with pytest.raises(ScoreLogError, match=r"z\.parquet"):
+        calibrate(ScoreParts.read(folder), 0.2)
+
+
+def test_an_id_in_two_files_is_refused(tmp_path):
+    folder = write_parts(some_log(100), tmp_path / "p", [50])
+    some_log(100).select([7]).write(folder / "again.parquet")
+    with pytest.raises(ScoreLogError, match="'q7' is the id of more than one row"):
+        calibrate(ScoreParts.read(folder), 0.2)
+
+
+def test_files_that_are_not_one_log_are_refused(tmp_path):
+    folder = write_parts(some_log(100), tmp_path / "p", [50])
+    other = replace(some_log(10), identities={"primary": {"kind": "other"}, "guardian": {"kind": "label"}})
+    other.write(folder / "z.parquet")
+    with pytest.raises(ScoreLogError, match="made by other models"):
+        ScoreParts.read(folder)
+    some_log(10, kind="single").write(folder / "z.parquet")
+    with pytest.raises(ScoreLogError, match="another precision"):
+        ScoreParts.read(folder)
+    replace(some_log(10), group=None).write(folder / "z.parquet")
+    with pytest.raises(ScoreLogError, match="'group'"):
+        ScoreParts.read(folder)
+    with pytest.raises(ScoreLogError, match="no column 'qwen'"):
+        ScoreParts.read(folder, primary="qwen")
+    with pytest.raises(ScoreLogError, match="no Parquet files"):
+        ScoreParts.read(tmp_path / "nothing*.parquet")
+    (tmp_path / "log.jsonl").write_text("{}")
+    with pytest.raises(ScoreLogError, match="not a Parquet file"):
+        ScoreParts.read(str(tmp_path / "*.jsonl"))
+
+
+def test_what_needs_all_rows_is_refused_beyond_its_size(tmp_path, monkeypatch):
+    found = ScoreParts.read(write_parts(some_log(100), tmp_path / "p", [50]))
+    monkeypatch.setattr("conformal_arbitrage.scorelog.parts.GATHERED", 99)
+    with pytest.raises(
+        OptionError, match=r"first passage, needs all rows in memory at once, at most 99; there are 100"
+    ):
+        calibrate(found, 0.2, loss="net", boundary="random", key=KEY)
+    assert calibrate(found, 0.2).n == 100
+
+
+def test_a_sample_is_uniform_declared_and_repeatable(tmp_path):
+    log = some_log(1000)
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [10, 500]))
+    sample = found.sample(200, seed=3)
+    assert "a sample of 200 of 1,000 rows" in sample.source
+    rows = [int(id[1:]) for id in sample.id.tolist()]
+    assert rows == sorted(set(rows))
+    assert sample.sha256() == found.sample(200, seed=3).sha256() == log.select(rows).sha256()
+    assert (
+        350 < np.mean([np.mean([int(id[1:]) for id in found.sample(20, seed=k).id.tolist()]) for k in range(20)]) < 650
+    )
+    assert found.sample(5000).sha256() == log.sha256()
+    with pytest.raises(OptionError, match="10,000,000"):
+        found.sample(0)
+
+
+def test_logs_with_different_lists_are_not_joined():
+    one, other = some_log(3), replace(some_log(3), lists={"severity": np.zeros(3)})
+    with pytest.raises(ScoreLogError, match="severity"):
+        join_logs([one, other], "both")
+
+
+def test_decisions_of_parts_equal_those_of_the_whole_log(tmp_path):
+    log = some_log(500, kind="coarse")
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [100, 300]))
+    certificate = calibrate(log, 0.1, boundary="random", key=KEY)
+    counts = decide_parts(certificate, found, as_engine(None), tmp_path / "out")
+    decisions = certificate.apply(log)
+    assert (counts.rows, counts.deferred) == (500, int(decisions.deferred.sum()))
+    import duckdb
+
+    with duckdb.connect() as connection:
+        rows = connection.execute(
+            f"select id, action, decided_by, candidates from '{tmp_path}/out/*.parquet' order by substr(id, 2)::int"
+        ).fetchall()
+    assert [(id, action, by, tuple(places)) for id, action, by, places in rows] == [
+        (d.id, d.action, d.decided_by, d.candidates) for d in decisions
+    ]
+
+
+def test_a_log_in_memory_takes_no_engine():
+    with pytest.raises(OptionError, match="log in parts"):
+        calibrate(some_log(50), 0.2, engine="threads")
+
+
+def test_more_draws_than_are_collected_are_searched(tmp_path, monkeypatch):
+    log = some_log(500, kind="coarse")
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [100]))
+    expected = calibrate(log, "0.1", boundary="random", key=KEY)
+    assert expected.relaxation > 0
+    monkeypatch.setattr(parts_module, "_DRAWN_AT_ONCE", 1)
+    assert not same(expected, calibrate(found, "0.1", boundary="random", key=KEY))
+
+
+def test_progress_tells_of_every_pass(tmp_path):
+    found = ScoreParts.read(write_parts(some_log(300), tmp_path / "p", [100]))
+    lines = []
+    calibrate(found, 0.2, progress=lines.append)
+    assert lines[0] == "pass 1: 300 rows in 2 parts of 2 files"
+    assert 1 <= len(lines) <= 3

@@ -1,0 +1,217 @@
+"""The search without a sort, on one machine and over parts, against a curve that sorts everything."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformal_arbitrage import RiskCurve, ScoreLog
+from conformal_arbitrage.core import falls as falls_module
+from conformal_arbitrage.core import search
+from conformal_arbitrage.core.falls import class_sizes, loss_falls
+from conformal_arbitrage.core.gaps import sorted_columns
+from conformal_arbitrage.core.search import Bracket, Fold, crossings, crossings_here
+from tests.core.sorted_curve import every_fall, first_within, sorted_curve
+
+SEES = ("candidates", "all", "all-restricted-loss")
+KINDS = ("coarse", "unit", "decades", "tiny", "large", "signed")
+
+
+def scores_of(rng, kind, size):
+    if kind == "coarse":
+        return rng.integers(0, 5, size) / 4
+    if kind == "decades":
+        return rng.random(size) * 10.0 ** rng.integers(-14, 14)
+    if kind == "tiny":
+        return rng.integers(0, 4, size) * 1e-21
+    if kind == "large":
+        return np.round(rng.random(size) * 4e6, 3)
+    return rng.random(size) if kind == "unit" else np.round(rng.normal(size=size), 3)
+
+
+def hostile_log(seed):
+    """A log of ragged rows with ties, decades, long rows, missing Guardians and Primaries without an opinion."""
+    rng = np.random.default_rng(seed)
+    longest = int(rng.choice([1, 2, 4, 6, 9, 40]))
+    n = int(rng.integers(1, 60 if longest < 40 else 12))
+    even = rng.random() < 0.4
+    sizes = np.full(n, longest) if even else rng.integers(1, longest + 1, n)
+    kinds = rng.choice(KINDS, 2)
+    guardian_kind = kinds[1] if kinds[1] in ("coarse", "unit", "large", "signed") else "unit"
+    primary = [scores_of(rng, kinds[0], k) for k in sizes]
+    guardian = [scores_of(rng, guardian_kind, k) for k in sizes]
+    if rng.random() < 0.4:
+        guardian = [None if rng.random() < 0.2 else one for one in guardian]
+    if rng.random() < 0.2:
+        primary = [np.array(one, dtype=np.float32) for one in primary]
+    if rng.random() < 0.3:
+        primary = [np.full(len(one), np.nan) if rng.random() < 0.2 else one for one in primary]
+    return ScoreLog.from_arrays(primary, guardian), rng
+
+
+def some_limits(rng, totals):
+    """Limits at, just below and between totals, and those that everything or nothing keeps."""
+    chosen = [totals[int(k)] for k in rng.integers(0, len(totals), 5)]
+    return [-1, totals[0], totals[-1], *chosen, *(one - 1 for one in chosen), *(one + 1 for one in chosen)]
+
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+@given(seeds, st.sampled_from(SEES), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_thresholds_and_curve_equal_those_of_a_full_sort(seed, sees, drawn):
+    log, rng = hostile_log(seed)
+    u = rng.integers(0, 3, len(log)) / 4 if drawn and rng.random() < 0.5 else rng.random(len(log)) if drawn else None
+    points, totals, digits = sorted_curve(log, sees, u, missing_loss="0.75")
+    curve = RiskCurve.from_log(log, guardian_sees=sees, missing_loss="0.75", u=u)
+    limits = some_limits(rng, totals)
+    for limit, found in zip(limits, curve.thresholds(limits), strict=True):
+        expected = first_within(points, totals, limit)
+        if expected is None:
+            assert found is None
+        else:
+            assert found.relaxation == expected[0]
+            assert found.boundary_u == (expected[1] if drawn else None)
+            assert found.total == Fraction(expected[2], 10**digits)
+    assert curve.tick_digits == digits
+    assert curve.breakpoints.tolist() == [gap for gap, _ in points]
+    assert curve.totals.tolist() == totals
+    assert not drawn or curve.boundary_u.tolist() == [draw for _, draw in points]
+
+
+def parts_of(log, cuts, digits, sees):
+    """The falls of a log that is cut into parts, each computed by itself, at the tick of the whole."""
+    edges = [0, *sorted(cuts), len(log)]
+    parts = [log.select(range(a, b)) for a, b in pairwise(edges) if b > a]
+    return [loss_falls(one, guardian_sees=sees, missing_loss="0.75", tick_digits=digits) for one in parts]
+
+
+class Scans:
+    """Goes through parts in memory, counting how often."""
+
+    def __init__(self, parts):
+        self.parts, self.count = parts, 0
+
+    def __call__(self, work):
+        self.count += 1
+        return (work(part.gap, part.drop) for part in self.parts)
+
+
+def check_parts(seed, sees, buckets, collected, digits_of=lambda digits, seed: digits):
+    """Compare the search over parts with the full sort; return the number of scans."""
+    log, rng = hostile_log(seed)
+    falls, total, digits = every_fall(log, sees, missing_loss="0.75")
+    points, totals, _ = sorted_curve(log, sees, missing_loss="0.75")
+    parts = parts_of(log, rng.integers(0, len(log) + 1, 3).tolist(), digits_of(digits, seed), sees)
+    assert sum(part.total for part in parts) == total
+    scans, limits = Scans(parts), some_limits(rng, totals)
+    span = max((gap for gap, *_ in falls), default=0.0) * float(rng.choice([0.5, 1.0, 1.7]))
+    found = crossings(scans, total, limits, span, first=buckets, later=buckets, collected=collected)
+    for limit, one in zip(limits, found, strict=True):
+        expected = first_within(points, totals, limit)
+        assert (one is None) == (expected is None)
+        if one is not None:
+            assert (one.gap, one.after) == (expected[0], expected[2])
+            assert one.before == (total if one.gap == 0 else totals[points.index((one.gap, 0.0)) - 1])
+    return scans.count
+
+
+@given(seeds, st.sampled_from(SEES), st.sampled_from([16, 64, 1024]), st.sampled_from([0, 1, 50]))
+@settings(max_examples=200, deadline=None)
+def test_the_search_over_parts_equals_the_full_sort_within_its_number_of_scans(seed, sees, buckets, collected):
+    limits = 18  # share the buckets
+    assert check_parts(seed, sees, buckets, collected) <= 2 + 63 / max(1, np.log2(buckets / limits) - 1)
+
+
+def test_the_scans_over_parts_are_few_with_the_usual_buckets():
+    assert max(check_parts(seed, "candidates", 1 << 16, 0) for seed in range(30)) <= 4
+
+
+def fails(check):
+    """Whether a check fails on at least one of many logs."""
+    for seed in range(200):
+        try:
+            check(seed)
+        except (AssertionError, IndexError, ValueError):
+            return True
+    return False
+
+
+def test_a_bracket_without_its_lower_end_is_caught(monkeypatch):
+    monkeypatch.setattr(Bracket, "inside", lambda self, gap: (gap > self.low) & (gap <= self.high))
+    assert fails(lambda seed: check_parts(seed, "candidates", 16, 0))
+
+
+def test_ticks_of_each_parts_own_are_caught():
+    assert fails(lambda seed: check_parts(seed, "candidates", 64, 1, digits_of=lambda digits, seed: None))
+
+
+def test_sums_in_floats_are_caught(monkeypatch):
+    def floats(place, drop, buckets):
+        return np.bincount(place, weights=drop.astype(np.float32), minlength=buckets).astype(np.int64)
+
+    monkeypatch.setattr(search, "bucket_sums", floats)
+    assert fails(lambda seed: check_parts(seed, "candidates", 16, 0))
+
+
+def test_buckets_that_do_not_rise_with_the_gap_are_caught(monkeypatch):
+    places = Bracket.places
+    monkeypatch.setattr(Bracket, "places", lambda self, gap: places(self, gap) ^ 1)
+    assert fails(lambda seed: check_parts(seed, "candidates", 16, 0))
+
+
+def test_long_rows_are_not_padded_where_the_guardian_sees_everything():
+    # the last action is the top one, of which a copy would be a tie
+    log = ScoreLog.from_arrays([[*range(8)], [*range(9)]], [[1.0] + [0.0] * 7, [1.0] + [0.0] * 8])
+    assert loss_falls(log, guardian_sees="all").gap.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+def test_networks_sort_every_row_of_zeros_and_ones_and_so_every_row(size):
+    rows = np.array([[(k >> j) & 1 for k in range(1 << size)] for j in range(size)])
+    assert np.array_equal(np.array(sorted_columns(rows.copy())), np.sort(rows, axis=0))
+
+
+def test_classes_of_sizes_hold_their_rows_and_little_else():
+    sizes = np.arange(7, 5000)
+    widths = class_sizes(sizes)
+    assert (widths >= sizes).all()
+    assert (widths <= sizes * 1.25).all()
+    assert len(np.unique(widths)) < 45
+
+
+def test_coarse_ticks_round_up_in_floats_as_in_integers():
+    rng = np.random.default_rng(0)
+    for digits in range(5, 12):
+        unit = 10 ** (12 - digits)
+        whole = rng.integers(0, 2**53 // unit, 2000) * unit
+        levels = np.concatenate([whole, whole + 1, np.maximum(whole - 1, 0)])
+        exact = -(-levels // unit)
+        assert np.array_equal(falls_module._coarse(levels.astype(np.float64), digits), exact)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_draws_are_asked_for_only_at_the_threshold_gap():
+    rng = np.random.default_rng(1)
+    log = ScoreLog.from_arrays(rng.integers(0, 101, (2000, 2)) / 100, rng.random((2000, 2)))
+    u, rows = rng.random(2000), []
+
+    def draw(asked):
+        rows.extend(asked.tolist())
+        return u[asked]
+
+    lazy, plain = (RiskCurve.from_log(log, u=one) for one in (draw, u))
+    (found,) = lazy.thresholds(lazy.limits(["0.05"]))
+    assert 0 < len(rows) < 60
+    index = plain.search(["0.05"])[0]
+    assert (found.relaxation, found.boundary_u) == (plain.breakpoints[index], plain.boundary_u[index])
+
+
+def test_nothing_falls_in_a_log_without_losses():
+    curve = RiskCurve.from_log(ScoreLog.from_arrays([[0.1]], [[1.0]]))
+    assert [one.relaxation for one in curve.thresholds([0, 5])] == [0.0, 0.0]
+    assert crossings_here(3, np.zeros(0), np.zeros(0, np.int64), [2, 3])[0] is None
+    assert Fold((Bracket(0.0, 1.0, 4),))(np.zeros(0), np.zeros(0, np.int64))[0].place.tolist() == []
