@@ -217,7 +217,8 @@ def test_the_home_page_says_what_this_is_and_names_policies_only_to_an_open_gate
     gateway = house()
     about = gateway.get("/").json()
     assert (about["name"], about["policies"]) == ("conformal-arbitrage", ["support"])
-    assert [gateway.get(path).status_code for path in about["links"].values()] == [200, 200, 200]
+    assert {gateway.get(path).status_code for path in about["links"].values()} == {200}
+    assert about["links"]["console"] == "/console"
     gateway.key()
     assert "policies" not in gateway.get("/").json()
 
