@@ -158,11 +158,16 @@ def test_what_has_no_proof_is_refused_by_name():
     with pytest.raises(OptionError, match="tighten and net do not go together"):
         refuse_tightening(calibrate(net, 0.1, loss="net", boundary="random", key=b"k" * 16))
     grouped = calibrate(log_of(300, group=["a", "b"] * 150), 0.1, by="group")
-    with pytest.raises(OptionError, match="renewal and groups do not go together"):
-        refuse_renewal(grouped)
+    refuse_renewal(grouped)  # each group has its own rows, and the schedule counts those of all
+    with pytest.raises(OptionError, match="tighten and groups do not go together"):
+        refuse_tightening(grouped)
     clustered = calibrate(log_of(300, group=["a", "b", "c"] * 100), 0.1, cluster="group", max_cluster_size=100)
     with pytest.raises(OptionError, match="renewal and cluster do not go together"):
         refuse_renewal(clustered)
+    sessions = replace(calibrate(log_of(300), 0.1), unit="session")
+    for refuse in (refuse_renewal, refuse_tightening):
+        with pytest.raises(OptionError, match="and session do not go together"):
+            refuse(sessions)
     own = calibrate(log_of(300), 0.1, loss=lambda row, sight: 0.0, loss_bound=1)
     with pytest.raises(OptionError, match="renewal and own loss do not go together"):
         refuse_renewal(own)

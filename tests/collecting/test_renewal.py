@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate, verify
 from conformal_arbitrage.calibration.ancestry import document_sha256
+from conformal_arbitrage.calibration.facts import group_source_of
 from conformal_arbitrage.collecting.renewal import (
     RenewablePolicy,
     import_log,
@@ -60,7 +62,7 @@ class World:
     async def install(self, certificate):
         return await self.store.install("support", certificate.to_dict(), by="test")
 
-    async def arrive(self, n, *, unknown=(), sleep=True):
+    async def arrive(self, n, *, unknown=(), sleep=True, groups=None):
         """Record audited decisions, each with its audit unless that is unknown; return their scores."""
         if sleep:
             await asyncio.sleep(0.01)  # ids have milliseconds, and rows count from an installation on
@@ -75,6 +77,7 @@ class World:
                 size=2,
                 audited=True,
                 identities_sha256=fingerprint(IDENTITIES),
+                group=None if groups is None else groups[k],
             )
             events = [Event(id=id, body=body, policy="support", key_id="k", decided_by="primary")]
             if k not in unknown:
@@ -315,11 +318,11 @@ def test_rows_of_other_models_and_certificates_that_cannot_be_renewed_do_not_cou
             name="support", identities={**IDENTITIES, "guardian": {"kind": "y"}}, human_guardian=False, secret=SECRET
         )
         assert (await world.ahead(policy=other)).arrived == 0
-        grouped = ScoreLog.from_arrays(
-            log.primary.reshape(-1, 2), log.guardian.reshape(-1, 2), group=["a"] * N, identities=IDENTITIES
+        clustered = ScoreLog.from_arrays(
+            log.primary.reshape(-1, 2), log.guardian.reshape(-1, 2), group=["a", "b"] * (N // 2), identities=IDENTITIES
         )
-        await world.install(calibrate(grouped, ALPHA, by="group").sign(SECRET))
-        with pytest.raises(OptionError, match="renewal and groups do not go together"):
+        await world.install(calibrate(clustered, ALPHA, cluster="group", max_cluster_size=N // 2).sign(SECRET))
+        with pytest.raises(OptionError, match="renewal and cluster do not go together"):
             await world.ahead()
         await world.store.install("support", {"kind": "path"}, by="test")
         with pytest.raises(OptionError, match="renewal and path do not go together"):
@@ -327,6 +330,77 @@ def test_rows_of_other_models_and_certificates_that_cannot_be_renewed_do_not_cou
         await world.install(calibrate(log, ALPHA))
         with pytest.raises(CertificateError, match="is unsigned"):
             await world.ahead()
+
+    world(body)
+
+
+def with_tenants(log, names):
+    return replace(log, extra={"tenant": np.array(names, dtype=object)})
+
+
+def test_groups_are_renewed_each_on_its_own_rows(world):
+    async def body(world):
+        primary, guardian = world.scores(N)
+        names = ["a", "b", "c", "c"] * (N // 4)
+        log = with_tenants(
+            ScoreLog.from_arrays(primary, guardian, id=[f"c{k}" for k in range(N)], identities=IDENTITIES), names
+        )
+        root = calibrate(log, ALPHA, by="tenant", group_source="metadata.tenant").sign(SECRET)
+        await world.install(root)
+        live = ["a", "b", "made up", None] * (N // 4)
+        own = [k for k, name in enumerate(live) if name in root.groups]
+        scores, verdicts = await world.arrive(N, groups=live)
+        next, version = await world.renew()
+        certificate = Certificate.from_dict(dict(version.certificate))
+        assert (certificate.n, set(certificate.groups)) == (N // 2, {"a", "b"})
+        assert group_source_of(certificate) == "metadata.tenant"
+        assert certificate.ancestry.renewal == 1
+        assert "for every decision of a group, fixed in advance" in certificate.guarantee
+        again = with_tenants(
+            ScoreLog.from_arrays(scores[own], verdicts[own], identities=IDENTITIES), [live[k] for k in own]
+        )
+        expected = calibrate(again, ALPHA, by="tenant")
+        assert {n: g.relaxation for n, g in certificate.groups.items()} == {
+            n: g.relaxation for n, g in expected.groups.items()
+        }
+        assert verify(certificate, next.log).ok
+        await world.arrive(N, groups=["c"] * N)  # "c" has no rows for a while, and comes back
+        _, version = await world.renew()
+        assert set(Certificate.from_dict(dict(version.certificate)).groups) == {"a", "b", "c"}
+        await world.alarm(version.version)
+        assert (await world.ahead()).rows == 3 * 99  # ten times what each of its groups needs
+
+    world(body)
+
+
+def test_rows_of_groups_that_nobody_certified_renew_nothing(world):
+    async def body(world):
+        primary, guardian = world.scores(N)
+        log = ScoreLog.from_arrays(primary, guardian, group=["a"] * N, identities=IDENTITIES)
+        await world.install(calibrate(log, ALPHA, by="group").sign(SECRET))
+        await world.arrive(N, groups=[f"made up {k}" for k in range(N)])
+        with pytest.raises(StoreError, match="none of the rows is of a group that a certificate has"):
+            await world.renew()
+
+    world(body)
+
+
+def test_the_log_of_groups_joins_the_first_renewal(world, tmp_path):
+    async def body(world):
+        primary, guardian = world.scores(N)
+        names, path = ["a", "b"] * (N // 2), tmp_path / "log.parquet"
+        log = ScoreLog.from_arrays(
+            primary, guardian, id=[f"c{k}" for k in range(N)], group=names, identities=IDENTITIES
+        )
+        log.write(path)
+        await world.install(calibrate(log, ALPHA, by="group").sign(SECRET))
+        assert await import_log(world.store, POLICY, path) is None
+        await world.arrive(N, groups=["b", "b"] * (N // 2))
+        next, version = await world.renew()
+        certificate = Certificate.from_dict(dict(version.certificate))
+        assert {name: group.n for name, group in certificate.groups.items()} == {"a": N // 2, "b": N + N // 2}
+        assert certificate.ancestry.collected == N
+        assert verify(certificate, next.log).ok
 
     world(body)
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from conformal_arbitrage.errors import ConfigError
-from tests.gateway.house import until
+from tests.gateway.house import DECISION, MENU, QUESTION, until
 from tests.gateway.test_monitor import monitor
 
 DAY = 86400.0
@@ -58,3 +58,40 @@ def test_at_expiry_the_promise_ends_until_another_certificate_is_installed(house
 def test_a_bad_age_is_refused(house):
     with pytest.raises(ConfigError, match="max_age must be above 0 days"):
         house(policy={"max_age": 0})
+
+
+@pytest.mark.parametrize("at_expiry", ["none", "shadow"])
+def test_so_many_decisions_end_the_promise_and_a_restart_does_not_count_anew(house, at_expiry, monkeypatch):
+    monkeypatch.setattr("conformal_arbitrage.gateway.housekeeping.COUNT_EVERY", 0.1)
+    made = house(policy={"max_decisions": 6, "at_expiry": at_expiry})
+    made.decide({**DECISION, "questions": [QUESTION] * 3})
+    until(lambda: monitor(made)["age"]["decisions"] == 3, 60)
+    made.restart()
+    made.chat(MENU)
+    shown = until(lambda: (document := monitor(made))["age"]["decisions"] == 4 and document, 60)
+    assert (shown["guarantee"], shown["age"]["expired"]) == ("crc", None)
+    made.decide({**DECISION, "questions": [QUESTION] * 2})
+    shown = until(lambda: (document := monitor(made))["reason"] and document, 60)
+    assert shown["reason"] == "expired: the certificate has been in force for 6 decisions, and max_decisions is 6"
+    reply = made.decide().json()["answers"][0]["arbitrage"]
+    assert reply["decided_by"] == ("guardian" if at_expiry == "shadow" else "primary")
+    assert shown["guarantee"] == "none"
+    made.restart()  # expired from the first request on
+    assert monitor(made)["guarantee"] == "none"
+    made.put("/v1/arbitrage/policies/support", {"certificate": made.certificate(alpha=0.1).to_dict()})
+    again = made.decide().json()["answers"][0]["arbitrage"]
+    assert (again["decided_by"], again["guarantee"]) == ("primary", "crc")
+
+
+def test_how_many_days_are_fresh_is_configured(house):
+    made = house(policy={"audit_rate": 0.05, "fresh_days": 7})
+    until(lambda: monitor(made).get("state") == "blind", 60)
+    made.clock = ahead(8)
+    shown = until(lambda: (document := monitor(made))["state"] == "amber" and document, 60)
+    assert any("in the last 7 days" in reason for reason in shown["reasons"])
+
+
+@pytest.mark.parametrize(("setting", "words"), [("max_decisions", "1 or more"), ("fresh_days", "above 0 days")])
+def test_bad_limits_are_refused(house, setting, words):
+    with pytest.raises(ConfigError, match=f"{setting} must be {words}"):
+        house(policy={setting: 0})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from conformal_arbitrage import CertificateError, ScoreLog, calibrate
+from conformal_arbitrage import CertificateError, OptionError, ScoreLog, calibrate
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
@@ -21,10 +21,12 @@ ASKED = ("easy", "hard", "rare", "geology", "", 7, None)
 class GroupHouse(House):
     """Certified by groups: the easy one has a low threshold, the hard one a high one, and others have 10 rows each."""
 
+    easy = "easy"
+
     def certificate(self, alpha=0.05, identities=None, policy="support", n=400):
         config = read_config(self.path)
         made_by = identities or identities_of(config, policy)
-        group = np.array(["easy", "hard"] * (n // 2 - 20) + ["rare", "scarce", "sparse", "odd"] * 10)
+        group = np.array([self.easy, "hard"] * (n // 2 - 20) + ["rare", "scarce", "sparse", "odd"] * 10)
         sure = np.round(np.random.default_rng(0).uniform(0.34, 0.99, n), 2)
         wrong = (group == "hard") & (sure < 0.9)
         if config.form_of(policy) == "menu":
@@ -115,10 +117,15 @@ def test_shadow_mode_records_the_threshold_of_the_group(house):
         assert (record.decision.candidates, record.decision.relaxation) == (offline.candidates, offline.relaxation)
 
 
-def test_the_decisions_route_names_no_group_and_defers(house):
+def test_the_decisions_route_takes_the_group_from_its_metadata(house):
     gateway = house(GroupHouse, policy=SUBJECT, primary=votes(0.98, 0.01, 0.01))
-    assert gateway.decide(DECISION).json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
-    assert gateway.chat(about("easy")).json()["arbitrage"]["decided_by"] == "primary"
+    for body, decider in (
+        (DECISION, "guardian"),
+        (about("easy", DECISION), "primary"),
+        (about(7, DECISION), "guardian"),
+    ):
+        assert gateway.decide(body).json()["answers"][0]["arbitrage"]["decided_by"] == decider
+    assert [record.decision.group for record in gateway.records()] == [None, "easy", None]
 
 
 def test_another_attempt_in_another_group_is_another_decision(house):
@@ -133,17 +140,7 @@ def test_another_attempt_in_another_group_is_another_decision(house):
     assert len(gateway.records()) == 2
 
 
-def test_the_monitor_route_says_why_there_is_no_monitor(house):
-    gateway = house(GroupHouse, policy={**SUBJECT, "audit_rate": 1.0}, primary=votes(0.98, 0.01, 0.01))
-    assert gateway.chat(about("easy")).status_code == 200
-    document = gateway.get(f"{URL}/monitor").json()
-    assert (document["watched"], document["mode"], document["guarantee"]) == (False, "enforce", "crc")
-    assert document["unwatched"].startswith("monitor and groups do not go together in a gateway")
-    assert gateway.records()[0].decision.audited
-    assert gateway.get("/metrics").status_code == 200
-
-
-def test_the_command_line_decides_by_group_and_shows_a_policy_without_a_monitor(house):
+def test_the_command_line_decides_by_group_and_shows_each(house):
     gateway = house(GroupHouse, policy=SUBJECT, primary=votes(0.5, 0.25, 0.25))
     assert gateway.chat(about("easy")).status_code == 200
     config, certificate = ["--config", str(gateway.path)], str(gateway.folder / "rule.json")
@@ -156,7 +153,9 @@ def test_the_command_line_decides_by_group_and_shows_a_policy_without_a_monitor(
         assert json.loads(result.stdout)["decided_by"] == decider
     shown = CliRunner().invoke(cli, ["monitor", "support", *config])
     assert shown.exit_code == 0, shown.output
-    assert "each group needs a ledger and a red line of its own" in " ".join(shown.output.split())
+    assert "group" in shown.output
+    assert "easy" in shown.output
+    assert "hard" in shown.output
 
 
 def test_it_is_installed_listed_rolled_back_and_kept_over_a_restart(house):
@@ -177,5 +176,7 @@ def test_a_policy_that_does_not_say_where_requests_name_their_group_is_refused(h
 
 
 def test_a_guard_is_refused(house):
-    with pytest.raises(CertificateError, match="guard = true needs a monitor; monitor and groups do not go together"):
+    with pytest.raises(
+        OptionError, match="guard and groups do not go together: each group would need a guard of its own"
+    ):
         house(GroupHouse, policy={**SUBJECT, "guard": True, "audit_rate": 0.5})

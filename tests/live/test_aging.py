@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.live.aging import age_of, expiry, range_of
+from conformal_arbitrage.live.aging import AgeLimits, age_of, luck_words, range_of
 from conformal_arbitrage.live.known_losses import KnownLosses
 from conformal_arbitrage.store import LedgerRows
 
@@ -40,13 +40,23 @@ def test_a_certificate_goes_stale_by_evidence():
 
 
 def test_a_clock_that_went_back_makes_no_certificate_older():
-    assert age(known(0, NOW), -5, max_age=1).expired is None
+    assert age(known(0, NOW), -5, limits=AgeLimits(max_age=1)).expired is None
 
 
 def test_expiry_is_off_unless_set():
     assert age(known(0, NOW), 10_000).expired is None
-    assert expiry(89.9, 90) is None
-    assert expiry(90, 90) == "expired: the certificate has been in force for 90 days, and max_age is 90"
+    limits = AgeLimits(max_age=90, max_decisions=1000)
+    assert limits.expiry(89.9, 999) is None
+    assert limits.expiry(90) == "expired: the certificate has been in force for 90 days, and max_age is 90"
+    reason = "expired: the certificate has been in force for 1,000 decisions, and max_decisions is 1,000"
+    assert age(known(0, NOW), 1, limits=limits, decisions=1000).expired == limits.expiry(1, 1000) == reason
+
+
+def test_how_fresh_audits_have_to_be_is_configured():
+    limits = AgeLimits(fresh_days=7)
+    assert age(known(540, NOW - 6 * DAY), 10, limits=limits).stale is None
+    assert "in the last 7 days" in age(known(540, NOW - 8 * DAY), 10, limits=limits).stale
+    assert age(known(0, NOW), 6.9, limits=limits).stale is None
 
 
 def test_the_range_of_the_next_decisions_is_shown_where_its_law_is_known():
@@ -55,6 +65,12 @@ def test_the_range_of_the_next_decisions_is_shown_where_its_law_is_known():
     assert age(known(0, NOW), 1).next_decisions == 500
     assert range_of(certificate()) is None  # graded losses
     assert range_of(certificate(zero_one=True, confidence=0.9)) is None
+    words = luck_words(certificate(zero_one=True))
+    assert words.startswith(
+        f"over the next 500, the mean loss lies in {low:.3g} to {high:.3g} for 95 % of calibrations"
+    )
+    assert "only audits say" in luck_words(certificate())
+    assert luck_words(certificate(n=10)) == "all are deferred, so they lose nothing"
 
 
 @pytest.mark.parametrize("rate", [0.0])

@@ -6,9 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conformal_arbitrage import CertificateError, ChatRequest, ConformalArbitrage, ConformalRouter, ScoreLog, calibrate
+from conformal_arbitrage import (
+    CertificateError,
+    ChatRequest,
+    ConformalArbitrage,
+    ConformalRouter,
+    ScoreLog,
+    StaleCalibrationError,
+    calibrate,
+)
 from conformal_arbitrage.live.binding import check_router_form
-from conformal_arbitrage.live.watching import deferring, watchable
+from conformal_arbitrage.live.watching import deferring, false_red_of_policy, watchable
+from conformal_arbitrage.monitoring.lines import watch_lines
 from tests.calibration.test_learned import KEY
 from tests.live.test_learned import live, pair
 from tests.live.test_policy import Answerer
@@ -80,10 +89,41 @@ def test_sessions_and_groups_are_refused_together():
         check_router_form(certificate, by_session=True)
 
 
-def test_there_is_no_monitor_and_the_reason_is_said():
-    lines, reason = watchable(calibrate(world(), 0.05, by="group"))
+def test_each_group_with_a_threshold_is_watched_by_itself():
+    certificate = calibrate(world(), 0.05, by="group")
+    lines, reason = watchable(certificate)
+    assert reason is None
+    assert set(lines) == {"easy", "hard", "many"}
+    for name, one in lines.items():
+        assert one == watch_lines(0.05, n=certificate.groups[name].n)
+    assert false_red_of_policy(certificate, lines) == pytest.approx(0.15)
+    sure = calibrate(world(), 0.05, by="group", confidence=0.9, key=KEY)
+    lines, _ = watchable(sure)
+    assert false_red_of_policy(sure, lines) == pytest.approx(0.1 + len(lines) / 40)
+    assert false_red_of_policy(certificate, watchable(certificate, "alpha")[0]) is None
+
+
+def test_a_certificate_that_defers_every_group_has_nothing_to_watch():
+    lines, reason = watchable(calibrate(world(40, groups=("a", "b", "c"), shares=(0.4, 0.3, 0.3)), 0.05, by="group"))
     assert lines is None
-    assert reason.startswith("monitor and groups do not go together in a gateway: each group needs a ledger")
+    assert reason.startswith("every query of every group is deferred")
+
+
+def test_groups_of_another_source_are_refused_and_those_of_an_unknown_one_say_so():
+    primary, guardian = pair(world())
+
+    def served(source, now):
+        certificate = calibrate(world(), 0.05, by="group", group_source=source)
+        return ConformalArbitrage(primary=primary, guardian=guardian, certificate=certificate, group_source=now)
+
+    assert all(
+        one.no_guarantee is None
+        for one in live(served("metadata.subject", "metadata.subject"), world().select(range(20)))
+    )
+    with pytest.raises(StaleCalibrationError, match=r"group\.source: 'metadata.subject' then, 'metadata.tenant' now"):
+        served("metadata.subject", "metadata.tenant")
+    with pytest.raises(StaleCalibrationError, match=r"calibrate with --group-source metadata\.tenant"):
+        served(None, "metadata.tenant")
 
 
 def test_safe_mode_defers_every_group():

@@ -21,7 +21,7 @@ def certificate():
 def test_a_plain_certificate_is_watched_with_a_red_line(certificate):
     lines, reason = watchable(certificate)
     assert reason is None
-    assert lines.alpha == 0.05 < lines.red
+    assert lines[""].alpha == 0.05 < lines[""].red
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_what_has_no_monitor_says_why(certificate, change, words):
 def test_clusters_are_watched_for_amber_only_and_red_at_alpha_is_refused(certificate):
     clustered = replace(certificate, cluster="conversation", clusters=50, max_cluster_size=4)
     lines, _ = watchable(clustered)
-    assert lines.red is None
-    assert "no red" in lines.note
+    assert lines[""].red is None
+    assert "no red" in lines[""].note
     with pytest.raises(OptionError, match="red line and cluster do not go together"):
         watchable(clustered, "alpha")
 

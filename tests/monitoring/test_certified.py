@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog, calibrate
-from conformal_arbitrage.monitoring.certified import certificate_lines
+from conformal_arbitrage.monitoring.certified import certificate_lines, ledger_names
 from conformal_arbitrage.monitoring.lines import net_line, watch_lines
 from tests.calibration.test_sure import BINARY, GRADED, KEY
 from tests.validity.test_net import router_log
@@ -36,7 +36,20 @@ def test_groups_have_lines_of_their_own_and_small_ones_together():
     log = ScoreLog.from_arrays(BINARY.primary.reshape(-1, 2), BINARY.guardian.reshape(-1, 2), group=names)
     merged = calibrate(log, 0.05, by="group", small_groups="merge", zero_one=True)
     assert certificate_lines(merged, group="large") == watch_lines(0.05, n=440, binary=True)
-    assert certificate_lines(merged, group="g3") == watch_lines(0.05, n=360, binary=True)
+    shared = certificate_lines(merged, group="g3")
+    assert (shared.red, shared.false_red) == (None, None)
+    assert shared.note.startswith("there is no red: which groups are small depends on the log")
+    assert certificate_lines(merged, group="g3", alarm_line="alpha").red == 0.05
+    names = ledger_names(merged)
+    assert (names["large"], names["g3"], len(set(names.values()))) == ("large", "small groups", 2)
+    named = calibrate(
+        replace(log, group=np.where(log.group == "large", "small groups", log.group)),
+        0.05,
+        by="group",
+        small_groups="merge",
+        zero_one=True,
+    )
+    assert set(ledger_names(named).values()) == {"small groups", "small groups'"}
     apart = calibrate(log, 0.05, by="group", zero_one=True)
     with pytest.raises(OptionError, match="every query of 'g3' is deferred"):
         certificate_lines(apart, group="g3")

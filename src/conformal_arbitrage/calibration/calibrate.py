@@ -119,7 +119,7 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
         "envelope_excess": curve.envelope_excess,
         "missing_guardian_rows": int(options.unknown_loss(log).sum()),
         "margin_quantiles": _margin_quantiles(log, options),
-        **_provenance(log),
+        **_provenance(log, options),
     }
     return _issue(alpha, options, thresholds, bound, terms, further, binary=options.is_binary(log, bound))
 
@@ -281,7 +281,7 @@ def _dial(alphas: Sequence[Fraction], fits: Sequence[Fit], alpha: Fraction) -> _
 
 def _by_group(log: ScoreLog, alpha: Fraction, bound: Fraction, options: CalibrationOptions, by: str) -> _Thresholds:
     """Calibrate each group on its own rows, or on those of all small groups; a query that belongs to none is deferred."""
-    rows, alone = group_rows(log, by), replace(options, by=None, small_groups="defer")
+    rows, alone = group_rows(log, by), replace(options, by=None, small_groups="defer", group_source=None)
     delta = options.delta(len(rows))
     fewest = rows_needed(alpha, bound) if options.merges else None
     sources = threshold_rows(list(rows.values()), fewest)
@@ -399,13 +399,13 @@ def _net_terms(
     }
 
 
-def _provenance(log: ScoreLog) -> dict[str, Any]:
+def _provenance(log: ScoreLog, options: CalibrationOptions) -> dict[str, Any]:
     return {
         "no_opinion_rows": int(log.no_opinion.sum()),
         "fewest_actions": int(log.sizes.min()),
         "most_actions": int(log.sizes.max()),
         "columns": dict(zip(("primary", "guardian"), log.columns, strict=True)),
-        "identities": _identities(log.identities, log.columns),
+        "identities": _bound_identities(log, options),
         "log_sha256": log.sha256(),
     }
 
@@ -424,3 +424,22 @@ def _identities(noted: Mapping[str, Any] | None, columns: tuple[str, str]) -> di
         return "unbound"
     identities = {role: known[column] for role, column in zip(("primary", "guardian"), columns, strict=True)}
     return identities | {name: known[name] for name in ("grader", "session", "requests") if name in known}
+
+
+def _bound_identities(log: ScoreLog, options: CalibrationOptions) -> dict[str, Any] | Literal["unbound"]:
+    """Return the identities of a log and, with groups, what names the group of a live query, as log or options say."""
+    identities = _identities(log.identities, log.columns)
+    if identities == "unbound":
+        if options.group_source is not None:
+            raise OptionError(
+                f"{log.source}: group_source= binds groups to requests, and this log names no models to bind"
+            )
+        return identities
+    known = (log.identities or {}).get("group", {}) if options.by == "group" else {}
+    logged: str | None = known.get("source")
+    if logged is not None and options.group_source not in (None, logged):
+        raise OptionError(
+            f"{log.source}: its groups were named by {logged}; got group_source {options.group_source!r}, leave it out"
+        )
+    source = logged or options.group_source
+    return identities if source is None else {**identities, "group": {"source": source}}

@@ -19,7 +19,6 @@ _RISES = "the loss of {kind} may rise with the relaxation, and this rests on its
 _CLUSTERED = "its rows are not independent of each other, and this counts them as if they were"
 _BY_HAND = "; export the rows and calibrate by hand, which begins a new chain"
 _NO_CLUSTERS = "stored rows do not say which cluster they belong to" + _BY_HAND
-_NO_GROUPS = "stored rows do not say which group they belong to" + _BY_HAND
 _NO_OWN_LOSS = "the gateway can only compute losses that are registered with it by name" + _BY_HAND
 _NO_SESSIONS = "the schedule counts rows of single queries, and a session is due when it is over" + _BY_HAND
 _NOT_BUILT = (
@@ -36,13 +35,12 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ("tighten", "path"): _RISES,
     ("tighten", "learned"): _RISES,
     ("tighten", "cluster"): _NO_CLUSTERS,
-    ("tighten", "groups"): _NO_GROUPS,
+    ("tighten", "groups"): "each group has a threshold of its own, and one is raised at a time; calibrate by hand",
     ("tighten", "own loss"): _NO_OWN_LOSS,
     ("tighten", "session"): _NO_SESSIONS,
     ("renewal", "path"): "stored rows hold the scores of two models" + _BY_HAND,
     ("renewal", "learned"): "stored rows hold no features to learn from" + _BY_HAND,
     ("renewal", "cluster"): _NO_CLUSTERS,
-    ("renewal", "groups"): _NO_GROUPS,
     ("renewal", "own loss"): _NO_OWN_LOSS,
     ("renewal", "session"): _NO_SESSIONS,
     ("several groups", "net"): _RISES,
@@ -76,6 +74,10 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ("groups", "cluster"): "a cluster may reach over several groups",
     ("range", "cluster"): _CLUSTERED,
     ("red line", "cluster"): _CLUSTERED + "; watch amber only",
+    (
+        "red line",
+        "merged groups",
+    ): "which groups are small depends on the log, so nothing is proved about the luck of their calibration",
     ("monitor", "session"): "the promise is about whole sessions, and an audit is about one turn",
     ("monitor", "own loss"): "the gateway can only compute losses that are registered with it by name",
 }

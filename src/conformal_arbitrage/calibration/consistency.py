@@ -223,7 +223,7 @@ def _fits_chain(certificate: "Certificate", ancestry: Ancestry) -> bool:
         and 0 <= ancestry.since < _FAR_FUTURE
         and (calibrated is not None) == (ancestry.step == "tightened")
         and (calibrated is None or own > threshold_rank(calibrated.relaxation, calibrated.boundary_u))
-        and (not counted or certificate.n == rows)
+        and (not counted or certificate.n == rows or (certificate.groups is not None and certificate.n < rows))
     )
 
 

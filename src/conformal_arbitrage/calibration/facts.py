@@ -81,10 +81,19 @@ def _sure_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     if certificate.dial is not None:
         stops = ", ".join(as_written(stop.alpha) for stop in certificate.dial)
         facts.append(("dial", f"stops {stops}; set to {as_written(certificate.alpha)}"))
+    if (source := group_source_of(certificate)) is not None:
+        facts.append(("groups", f"named by {source} in live requests"))
     for name, group in (certificate.groups or {}).items():
         rule = "deferred" if group.relaxation is None else f"relaxation {group.relaxation:.12g}"
         facts.append((f"{certificate.by} {name}", f"{rule}, {group.n} rows"))
     return facts
+
+
+def group_source_of(certificate: "Certificate") -> str | None:
+    """Return what names the group of a live query, of a certificate by groups; None if nobody said."""
+    if certificate.by is None or certificate.identities == "unbound":
+        return None
+    return certificate.identities.get("group", {}).get("source")
 
 
 def certificate_summary(certificate: "Certificate") -> str:

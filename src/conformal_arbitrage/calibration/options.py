@@ -58,6 +58,7 @@ class CalibrationKeywords(TypedDict, total=False):
     dial: bool | None
     by: str | None
     small_groups: SmallGroups | None
+    group_source: str | None
     margins: bool | None
     score: ScoreKind | None
     features: Features | None
@@ -93,6 +94,8 @@ class CalibrationOptions:
         by: the column that says which group a row belongs to: one threshold, and one promise, for each.
         small_groups: groups of fewer than ceil(B / alpha) - 1 rows, which cannot keep the budget alone, are deferred; with
             "merge" they share one threshold, and the promise is about their average.
+        group_source: what names the group of a live query, such as "metadata.subject"; a policy must name the same. By
+            default what the log says, if it was exported from records.
         margins: keep the quantiles of the margins in the certificate; a policy with a guard needs them.
         score: what queries are ordered by: their margin; "learned", a score learned from this log without setting rows
             aside; or "auto", for each query whichever of the two keeps more rows.
@@ -114,6 +117,7 @@ class CalibrationOptions:
     dial: bool = False
     by: str | None = None
     small_groups: SmallGroups = "defer"
+    group_source: str | None = None
     margins: bool = False
     score: ScoreKind = "margin"
     features: Features | None = None
@@ -198,6 +202,10 @@ class CalibrationOptions:
             raise OptionError("a dial holds with high probability only; give confidence= (--confidence 0.95)")
         if self.merges and self.by is None:
             raise OptionError('small_groups="merge" needs groups: give by= (--by COLUMN)')
+        if self.group_source is not None and self.by is None:
+            raise OptionError(
+                "group_source= says what names a group: give by= (--by COLUMN), or a learned score's features"
+            )
         sure, grouped = self.confidence is not None, self.by is not None
         features: list[tuple[Feature, bool]] = [
             ("confidence", sure), ("dial", self.dial), ("groups", grouped), ("guard", self.margins),

@@ -18,6 +18,7 @@ from conformal_arbitrage.calibration.consistency import worded
 from conformal_arbitrage.calibration.options import NET, REGRET
 from conformal_arbitrage.calibration.planning import plan, sure_rows_needed
 from conformal_arbitrage.calibration.stops import threshold_rank
+from conformal_arbitrage.core.losses import as_fraction
 from conformal_arbitrage.errors import OptionError
 
 
@@ -76,17 +77,21 @@ def chain_of(certificate: Certificate, *, installed: float, alarm: float | None 
 
 
 def rows_after_alarm(certificate: Certificate) -> int:
-    """Return how many rows since an alarm the next certificate takes: those that `plan` suggests, or what it needs."""
+    """Return how many rows since an alarm the next certificate takes: those that `plan` suggests, or what it needs.
+
+    With groups it is so many for each: how they fall on the groups is up to the traffic.
+    """
     suggested = plan(certificate.alpha, loss_bound=certificate.loss_bound).suggested_rows
+    groups = len(certificate.groups or "1")
     if certificate.confidence is None:
-        return suggested
+        return groups * suggested
     sure = sure_rows_needed(
         certificate.alpha,
         certificate.loss_bound,
-        confidence=certificate.confidence,
+        confidence=1 - (1 - as_fraction(certificate.confidence, name="confidence")) / groups,
         dial=certificate.dial is not None,
     )
-    return max(suggested, sure)
+    return groups * max(suggested, sure)
 
 
 def renewed(

@@ -14,6 +14,7 @@ from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThresho
 from conformal_arbitrage.calibration.calibrate import certify, certify_parts
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.consistency import worded
+from conformal_arbitrage.calibration.facts import group_source_of
 from conformal_arbitrage.calibration.learned_score import Features
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions
 from conformal_arbitrage.core.losses import Loss
@@ -119,6 +120,7 @@ def options_of(certificate: Certificate, *, loss: Loss | None = None) -> Calibra
         dial=certificate.dial is not None,
         by=certificate.by,
         small_groups=certificate.small_groups or "defer",
+        group_source=group_source_of(certificate),
         margins=certificate.margin_quantiles is not None,
         score=certificate.score or "margin",
         features=_features(certificate),

@@ -176,6 +176,7 @@ def _show_certificate(
 ) -> None:
     from conformal_arbitrage.calibration.documents import ON_THIS_LOG
     from conformal_arbitrage.calibration.learned_score import sidecar_path
+    from conformal_arbitrage.live.aging import luck_words
 
     if certificate.status == "always_defer":
         needed = _rows_needed(certificate)
@@ -186,7 +187,8 @@ def _show_certificate(
     if as_json:
         options.print_json({**certificate.to_dict(), ON_THIS_LOG: use})
         return
-    options.print_facts([*certificate.facts(), _describe_use(**use)])
+    luck = ("many decisions", luck_words(certificate))
+    options.print_facts([*certificate.facts(), luck, _describe_use(**use)])
     click.echo(f"\n{certificate.summary}\n")
     if output is not None:
         beside = "" if certificate.fit is None else f" (its arrays: {sidecar_path(output)})"

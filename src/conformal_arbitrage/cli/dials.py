@@ -31,6 +31,8 @@ def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
     \b
     arbitrage certificate show certificate.json
     """
+    from conformal_arbitrage.live.aging import luck_words
+
     path = cascades.load_path_certificate(certificate, None)
     loaded = path or load_certificate(certificate, None)
     if as_json:
@@ -39,7 +41,8 @@ def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
         )
         options.print_json(one)
         return
-    options.print_facts(loaded.facts())
+    luck = [] if path is not None else [("many decisions", luck_words(load_certificate(certificate, None)))]
+    options.print_facts([*loaded.facts(), *luck])
     click.echo(f"\n{loaded.summary}\n\n{options.wrapped(loaded.guarantee)}")
 
 

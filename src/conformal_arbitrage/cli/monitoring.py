@@ -28,10 +28,18 @@ _STYLES = {"red": "bold red", "amber": "yellow", "kept": "green", "within calibr
 @click.option(
     "--plot", "figure", metavar="FILE", help="Save a figure of the limits over time (.png, .svg, .pdf); with POLICY."
 )
+@click.option("--group", metavar="NAME", help="Only this group, of a certificate by groups.")
 @options.config_file
 @options.as_json
 def monitor_command(
-    policy: str | None, *, watch: bool, every: float, figure: str | None, config: str, as_json: bool
+    policy: str | None,
+    *,
+    watch: bool,
+    every: float,
+    figure: str | None,
+    group: str | None,
+    config: str,
+    as_json: bool,
 ) -> None:
     """Show where policies stand: the loss of audited decisions against alpha, with limits valid at every moment.
 
@@ -47,11 +55,11 @@ def monitor_command(
     if watch and (as_json or figure is not None):
         raise click.UsageError("--watch goes with neither --json nor --plot; call the command again instead")
     if watch:
-        _watch(config, policy, every)
+        _watch(config, policy, every, group)
         return
-    standings = _read(config, policy)
+    standings = _of_group(_read(config, policy), group)
     if figure is not None and policy is not None:
-        _save(config, policy, figure)
+        _save(config, policy, figure, _drawn_group(standings))
     if as_json:
         options.print_json([one.to_dict() for one in standings])
         return
@@ -78,7 +86,28 @@ def _read(config: str, policy: str | None) -> "list[PolicyStanding]":
     )
 
 
-def _watch(config: str, policy: str | None, seconds: float) -> None:
+def _of_group(standings: "list[PolicyStanding]", group: str | None) -> "list[PolicyStanding]":
+    """Return the ledgers of a group; all of them if none is named.
+
+    Raises:
+        UsageError: there is no ledger of that name.
+    """
+    own = [one for one in standings if group is None or one.ledger.key.group == group]
+    if standings and not own:
+        names = ", ".join(dict.fromkeys(one.ledger.key.group for one in standings if one.ledger.key.group)) or "none"
+        raise click.UsageError(f"there is no ledger of a group {group!r:.80}; there are {names}")
+    return own
+
+
+def _drawn_group(standings: "list[PolicyStanding]") -> str:
+    """Return the group to draw, empty without groups; a figure has room for one."""
+    names = list(dict.fromkeys(one.ledger.key.group for one in standings))
+    if len(names) > 1:
+        raise click.UsageError(f"--plot draws one group; add --group with one of {', '.join(names)}")
+    return names[0] if names else ""
+
+
+def _watch(config: str, policy: str | None, seconds: float, group: str | None) -> None:
     """Show the table until interrupted, on one connection."""
     from rich.live import Live
 
@@ -91,7 +120,7 @@ def _watch(config: str, policy: str | None, seconds: float) -> None:
         console = options.console()
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                standings = await read_standings(store, configuration, policy=policy, now=time.time())
+                standings = _of_group(await read_standings(store, configuration, policy=policy, now=time.time()), group)
                 table = _table(standings, at=time.time())
                 if console.is_terminal:
                     live.update(table, refresh=True)
@@ -105,7 +134,7 @@ def _watch(config: str, policy: str | None, seconds: float) -> None:
         click.echo("", err=True)
 
 
-def _save(config: str, policy: str, figure: str) -> None:
+def _save(config: str, policy: str, figure: str, group: str) -> None:
     from conformal_arbitrage.evaluation.monitor_figures import save_history
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.live.monitored import drawn_ledgers, drawn_moments, read_history
@@ -113,9 +142,8 @@ def _save(config: str, policy: str, figure: str) -> None:
     configuration = read_config(config)
     history: PolicyHistory = with_store(config, lambda store: read_history(store, configuration, policy))
     now = time.time()
-    save_history(
-        drawn_ledgers(history, now), drawn_moments(history), figure, title=f"{policy}: loss of audited decisions"
-    )
+    title = f"{policy}{f', {group}' if group else ''}: loss of audited decisions"
+    save_history(drawn_ledgers(history, now, group=group), drawn_moments(history), figure, title=title)
 
 
 def _table(standings: "list[PolicyStanding]", *, at: float | None = None) -> "Table":
@@ -172,7 +200,8 @@ def _reasons(standings: "list[PolicyStanding]") -> list[str]:
     lines: list[str] = []
     for one in standings:
         reasons = one.standing.reasons if one.standing is not None else (one.ledger.unwatched or "",)
-        lines += [options.wrapped(f"{one.ledger.key.policy}: {reason}") for reason in reasons if reason]
+        group = f", {one.ledger.key.group}" if one.ledger.key.group else ""
+        lines += [options.wrapped(f"{one.ledger.key.policy}{group}: {reason}") for reason in reasons if reason]
     return lines
 
 

@@ -260,11 +260,13 @@ def learned_options(further: dict[str, Any]) -> dict[str, Any]:
     names = ("score", "menu_size", "group_source", "without", "text")
     score, menu_size, group_source, without, text = (further.pop(name) for name in names)
     if score == "margin":
-        if menu_size is not None or group_source is not None or without or text:
+        alone = group_source is not None and further.get("by") is None
+        if menu_size is not None or without or text or alone:
             raise click.UsageError(
-                "--menu-size, --group-source, --without and --text are for a learned score; give --score auto as well"
+                "--menu-size, --group-source, --without and --text are for a learned score; give --score auto as well "
+                "(--group-source goes with --by, too)"
             )
-        return {"score": score}
+        return {"score": score, "group_source": group_source}
     groups, tokens = ("groups" not in without, "tokens" not in without)
     features = Features(groups=groups, tokens=tokens, menu_size=menu_size, group_source=group_source, text=text)
     return {"score": score, "features": features}

@@ -166,6 +166,7 @@ def _menu_log(records: Sequence[DecisionRecord]) -> ScoreLog:
         [scores_of(record, "primary") or (_NAN,) * record.decision.size for record in records],
         [all_guardian_scores(record) or (_NAN,) * record.decision.size for record in records],
         id=[record.id for record in records],
+        group=_groups(records),
     )
 
 
@@ -176,7 +177,14 @@ def _router_log(records: Sequence[DecisionRecord]) -> ScoreLog:
         primary_grade=[both.primary for both in grades],
         guardian_grade=[both.guardian for both in grades],
         id=[record.id for record in records],
+        group=_groups(records),
     )
+
+
+def _groups(records: Sequence[DecisionRecord]) -> list[str] | None:
+    """Return the groups that requests named, empty where one named none; None if none of them did."""
+    groups = [record.decision.group or "" for record in records]
+    return groups if any(groups) else None
 
 
 def _first_grades(record: DecisionRecord) -> Grades:

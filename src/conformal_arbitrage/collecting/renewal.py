@@ -7,7 +7,7 @@ Knows nothing of HTTP, command lines or how often anyone looks.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -271,21 +271,37 @@ async def looked_at_successor(store: Store, policy: RenewablePolicy, ahead: Outl
 async def _calibrated(
     store: Store, policy: RenewablePolicy, ahead: Outlook, *, step: Step, renewal: int, limit: int | None
 ) -> Successor:
-    source = _Rows(store, policy)
-    union = await source.collected(await _history(store, policy.name), ahead.chain) if ahead.collected else []
+    source, history = _Rows(store, policy), await _history(store, policy.name)
+    union = await source.collected(history, ahead.chain) if ahead.collected else []
     rows = [*union, *await source.live(ahead.chain.since, limit)]
-    log, fresh = await asyncio.to_thread(_fitted, rows, ahead.certificate, policy, mixed=bool(union))
+    groups = None if ahead.certificate.groups is None else _group_names(history)
+    log, fresh = await asyncio.to_thread(_fitted, rows, ahead.certificate, policy, mixed=bool(union), groups=groups)
     certificate = renewed(fresh, ahead.certificate, ahead.chain, step=step, renewal=renewal, collected=len(union))
     return Successor(certificate=certificate.sign(policy.secret), log=log)
 
 
+def _group_names(history: Sequence[PolicyVersion]) -> set[str]:
+    """Return the groups of the certificates that an operator installed: one that had no rows for a while comes back."""
+    return {name for version in history if not version.certificate.get("ancestry") for name in _groups_of(version)}
+
+
+def _groups_of(version: PolicyVersion) -> Collection[str]:
+    return as_object(version.certificate.get("groups")).keys()
+
+
 def _fitted(
-    rows: Sequence[CalibrationRow], certificate: Certificate, policy: RenewablePolicy, *, mixed: bool
+    rows: Sequence[CalibrationRow],
+    certificate: Certificate,
+    policy: RenewablePolicy,
+    *,
+    mixed: bool,
+    groups: Collection[str] | None = None,
 ) -> tuple[ScoreLog, Certificate]:
     """Calibrate rows with the options of the certificate in force."""
     unknown = mixed and certificate.identities == "unbound"
     identities = None if unknown else policy.identities
-    log = rows_log(rows, certificate, identities, source=f"the stored rows of policy {policy.name}")
+    source = f"the stored rows of policy {policy.name}"
+    log = rows_log(rows, certificate, identities, source=source, groups=groups)
     options = replace(options_of(certificate), missing_guardian="worst_case")
     return log, calibrate(log, certificate.alpha, options=options)
 

@@ -6,14 +6,19 @@ graded than the certificate's: what is promised is about the grades of one grade
 Knows nothing of schedules.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
 from typing import Any
 
+import msgspec
+
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.options import NET
+from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.store.record import Grades, JSONObject
 from conformal_arbitrage.store.row_base import CalibrationRow
 from conformal_arbitrage.upstream.base import fingerprint
@@ -25,7 +30,12 @@ BY_FEEDBACK: JSONObject = {"kind": "feedback"}
 
 
 def rows_log(
-    rows: Sequence[CalibrationRow], certificate: Certificate, identities: Mapping[str, Any] | None, *, source: str
+    rows: Sequence[CalibrationRow],
+    certificate: Certificate,
+    identities: Mapping[str, Any] | None,
+    *,
+    source: str,
+    groups: Collection[str] | None = None,
 ) -> ScoreLog:
     """Return rows as a log of the kind that a certificate was made from.
 
@@ -34,12 +44,30 @@ def rows_log(
         certificate: the one to be renewed.
         identities: of the models that made the rows; None if that is not known of all of them.
         source: what to call the log in messages.
+        groups: only rows of these count; None without groups. Requests name groups, and could make up any number of them.
+
+    Raises:
+        StoreError: no row is of such a group.
     """
+    rows = rows if groups is None else [row for row in rows if row.group in groups]
+    if not rows:
+        raise StoreError(f"{source}: none of the rows is of a group that a certificate has; calibrate by hand")
     log, grader = _router_log(rows, certificate) if certificate.router else (_menu_log(rows), {})
     if identities is not None:
         identities = {**identities, **grader, **_settings_of(certificate)}
+    log = _with_groups(log, rows, certificate)
     log = replace(log, identities=identities, source=source, score_digits=certificate.score_digits)
     return log.binarized() if certificate.binarized else log
+
+
+def _with_groups(log: ScoreLog, rows: Sequence[CalibrationRow], certificate: Certificate) -> ScoreLog:
+    """Return a log with the groups of its rows, in the column that the certificate takes them from."""
+    if certificate.by is None:
+        return log
+    groups = strings([str(row.group) for row in rows])
+    if certificate.by == "group":
+        return replace(log, group=groups)
+    return replace(log, extra={**log.extra, certificate.by: groups})
 
 
 def _settings_of(certificate: Certificate) -> dict[str, Any]:
@@ -100,12 +128,14 @@ def log_rows(log: ScoreLog, certificate: Certificate) -> list[CalibrationRow]:
     ends = log.offsets.tolist()
     primary, guardian = log.primary.tolist(), log.guardian.tolist()
     correct = log.outcome("correct").tolist() if "correct" in log.outcome_names else None
+    groups = None if certificate.by is None else column_texts(log, certificate.by)
     rows: list[CalibrationRow] = []
     for k, id in enumerate(ids):
         part = slice(ends[k], ends[k + 1])
         right = None if correct is None else correct[part]
         make = _router_row if certificate.router else _menu_row
-        rows.append(make(id, primary[part], guardian[part], right, certificate))
+        row = make(id, primary[part], guardian[part], right, certificate)
+        rows.append(row if groups is None else msgspec.structs.replace(row, group=groups[k]))
     return rows
 
 

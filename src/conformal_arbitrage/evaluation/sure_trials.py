@@ -33,7 +33,7 @@ def trial_calibration(
     if options.by is None and (options.confidence is None or options.is_binary(log, bound)):
         return None
     budgets = [check_alpha(alpha, bound) for alpha in alphas]
-    alone, masks = replace(options, by=None, small_groups="defer"), _masks(log, options.by)
+    alone, masks = replace(options, by=None, small_groups="defer", group_source=None), _masks(log, options.by)
 
     def calibrate(rows: Indices, _: Indices) -> list[TrialPart]:
         own = [rows[mask[rows]] for mask in masks]

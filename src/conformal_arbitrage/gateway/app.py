@@ -93,7 +93,7 @@ def create_app(parts: Parts) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        if any(policy.guarded is not None or policy.settings.max_age is not None for policy in parts.policies.all()):
+        if any(policy.guarded is not None or _may_expire(policy) for policy in parts.policies.all()):
             await routes.watcher.turn()  # the guard's threshold and expiry count from the first request on
         routes.background.start(
             {
@@ -226,6 +226,10 @@ class _Routes:
             if webhooks := [webhook.name for webhook in self._parts.webhooks]:
                 self._metrics.webhook_backlog(webhooks, await self._parts.store.delivery_backlog())
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _may_expire(policy: LivePolicy) -> bool:
+    return policy.settings.max_age is not None or policy.settings.max_decisions is not None
 
 
 def _model_object(policy: LivePolicy) -> dict[str, object]:

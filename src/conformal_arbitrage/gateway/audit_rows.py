@@ -5,7 +5,7 @@ The Guardian is asked only where the loss is not known without it.
 Knows nothing of databases, HTTP or evidence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.options import NET
 from conformal_arbitrage.core.losses import GuardianSees
+from conformal_arbitrage.monitoring.certified import ledger_names
 from conformal_arbitrage.monitoring.lines import Lines
 from conformal_arbitrage.monitoring.outcomes import (
     AuditedDecision,
@@ -73,20 +74,47 @@ class WatchedPolicy:
     """What the monitor of a policy's version needs to know.
 
     Attributes:
-        key: its ledger.
-        lines: what the ledger is watched against.
+        key: its ledger; of a certificate by groups, each ledger has this key with its own name.
+        lines: what each ledger is watched against, by its name: "" without groups.
         facts: what losses depend on.
         by_people: whether the Guardian is a person, who may take days.
+        ledgers: by group, the name of its ledger; None without groups. The queries of any other group are all deferred.
     """
 
     key: LedgerKey
-    lines: Lines
+    lines: Mapping[str, Lines]
     facts: LossFacts
     by_people: bool
+    ledgers: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(
+        cls, certificate: Certificate, key: LedgerKey, lines: Mapping[str, Lines], *, by_people: bool
+    ) -> "WatchedPolicy":
+        """Return what the monitor of a certificate needs to know."""
+        ledgers = None if certificate.groups is None else ledger_names(certificate)
+        return cls(key=key, lines=lines, facts=LossFacts.of(certificate), by_people=by_people, ledgers=ledgers)
+
+    def key_of(self, group: str | None) -> LedgerKey | None:
+        """Return the ledger of a query of a group; None if all of these are deferred, so that there is nothing to watch."""
+        if self.ledgers is None:
+            return self.key
+        name = self.ledgers.get(group or "")
+        return None if name is None else replace(self.key, group=name)
+
+    def keys(self) -> list[LedgerKey]:
+        """Return all ledgers."""
+        return [replace(self.key, group=name) if name else self.key for name in self.lines]
 
 
 def drawn_audit(
-    watched: WatchedPolicy, decision: Decision, question: AuditQuestion, *, overridden: bool, session: str | None
+    watched: WatchedPolicy,
+    decision: Decision,
+    question: AuditQuestion,
+    *,
+    overridden: bool,
+    session: str | None,
+    group: str | None = None,
 ) -> Audit:
     """Return the audit of a decision that the coin drew in mode enforce, with its row of the ledger.
 
@@ -96,13 +124,14 @@ def drawn_audit(
         question: what to ask the Guardian, unless the loss is known without.
         overridden: the request changed a pinned setting: it belongs in no ledger.
         session: a keyed digest of the request's session; None if it names none.
+        group: what the request names; None if it names none.
     """
-    id, key = str(decision.id), watched.key
+    id, key = str(decision.id), watched.key_of(group)
     audited = _drawn_decision(decision, question, watched.facts)
     loss = decision_loss(audited, loss_bound=watched.facts.loss_bound)
     primary_leg = any(leg.role == "primary" for leg in decision.legs)
     row = None
-    if is_counted(drawn=True, primary_leg=primary_leg, mode="enforce", overridden=overridden):
+    if key is not None and is_counted(drawn=True, primary_leg=primary_leg, mode="enforce", overridden=overridden):
         drawn = time_of(id)
         row = NewRow(
             key=key,
@@ -114,10 +143,10 @@ def drawn_audit(
         )
     return Audit(
         id=id,
-        policy=key.policy,
+        policy=watched.key.policy,
         question=question,
         ask=loss is None,
-        identities_sha256=key.identities_sha256,
+        identities_sha256=watched.key.identities_sha256,
         row=row,
     )
 
@@ -147,13 +176,13 @@ def still_unanswered(audit: Audit | None, decision: Decision) -> Audit | None:
     return replace(audit, ask=True)
 
 
-def rule_candidates(certificate: Certificate | None, decision: Decision) -> tuple[int, ...]:
+def rule_candidates(certificate: Certificate | None, decision: Decision, group: str | None) -> tuple[int, ...]:
     """Return what a certificate's rule makes of the Primary's scores, where safe mode defers everything."""
     scores = next((leg.scores for leg in decision.legs if leg.role == "primary"), None)
     if certificate is None or scores is None:
         return decision.candidates
     row = (0.0, *scores) if certificate.router else scores
-    return tuple(certificate.sight(row, id=decision.id)[0])
+    return tuple(certificate.sight(row, id=decision.id, group=group)[0])
 
 
 def settlement(

@@ -41,6 +41,8 @@ _TYPES: Mapping[str, tuple[type, str]] = {
 }
 FEWEST_CHOICES = 2
 _LONGEST_NAME = 255
+LONGEST_GROUP = 512
+"""The longest name of a group; a request with a longer one names none, and is deferred."""
 _Shape = TypeVar("_Shape")
 
 
@@ -87,6 +89,11 @@ class DecisionsRequest(Struct, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_options: JSONObject | None = None
     safety_identifier: str | None = None
+    metadata: JSONObject | None = None
+
+    def group_at(self, source: str) -> str | None:
+        """Return the group that the request names; see `CompletionRequest.group_at`."""
+        return _group_at(self.metadata, source)
 
 
 class Menu(Struct, frozen=True, kw_only=True):
@@ -135,9 +142,13 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     session: str | None = None
 
     def group_at(self, source: str) -> str | None:
-        """Return the group that the request names at a source, "metadata.NAME"; None if it names none."""
-        name: object = as_object(self.body.get("metadata")).get(source.removeprefix("metadata."))
-        return name if isinstance(name, str) and name else None
+        """Return the group that the request names at a source, "metadata.NAME"; None if it names none, or too long a one."""
+        return _group_at(self.body.get("metadata"), source)
+
+
+def _group_at(metadata: object, source: str) -> str | None:
+    name: object = as_object(metadata).get(source.removeprefix("metadata."))
+    return name if isinstance(name, str) and 0 < len(name) <= LONGEST_GROUP else None
 
 
 def decoded(data: bytes, limits: GatewayConfig) -> JSON:
@@ -200,7 +211,7 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def query_of(request: DecisionsRequest, question: Question, id: str) -> Query:
+def query_of(request: DecisionsRequest, question: Question, id: str, group: str | None = None) -> Query:
     """Return one question of a request as a query: its instructions, if any, are a system message before the input."""
     instructions: JSON = question.instructions if isinstance(question.instructions, str) else _parts(question)
     criterion: Messages = [{"role": "system", "content": instructions}] if instructions else []
@@ -209,7 +220,7 @@ def query_of(request: DecisionsRequest, question: Question, id: str) -> Query:
         if isinstance(request.input, str)
         else [item_message(item) for item in request.input]
     )
-    return Query([*criterion, *conversation], actions_of(question), id=id)
+    return Query([*criterion, *conversation], actions_of(question), id=id, group=group)
 
 
 def _parts(question: Question) -> JSON:

@@ -77,6 +77,7 @@ class _Case(Struct, frozen=True):
         earlier: the record of an earlier attempt.
         conversation: the session that a sticky policy goes on with.
         session: the caller's name for the conversation, under any other.
+        group: what the request names; of another attempt, what the first one named.
     """
 
     policy: LivePolicy
@@ -86,6 +87,7 @@ class _Case(Struct, frozen=True):
     earlier: DecisionRecord | None
     conversation: Conversation | None = None
     session: str | None = None
+    group: str | None = None
 
 
 class MenuStart(Struct, frozen=True):
@@ -150,7 +152,8 @@ class Decider:
         if not isinstance(query.context, str):
             _require_seen(pair, query)
         question = MenuQuestion(context=query.context, actions=query.actions)
-        case = _Case(policy, caller_id, question, None, earlier, None, session)
+        group = query.group if earlier is None else earlier.decision.group
+        case = _Case(policy, caller_id, question, None, earlier, None, session, group)
         asking: asyncio.Task[Leg] | None = None
         if earlier is not None:
             decision = _continued(earlier, query.actions)
@@ -200,7 +203,9 @@ class Decider:
             RequestError: the policy chooses from menus, or the request overrides a pinned setting.
         """
         pair, overridden = _text_pair(policy), _overridden(policy, request.body)
-        case = _Case(policy, caller_id, TextQuestion(request=request.body), overridden, earlier, conversation, session)
+        group = request.group if earlier is None else earlier.decision.group
+        question = TextQuestion(request=request.body)
+        case = _Case(policy, caller_id, question, overridden, earlier, conversation, session, group)
         pending = None
         if earlier is not None:
             pending = _continued(earlier, ())
@@ -267,7 +272,9 @@ class Decider:
         audited = policy.mode == "enforce" and self._drawn(session or id, policy.settings.audit_rate)
         body = DecisionBody(
             action=None if pending else decision.action,
-            candidates=decision.candidates if policy.mode != "safe" else rule_candidates(policy.certificate, decision),
+            candidates=decision.candidates
+            if policy.mode != "safe"
+            else rule_candidates(policy.certificate, decision, case.group),
             margin=None if decision.margin == float("inf") else decision.margin,
             relaxation=decision.relaxation,
             no_guarantee=decision.no_guarantee,
@@ -287,6 +294,7 @@ class Decider:
             guarded=policy.guarded if policy.mode == "enforce" else None,
             held=case.conversation is not None and policy.mode == "enforce",
             learned=decision.learned,
+            group=case.group,
         )
         event = Event(id=id, body=body, policy=policy.name, key_id=case.caller_id, decided_by=decision.decided_by)
         audit = self._audit(case, decision) if audited else None
@@ -302,7 +310,9 @@ class Decider:
             return Audit(id=str(decision.id), policy=policy.name, question=case.question, identities_sha256=identities)
         session = None if name is None else self._digest([case.caller_id, name])
         overridden = case.overridden is not None
-        return drawn_audit(policy.watched, decision, case.question, overridden=overridden, session=session)
+        return drawn_audit(
+            policy.watched, decision, case.question, overridden=overridden, session=session, group=case.group
+        )
 
     def _drawn(self, id: str, rate: float) -> bool:
         """Toss the audit coin; it depends on the id and the secret only, so not on any score."""

@@ -29,7 +29,7 @@ from conformal_arbitrage.gateway.chat_replies import (
 )
 from conformal_arbitrage.gateway.chat_requests import CompletionRequest, Menu, query_of, read_completion, read_decisions
 from conformal_arbitrage.gateway.decider import Decider, Outcome
-from conformal_arbitrage.gateway.idempotency import Idempotency, Turn
+from conformal_arbitrage.gateway.idempotency import Idempotency, Turn, begun_otherwise
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import POLICY, Incoming
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
@@ -68,7 +68,9 @@ class DecisionRoutes:
         async with self._turn(request, policy) as turn:
             if turn.response is None:
                 start = time.perf_counter()
-                queries = [query_of(body, question, new_id()) for question in body.questions]
+                group = policy.settings.group and body.group_at(policy.settings.group)
+                queries = [query_of(body, question, new_id(), group) for question in body.questions]
+                turn.several = len(queries) > 1
                 calls = [self._choose(turn, place, policy, query, request) for place, query in enumerate(queries)]
                 outcomes = await _all_settled(calls)
                 _require_answers(outcomes)
@@ -230,11 +232,13 @@ class DecisionRoutes:
             query = replace(query, id=earlier.id)
         start = await self._decider.begin_menu(policy, query, caller, earlier, session)
         outcome = turn.outcomes[place] = start.outcome
-        if outcome.decision.answer is not None:
+        decided = outcome.decision.answer is not None
+        if decided and (outcome.audit is None or not turn.several):
             return outcome
         try:
-            await _keep_pending(turn, place, outcome)
-            outcome = turn.outcomes[place] = await self._decider.complete_menu(start)
+            await _keep_pending(turn, place, outcome)  # or the ledger would have the deferred of a request first
+            if not decided:
+                outcome = turn.outcomes[place] = await self._decider.complete_menu(start)
         finally:
             if start.asking is not None:
                 await cancelled(start.asking)
@@ -255,7 +259,7 @@ class DecisionRoutes:
         record = None if id is None else await self._store.record(id)
         if record is None or not _continuable(record, policy):
             if record is not None and turn.claim is not None:
-                raise _begun_otherwise(policy)
+                raise begun_otherwise(policy.name)
             return None
         turn.recorded.add(record.id)
         return record
@@ -348,7 +352,7 @@ class DecisionRoutes:
 
 
 async def _keep_pending(turn: Turn, place: int, outcome: Outcome) -> None:
-    """Record a pending decision before the Guardian is asked, if neither a crash nor a retry may lose it."""
+    """Record a decision before any Guardian is asked, if neither a crash nor a retry may lose it."""
     lasting = turn.claim is not None or outcome.audit is not None or outcome.session is not None
     if lasting and outcome.event.id not in turn.recorded:
         await turn.begin(place, outcome)
@@ -405,14 +409,6 @@ def _continuable(record: DecisionRecord, policy: LivePolicy) -> bool:
     body = record.decision
     same = body.version == policy.version and body.mode == policy.mode and body.form == policy.pair.form
     return same and (body.pending or (body.form == "menu" and body.action is not None))
-
-
-def _begun_otherwise(policy: LivePolicy) -> RequestError:
-    return RequestError(
-        f"this Idempotency-Key began a decision under another version or mode of policy {policy.name}, which cannot be "
-        "continued; send the request with a new key",
-        status=409, code="policy_changed",
-    )  # fmt: skip
 
 
 def _finish_of(policy: LivePolicy, outcome: Outcome) -> str:

@@ -40,6 +40,7 @@ class Turn:
         questions: each question with its caller, by place.
         recorded: ids of the decisions that are in the store already.
         left: whether the caller has disconnected.
+        several: whether the request has several questions, of which one may wait for its Guardian while others are decided.
     """
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
@@ -49,7 +50,7 @@ class Turn:
         self.outcomes: dict[int, Outcome] = {}
         self.recorded: set[str] = set()
         self.questions: dict[int, object] = {}
-        self.left = False
+        self.left = self.several = False
         self.claim: Claim | None = None
         self._store = store
         self._metrics = metrics
@@ -286,6 +287,15 @@ class Idempotency:
 
 def _listed(audit: Audit | None) -> list[Audit]:
     return [] if audit is None else [audit]
+
+
+def begun_otherwise(policy: str) -> RequestError:
+    """Return the refusal of a key whose decision cannot be continued."""
+    return RequestError(
+        f"this Idempotency-Key began a decision under another version or mode of policy {policy}, which cannot be "
+        "continued; send the request with a new key",
+        status=409, code="policy_changed",
+    )  # fmt: skip
 
 
 def _in_progress() -> RequestError:

@@ -5,14 +5,15 @@ Knows nothing of who reads the metrics.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from conformal_arbitrage.gateway.decider import Outcome
 from conformal_arbitrage.live.aging import Age
 from conformal_arbitrage.live.watching import LedgerWatch, ServedFigure, as_evidence
-from conformal_arbitrage.monitoring.states import Standing, State
+from conformal_arbitrage.monitoring.states import SEVERITY, Standing
 from conformal_arbitrage.store.base import AuditBacklog, DeliveryBacklog
 from conformal_arbitrage.types import Leg, Role
 
@@ -22,6 +23,41 @@ if TYPE_CHECKING:
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LossGauges:
+    """What is shown of a ledger, by the labels that name it; losses are shares of the loss bound."""
+
+    evidence: Gauge
+    line: Gauge
+    mean: Gauge
+    lower: Gauge
+    upper: Gauge
+    served: Gauge
+    rows: Gauge
+
+    def clear(self) -> None:
+        """Forget all ledgers."""
+        for gauge in (self.evidence, self.line, self.mean, self.lower, self.upper, self.served, self.rows):
+            gauge.clear()
+
+    def stand(self, labels: tuple[str, ...], standing: Standing, served: ServedFigure | None) -> None:
+        """Set where a ledger stands."""
+        figures = standing.figures
+        lines = (figures.lines.alpha, figures.lines.red)
+        for name, line, log in zip(("alpha", "red"), lines, figures.log_evidence, strict=True):
+            if line is not None and log is not None:
+                self.line.labels(*labels, name).set(line)
+                self.evidence.labels(*labels, name).set(as_evidence(log))
+        for name in ("known", "pending", "missing"):
+            self.rows.labels(*labels, name).set(getattr(figures, name))
+        self.lower.labels(*labels).set(standing.limits[0])
+        self.upper.labels(*labels).set(standing.limits[1])
+        mean = standing.mean if served is None else served.mean
+        for gauge, value in ((self.mean, standing.mean), (self.served, mean)):
+            if value is not None:
+                gauge.labels(*labels).set(value)
 
 
 class Metrics:
@@ -78,35 +114,57 @@ class Metrics:
     def _watch_losses(self) -> None:
         """Set up the figures of monitors: losses are shares of the loss bound."""
         self.safe_mode = self._gauge("safe_mode", "1 while an alarm stands and the Guardian decides", "policy")
-        self.state = self._gauge("state", "1 for the state a policy's monitor is in", "policy", "state")
-        self.evidence = self._gauge("evidence", "Evidence that the loss is above a line", "policy", "line")
-        self.line = self._gauge("loss_line", "The lines that the loss is watched against", "policy", "line")
-        self.loss_mean = self._gauge("loss_mean", "Mean loss of the audits whose loss is known", "policy")
-        self.loss_lower = self._gauge("loss_lower", "Lower 97.5 % limit of the running mean loss", "policy")
-        self.loss_upper = self._gauge("loss_upper", "Upper 97.5 % limit of the running mean loss", "policy")
-        self.served_mean = self._gauge(
-            "served_loss_mean", "Mean loss of delivered answers, fallbacks included", "policy"
+        self.state = self._gauge(
+            "state", "1 for the state a policy's monitor is in, of groups the worst", "policy", "state"
         )
-        self.audit_rows = self._gauge("audits", "Audited decisions by what is known of their loss", "policy", "state")
+        self._ledgers = {grouped: self._loss_gauges(grouped=grouped) for grouped in (False, True)}
+        self.group_state = self._gauge("group_state", "1 for the state of a group's ledger", "policy", "group", "state")
         self.installed = self._gauge("certificate_installed_seconds", "When it was, in seconds since 1970", "policy")
         self.known_lately = self._gauge("audits_known_lately", "Audits known in the last 30 days", "policy")
         self.stale = self._gauge("certificate_stale", "1 if these are too few to show a doubled loss", "policy")
         self.drift_evidence = self._gauge("drift_evidence", "Evidence that margins have changed; 100 is much", "policy")
         self.guard_share = self._gauge("guard_share", "Share of calibration rows that the guard would defer", "policy")
 
-    def standings(self, standings: Mapping[str, tuple[Standing, LedgerWatch]]) -> None:
-        """Set where every policy stands."""
-        for gauge in (
-            self.state, self.evidence, self.line, self.loss_mean, self.loss_lower, self.loss_upper, self.served_mean,
-            self.audit_rows, self.guard_share, self.drift_evidence,
-        ):  # fmt: skip
+    def _loss_gauges(self, *, grouped: bool) -> "_LossGauges":
+        """Return the gauges of ledgers: of policies, or with the name of a group."""
+        prefix, labels = ("group_", ("policy", "group")) if grouped else ("", ("policy",))
+
+        def gauge(name: str, text: str, *more: str) -> Gauge:
+            return self._gauge(f"{prefix}{name}", text, *labels, *more)
+
+        return _LossGauges(
+            evidence=gauge("evidence", "Evidence that the loss is above a line", "line"),
+            line=gauge("loss_line", "The lines that the loss is watched against", "line"),
+            mean=gauge("loss_mean", "Mean loss of the audits whose loss is known"),
+            lower=gauge("loss_lower", "Lower 97.5 % limit of the running mean loss"),
+            upper=gauge("loss_upper", "Upper 97.5 % limit of the running mean loss"),
+            served=gauge("served_loss_mean", "Mean loss of delivered answers, fallbacks included"),
+            rows=gauge("audits", "Audited decisions by what is known of their loss", "state"),
+        )
+
+    def standings(self, standings: Mapping[str, Mapping[str, tuple[Standing, LedgerWatch]]]) -> None:
+        """Set where every policy stands, and each of its groups if it has any."""
+        for gauge in (self.state, self.group_state, self.guard_share, self.drift_evidence):
             gauge.clear()
-        for policy, (standing, watch) in standings.items():
-            self._stand(policy, standing, watch.served)
-            if watch.drift is not None:
-                self.drift_evidence.labels(policy).set(watch.drift.standing().evidence)
-            if watch.guard is not None:
-                self.guard_share.labels(policy).set(watch.guard.standing().share)
+        for gauges in self._ledgers.values():
+            gauges.clear()
+        for policy, ledgers in standings.items():
+            states = {standing.state for standing, _ in ledgers.values()}
+            worst = min(states, key=SEVERITY.index)
+            for state in SEVERITY:
+                self.state.labels(policy, state).set(state == worst)
+            for group, (standing, watch) in ledgers.items():
+                self._stand(policy, group, standing, watch)
+
+    def _stand(self, policy: str, group: str, standing: Standing, watch: LedgerWatch) -> None:
+        if group:
+            for state in SEVERITY:
+                self.group_state.labels(policy, group, state).set(state == standing.state)
+        self._ledgers[bool(group)].stand((policy, group) if group else (policy,), standing, watch.served)
+        if watch.drift is not None and not group:
+            self.drift_evidence.labels(policy).set(watch.drift.standing().evidence)
+        if watch.guard is not None:
+            self.guard_share.labels(policy).set(watch.guard.standing().share)
 
     def versions(self, policies: Iterable["LivePolicy"], behind: Mapping[str, int]) -> None:
         """Set which versions are in force, and which are the newest."""
@@ -124,24 +182,6 @@ class Metrics:
             self.installed.labels(policy).set(age.installed)
             self.known_lately.labels(policy).set(age.known_lately)
             self.stale.labels(policy).set(age.stale is not None)
-
-    def _stand(self, policy: str, standing: Standing, served: ServedFigure | None) -> None:
-        figures = standing.figures
-        for state in get_args(State):
-            self.state.labels(policy, state).set(state == standing.state)
-        lines = (figures.lines.alpha, figures.lines.red)
-        for name, line, log in zip(("alpha", "red"), lines, figures.log_evidence, strict=True):
-            if line is not None and log is not None:
-                self.line.labels(policy, name).set(line)
-                self.evidence.labels(policy, name).set(as_evidence(log))
-        for name in ("known", "pending", "missing"):
-            self.audit_rows.labels(policy, name).set(getattr(figures, name))
-        self.loss_lower.labels(policy).set(standing.limits[0])
-        self.loss_upper.labels(policy).set(standing.limits[1])
-        mean = standing.mean if served is None else served.mean
-        for gauge, value in ((self.loss_mean, standing.mean), (self.served_mean, mean)):
-            if value is not None:
-                gauge.labels(policy).set(value)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"arbitrage_{name}", text, labels, registry=self.registry)

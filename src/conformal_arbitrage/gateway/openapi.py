@@ -44,6 +44,7 @@ _SCHEMAS: dict[str, Any] = {
         prompt_cache_key=_nullable(_TEXT),
         prompt_cache_options=_nullable({"type": "object"}),
         safety_identifier=_nullable(_TEXT),
+        metadata=_nullable({"type": "object"}),
     ),
     "Question": {
         "oneOf": [
@@ -150,7 +151,8 @@ _SCHEMAS: dict[str, Any] = {
         ["policy", "version", "mode", "guarantee", "watched", "alarm"], policy=_TEXT, version={"type": "integer"},
         mode={"enum": ["enforce", "shadow", "safe"]}, guarantee=_TEXT, reason=_nullable(_TEXT), watched=_BOOLEAN,
         unwatched=_nullable(_TEXT), alarm=_nullable(_MAP), state=_TEXT, reasons=_array(_TEXT), audits=_MAP,
-        limits=_array(_NUMBER), lines=_MAP, evidence=_MAP, as_served=_nullable(_MAP),
+        limits=_array(_NUMBER), lines=_MAP, evidence=_MAP, as_served=_nullable(_MAP), groups=_array(_MAP),
+        deferred_groups=_array(_TEXT), false_red=_nullable(_NUMBER),
     ),
     "Nothing": {"type": "object"},
     "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run=_BOOLEAN),

@@ -20,7 +20,7 @@ from conformal_arbitrage.errors import (
     RequestError,
     StaleCalibrationError,
 )
-from conformal_arbitrage.gateway.audit_rows import LossFacts, WatchedPolicy
+from conformal_arbitrage.gateway.audit_rows import WatchedPolicy
 from conformal_arbitrage.gateway.cascades import (
     cascade_features,
     chooser_of_cascade,
@@ -81,14 +81,20 @@ class TextPair:
 ModelPair = MenuPair | TextPair
 
 
-def identities_of_pair(pair: ModelPair) -> dict[str, Identity]:
-    """Return the identities of both models by role, or of all models of a cascade by name."""
+def identities_of_pair(pair: ModelPair, group: str | None = None) -> dict[str, Identity]:
+    """Return the identities of both models by role, or of all models of a cascade by name.
+
+    Args:
+        pair: the models.
+        group: where requests name their group, if they do: groups of another source are other groups.
+    """
     if pair.models:
         return {
             **{name: dict(one.identity) for name, one in pair.models.items()},
             pair.guardian_name: dict(pair.guardian.identity),
         }
-    return {"primary": dict(pair.primary.identity), "guardian": dict(pair.guardian.identity)}
+    models: dict[str, Identity] = {"primary": dict(pair.primary.identity), "guardian": dict(pair.guardian.identity)}
+    return models if group is None else {**models, "group": {"source": group}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +193,7 @@ class PolicyTable:
         pair = self._pairs[name]
         return LivePolicy(
             name=name, version=0, settings=settings, pair=pair, certificate=None, rule=None,
-            identities_sha256=fingerprint(identities_of_pair(pair)), alpha=None, mode="shadow",
+            identities_sha256=fingerprint(identities_of_pair(pair, settings.group)), alpha=None, mode="shadow",
             unwatched="there is no certificate yet",
         )  # fmt: skip
 
@@ -293,7 +299,7 @@ class PolicyTable:
             pair=pair,
             certificate=bound,
             rule=self._rule(settings, deferring(bound) if safe else bound, pair, forfeited),
-            identities_sha256=fingerprint(identities_of_pair(pair)),
+            identities_sha256=fingerprint(identities_of_pair(pair, settings.group)),
             alpha=bound.alpha,
             mode="safe" if safe else settings.mode,
             guarantee="crc" if bound.confidence is None else "high_probability",
@@ -478,5 +484,4 @@ def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:
         return replace(live, unwatched=reason)
     key = LedgerKey(policy=live.name, version=live.version, lifts=live.lifts, identities_sha256=live.identities_sha256)
     by_people = live.pair.guardian.identity.get("kind") == "human"
-    watched = WatchedPolicy(key=key, lines=lines, facts=LossFacts.of(certificate), by_people=by_people)
-    return replace(live, watched=watched, unwatched=None)
+    return replace(live, watched=WatchedPolicy.of(certificate, key, lines, by_people=by_people), unwatched=None)

@@ -150,11 +150,10 @@ class Renewer:
         return version
 
     def _target(self, name: str) -> RenewablePolicy:
-        identities = identities_of_pair(self._policies.named(name).pair)
+        identities = identities_of_pair(self._policies.named(name).pair, self._config.policies[name].group)
         return renewable(self._config, name, identities, self._secret)
 
 
 def _loses(watcher: Watcher, live: LivePolicy) -> bool:
     """Tell whether a policy is amber because of its losses."""
-    shown = watcher.standing(live)
-    return shown is not None and (shown[0].state, shown[0].cause) == ("amber", "losses")
+    return any((one.state, one.cause) == ("amber", "losses") for one, _ in watcher.standings_of(live).values())

@@ -65,8 +65,9 @@ def secret_of(config: Config) -> ProjectSecret:
 
 
 def identities_of(config: Config, policy: str) -> dict[str, Any]:
-    """Return the identities of a policy's models under this configuration."""
-    return identities_of_pair(pairs_of(Models(config.for_policy(policy), Extras(keyless=True)))[policy])
+    """Return the identities of a policy's models, and of its groups, under this configuration."""
+    pair = pairs_of(Models(config.for_policy(policy), Extras(keyless=True)))[policy]
+    return identities_of_pair(pair, config.policies[policy].group)
 
 
 @asynccontextmanager

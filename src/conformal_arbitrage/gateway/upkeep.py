@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import CertificateError
-from conformal_arbitrage.live.aging import expiry
+from conformal_arbitrage.live.aging import AgeLimits
 from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
+from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.live.guarding import CertificateGuard
 
 if TYPE_CHECKING:
@@ -44,9 +45,20 @@ def guarded_policy(live: "LivePolicy", guard: CertificateGuard) -> "LivePolicy":
     return replace(live, rule=live.rule if same else replace(live.rule, certificate=certificate), guarded=known)
 
 
-def expired_policy(live: "LivePolicy", now: float) -> "LivePolicy":
-    """Return a policy without its guarantee if its certificate is older than max_age, and in shadow mode if so set."""
-    reason = expiry((now - live.installed) / _DAY, live.settings.max_age)
+def age_limits(settings: PolicyConfig) -> AgeLimits:
+    """Return what a policy says of the age of its certificate."""
+    return AgeLimits(max_age=settings.max_age, max_decisions=settings.max_decisions, fresh_days=settings.fresh_days)
+
+
+def expired_policy(live: "LivePolicy", now: float, decisions: int | None) -> "LivePolicy":
+    """Return a policy without its guarantee if its certificate has expired, and in shadow mode if so set.
+
+    Args:
+        live: the policy.
+        now: the time.
+        decisions: how many there were under its certificate, if they are counted.
+    """
+    reason = age_limits(live.settings).expiry((now - live.installed) / _DAY, decisions)
     if reason is None or live.expired or live.rule is None:
         return live
     forfeited = live.forfeited or reason

@@ -9,23 +9,29 @@ Knows nothing of HTTP, or of how decisions are made.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, DamagedError
-from conformal_arbitrage.gateway.audit_rows import LossFacts, WatchedPolicy, settlement
+from conformal_arbitrage.gateway.audit_rows import LossFacts, settlement
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
-from conformal_arbitrage.gateway.upkeep import expired_policy, guarded_policy
+from conformal_arbitrage.gateway.upkeep import age_limits, expired_policy, guarded_policy
 from conformal_arbitrage.live.aging import Age, age_of
 from conformal_arbitrage.live.drifting import DriftWatch
 from conformal_arbitrage.live.guarding import CertificateGuard
 from conformal_arbitrage.live.known_losses import KnownLosses
-from conformal_arbitrage.live.watching import LedgerWatch, standing_document
-from conformal_arbitrage.monitoring.states import Cause, Standing
+from conformal_arbitrage.live.watching import (
+    LedgerWatch,
+    alarm_document,
+    false_red_of_policy,
+    standing_document,
+    worst_of,
+)
+from conformal_arbitrage.monitoring.states import SEVERITY, Cause, Standing
 from conformal_arbitrage.store.base import Store
-from conformal_arbitrage.store.ledger_base import LedgerNews, Settlement
+from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerNews, Settlement
 from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, FeedbackBody
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -57,11 +63,12 @@ class Watcher:
         self._store = store
         self._policies = policies
         self._clock = clock
-        self._watches: dict[str, LedgerWatch] = {}
+        self._watches: dict[str, dict[str, LedgerWatch]] = {}  # by policy, then by ledger: "" without groups
         self._facts: dict[tuple[str, int], LossFacts | None] = {}
         self._callers: dict[str, bool] = {}
         self._served_at: dict[str, float] = {}
         self._trouble = ""
+        self._totals: dict[str, int] = {}
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -82,24 +89,39 @@ class Watcher:
         settled = await self._settle()
         await self._policies.refresh(await self._store.change_count())
         for live in self._policies.all():
-            self._put(live, expired_policy(live, self._clock()))
+            self._put(live, expired_policy(live, self._clock(), await self._decisions(live)))
         for live in self._policies.all():
             await self._follow(live)
         return settled
 
+    async def _decisions(self, live: LivePolicy) -> int | None:
+        """Return how many decisions all gateways made under a version, as far as they are counted, if that matters."""
+        if live.settings.max_decisions is None:
+            return None
+        total = self._totals[live.name] = await self._store.count_decisions(live.name, live.version)
+        return total
+
     async def _follow(self, live: LivePolicy) -> None:
-        watch = self._watch(live)
-        if watch is None:
-            return
-        await watch.follow()
-        if watch.guard is not None:
-            self._put(live, guarded_policy(live, watch.guard))
+        watches = list(self._watch(live).values())
+        for watch in await self._behind(live, watches):
+            await watch.follow()
+            if watch.guard is not None:
+                self._put(live, guarded_policy(live, watch.guard))
         now = self._clock()
-        if live.alarm is None and watch.red(now):
-            await self._raise(live, watch.standing(now))
+        red = next((watch for watch in watches if watch.red(now)), None)
+        if live.alarm is None and red is not None:
+            await self._raise(live, red)
         if now - self._served_at.get(live.name, 0.0) >= SERVED_EVERY:
             self._served_at[live.name] = now
-            await watch.refresh_served(now)
+            for watch in watches:
+                await watch.refresh_served(now)
+
+    async def _behind(self, live: LivePolicy, watches: Sequence[LedgerWatch]) -> list[LedgerWatch]:
+        """Return the ledgers that may have news: of many, one query tells which."""
+        if len(watches) <= 1:
+            return list(watches)
+        newest = {one.key: one.change for one in await self._store.ledgers(live.name)}
+        return [watch for watch in watches if watch.is_behind(newest.get(watch.key, 0))]
 
     def _put(self, live: LivePolicy, changed: LivePolicy) -> None:
         """Put a policy in force that changed while its version stays."""
@@ -108,28 +130,30 @@ class Watcher:
         if changed is not live:
             self._policies.swap(live, changed)
 
-    def _watch(self, live: LivePolicy) -> LedgerWatch | None:
-        """Return what follows a policy's ledger; begins anew with every version, lift and change of models."""
-        if live.watched is None:
-            self._watches.pop(live.name, None)
-            return None
-        watch = self._watches.get(live.name)
-        if watch is None or watch.key != live.watched.key:
-            watch = self._watches[live.name] = self._new_watch(live, live.watched)
-        return watch
+    def _watch(self, live: LivePolicy) -> dict[str, LedgerWatch]:
+        """Return what follows a policy's ledgers; begins anew with every version, lift and change of models."""
+        keys = [] if live.watched is None else live.watched.keys()
+        watches = self._watches.get(live.name, {})
+        if [watch.key for watch in watches.values()] != keys:
+            watches = self._watches[live.name] = {key.group: self._new_watch(live, key) for key in keys}
+        return watches
 
-    def _new_watch(self, live: LivePolicy, watched: WatchedPolicy) -> LedgerWatch:
-        certificate, guard, drift = live.certificate, None, None
+    def _new_watch(self, live: LivePolicy, key: LedgerKey) -> LedgerWatch:
+        certificate, watched, guard, drift = live.certificate, live.watched, None, None
+        if watched is None:
+            raise AssertionError("a ledger belongs to a policy that is watched")
         if certificate is not None:
             guard = CertificateGuard(certificate) if live.guarded is not None else None
-            drift = None if self._secret is None else DriftWatch(self._store, watched.key, certificate, self._secret)
-        rate = live.settings.audit_rate
-        return LedgerWatch(self._store, watched.key, watched.lines, audit_rate=rate, guard=guard, drift=drift)
+            drift = None if self._secret is None else DriftWatch(self._store, key, certificate, self._secret)
+        rate, lines = live.settings.audit_rate, watched.lines[key.group]
+        return LedgerWatch(self._store, key, lines, audit_rate=rate, guard=guard, drift=drift)
 
-    async def _raise(self, live: LivePolicy, standing: Standing) -> None:
-        figures, key = standing.figures, live.watched.key if live.watched is not None else None
+    async def _raise(self, live: LivePolicy, watch: LedgerWatch) -> None:
+        """Record an alarm, of whichever group: the whole policy goes into safe mode."""
+        standing, key = watch.standing(self._clock()), watch.key
+        figures = standing.figures
         line, evidence = figures.lines.red, figures.log_peak[1]
-        if key is None or line is None or evidence is None:
+        if line is None or evidence is None:
             raise AssertionError("red needs a red line")
         alarm = AlarmBody(
             version=key.version,
@@ -146,7 +170,8 @@ class Watcher:
         )
         if await self._store.raise_alarm(live.name, alarm):
             _log.error(
-                "red: %s; the policy serves in safe mode until the alarm is lifted or a certificate is installed",
+                "red%s: %s; the policy serves in safe mode until the alarm is lifted or a certificate is installed",
+                f", group {key.group!r:.80}" if key.group else "",
                 "; ".join(standing.reasons),
                 extra={"policy": live.name},
             )
@@ -194,25 +219,36 @@ class Watcher:
             return lambda _: True
         return lambda feedback: feedback.by is None or not self._callers.get(feedback.by, False)
 
-    def standings(self) -> dict[str, tuple[Standing, LedgerWatch]]:
-        """Return where every policy with a monitor stands."""
-        shown = {live.name: self.standing(live) for live in self._policies.all()}
-        return {name: standing for name, standing in shown.items() if standing is not None}
+    def standings(self) -> dict[str, dict[str, tuple[Standing, LedgerWatch]]]:
+        """Return where every policy with a monitor stands, as `standings_of` does."""
+        shown = {live.name: self.standings_of(live) for live in self._policies.all()}
+        return {name: standings for name, standings in shown.items() if standings}
+
+    def standings_of(self, live: LivePolicy) -> dict[str, tuple[Standing, LedgerWatch]]:
+        """Return where each ledger of a policy stands and what follows it; empty without a monitor, or before a look.
+
+        Of a policy without groups there is one, with an empty name.
+        """
+        alarm, standings = live.alarm, dict[str, tuple[Standing, LedgerWatch]]()
+        for name, watch in self._read(live).items():
+            raised = alarm is not None and (alarm.group or "") in ("", name)
+            cause = _CAUSES.get(alarm.cause, "losses") if alarm is not None and raised else None
+            age = self._age(live, watch)
+            standing = watch.standing(self._clock(), alarmed=cause, stale=None if age is None else age.stale)
+            standings[name] = standing, watch
+        return standings
 
     def standing(self, live: LivePolicy) -> tuple[Standing, LedgerWatch] | None:
-        """Return where a policy stands and what follows its ledger; None without a monitor, or before the first look."""
-        watch = self._read(live)
-        if watch is None:
-            return None
-        cause = None if live.alarm is None else _CAUSES.get(live.alarm.cause, "losses")
-        age = self.age(live)
-        return watch.standing(self._clock(), alarmed=cause, stale=None if age is None else age.stale), watch
+        """Return where a policy stands, of groups the worst, and what follows that ledger; None if there is nothing yet."""
+        standings = self.standings_of(live).values()
+        return min(standings, key=lambda one: SEVERITY.index(one[0].state), default=None)
 
-    def _read(self, live: LivePolicy) -> LedgerWatch | None:
-        """Return what follows a policy's ledger, once it has been read."""
-        watch = self._watches.get(live.name)
-        ours = watch is not None and live.watched is not None and watch.key == live.watched.key
-        return watch if ours and watch is not None and watch.read else None
+    def _read(self, live: LivePolicy) -> dict[str, LedgerWatch]:
+        """Return what follows a policy's ledgers, once all of them have been read."""
+        watches = self._watches.get(live.name, {})
+        keys = [] if live.watched is None else live.watched.keys()
+        ours = [watch.key for watch in watches.values()] == keys and all(watch.read for watch in watches.values())
+        return watches if ours else {}
 
     def ages(self) -> dict[str, Age]:
         """Return how old what is known of every certificate in force is."""
@@ -220,9 +256,20 @@ class Watcher:
         return {name: age for name, age in ages.items() if age is not None}
 
     def age(self, live: LivePolicy) -> Age | None:
-        """Return how old what is known of a policy's certificate is; None without one, or before the first look."""
-        watch, settings = self._read(live), live.settings
-        if live.certificate is None or (watch is None and live.watched is not None):
+        """Return how old what is known of a policy's certificate is; None without one, or before the first look.
+
+        Of several groups, it is that of the one with the fewest audits of late.
+        """
+        watches: list[LedgerWatch | None] = list(self._read(live).values())
+        if not watches and live.watched is None:
+            watches = [None]
+        ages = [age for watch in watches if (age := self._age(live, watch)) is not None]
+        return min(ages, key=lambda age: age.known_lately, default=None)
+
+    def _age(self, live: LivePolicy, watch: LedgerWatch | None) -> Age | None:
+        """Return the age of a certificate by the audits of one ledger."""
+        settings = live.settings
+        if live.certificate is None:
             return None
         return age_of(
             live.certificate,
@@ -230,16 +277,16 @@ class Watcher:
             installed=live.installed,
             now=self._clock(),
             audit_rate=settings.audit_rate,
-            max_age=settings.max_age,
+            limits=age_limits(settings),
+            decisions=self._totals.get(live.name),
         )
 
     def document(self, live: LivePolicy) -> dict[str, Any]:
-        """Return where a policy stands as plain values."""
-        shown = self.standing(live)
-        stands: dict[str, Any] = {} if shown is None else standing_document(shown[0], shown[1].served)
-        alarm = live.alarm
-        guard = None if shown is None or shown[1].guard is None else asdict(shown[1].guard.standing())
-        drift = None if shown is None or shown[1].drift is None else asdict(shown[1].drift.standing())
+        """Return where a policy stands as plain values; of one by groups, the worst state, and all of each group."""
+        standings, alarm = self.standings_of(live), live.alarm
+        watch = standings[""][1] if "" in standings else None
+        guard = None if watch is None or watch.guard is None else asdict(watch.guard.standing())
+        drift = None if watch is None or watch.drift is None else asdict(watch.drift.standing())
         return {
             "policy": live.name,
             "version": live.version,
@@ -249,11 +296,36 @@ class Watcher:
             "watched": live.watched is not None,
             "unwatched": live.unwatched,
             "lifts": live.lifts,
-            "alarm": None if alarm is None else {"cause": alarm.cause, "at": alarm.at, "audits": alarm.audits},
+            "alarm": None if alarm is None else alarm_document(alarm),
             "guard": guard,
             "drift": drift,
             "age": None if (age := self.age(live)) is None else asdict(age),
-            **stands,
+            **self._stands(live, standings),
+        }
+
+    def _stands(self, live: LivePolicy, standings: Mapping[str, tuple[Standing, LedgerWatch]]) -> dict[str, Any]:
+        """Return the state and what it rests on: of the only ledger, or of all groups."""
+        if "" in standings:
+            return standing_document(standings[""][0], standings[""][1].served)
+        certificate, watched = live.certificate, live.watched
+        if certificate is None or watched is None or watched.ledgers is None or not standings:
+            return {}
+        members = {name: [group for group, own in watched.ledgers.items() if own == name] for name in standings}
+        groups = [
+            {
+                "group": name,
+                "members": members[name],
+                **standing_document(standing, watch.served),
+                "age": None if (age := self._age(live, watch)) is None else asdict(age),
+                "drift": None if watch.drift is None else asdict(watch.drift.standing()),
+            }
+            for name, (standing, watch) in standings.items()
+        ]
+        return {
+            **worst_of({name: standing for name, (standing, _) in standings.items()}),
+            "false_red": false_red_of_policy(certificate, watched.lines),
+            "groups": groups,
+            "deferred_groups": [name for name in certificate.groups or {} if name not in watched.ledgers],
         }
 
 

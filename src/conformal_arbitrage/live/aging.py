@@ -1,7 +1,8 @@
 """How old the evidence on a certificate in service is, and what luck its next decisions share.
 
-A certificate goes stale by evidence, not by date: once it has been in force for thirty days, there have to be as many audits
-of the last thirty as show a doubled loss. Before that, the rows it was calibrated on are the evidence.
+A certificate goes stale by evidence, not by date: once it has been in force for thirty days, or as many as are configured,
+there have to be as many audits of the last thirty as show a doubled loss. Before that, the rows it was calibrated on are the
+evidence.
 
 Knows nothing of ledgers, clocks or policies.
 """
@@ -28,12 +29,36 @@ _DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgeLimits:
+    """What a policy says of the age of its certificate.
+
+    Attributes:
+        max_age: days after which it is not to be relied on any more; None for never.
+        max_decisions: decisions after which it is not; None for never.
+        fresh_days: in how many days enough audits have to become known.
+    """
+
+    max_age: float | None = None
+    max_decisions: int | None = None
+    fresh_days: float = FRESH_DAYS
+
+    def expiry(self, days: float, decisions: int | None = None) -> str | None:
+        """Return why a certificate has expired; None if it has not."""
+        force = "expired: the certificate has been in force for"
+        if self.max_age is not None and days >= self.max_age:
+            return f"{force} {days:.0f} days, and max_age is {self.max_age:g}"
+        if self.max_decisions is not None and decisions is not None and decisions >= self.max_decisions:
+            return f"{force} {decisions:,} decisions, and max_decisions is {self.max_decisions:,}"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Age:
     """How old what is known of a certificate is.
 
     Attributes:
         installed: when it was installed, in seconds since 1970.
-        known_lately: audits that became known in the last thirty days.
+        known_lately: audits that became known in the last `fresh_days`.
         needed: how many show a doubled loss with a probability of 90 %; where gains count, it takes no fewer.
         last_known: when the last audit became known, in seconds since 1970; None if none did.
         blind_decisions: how many decisions those audits take; None without audits, and where gains count.
@@ -42,6 +67,8 @@ class Age:
             not known.
         stale: why the evidence is too old, in words; None if it is not.
         expired: why the certificate is no longer to be relied on, as configured; None if it is.
+        decisions: how many there were under it; None unless they are counted, for max_decisions.
+        fresh_days: in how many days audits have to become known, as configured.
     """
 
     installed: float
@@ -53,6 +80,8 @@ class Age:
     range: Limits | None
     stale: str | None
     expired: str | None
+    decisions: int | None = None
+    fresh_days: float = FRESH_DAYS
 
 
 def age_of(
@@ -62,7 +91,8 @@ def age_of(
     installed: float,
     now: float,
     audit_rate: float,
-    max_age: float | None = None,
+    limits: AgeLimits | None = None,
+    decisions: int | None = None,
 ) -> Age:
     """Return how old what is known of a certificate is.
 
@@ -72,12 +102,14 @@ def age_of(
         installed: when it was installed, in seconds since 1970.
         now: the time.
         audit_rate: the share of decisions that the coin draws.
-        max_age: days after which it is not to be relied on any more; None for never.
+        limits: when it is not to be relied on any more.
+        decisions: how many there were under it, if they are counted.
     """
+    limits = limits or AgeLimits()
     share, days = certificate.alpha / certificate.loss_bound, max(0.0, now - installed) / _DAY
-    lately = known.since(now - FRESH_DAYS * _DAY)
-    net = certificate.loss == NET
-    stale = freshness(lately, share, last_known=_date(known.last), signed=net) if days >= FRESH_DAYS else None
+    lately = known.since(now - limits.fresh_days * _DAY)
+    net, window = certificate.loss == NET, limits.fresh_days
+    stale = freshness(lately, share, last_known=_date(known.last), days=window, signed=net) if days >= window else None
     return Age(
         installed=installed,
         known_lately=lately,
@@ -87,15 +119,10 @@ def age_of(
         next_decisions=certificate.n,
         range=range_of(certificate),
         stale=stale,
-        expired=expiry(days, max_age),
+        expired=limits.expiry(days, decisions),
+        decisions=decisions,
+        fresh_days=limits.fresh_days,
     )
-
-
-def expiry(days: float, max_age: float | None) -> str | None:
-    """Return why a certificate has expired; None if it has not."""
-    if max_age is None or days < max_age:
-        return None
-    return f"expired: the certificate has been in force for {days:.0f} days, and max_age is {max_age:g}"
 
 
 def range_of(certificate: Certificate) -> Limits | None:
@@ -106,6 +133,20 @@ def range_of(certificate: Certificate) -> Limits | None:
     if not binary or unproved or chosen or certificate.confidence is not None or certificate.groups is not None:
         return None
     return _next_range(certificate.n, certificate.alpha / certificate.loss_bound)
+
+
+def luck_words(certificate: Certificate) -> str:
+    """Return what is known of many decisions under one certificate, which share its luck, in a sentence."""
+    if certificate.status == "always_defer":
+        return "all are deferred, so they lose nothing"
+    ends = range_of(certificate)
+    if ends is None:
+        return "they share this certificate's luck, and only audits say how much that is"
+    low, high = (certificate.loss_bound * end for end in ends)
+    return (
+        f"over the next {certificate.n:,}, the mean loss lies in {low:.3g} to {high:.3g} for 95 % of calibrations and "
+        "traffic, if these are exchangeable and the budget is spent; more of them share the same luck, and hardly narrow it"
+    )
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.facts import group_source_of
 from conformal_arbitrage.calibration.text_embedding import text_embedding
 from conformal_arbitrage.errors import CertificateError, StaleCalibrationError
 from conformal_arbitrage.scorers.base import Answerer, Identity, Scorer
@@ -79,6 +80,11 @@ def check_identities(
     if certificate.learned is not None and certificate.learned.text_sha256 is not None:
         then, now = certificate.learned.text_sha256, text_embedding().sha256
         different |= {} if then == now else {"features.text": f"embedding {then:.12} then, {now:.12} now"}
+    if certificate.groups is not None and certificate.identities != "unbound":
+        then = group_source_of(certificate)
+        changed = f"{then!r} then, {group_source!r} now"
+        unsaid = f"what named its groups was not said: calibrate with --group-source {group_source}"
+        different |= {} if then == group_source else {"group.source": unsaid if then is None else changed}
     if not different:
         return None
     refused = [name for name in different if name not in allow]

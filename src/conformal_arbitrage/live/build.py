@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.facts import group_source_of
 from conformal_arbitrage.calibration.path_certificate import PathCertificate
 from conformal_arbitrage.calibration.skip_rule import SkipRule, read_skip_rule
 from conformal_arbitrage.errors import ConfigError
@@ -295,7 +296,7 @@ def bind_menu(
         primary: the Primary.
         guardian: the Guardian.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
-        group_source: what names the group of a query, if a learned score needs it.
+        group_source: what names the group of a query, for a certificate by groups or a learned score.
 
     Raises:
         StaleCalibrationError: the certificate was made with other models, and that is not allowed.
@@ -314,7 +315,8 @@ def _own_source(certificate: Certificate) -> str | None:
     """Return the source of groups that a certificate names: whoever asks from here names the group by hand."""
     if certificate.learned is not None and "group" in certificate.learned.features:
         return certificate.learned.group_source
-    return None if certificate.identities == "unbound" else skip_source(certificate.identities["primary"])
+    skipping = None if certificate.identities == "unbound" else skip_source(certificate.identities["primary"])
+    return group_source_of(certificate) or skipping
 
 
 def bind_text(

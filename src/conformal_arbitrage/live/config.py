@@ -74,6 +74,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         alarm_line: the loss whose crossing puts the policy into safe mode: the one that luck in calibration cannot
             explain, or "alpha" itself.
         max_age: days after its installation when a certificate expires; unless set, it does not.
+        max_decisions: decisions under it after which it expires; unless set, it does not.
+        fresh_days: the last days in which enough audits have to be known for the evidence not to be stale.
         at_expiry: what happens then: decisions have no guarantee any more ("none"), or the policy goes into shadow mode.
         guard: whether audited losses raise the threshold above the certificate's, and never lower it below.
         content: what the record keeps of questions and answers.
@@ -100,6 +102,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     audit_rate: float = 0.0
     alarm_line: AlarmLine = "luck"
     max_age: float | None = None
+    max_decisions: int | None = None
+    fresh_days: float = 30.0
     at_expiry: Literal["none", "shadow"] = "none"
     guard: bool = False
     content: Literal["full", "hashed", "off"] = "hashed"

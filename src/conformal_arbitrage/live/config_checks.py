@@ -167,6 +167,10 @@ def _service_problem(policy: "PolicyConfig") -> tuple[str, str] | None:
     """Return what a policy's age or guard gets wrong: the key, and why; None if nothing."""
     if policy.max_age is not None and not 0 < policy.max_age < float("inf"):
         return "max_age", f"max_age must be above 0 days and finite; got {policy.max_age!r}"
+    if policy.max_decisions is not None and policy.max_decisions < 1:
+        return "max_decisions", f"max_decisions must be 1 or more; got {policy.max_decisions!r}"
+    if not 0 < policy.fresh_days < float("inf"):
+        return "fresh_days", f"fresh_days must be above 0 days and finite; got {policy.fresh_days!r}"
     if policy.guard and not (policy.audit_rate > 0 and policy.mode == "enforce"):
         return "guard", 'guard = true learns from audits: set audit_rate above 0 with mode = "enforce", or leave it out'
     return None

@@ -4,17 +4,25 @@ Everything is recomputed from the ledgers, so what is shown here is what a gatew
 Knows nothing of HTTP, terminals or files.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.evaluation.monitor_figures import DrawnLedger, DrawnMoment
 from conformal_arbitrage.live.config import Config, PolicyConfig
-from conformal_arbitrage.live.watching import ServedFigure, lines_of, served_figure, standing_document
-from conformal_arbitrage.monitoring.age import FRESH_DAYS, blind_decisions, freshness
+from conformal_arbitrage.live.watching import (
+    ServedFigure,
+    alarm_document,
+    lines_of,
+    served_figure,
+    standing_document,
+)
+from conformal_arbitrage.monitoring.age import blind_decisions, freshness
 from conformal_arbitrage.monitoring.history import ledger_history
 from conformal_arbitrage.monitoring.lines import Lines
 from conformal_arbitrage.monitoring.monitor import Monitor
@@ -47,7 +55,7 @@ class WatchedLedger:
     rows: LedgerRows
 
     def alarm(self, now: float) -> AlarmBody | None:
-        """Return the alarm that stands at a time, if this ledger is the one in force."""
+        """Return the alarm that stands at a time, if this ledger is in force: of whichever group, it is the policy's."""
         alarm = self.version.alarm if self.version.lifts == self.key.lifts else None
         return None if alarm is None or (alarm.at or 0.0) > now else alarm
 
@@ -101,7 +109,7 @@ class PolicyStanding:
             "unwatched": ledger.unwatched,
             "state": self.state,
             "lifts": ledger.key.lifts,
-            "alarm": None if alarm is None else {"cause": alarm.cause, "at": alarm.at, "audits": alarm.audits},
+            "alarm": None if alarm is None else alarm_document(alarm),
             "last_audit": ledger.last_audit,
             "blind_decisions": self.blind_decisions,
             **({} if self.standing is None else standing_document(self.standing, self.served)),
@@ -136,7 +144,7 @@ async def read_standings(
             settings = config.policies.get(version.name, PolicyConfig())
             ledgers = await _ledgers(store, version, settings)
             current = [one for one in ledgers if one.key.lifts == version.lifts]
-            standings += [stand(one, settings, now) for one in current or [await _empty(version, settings)]]
+            standings += [stand(one, settings, now) for one in [*current, *_empty(version, settings, current)]]
     return standings
 
 
@@ -164,7 +172,9 @@ def stand(ledger: WatchedLedger, settings: PolicyConfig, now: float) -> PolicySt
         monitor = Monitor.from_ledger(ledger.lines, rows.loss, rows.due, audit_rate=settings.audit_rate)
         served = served_figure(rows, ledger.lines, now) if rows.served_otherwise.any() else None
         failing = served is not None and served.above_alpha
-        standing = monitor.standing(now, alarmed=_cause(alarm), guardian_fails=failing, stale=_stale(ledger, now))
+        own = alarm if alarm is not None and (alarm.group or "") in ("", ledger.key.group) else None
+        stale = _stale(ledger, now, settings.fresh_days)
+        standing = monitor.standing(now, alarmed=_cause(own), guardian_fails=failing, stale=stale)
         blind = None if ledger.lines.signed else blind_decisions(ledger.lines.alpha, settings.audit_rate)
     return PolicyStanding(
         ledger=ledger,
@@ -177,14 +187,14 @@ def stand(ledger: WatchedLedger, settings: PolicyConfig, now: float) -> PolicySt
     )
 
 
-def _stale(ledger: WatchedLedger, now: float) -> str | None:
-    """Return why the evidence is old; a ledger that began within the window is new, not old."""
-    if ledger.lines is None or now - ledger.version.installed < FRESH_DAYS * DAY:
+def _stale(ledger: WatchedLedger, now: float, days: float) -> str | None:
+    """Return why the evidence is old; a ledger that began within so many days is new, not old."""
+    if ledger.lines is None or now - ledger.version.installed < days * DAY:
         return None
-    lately = int((ledger.rows.known_at >= now - FRESH_DAYS * DAY).sum())
+    lately = int((ledger.rows.known_at >= now - days * DAY).sum())
     last = ledger.last_audit
     last_known = None if last is None else date_of(last)
-    return freshness(lately, ledger.lines.alpha, last_known=last_known, signed=ledger.lines.signed)
+    return freshness(lately, ledger.lines.alpha, last_known=last_known, days=days, signed=ledger.lines.signed)
 
 
 def _cause(alarm: AlarmBody | None) -> Cause | None:
@@ -200,19 +210,31 @@ async def _ledgers(store: Store, version: PolicyVersion, settings: PolicyConfig)
     return sorted(found, key=lambda one: float(one.rows.drawn.max(initial=0.0)))
 
 
-async def _empty(version: PolicyVersion, settings: PolicyConfig) -> WatchedLedger:
+def _empty(version: PolicyVersion, settings: PolicyConfig, ledgers: Sequence[WatchedLedger]) -> list[WatchedLedger]:
+    """Return the ledgers of a version that have no rows yet: its only one, or those of groups."""
+    _, lines, _ = _certified(version, settings)
+    begun = {one.key.group for one in ledgers}
+    names = [name for name in lines if name not in begun] if lines else [] if ledgers else [""]
     key = LedgerKey(policy=version.name, version=version.version, lifts=version.lifts, identities_sha256="")
-    return _watched(key, version, settings, LedgerRows.of([], 0))
+    return [_watched(replace(key, group=name), version, settings, LedgerRows.of([], 0)) for name in names]
 
 
 def _watched(key: LedgerKey, version: PolicyVersion, settings: PolicyConfig, rows: LedgerRows) -> WatchedLedger:
-    certificate, lines, unwatched = None, None, None
+    certificate, lines, unwatched = _certified(version, settings)
+    own = lines.get(key.group)
+    return WatchedLedger(key=key, version=version, certificate=certificate, lines=own, unwatched=unwatched, rows=rows)
+
+
+def _certified(
+    version: PolicyVersion, settings: PolicyConfig
+) -> tuple[Certificate | None, dict[str, Lines], str | None]:
+    """Return the certificate of a version, what each of its ledgers is watched against, and why there is no such thing."""
+    certificate = None
     try:
         certificate = Certificate.from_dict(dict(version.certificate))
-        lines = lines_of(certificate, settings.alarm_line)
+        return certificate, lines_of(certificate, settings.alarm_line), None
     except (CertificateError, OptionError) as error:
-        unwatched = str(error)
-    return WatchedLedger(key=key, version=version, certificate=certificate, lines=lines, unwatched=unwatched, rows=rows)
+        return certificate, {}, str(error)
 
 
 def date_of(seconds: float) -> str:
@@ -222,12 +244,12 @@ def date_of(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
-def drawn_ledgers(history: PolicyHistory, now: float) -> list[DrawnLedger]:
-    """Return the ledgers of a policy to draw, by days since 1970; ledgers without rows or lines are left out."""
+def drawn_ledgers(history: PolicyHistory, now: float, *, group: str = "") -> list[DrawnLedger]:
+    """Return the ledgers of a policy, or of one of its groups, to draw, by days since 1970; empty ones are left out."""
     drawn: list[DrawnLedger] = []
     starts = sorted(one.x for one in drawn_moments(history) if one.kind != "red")
     for ledger in history.ledgers:
-        if ledger.lines is None or not len(ledger.rows):
+        if ledger.lines is None or not len(ledger.rows) or ledger.key.group != group:
             continue
         past = ledger.rows.due <= now
         unknown = np.isnan(ledger.rows.loss)

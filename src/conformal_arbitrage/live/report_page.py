@@ -9,6 +9,7 @@ from html import escape
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import CertificateError
+from conformal_arbitrage.live.aging import luck_words
 from conformal_arbitrage.live.monitored import DAY, PolicyStanding, drawn_ledgers, drawn_moments
 from conformal_arbitrage.live.report_figure import figure_svg
 from conformal_arbitrage.live.report_style import STYLE
@@ -102,7 +103,8 @@ def _promise_of(version: PolicyVersion, lifts: Sequence[LiftBody]) -> str:
         return f"<p>{since}: the stored certificate cannot be read.</p>"
     changed = "" if version.intact else " <strong>It is not what was installed.</strong>"
     void = "".join(f"<p class=bad>{escape(_VOID.format(at=_time(lift.at), by=lift.by))}</p>" for lift in lifts)
-    return f"<h3>{since}.{changed}</h3><blockquote>{escape(certificate.guarantee)}</blockquote>{void}"
+    luck = f"<p class=small>Of many decisions: {escape(luck_words(certificate))}.</p>"
+    return f"<h3>{since}.{changed}</h3><blockquote>{escape(certificate.guarantee)}</blockquote>{luck}{void}"
 
 
 def _evidence(report: MonthReport) -> str:
@@ -117,6 +119,7 @@ def _evidence(report: MonthReport) -> str:
     logs = figures.log_evidence
     facts = [
         ("Certificate", f"version {ledger.key.version}{_after_lifts(ledger.key.lifts)}"),
+        *([("Group, the one that matters most", ledger.key.group)] if ledger.key.group else []),
         ("State", shown.state),
         *(("Reason", reason) for reason in standing.reasons),
         ("Mean loss of known audits", "unknown" if standing.mean is None else f"{bound * standing.mean:.4f}"),
@@ -132,13 +135,13 @@ def _evidence(report: MonthReport) -> str:
         facts.append(("Loss of delivered answers, fallbacks included", served))
     note = "" if lines.note is None else f"<p>{escape(_sentence(lines.note))}</p>"
     figure = figure_svg(
-        drawn_ledgers(report.history, report.until),
+        drawn_ledgers(report.history, report.until, group=ledger.key.group),
         drawn_moments(report.history),
         start=max(report.month.start, _first_day(report) * DAY) / DAY,
         stop=report.until / DAY,
     )
     drawn = f"<figure>{figure}<figcaption>{_CAPTION}</figcaption></figure>" if figure else ""
-    several = _ledgers(report) if len(report.standings) > 1 else ""
+    several = _ledgers(report) if len(report.standings) > 1 or ledger.key.group else ""
     return _section("What audits say", f"{_facts(facts)}{note}{drawn}{several}<p class=small>{_LIMITS}</p>")
 
 
@@ -154,13 +157,13 @@ def _ledgers(report: MonthReport) -> str:
         name = f"version {key.version}{_after_lifts(key.lifts)}"
         name += f", models {key.identities_sha256[:8]}" + (f", group {key.group}" if key.group else "")
         if standing is None or one.ledger.certificate is None:
-            rows.append((name, f"{len(one.ledger.rows):,}", "", one.ledger.unwatched or ""))
+            rows.append((name, one.state, f"{len(one.ledger.rows):,}", "", one.ledger.unwatched or ""))
             continue
         bound = one.ledger.certificate.loss_bound
         mean = "unknown" if standing.mean is None else f"{bound * standing.mean:.4f}"
         limits = f"{bound * standing.limits[0]:.4f} to {bound * standing.limits[1]:.4f}"
-        rows.append((name, f"{len(one.ledger.rows):,}", mean, limits))
-    return f"<h3>All ledgers of the period</h3>{_table(('ledger', 'audits', 'mean loss', 'limits'), rows)}"
+        rows.append((name, one.state, f"{len(one.ledger.rows):,}", mean, limits))
+    return f"<h3>All ledgers of the period</h3>{_table(('ledger', 'state', 'audits', 'mean loss', 'limits'), rows)}"
 
 
 def _first_day(report: MonthReport) -> float:
@@ -213,7 +216,8 @@ def _notices(report: MonthReport) -> str:
         if isinstance(body, AlarmBody):
             mean = "" if body.mean is None else f", mean loss {body.mean:.4f} of the bound"
             what = f"{body.audits:,} audits ({body.missing:,} missing){mean}, red line {body.line:.4f}"
-            rows.append((_time(body.at), "alarm", str(body.version), f"{body.cause}: {what}"))
+            group = f"group {body.group}: " if body.group else ""
+            rows.append((_time(body.at), "alarm", str(body.version), f"{group}{body.cause}: {what}"))
         else:
             rows.append((_time(body.at), "lift", str(body.version), f"by {body.by}: {body.reason}"))
     table = _table(("time", "event", "version", "details"), rows)

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
+from msgspec.structs import replace as replaced
 
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.monitored import PolicyHistory, PolicyStanding, WatchedLedger, read_history, stand
+from conformal_arbitrage.monitoring.states import SEVERITY
 from conformal_arbitrage.store.base import PolicyVersion, Store
 from conformal_arbitrage.store.heads import Head
-from conformal_arbitrage.store.ledger_base import LedgerRows, Notice
+from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows, Notice
 from conformal_arbitrage.store.record import DecisionRecord
 
 _PAGE = 500
@@ -122,13 +124,22 @@ class MonthReport:
 
     @property
     def standing(self) -> PolicyStanding | None:
-        """Where the last ledger of the month stands; None if there is none."""
-        return self.standings[-1] if self.standings else None
+        """Where the last ledger of the month stands, of groups the worst; None if there is none."""
+        if not self.standings:
+            return None
+        last = key_of_groups(self.standings[-1])
+        own = [one for one in self.standings if key_of_groups(one) == last]
+        return min(own, key=lambda one: [*SEVERITY, "not watched"].index(one.state))
 
     @property
     def until(self) -> float:
         """The end of the month, or now if that is earlier."""
         return min(self.month.end, self.now)
+
+
+def key_of_groups(standing: PolicyStanding) -> LedgerKey:
+    """Return the key of a ledger without its group: the same for all groups of a version with the same models."""
+    return replaced(standing.ledger.key, group="")
 
 
 async def read_month(

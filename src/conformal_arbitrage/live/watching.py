@@ -19,12 +19,13 @@ from conformal_arbitrage.calibration.combinations import refusal, refuse_combina
 from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.live.known_losses import KnownLosses
-from conformal_arbitrage.monitoring.certified import certificate_lines
+from conformal_arbitrage.monitoring.certified import certificate_lines, ledger_names
 from conformal_arbitrage.monitoring.lines import AlarmLine, Lines
 from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
-from conformal_arbitrage.monitoring.states import Cause, Standing
+from conformal_arbitrage.monitoring.states import SEVERITY, Cause, Standing
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows
+from conformal_arbitrage.store.record import AlarmBody
 
 if TYPE_CHECKING:
     from conformal_arbitrage.live.drifting import DriftWatch
@@ -40,26 +41,46 @@ def deferring(certificate: Certificate) -> Certificate:
     return replace(single, status="always_defer", relaxation=None, boundary_u=None)
 
 
-def lines_of(certificate: Certificate, alarm_line: AlarmLine = "luck") -> Lines:
-    """Return what the ledger of a certificate in service is watched against.
+def lines_of(certificate: Certificate, alarm_line: AlarmLine = "luck") -> dict[str, Lines]:
+    """Return what the ledgers of a certificate in service are watched against, by their name: "" if it has no groups.
 
     Raises:
         OptionError: there is nothing to watch, or nothing that can be.
     """
     if certificate.unit == "session":
         refuse_combination("monitor", "session")
-    if certificate.groups is not None:
-        raise OptionError(
-            "monitor and groups do not go together in a gateway: each group needs a ledger and a red line of its own, which "
-            "is not built; audits are recorded all the same, but no alarm comes from them"
-        )
+    if certificate.groups is None:
+        return {"": _lines(certificate, alarm_line)}
+    members = {ledger: name for name, ledger in ledger_names(certificate).items()}
+    if not members:
+        raise OptionError("every query of every group is deferred, so the loss is 0: there is nothing to watch")
+    return {
+        ledger: certificate_lines(certificate, group=name, alarm_line=alarm_line) for ledger, name in members.items()
+    }
+
+
+def _lines(certificate: Certificate, alarm_line: AlarmLine) -> Lines:
     lines = certificate_lines(certificate, alarm_line=alarm_line)
     unproved = refusal("red line", "learned") if certificate.learned is not None else None
     return lines if unproved is None else replace(lines, red=None, false_red=None, note=f"there is no red: {unproved}")
 
 
-def watchable(certificate: Certificate, alarm_line: AlarmLine = "luck") -> tuple[Lines | None, str | None]:
-    """Return the lines of a certificate in service, or why it has no monitor.
+def false_red_of_policy(certificate: Certificate, lines: Mapping[str, Lines]) -> float | None:
+    """Return the most that the probability of safe mode, ever, can be if traffic is exchangeable and no audit is missing.
+
+    The evidence of each ledger has its own share, and so has the luck of each calibration, unless one confidence covers all
+    groups together. None if there is no such bound, or no red at all.
+    """
+    shares = [one.false_red for one in lines.values() if one.red is not None]
+    known = [share for share in shares if share is not None]
+    if not shares or len(known) < len(shares):
+        return None
+    together = 0.0 if certificate.confidence is None else (len(known) - 1) * (1 - certificate.confidence)
+    return min(1.0, sum(known) - together)
+
+
+def watchable(certificate: Certificate, alarm_line: AlarmLine = "luck") -> tuple[dict[str, Lines] | None, str | None]:
+    """Return the lines of a certificate in service by ledger, or why it has no monitor.
 
     Raises:
         OptionError: red is to stand at alpha, for a certificate for which it has no proof.
@@ -129,6 +150,10 @@ class LedgerWatch:
     def read(self) -> bool:
         """Whether the ledger was read: before that, `monitor` says nothing."""
         return self._cursor is not None
+
+    def is_behind(self, change: int) -> bool:
+        """Tell whether there is anything to take, given the number of the ledger's newest change."""
+        return self._cursor is None or change > self._cursor
 
     async def follow(self) -> bool:
         """Take what is new in the ledger; return whether there was anything."""
@@ -217,6 +242,23 @@ def standing_document(standing: Standing, served: ServedFigure | None) -> dict[s
         "largest_evidence": _evidence(figures.log_peak),
         "as_served": None if served is None else asdict(served),
     }  # fmt: skip
+
+
+def worst_of(standings: Mapping[str, Standing]) -> dict[str, Any]:
+    """Return the state of a policy with several ledgers, which is that of the worst, and why, as plain values."""
+    worst = min((one.state for one in standings.values()), key=SEVERITY.index)
+    those = {name: one for name, one in standings.items() if one.state == worst}
+    causes = {one.cause for one in those.values()}
+    return {
+        "state": worst,
+        "reasons": [f"{name}: {reason}" for name, one in those.items() for reason in one.reasons],
+        "cause": "losses" if "losses" in causes else min((one for one in causes if one is not None), default=None),
+    }
+
+
+def alarm_document(alarm: AlarmBody) -> dict[str, Any]:
+    """Return an alarm as plain values."""
+    return {"cause": alarm.cause, "at": alarm.at, "audits": alarm.audits, "group": alarm.group}
 
 
 def _evidence(logs: tuple[float, float | None]) -> Mapping[str, float | None]:

@@ -71,7 +71,7 @@ def blind_decisions(share: float, audit_rate: float) -> int | None:
 
 
 def freshness(
-    known_lately: int, share: float, *, last_known: str | None = None, days: int = FRESH_DAYS, signed: bool = False
+    known_lately: int, share: float, *, last_known: str | None = None, days: float = FRESH_DAYS, signed: bool = False
 ) -> str | None:
     """Return why a certificate is stale; None if it is fresh.
 
@@ -86,6 +86,6 @@ def freshness(
     if known_lately >= needed:
         return None
     since = "not looked at yet" if last_known is None else f"not looked at enough since {last_known}"
-    known = f"{known_lately} audits became known in the last {days} days"
+    known = f"{known_lately} audits became known in the last {days:g} days"
     least = "at least " if signed else ""
     return f"stale: {since}; {known}, and a new certificate's doubling takes {least}{needed} to show"

@@ -11,6 +11,9 @@ from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.monitoring.lines import AlarmLine, Lines, block_size, watch_lines
 
+SHARED = "small groups"
+"""The ledger of groups that share a threshold, unless a group has that name."""
+
 
 def certificate_lines(
     certificate: Certificate, *, group: str | None = None, alarm_line: AlarmLine = "luck", policies: int = 1
@@ -33,6 +36,8 @@ def certificate_lines(
         raise OptionError("every query is deferred, so the loss is 0 by definition: there is nothing to watch")
     unclear = refusal("red line", "cluster") if certificate.cluster is not None else None
     unclear = refusal("red line", "learned") if certificate.learned is not None else unclear
+    if group is not None and alarm_line == "luck" and ledger_names(certificate).get(group) != group:
+        unclear = refusal("red line", "merged groups")
     if unclear is not None:
         share = certificate.alpha / certificate.loss_bound
         return Lines(alpha=share, red=None, block=block_size(share), false_red=None, note=f"there is no red: {unclear}")
@@ -46,6 +51,17 @@ def certificate_lines(
         policies=policies,
         absolute=_absolute(certificate),
     )
+
+
+def ledger_names(certificate: Certificate) -> dict[str, str]:
+    """Return the ledger of each group whose queries are not all deferred; small groups share one, as they do a threshold."""
+    groups = certificate.groups or {}
+    fewest = 0 if certificate.small_groups is None else rows_needed(certificate.alpha, certificate.loss_bound)
+    shared = SHARED
+    while shared in groups:
+        shared += "'"
+    kept = {name: one for name, one in groups.items() if one.relaxation is not None}
+    return {name: shared if one.n < fewest else name for name, one in kept.items()}
 
 
 def _rows(certificate: Certificate, group: str | None) -> int:

@@ -12,6 +12,8 @@ from conformal_arbitrage.monitoring.lines import LOG_AMBER, LOG_EARLY, Lines
 
 State = Literal["blind", "no evidence", "within calibration luck", "kept", "amber", "red"]
 Cause = Literal["losses", "failing audits"]
+SEVERITY: tuple[State, ...] = ("red", "amber", "blind", "no evidence", "within calibration luck", "kept")
+"""The states of several ledgers of one policy, the one that matters most first: the policy is in that of the worst."""
 FEWEST_KNOWN = 11
 """Fewer known audits than this over a say nothing."""
 

@@ -87,6 +87,10 @@ class ConsoleStore(Protocol):
         """Count the events that are new since the last time, each once; return how many there were."""
         ...
 
+    async def count_decisions(self, policy: str, version: int) -> int:
+        """Return how many decisions of a policy's version `fold_tallies` has counted."""
+        ...
+
     async def tallies(self, *, since: float) -> list[PolicyTally]:
         """Return the counts of every version of every policy, from the hour of a time on."""
         ...

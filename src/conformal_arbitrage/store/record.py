@@ -73,6 +73,7 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         guarded: how many known losses of the ledger the threshold rested on, under a policy with a guard.
         cancelled: the caller left before there was a decision; all other fields have their defaults.
         learned: how a learned score decided.
+        group: what the request named where the policy takes groups from, whatever the certificate has; None if nothing.
     """
 
     kind: ClassVar[EventKind] = "decision"
@@ -100,6 +101,7 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     guarded: int | None = None
     cancelled: bool = False
     learned: LearnedUse | None = None
+    group: str | None = None
 
 
 class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):

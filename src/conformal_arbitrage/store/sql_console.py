@@ -37,6 +37,10 @@ class SQLConsole(SQLJobs):
             total += count
         return total
 
+    async def count_decisions(self, policy: str, version: int) -> int:
+        """See `ConsoleStore.count_decisions`."""
+        return await self._read(lambda session: tallies.count_decisions(session, policy, version))
+
     async def tallies(self, *, since: float) -> list[PolicyTally]:
         """See `ConsoleStore.tallies`."""
         return await self._scan(lambda session: tallies.tallies(session, since=since))

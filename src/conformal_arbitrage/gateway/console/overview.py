@@ -82,7 +82,8 @@ class OverviewPage:
 
     async def card(self, live: LivePolicy, tallies: Mapping[str, PolicyTally], now: float) -> PolicyCard:
         """Return what is shown of a policy."""
-        course = await self._courses.course(live, now)
+        standing = shown_standing(live, self._parts.watcher)
+        course = await self._courses.course(live, now, standing.group)
         tally = tallies.get(live.name, PolicyTally(policy=live.name, version=live.version))
         shadow = live.mode == "shadow"
         rows = None
@@ -91,7 +92,7 @@ class OverviewPage:
             rows = await self._parts.store.count_rows(live.name, identities_sha256=identities, since=0.0)
         return PolicyCard(
             live=live,
-            standing=shown_standing(live, self._parts.watcher),
+            standing=standing,
             guardian=guardian_name(live),
             course=None if course is None else drawn(course),
             tally=tally,

@@ -7,9 +7,10 @@ Knows nothing of requests or pages.
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec.structs import replace as with_fields
 
 from conformal_arbitrage.gateway.console.charts import LossCourse, LossPoint
 from conformal_arbitrage.gateway.policy_table import LivePolicy
@@ -47,6 +48,7 @@ class ShownStanding:
         reasons: why it is amber, red or blind.
         known, pending, missing: audits.
         served: the loss of delivered answers, where that is another figure.
+        group: whose ledger it is, of a certificate by groups: the one that matters most.
     """
 
     badge: str
@@ -57,6 +59,7 @@ class ShownStanding:
     pending: int = 0
     missing: int = 0
     served: float | None = None
+    group: str = ""
 
 
 def shown_standing(live: LivePolicy, watcher: Watcher) -> ShownStanding:
@@ -73,7 +76,11 @@ def shown_standing(live: LivePolicy, watcher: Watcher) -> ShownStanding:
     if shown is None:
         return ShownStanding(badge="starting", tone="none", sentence="The ledger has not been read yet.")
     standing, watch = shown
-    return _of_standing(standing, watch.served, _bound(live), live)
+    shown = _of_standing(standing, watch.served, _bound(live), live)
+    if not watch.key.group:
+        return shown
+    sentence = f"Of {len(live.watched.lines)} groups, {watch.key.group} matters most. {shown.sentence}"
+    return replace(shown, sentence=sentence, group=watch.key.group)
 
 
 def _of_standing(standing: Standing, served: ServedFigure | None, bound: float, live: LivePolicy) -> ShownStanding:
@@ -130,21 +137,22 @@ class Courses:
         self._store = store
         self._kept: dict[str, tuple[LedgerKey, int, float, LossCourse | None]] = {}
 
-    async def course(self, live: LivePolicy, now: float) -> LossCourse | None:
-        """Return the course of a policy's ledger; None if there is too little to draw."""
+    async def course(self, live: LivePolicy, now: float, group: str = "") -> LossCourse | None:
+        """Return the course of the ledger of a policy, or of one of its groups; None if there is too little to draw."""
         watched = live.watched
-        if watched is None:
+        if watched is None or group not in watched.lines:
             return None
-        change = next((one.change for one in await self._store.ledgers(live.name) if one.key == watched.key), -1)
+        key = with_fields(watched.key, group=group)
+        change = next((one.change for one in await self._store.ledgers(live.name) if one.key == key), -1)
         kept = self._kept.get(live.name)
         begun = time.monotonic()
-        if kept is not None and kept[0] == watched.key and (kept[1] == change or begun < kept[2]):
+        if kept is not None and kept[0] == key and (kept[1] == change or begun < kept[2]):
             return kept[3]
-        rows = await self._store.ledger(watched.key)
+        rows = await self._store.ledger(key)
         marks = [] if live.alarm is None or live.alarm.at is None else [(live.alarm.at, "alarm")]
-        course = await asyncio.to_thread(_course, rows, watched.lines, _bound(live), now, marks)
+        course = await asyncio.to_thread(_course, rows, watched.lines[group], _bound(live), now, marks)
         ended = time.monotonic()
-        self._kept[live.name] = (watched.key, change, ended + _COMPUTING_SHARE * (ended - begun), course)
+        self._kept[live.name] = (key, change, ended + _COMPUTING_SHARE * (ended - begun), course)
         return course
 
 

@@ -1,0 +1,82 @@
+"""What a monitor, /metrics and the command line read never scans the decision record: each statement's plan says so."""
+
+import asyncio
+
+import pytest
+
+from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.live.config import Config, PolicyConfig
+from conformal_arbitrage.live.monitored import read_history, read_standings
+from conformal_arbitrage.live.watching import LedgerWatch
+from tests.attacks.test_03_record_queries import Noted
+from tests.live.ledgers import fill
+
+CONFIG = Config(policies={"support": PolicyConfig(audit_rate=0.05)})
+
+
+@pytest.mark.parametrize("where", ["sqlite", "postgres"], indirect=True)
+def test_monitors_and_metrics_never_scan_the_record(store, sql, monkeypatch):
+    async def story():
+        key = await fill(store)
+        sql("analyze")
+        plans = watched_plans(store, monkeypatch)
+        [standing] = await read_standings(store, CONFIG, now=2e9)
+        await read_history(store, CONFIG, "support")
+        watch = LedgerWatch(store, key, standing.ledger.lines, audit_rate=0.05)
+        await watch.follow()
+        await watch.follow()
+        await watch.refresh_served(2e9)
+        await store.ledger_news(["support"])
+        await store.change_count()
+        await store.count_decisions("support", 1)
+        metrics = Metrics()
+        metrics.standings({"support": {"": (watch.standing(2e9), watch)}})
+        metrics.backlog(["support"], await store.audit_backlog())
+        assert b"arbitrage_loss_mean" in metrics.text()
+        assert len(plans) > 10, "nothing was watched"
+        for statement, plan in plans:
+            assert not scans_the_record(plan), (statement, plan)
+
+    asyncio.run(story())
+
+
+def test_a_statement_that_scans_the_record_is_caught(store, sql, monkeypatch):
+    async def story():
+        await fill(store)
+        sql("analyze")
+        plans = watched_plans(store, monkeypatch)
+        await store._scan(lambda session: session.rows("select count(*) from events where body like '%\"loss\"%'"))
+        assert any(scans_the_record(plan) for _, plan in plans)
+
+    asyncio.run(story())
+
+
+class Explained(Noted):
+    """A session that notes plans, and passes everything else on."""
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+
+def scans_the_record(plan):
+    return "SCAN events" in plan.replace("SCAN events USING INDEX notices", "") or "Seq Scan on events" in plan
+
+
+def watched_plans(store, monkeypatch):
+    """Note the plan of every statement that a store runs from now on."""
+    plans = []
+    for name in ("_read", "_scan"):
+        run = getattr(store, name)
+
+        async def noting(work, run=run):
+            def noted(session):
+                watched = Explained(session)
+                try:
+                    return work(watched)
+                finally:
+                    plans.extend(watched.plans)
+
+            return await run(noted)
+
+        monkeypatch.setattr(store, name, noting)
+    return plans
