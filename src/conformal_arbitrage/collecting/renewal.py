@@ -180,7 +180,10 @@ def _refuse_replaced(history: Sequence[PolicyVersion], policy: RenewablePolicy) 
 
     Raises:
         StoreError: the newest version was made with other models, and an earlier one with these.
+        OptionError: it is of a cascade.
     """
+    if history[0].certificate.get("kind") == "path":
+        refuse_combination("renewal", "path")
     own = [version for version in history if _made_with(version, policy.identities)]
     if own and own[0] is not history[0]:
         raise StoreError(
@@ -191,13 +194,12 @@ def _refuse_replaced(history: Sequence[PolicyVersion], policy: RenewablePolicy) 
 
 def _made_with(version: PolicyVersion, identities: Mapping[str, Any]) -> bool:
     then = as_object(version.certificate.get("identities"))
-    return bool(identities) and all(then.get(role) == identity for role, identity in identities.items())
+    models = {name: one for name, one in identities.items() if name != "group" or name in then}
+    return bool(models) and all(then.get(role) == identity for role, identity in models.items())
 
 
 def _certificate(version: PolicyVersion, secret: ProjectSecret) -> Certificate:
     source = f"policy {version.name}, version {version.version}"
-    if version.certificate.get("kind") == "path":
-        refuse_combination("renewal", "path")
     certificate = Certificate.from_dict(dict(version.certificate), source=source)
     certificate.check_signature(secret, source=source)
     return certificate.with_key_of(secret)
