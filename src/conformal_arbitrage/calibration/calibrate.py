@@ -435,8 +435,8 @@ def _bound_identities(log: ScoreLog, options: CalibrationOptions) -> dict[str, A
                 f"{log.source}: group_source= binds groups to requests, and this log names no models to bind"
             )
         return identities
-    known = (log.identities or {}).get("group", {}) if options.by == "group" else {}
-    logged: str | None = known.get("source")
+    noted: Mapping[str, Any] = log.identities or {}
+    logged: str | None = noted.get("group", {}).get("source") if options.by == "group" else None
     if logged is not None and options.group_source not in (None, logged):
         raise OptionError(
             f"{log.source}: its groups were named by {logged}; got group_source {options.group_source!r}, leave it out"
