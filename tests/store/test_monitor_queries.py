@@ -28,7 +28,7 @@ def test_monitors_and_metrics_never_scan_the_record(store, sql, monkeypatch):
         await watch.refresh_served(2e9)
         await store.ledger_news(["support"])
         await store.change_count()
-        await store.count_decisions("support", 1)
+        await store.decisions_under("support", 1)
         metrics = Metrics()
         metrics.standings({"support": {"": (watch.standing(2e9), watch)}})
         metrics.backlog(["support"], await store.audit_backlog())

@@ -98,7 +98,7 @@ class Watcher:
         """Return how many decisions all gateways made under a version, as far as they are counted, if that matters."""
         if live.settings.max_decisions is None:
             return None
-        total = self._totals[live.name] = await self._store.count_decisions(live.name, live.version)
+        total = self._totals[live.name] = await self._store.decisions_under(live.name, live.version)
         return total
 
     async def _follow(self, live: LivePolicy) -> None:

@@ -87,7 +87,7 @@ class ConsoleStore(Protocol):
         """Count the events that are new since the last time, each once; return how many there were."""
         ...
 
-    async def count_decisions(self, policy: str, version: int) -> int:
+    async def decisions_under(self, policy: str, version: int) -> int:
         """Return how many decisions of a policy's version `fold_tallies` has counted."""
         ...
 

@@ -37,9 +37,9 @@ class SQLConsole(SQLJobs):
             total += count
         return total
 
-    async def count_decisions(self, policy: str, version: int) -> int:
-        """See `ConsoleStore.count_decisions`."""
-        return await self._read(lambda session: tallies.count_decisions(session, policy, version))
+    async def decisions_under(self, policy: str, version: int) -> int:
+        """See `ConsoleStore.decisions_under`."""
+        return await self._read(lambda session: tallies.decisions_under(session, policy, version))
 
     async def tallies(self, *, since: float) -> list[PolicyTally]:
         """See `ConsoleStore.tallies`."""

@@ -200,7 +200,7 @@ def tallies(session: Session, *, since: float) -> list[PolicyTally]:
     return [_tally(row) for row in rows]
 
 
-def count_decisions(session: Session, policy: str, version: int) -> int:
+def decisions_under(session: Session, policy: str, version: int) -> int:
     """Return how many decisions of a version were counted."""
     condition = "policy = ? and version = ?"
     [(count,)] = session.rows(f"select sum(decisions) from tallies where {condition}", policy, version)
