@@ -1,5 +1,5 @@
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
+from conformal_arbitrage.calibration.notebook import html_bars, html_interval, html_paragraph, html_rule, html_table
 
 
 def test_a_table_with_a_header_has_plain_rows():
@@ -38,3 +38,26 @@ def test_the_facts_mention_draws_missing_scores_and_deferral():
     assert "the Primary's choice stands wherever it leads; ties at the top" in dict(alone.facts())["relaxation"]
     router = ScoreLog.from_router(confidence=[0.5] * 40, primary_grade=[1.0] * 40, guardian_grade=[1.0] * 40)
     assert "wherever its confidence is above 0" in dict(calibrate(router, 0.1).facts())["relaxation"]
+
+
+def test_bars_are_drawn_to_scale_and_escaped():
+    page = html_bars("a < b", [("x", 0.5, "50 %"), ("<y>", 7.0, "")])
+    assert page.count("<rect") == 2
+    assert 'width="100"' in page
+    assert 'width="200"' in page  # never past the end
+    assert "&lt;y&gt;" in page
+    assert html_bars("none", []) == ""
+
+
+def test_a_rule_off_the_scale_is_not_drawn():
+    assert html_rule(None) == ""
+    assert html_rule(1.5) == ""
+    assert 'width="115"' in html_rule(0.25)
+    assert "lead up to 0.25" in html_rule(0.25)
+
+
+def test_an_interval_shows_its_mean_and_marks():
+    page = html_interval("loss", (0.02, 0.1), 0.05, [("alpha", 0.05), ("red", 0.08)])
+    assert page.count("<rect") == 4
+    assert "alpha 0.05" in page
+    assert html_interval("loss", (0.0, 0.0), None, []).count("<rect") == 1

@@ -263,3 +263,11 @@ def test_a_kept_net_loss_is_told_and_one_out_of_range_is_refused():
         Monitor(NET).observe([LedgerRow(1, 0.0, -1.2)])
     with pytest.raises(OptionError, match="a loss is a number from -1 to 1"):
         Monitor.from_ledger(NET, np.array([2.0]))
+
+
+def test_a_standing_is_shown_as_a_table_with_a_scale():
+    lines = watch_lines(0.05, n=1000)
+    for losses, state in ((np.zeros(0), "blind"), (np.ones(400), "red")):
+        page = Monitor.from_ledger(lines, losses).standing(0.0)._repr_html_()
+        assert page.startswith(f"<table><tr><th>state</th><td>{state}")
+        assert "alpha 0.05" in page

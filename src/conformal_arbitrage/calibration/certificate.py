@@ -41,7 +41,7 @@ from conformal_arbitrage.calibration.learned_score import (
     read_sidecar,
     sidecar_path,
 )
-from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
+from conformal_arbitrage.calibration.notebook import html_paragraph, html_rule, html_table
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold, Membership, group_threshold, lower_stop
 from conformal_arbitrage.core.gaps import SINGLE_DIGITS, as_row, is_single, row_gaps, row_margin, row_sight
@@ -439,8 +439,8 @@ class Certificate:
         return f"Certificate({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def _repr_html_(self) -> str:
-        loss = ("loss", self.loss)
-        return html_table([("status", self.status), *self.facts(), loss]) + html_paragraph(self.guarantee)
+        table = html_table([("status", self.status), *self.facts(), ("loss", self.loss)]) + html_rule(self.relaxation)
+        return table + html_paragraph(self.guarantee)
 
     @property
     def sizes(self) -> range:

@@ -26,3 +26,78 @@ def _cells(row: Sequence[str], *, titled: bool) -> str:
 
 def _row(cells: str) -> str:
     return f"<tr>{cells}</tr>"
+
+
+_WIDTH, _LABEL, _ROOM, _ROW = 460, 110, 150, 20
+_BLUE, _GREY = "#0072B2", "#8a8a8a"
+
+
+def html_bars(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
+    """Return a small figure of horizontal bars, as SVG without scripts; nothing for no bars.
+
+    Args:
+        title: what the bars show.
+        bars: the label of each, its length from 0 to 1, and the text at its end.
+    """
+    if not bars:
+        return ""
+    parts = [_text(0, 12, title)]
+    for place, (label, share, text) in enumerate(bars):
+        y, length = 18 + place * _ROW, round(min(max(share, 0.0), 1.0) * (_WIDTH - _LABEL - _ROOM), 1)
+        parts += [
+            _text(0, y + 12, label),
+            _rectangle(_LABEL, y + 2, length, _BLUE),
+            _text(_LABEL + length + 6, y + 12, text),
+        ]
+    return _figure(title, 22 + len(bars) * _ROW, parts)
+
+
+def html_rule(relaxation: float | None) -> str:
+    """Return a scale from 0 to 1 with the leads that defer and those that stand; nothing for a threshold off the scale."""
+    if relaxation is None or not 0 <= relaxation <= 1:
+        return ""
+    split = round(relaxation * _WIDTH, 1)
+    parts = [
+        _text(0, 12, f"lead up to {relaxation:g}: ask the Guardian; above: the Primary's choice stands"),
+        _rectangle(0, 18, split, _GREY),
+        _rectangle(split, 18, _WIDTH - split, _BLUE),
+    ]
+    return _figure("the decision rule", 36, parts)
+
+
+def html_interval(
+    title: str, limits: tuple[float, float], mean: float | None, marks: Sequence[tuple[str, float]]
+) -> str:
+    """Return a scale with an interval, the mean in it, and marked values.
+
+    Args:
+        title: what is shown.
+        limits: the ends of the interval.
+        mean: a value in it, if it is known.
+        marks: names of further values, such as a budget.
+    """
+    values = [*limits, *(value for _, value in marks)]
+    low, high = min(0.0, *values), max(values)
+    scale = _WIDTH / ((high - low) * 1.2 or 1.0)
+    parts = [_text(0, 12, title), _rectangle((limits[0] - low) * scale, 24, (limits[1] - limits[0]) * scale, _GREY)]
+    parts += [] if mean is None else [_rectangle((mean - low) * scale - 2, 20, 4, _BLUE, height=18)]
+    for name, value in marks:
+        x = (value - low) * scale
+        parts += [_rectangle(x, 18, 1.5, "currentColor", height=22), _text(x, 54, f"{name} {value:g}")]
+    return _figure(title, 60, parts)
+
+
+def _figure(title: str, height: int, parts: Sequence[str]) -> str:
+    label = escape(title, quote=True)
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img" aria-label="{label}" '
+        f'font-size="12" font-family="sans-serif">{"".join(parts)}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str) -> str:
+    return f'<text x="{x:g}" y="{y:g}" fill="currentColor">{escape(text)}</text>'
+
+
+def _rectangle(x: float, y: float, width: float, color: str, *, height: float = 12) -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{max(width, 0):g}" height="{height:g}" fill="{color}"/>'

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
-from conformal_arbitrage.calibration.notebook import html_table
+from conformal_arbitrage.calibration.notebook import html_bars, html_table
 from conformal_arbitrage.calibration.options import (
     CalibrationKeywords,
     CalibrationOptions,
@@ -42,6 +42,8 @@ from conformal_arbitrage.types import Boundary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from conformal_arbitrage.evaluation.frontier_dial import FrontierDial
 
 PolicyName = Literal["primary", "guardian", "random", "cost_matched", "conformal"]
 _FIGURES = ("loss", "relaxation", "deferred", "candidates", "cost_per_1000", "delta")
@@ -158,7 +160,15 @@ class Frontier:
         from conformal_arbitrage.evaluation.tables import cells
 
         header, rows = cells(self)
-        return html_table(rows, header=header)
+        shares = [(f"alpha {point.alpha:g}", point.mean("deferred") or 0.0) for point in self.of("conformal")]
+        bars = [(name, share, f"{100 * share:.1f} %") for name, share in shares]
+        return html_table(rows, header=header) + html_bars("queries sent to the Guardian", bars)
+
+    def dial(self) -> "FrontierDial":
+        """Return the budgets as a dial for notebooks, in plain HTML: one button each, with what it buys."""
+        from conformal_arbitrage.evaluation.frontier_dial import FrontierDial
+
+        return FrontierDial(self)
 
 
 def _summary(values: Floats | None) -> dict[str, float | None]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from conformal_arbitrage.calibration.learned_fit import learned_rows
 from conformal_arbitrage.calibration.learned_score import FEWEST_ROWS
-from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
+from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph, html_table
 from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.core.arrays import Floats, Integers
@@ -162,7 +162,9 @@ class Inspection:
 
     def _repr_html_(self) -> str:
         header, rows = self.budget_table()
-        budgets = html_table(rows, header=header) if rows else ""
+        shares = [(f"alpha {b.alpha:g}", 1.0 if b.deferred is None else b.deferred) for b in self.budgets]
+        bars = [(name, share, f"{100 * share:.1f} %") for name, share in shares]
+        budgets = html_table(rows, header=header) + html_bars("sent to the Guardian", bars) if rows else ""
         notes = "".join(html_paragraph(f"Note: {problem}") for problem in self.problems)
         steps = "".join(html_paragraph(step) for step in self.next_steps)
         return html_table(self.facts()) + budgets + html_paragraph(self.verdict) + notes + steps

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from conformal_arbitrage.calibration.notebook import html_interval, html_table
 from conformal_arbitrage.monitoring.limits import Limits
 from conformal_arbitrage.monitoring.lines import LOG_AMBER, LOG_EARLY, Lines
 
@@ -78,6 +79,16 @@ class Standing:
     mean: float | None
     limits: Limits
     known_limits: Limits | None
+
+    def _repr_html_(self) -> str:
+        figures, lines = self.figures, self.figures.lines
+        facts = [("state", self.state), *(("why", reason) for reason in self.reasons)]
+        facts += [("audits", f"{figures.known} known, {figures.pending} pending, {figures.missing} missing")]
+        facts += [("mean loss", "unknown" if self.mean is None else f"{self.mean:.4g}")]
+        marks = [("alpha", lines.alpha), *([] if lines.red is None else [("red", lines.red)])]
+        return html_table(facts) + html_interval(
+            "loss of audited decisions, with its limits", self.limits, self.mean, marks
+        )
 
 
 def judge(
