@@ -65,6 +65,7 @@ bench-cascades: .venv/.installed-dev
 bench-learned: .venv/.installed
 	$(BIN)/python -m benchmarks.learned $(LOGS) $(BENCH)
 	$(BIN)/python -m benchmarks.learned $(LOGS) --replay
+	$(BIN)/python -m benchmarks.learned $(LOGS) --text
 
 bench-connections: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.connections $(BENCH)

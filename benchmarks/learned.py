@@ -1,9 +1,10 @@
 """Learned scores on recorded logs: Guardian shares against the margin's, live decisions against a replay, and their time.
 
-    python -m benchmarks.learned LOGS [--splits 100] [--replay]
+    python -m benchmarks.learned LOGS [--splits 100] [--replay | --text]
 
 LOGS is the folder with the recorded logs; only science.parquet comes with the package. `--replay` decides every row of
-every log twice, in a replay and as a live policy would, and counts differences.
+every log twice, in a replay and as a live policy would, and counts differences. `--text` compares learning from texts with
+learning without, on the logs that have them (extra `text`).
 """
 
 import argparse
@@ -49,6 +50,18 @@ def shares(log: ScoreLog, n: int, size: int | None, splits: int) -> list[tuple[f
     ]
 
 
+def text_shares(log: ScoreLog, n: int, splits: int) -> list[tuple[float, float, float, float]]:
+    """Return, for each alpha, the shares of auto without texts and with them, the loss with them and its standard error."""
+    options = {"calibration_size": n, "trials": splits, "boundary": "random", "score": "auto"}
+    without, texts = (
+        evaluate(log, ALPHAS, features=Features(text=text), **options).of("conformal") for text in (False, True)
+    )
+    return [
+        (one.mean("deferred"), two.mean("deferred"), two.mean("loss"), two.summary("loss")["std"] / splits**0.5)
+        for one, two in zip(without, texts, strict=True)
+    ]
+
+
 def replay(log: ScoreLog, certificate: Certificate) -> tuple[int, float]:
     """Return how many rows a live decision decides otherwise than a replay, and microseconds of a live one."""
     replayed, different = list(certificate.apply(log)), 0
@@ -70,10 +83,22 @@ def main() -> None:
     parser.add_argument("logs", type=Path)
     parser.add_argument("--splits", type=int, default=100)
     parser.add_argument("--replay", action="store_true")
+    parser.add_argument("--text", action="store_true")
     options = parser.parse_args()
     ratios: list[float] = []
     for short, (name, size, sizes) in LOGS.items():
         log = read(options.logs, name)
+        if options.text:
+            for alpha, found in zip(
+                ALPHAS, text_shares(log, sizes[0], options.splits) if log.context is not None else (), strict=False
+            ):
+                without, texts, loss, error = found
+                print(
+                    f"{short:9} n = {sizes[0]:5}, alpha {alpha:4}: auto {without:.3f}, with texts {texts:.3f} "
+                    f"({texts / without if without else 1:.2f}); loss {loss:.4f} +- {error:.4f}",
+                    flush=True,
+                )
+            continue
         for n in sizes:
             if options.replay:
                 part = log.select(np.random.default_rng(0).permutation(len(log))[:n])

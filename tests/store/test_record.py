@@ -216,8 +216,8 @@ def test_a_document_has_every_field_and_the_time_of_later_events(store):
     assert (shown["completion"], shown["audit"]) == (None, None)
     [feedback] = record.feedback
     assert shown["feedback"] == [
-        {"grade": None, "grades": {"primary": 0.0, "guardian": 1.0}, "reason": None, "label": None, "comment": None,
-         "by": "k1", "grader": None, "at": feedback.at},
+        {"grade": None, "grades": {"primary": 0.0, "guardian": 1.0, "chain": []}, "reason": None, "label": None,
+         "comment": None, "by": "k1", "grader": None, "at": feedback.at},
     ]  # fmt: skip
 
 

@@ -153,24 +153,49 @@ def decide_budgets(
     unseen: Floats | None = None,
     with_margin: bool = True,
 ) -> list[LearnedDecisions]:
-    """Decide queries as `decide_learned` does under several budgets, which share their scores."""
+    """Decide queries as `decide_learned` does under several budgets, which share their scores.
+
+    Queries that are alike but for their draws share them too.
+    """
+    own = np.zeros(len(u)) if unseen is None else unseen
+    described = np.ascontiguousarray(np.column_stack([features, margin, own]))
+    as_bytes = described.view(np.dtype((np.void, described.dtype.itemsize * described.shape[1])))[:, 0]
+    _, first, kind = np.unique(as_bytes, return_index=True, return_inverse=True)
+    order = np.argsort(kind, kind="stable")
     step = max(1, _QUERIES_AT_ONCE // max(1, len(fits.loss)))
-    parts = [
-        _decide_block(
-            fits, features[a : a + step], u[a : a + step], margin[a : a + step], budgets,
-            None if unseen is None else unseen[a : a + step], with_margin=with_margin,
-        )
-        for a in range(0, len(u), step)
-    ]  # fmt: skip
-    return [_joined([part[k] for part in parts]) for k in range(len(budgets))]
+    parts: list[list[LearnedDecisions]] = []
+    for a in range(0, len(first), step):
+        some = first[a : a + step]
+        queries = order[slice(*np.searchsorted(kind[order], [a, a + len(some)]))]
+        kinds = _Kinds(features=features[some], margin=margin[some], unseen=own[some], member=kind[queries] - a)
+        parts.append(_decide_block(fits, kinds, u[queries], budgets, with_margin=with_margin))
+    back = np.argsort(order, kind="stable")
+    return [_joined([part[k] for part in parts], back) for k in range(len(budgets))]
 
 
-def _joined(parts: Sequence[LearnedDecisions]) -> LearnedDecisions:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Kinds:
+    """Queries that differ in more than their draws.
+
+    Attributes:
+        features: kinds x columns.
+        margin: of each.
+        unseen: 1 for one with a column of its own, else 0.
+        member: the kind of each query, ascending.
+    """
+
+    features: Floats
+    margin: Floats
+    unseen: Floats
+    member: Indices
+
+
+def _joined(parts: Sequence[LearnedDecisions], order: Indices) -> LearnedDecisions:
     return LearnedDecisions(
-        kept=np.concatenate([np.zeros(0, np.bool_), *(part.kept for part in parts)]),
-        candidate=np.concatenate([np.zeros(0, np.int64), *(part.candidate for part in parts)]),
-        count=np.concatenate([np.zeros(0, np.int64), *(part.count for part in parts)]),
-        score=np.concatenate([np.zeros(0), *(part.score for part in parts)]),
+        kept=np.concatenate([np.zeros(0, np.bool_), *(part.kept for part in parts)])[order],
+        candidate=np.concatenate([np.zeros(0, np.int64), *(part.candidate for part in parts)])[order],
+        count=np.concatenate([np.zeros(0, np.int64), *(part.count for part in parts)])[order],
+        score=np.concatenate([np.zeros(0), *(part.score for part in parts)])[order],
     )
 
 
@@ -196,17 +221,10 @@ def left_out_kept(fits: RidgeFits, *, budget: int, with_margin: bool) -> Bools:
 
 
 def _decide_block(
-    fits: RidgeFits,
-    features: Floats,
-    u: Floats,
-    margin: Floats,
-    budgets: Sequence[int],
-    unseen: Floats | None,
-    *,
-    with_margin: bool,
+    fits: RidgeFits, kinds: _Kinds, u: Floats, budgets: Sequence[int], *, with_margin: bool
 ) -> list[LearnedDecisions]:
-    copies = _copies(fits, features if unseen is None else np.where(unseen[:, None] > 0, np.nan, features))
-    n = len(u)
+    copies = _copies(fits, np.where(kinds.unseen[:, None] > 0, np.nan, kinds.features))
+    n, member = len(u), kinds.member
     best = [
         LearnedDecisions(
             kept=np.zeros(n, np.bool_), candidate=np.zeros(n, np.int64), count=np.full(n, -1), score=np.zeros(n)
@@ -214,15 +232,15 @@ def _decide_block(
         for _ in budgets
     ]
     for number in range(0 if with_margin else 1, len(fits.strengths) + 1):
-        by_margin = number == 0
-        rows, own = (
-            _by_margin(fits, margin) if by_margin else _left_out_scores(fits, number - 1, features, unseen, copies)
-        )
+        if number == 0:
+            rows, own = _by_margin(fits, kinds.margin)
+        else:
+            rows, own = _left_out_scores(fits, number - 1, kinds.features, kinds.unseen, copies)
         best = [
-            _better(one, number, own, *_count(rows, own, fits, u, budget))
+            _better(one, number, own[member], *_count(rows, own, fits, u, budget, member))
             for one, budget in zip(best, budgets, strict=True)
         ]
-    return [replace(one, kept=one.kept & (margin > 0)) for one in best]
+    return [replace(one, kept=one.kept & (kinds.margin > 0)[member]) for one in best]
 
 
 def _better(best: LearnedDecisions, number: int, own: Floats, counted: Integers, stands: Bools) -> LearnedDecisions:
@@ -299,22 +317,37 @@ def _copies(fits: RidgeFits, features: Floats) -> list[tuple[int, Indices]]:
     return [(place, np.array(same)) for place, same in matches if same is not None]
 
 
-def _count(scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int) -> tuple[Integers, Bools]:
+def _count(
+    scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices
+) -> tuple[Integers, Bools]:
     """Return how many rows come before the budget is spent, the query among them, and whether it is one of them.
 
-    The query counts as a loss. The line is the (budget + 1)-th loss in the order of (score, draw).
+    The query counts as a loss. The line is the (budget + 1)-th loss in the order of (score, draw). Only where several are
+    tied at the line do draws matter.
+
+    Args:
+        scores: kinds of queries x rows.
+        own: of each kind of query.
+        fits: the fitted log.
+        u: one draw per query.
+        budget: how many losses may come before the line.
+        member: the kind of each query, ascending.
     """
     lossy = fits.loss_rows
     values = np.concatenate([scores[:, lossy], own[:, None]], axis=1)
-    draws = np.concatenate([np.broadcast_to(fits.u[lossy], (len(own), len(lossy))), u[:, None]], axis=1)
     if values.shape[1] <= budget:
-        return np.full(len(own), scores.shape[1] + 1), np.ones(len(own), np.bool_)
+        return np.full(len(u), scores.shape[1] + 1), np.ones(len(u), np.bool_)
     line = np.partition(values, budget, axis=1)[:, [budget]]
-    tied = values == line
-    place = budget - (values < line).sum(axis=1, keepdims=True)
-    line_u = np.take_along_axis(np.sort(np.where(tied, draws, np.inf), axis=1), place, axis=1)
-    before = np.count_nonzero(scores < line, axis=1)
-    if (tied.sum(axis=1) > 1).any() or (scores == line).any():
-        before += np.count_nonzero((scores == line) & (fits.u < line_u), axis=1)
-    stands = (own < line[:, 0]) | ((own == line[:, 0]) & (u < line_u[:, 0]))
-    return before + stands, stands
+    place = budget - np.count_nonzero(values < line, axis=1)
+    tied, below, tied_itself = scores == line, np.count_nonzero(scores < line, axis=1), own == line[:, 0]
+    stands = (own < line[:, 0])[member]
+    count = below[member] + stands
+    for k in np.flatnonzero(np.count_nonzero(tied, axis=1) + tied_itself > 1).tolist():
+        queries = slice(*np.searchsorted(member, [k, k + 1]))
+        rows = np.flatnonzero(tied[k])
+        lost = np.sort(fits.u[rows[fits.loss[rows] > 0]])
+        ends = np.concatenate([[-np.inf], lost, [np.inf]])[place[k] : place[k] + 2]
+        drawn = np.clip(u[queries], *ends) if tied_itself[k] else ends[1]
+        stands[queries] |= tied_itself[k] & (u[queries] < drawn)
+        count[queries] = below[k] + np.searchsorted(np.sort(fits.u[rows]), drawn) + stands[queries]
+    return count, stands
