@@ -54,7 +54,7 @@ def import_command() -> None:
     \b
     arbitrage import lm-eval runs/small runs/large -o log.parquet
     arbitrage import inspect small.eval large.eval -o log.parquet
-    arbitrage import table scores.csv --primary p_yes,p_no --guardian g_yes,g_no -o log.parquet
+    arbitrage import table s.csv --primary p0,p1 --guardian g0,g1 -o log.parquet
     """
 
 
