@@ -73,6 +73,19 @@ def pydantic_ai_approval():
     assert paid == [0, 0]
 
 
+def pydantic_ai_decisions():
+    """a decision model: the gateway's Decisions API"""
+    from typing import Literal
+
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai_decisions import OpenAIDecisionsModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIDecisionsModel("support", provider=OpenAIProvider(base_url=f"{GATEWAY}/v1", api_key="none"))
+    agent = Agent(model, output_type=Literal["billing", "bug", "other"])
+    assert agent.run_sync("I was charged twice.").output == "billing"
+
+
 def langchain_model(url):
     from langchain_openai import ChatOpenAI
 
@@ -187,7 +200,8 @@ def llm_plugin():
 
 
 RUNS = {
-    pydantic_ai_model: "pydantic-ai-slim", pydantic_ai_approval: "pydantic-ai-slim", langchain_middleware: "langchain",
+    pydantic_ai_model: "pydantic-ai-slim", pydantic_ai_approval: "pydantic-ai-slim",
+    pydantic_ai_decisions: "pydantic-ai-slim", langchain_middleware: "langchain",
     langgraph_interrupt: "langgraph", agents_sdk: "openai-agents", litellm_strategy: "litellm", llm_plugin: "llm",
 }  # fmt: skip
 

@@ -57,13 +57,18 @@ def init_command(*, form: Any, output: str, force: bool) -> None:
 @click.command("check")
 @options.config_file
 @click.option("--yes", is_flag=True, help="Replace pinned values without asking, though certificates become stale.")
+@click.option(
+    "--repeats", type=click.IntRange(2, 100), metavar="N",
+    help="Also ask the Primary one question N times, and say how much its lead differs.",
+)  # fmt: skip
 @options.as_json
-def check_command(*, config: str, yes: bool, as_json: bool) -> None:
+def check_command(*, config: str, yes: bool, repeats: int | None, as_json: bool) -> None:
     """Test each model with a tiny request, detect which API features it supports, and pin them in the configuration.
 
     \b
     arbitrage check
     arbitrage check --yes
+    arbitrage check --repeats 10
     """
     import msgspec
 
@@ -73,7 +78,7 @@ def check_command(*, config: str, yes: bool, as_json: bool) -> None:
     from conformal_arbitrage.scorers.terminal import has_terminal
 
     configuration = read_config(config)
-    results = asyncio.run(check_models(configuration))
+    results = asyncio.run(check_models(configuration, repeats=repeats or 0))
     problems = {one.role: one.problem for one in results if one.problem is not None}
     working = [one for one in results if one.problem is None]
     pinned = {one.role: one.pinned for one in working if one.pinned is not None}

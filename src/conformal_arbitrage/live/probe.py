@@ -15,6 +15,7 @@ from msgspec import structs
 from conformal_arbitrage.errors import ReplyError, ScorerError, UpstreamError
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import SECTIONS, Config
+from conformal_arbitrage.live.repeats import repeat_noise
 from conformal_arbitrage.scorers.completions import served_by
 from conformal_arbitrage.scorers.kinds import Form, ModelConfig, Pinned, Section
 from conformal_arbitrage.types import ChatRequest, Query, Spent
@@ -36,6 +37,9 @@ class ProbeResult:
         priced: whether its cost is known.
         logprobs: whether it lists token probabilities; None if that was not tested.
         tested: whether it was sent a question; a function or a person is not.
+        notes: what else its user should know.
+        noise: how much its lead differs between answers to one question; None if that was not measured.
+        decimals: of its scores, if they are few; None likewise.
     """
 
     role: str
@@ -50,14 +54,16 @@ class ProbeResult:
     logprobs: bool | None = None
     tested: bool = True
     notes: list[str] = field(default_factory=list[str])
+    noise: float | None = None
+    decimals: int | None = None
 
 
-async def check_models(config: Config) -> list[ProbeResult]:
-    """Test every model of a configuration."""
-    return [await _check(config, section, model) for section, model in config.sections.items()]
+async def check_models(config: Config, *, repeats: int = 0) -> list[ProbeResult]:
+    """Test every model of a configuration; ask Primaries so many times more, to measure how much their leads differ."""
+    return [await _check(config, section, model, repeats) for section, model in config.sections.items()]
 
 
-async def _check(config: Config, section: str, model: ModelConfig) -> ProbeResult:
+async def _check(config: Config, section: str, model: ModelConfig, repeats: int) -> ProbeResult:
     result = ProbeResult(role=section, kind=model.kind, priced=model.pricing() is not None)
     role, forms = _use(config, section)
     form = config.task.form if config.task.form in forms else min(forms)
@@ -66,6 +72,8 @@ async def _check(config: Config, section: str, model: ModelConfig) -> ProbeResul
     try:
         if model.untested is None:
             await _probe(config, role, model, result, forms - {form})
+            if repeats > 1 and role == "primary":
+                await _measure(config, model, result, repeats)
         else:
             await _load(structs.replace(config, **{role: model}), role)
             result.tested = False
@@ -75,6 +83,14 @@ async def _check(config: Config, section: str, model: ModelConfig) -> ProbeResul
     if role == "primary" and result.problem is not None:
         result.problem += "; with such a Primary every query would be deferred"
     return result
+
+
+async def _measure(config: Config, model: ModelConfig, result: ProbeResult, repeats: int) -> None:
+    """Measure the repeat noise of a Primary that works."""
+    noise = await repeat_noise(config, model.with_pinned(result.pinned), repeats)
+    result.noise, result.decimals = noise.spread, noise.decimals
+    result.spent += noise.spent
+    result.notes += noise.notes()
 
 
 async def _load(config: Config, role: Section) -> None:
