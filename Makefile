@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # one more than cores: many tests wait
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms nightly release sbom clean
+.PHONY: demo demo-serve test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms reviews-kills nightly release sbom clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -84,6 +84,10 @@ ROLLS ?= 10
 .PHONY: rolling
 rolling: .venv/.installed-dev
 	ROLLING_ROUNDS=$(ROLLS) $(BIN)/pytest tests/gateway/test_rolling.py $(TEST)
+
+# 25 kills with people at work on each database, and 10,000 races for a question.
+reviews-kills: .venv/.installed-dev
+	REVIEW_KILL_ROUNDS=25 LEASE_RACES=10000 $(BIN)/pytest tests/gateway/test_reviews_kill.py tests/store/test_reviews.py -k "kills or claimers"
 
 nightly: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.nightly $(NIGHTLY)

@@ -43,7 +43,8 @@ def running(request, tmp_path_factory):
     with House(folder, form=request.param, primary=unsure, policy=settings) as gateway:
         gateway.headers = gateway.keyed("admin")
         reply = gateway.decide() if request.param == "menu" else gateway.chat()
-        gateway.known = {"id": reply.headers["x-arbitrage-decision-id"], "name": "support"}
+        id = reply.headers["x-arbitrage-decision-id"]
+        gateway.known = {"id": id, "name": "support", "decision": id, "token": "0" * 32}
         gateway.session = requests.Session()
         gateway.schema = schemathesis.openapi.from_dict(gateway.get("/openapi.json").json())
         yield gateway

@@ -51,6 +51,8 @@ from conformal_arbitrage.gateway.openapi import schema
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.record_routes import RecordRoutes
 from conformal_arbitrage.gateway.renewer import Renewer
+from conformal_arbitrage.gateway.review_routes import ReviewRoutes
+from conformal_arbitrage.gateway.reviewing import Concluder, Desk
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.gateway.webhooks import WebhookSender
 from conformal_arbitrage.live.config import Config
@@ -85,6 +87,7 @@ class Parts:
     clock: Callable[[], float] = time.time
     traced: Callable[[ASGIApp, str], ASGIApp] | None = None
     webhooks: Sequence[WebhookEndpoint] = ()
+    desk: Desk
     drain: Drain = field(default_factory=lambda: Drain(0.0))
 
 
@@ -102,6 +105,7 @@ def create_app(parts: Parts) -> ASGIApp:
                 "housekeeping": Housekeeper(parts.store, parts.config.gateway.retain_days).run,
                 "webhooks": WebhookSender(parts.store, parts.webhooks, parts.metrics).run,
                 "renewal": partial(parts.renewer.run, routes.watcher),
+                "reviews": Concluder(parts.store, parts.desk, routes.deciding.complete).run,
             }
         )
         yield
@@ -136,16 +140,20 @@ class _Routes:
         subscribers = (self._authenticator.refresh, parts.policies.refresh)
         self._refresher = Refresher(parts.store.change_count, *subscribers)
         self._recording = Refresher(parts.store.writable, *subscribers)  # before a model is paid
+        decider = Decider(parts.secret)
+        self.deciding = DecisionRoutes(
+            parts.config.gateway, parts.store, parts.policies, decider, self._metrics, parts.desk
+        )
 
     def auditor(self) -> Auditor:
         """Return what runs audits, counted in the same metrics."""
         parts = self._parts
-        return Auditor(parts.store, parts.policies, self._metrics, parts.config.gateway.audit_deadline)
+        return Auditor(parts.store, parts.policies, self._metrics, parts.config.gateway.audit_deadline, parts.desk)
 
     def served(self) -> list[tuple[str, str, ASGIApp]]:
         """Return the routes that need a key: method, path, application."""
         parts, gateway = self._parts, self._parts.config.gateway
-        deciding = DecisionRoutes(gateway, parts.store, parts.policies, Decider(parts.secret), self._metrics)
+        deciding, reviews = self.deciding, ReviewRoutes(parts.store, parts.desk, gateway)
         records = RecordRoutes(parts.store, parts.policies, gateway)
         monitors = MonitorRoutes(parts.store, parts.policies, self.watcher, gateway)
         routes: list[tuple[str, str, Scope, Handler]] = [
@@ -162,6 +170,7 @@ class _Routes:
             ("POST", "/v1/arbitrage/policies/{name}/lift", "admin", monitors.lift),
             ("PUT", "/v1/arbitrage/policies/{name}", "admin", records.install),
             ("POST", "/v1/arbitrage/policies/{name}/rollback", "admin", records.rollback),
+            *reviews.routes(),
             ("GET", "/metrics", "metrics", self._figures),
         ]
         return [(method, path, self._guarded(path, scope, handler)) for method, path, scope, handler in routes]

@@ -26,11 +26,13 @@ from conformal_arbitrage.errors import (
 from conformal_arbitrage.gateway.decider import recorded_error
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair, PolicyTable
+from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.live.policy import leg_of
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answer, Scores, checked_scores
 from conformal_arbitrage.store.base import Audit, Store
 from conformal_arbitrage.store.record import AuditBody, Event, MenuQuestion
+from conformal_arbitrage.store.review_base import NewReview
 from conformal_arbitrage.types import ChatRequest, Leg, Query
 from conformal_arbitrage.upstream.base import IN_BACKGROUND
 
@@ -43,7 +45,7 @@ FIRST_DELAY, LONGEST_DELAY = 2.0, 600.0
 LONGEST_REST = 60.0
 """The most seconds without any audit of a policy whose Guardian fails."""
 _REFUSED = frozenset({400, 413, 422})
-_Ending = Literal["answered", "failed", "missing", "postponed"]
+_Ending = Literal["answered", "failed", "missing", "postponed", "given to people"]
 
 
 class Auditor:
@@ -54,13 +56,17 @@ class Auditor:
         policies: whose Guardians are asked.
         metrics: counts attempts and what they cost.
         deadline: seconds after which an audit that keeps failing is recorded as missing.
+        desk: where people are asked who are a Guardian.
     """
 
-    def __init__(self, store: Store, policies: PolicyTable, metrics: Metrics, deadline: float) -> None:
+    def __init__(
+        self, store: Store, policies: PolicyTable, metrics: Metrics, deadline: float, desk: Desk | None = None
+    ) -> None:
         self._store = store
         self._policies = policies
         self._metrics = metrics
         self._deadline = deadline
+        self._desk = desk
         self._rests: dict[str, tuple[int, float]] = {}  # by policy: failed batches in a row, and until when it rests
 
     async def run(self) -> None:
@@ -119,11 +125,32 @@ class Auditor:
     async def _audit(self, audit: Audit) -> _Ending:
         IN_BACKGROUND.set(True)  # in the context of this task alone
         try:
+            if (items := self._for_people(audit)) is not None:
+                await self._store.put_reviews(items)
+                return self._ended(audit, "given to people")
             body = await self._ask(audit)
         except (QuotaError, RequestError, UpstreamError, OtherModelError) as error:
             return await self._try_later(audit, error)
         await self._store.commit([Event(id=audit.id, body=body)])
         return self._ended(audit, "answered" if body.error is None else "failed")
+
+    def _for_people(self, audit: Audit) -> list[NewReview] | None:
+        """Return what to put into the review queue in place of an audit; None if a model answers it."""
+        policy = self._of_same_models(audit)
+        terms, question = policy.pair.review, audit.question
+        if self._desk is None or terms is None or not isinstance(question, MenuQuestion):
+            return None
+        query = Query(question.context, question.actions, id=audit.id)
+        return self._desk.items(
+            terms, "audit", query, size=len(question.actions), policy=policy.name,
+            identities=policy.identities_sha256, drawn=True,
+        )  # fmt: skip
+
+    def _of_same_models(self, audit: Audit) -> LivePolicy:
+        policy = self._policies.named(audit.policy)
+        if audit.identities_sha256 not in ("", policy.identities_sha256):
+            raise RequestError(f"policy {audit.policy} has other models now", code="other_models")
+        return policy
 
     async def _try_later(self, audit: Audit, error: ArbitrageError) -> _Ending:
         """Postpone an audit, or record it as missing once its deadline has passed."""
@@ -149,9 +176,7 @@ class Auditor:
             RequestError: the policy is not served here, or has another form or other models now.
             UpstreamError, OtherModelError: the Guardian cannot be asked for now.
         """
-        policy, start = self._policies.named(audit.policy), time.perf_counter()
-        if audit.identities_sha256 not in ("", policy.identities_sha256):
-            raise RequestError(f"policy {audit.policy} has other models now", code="other_models")
+        policy, start = self._of_same_models(audit), time.perf_counter()
         try:
             reply = await _guardian_reply(policy, audit)
         except ScorerError as error:

@@ -34,11 +34,13 @@ class Caller:
         id: of the API key.
         scope: what the key permits.
         policies: the only policies it is good for; None for all.
+        label: the key's, which names a person on a team.
     """
 
     id: str
     scope: Scope
     policies: tuple[str, ...] | None = None
+    label: str = ""
 
     @property
     def sees_only(self) -> str | None:
@@ -186,7 +188,7 @@ class Authenticator:
             raise RequestError(
                 f"this key has scope {info.scope}; scope {scope} is required", status=403, code="insufficient_scope"
             )
-        return Caller(info.id, info.scope, info.policies)
+        return Caller(info.id, info.scope, info.policies, info.label)
 
     async def _find(self, sha256: str) -> KeyInfo | None:
         known = self._known  # a refresh while the store is queried replaces the cache, and this entry may be stale

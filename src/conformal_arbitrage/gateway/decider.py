@@ -157,6 +157,9 @@ class Decider:
         asking: asyncio.Task[Leg] | None = None
         if earlier is not None:
             decision = _continued(earlier, query.actions)
+            if earlier.decision.version != policy.version:
+                reason = decision.no_guarantee or "another version of the policy came into force while people decided"
+                decision = replace(decision, no_guarantee=reason)
         elif (rule := _menu_rule(policy)) is not None:
             decision = await rule.ask_primary(query)
         else:
@@ -254,7 +257,7 @@ class Decider:
             before=tuple([recorded_leg(leg, policy) for leg in before]),
             action=None if pending else decision.action,
             decided_by=decision.decided_by if replaced or chained else None,
-            no_guarantee=decision.no_guarantee if replaced else None,
+            no_guarantee=decision.no_guarantee if replaced or policy.pair.review is not None else None,
             cost=None if last is None else decision.spent.cost,
             content=None if pending else self._kept(policy, Content(answer=decision.answer)),
         )

@@ -9,14 +9,15 @@ Knows nothing of keys, limits or how models are asked.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 from msgspec.structs import replace
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import GuardianError, LostClaimError, QuotaError, RequestError, StoreError
+from conformal_arbitrage.gateway.attempts import all_settled, is_continuable
 from conformal_arbitrage.gateway.audit_rows import still_unanswered
 from conformal_arbitrage.gateway.chat_replies import (
     EVENT_STREAM,
@@ -35,6 +36,8 @@ from conformal_arbitrage.gateway.middleware import POLICY, Incoming
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.responses_replies import ResponseShape
 from conformal_arbitrage.gateway.responses_requests import read_response
+from conformal_arbitrage.gateway.review_turns import ENDED, ReviewTurns, error_again, request_again
+from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.gateway.sessions import Sessions, other_session
 from conformal_arbitrage.gateway.shadow import cancelled
 from conformal_arbitrage.gateway.streaming import EventStream, event_stream, pieces_of
@@ -43,6 +46,7 @@ from conformal_arbitrage.live.policy import guardian_failure
 from conformal_arbitrage.store.base import Audit, SavedResponse, Store
 from conformal_arbitrage.store.ids import new_id
 from conformal_arbitrage.store.record import CompletionBody, DecisionBody, DecisionRecord, Event
+from conformal_arbitrage.store.review_base import ReviewRequest
 from conformal_arbitrage.types import ChatRequest, Chunk, Query
 from conformal_arbitrage.upstream.sse import delta_of
 
@@ -51,7 +55,7 @@ class DecisionRoutes:
     """POST /v1/decisions, /v1/chat/completions and /v1/responses."""
 
     def __init__(
-        self, config: GatewayConfig, store: Store, policies: PolicyTable, decider: Decider, metrics: Metrics
+        self, config: GatewayConfig, store: Store, policies: PolicyTable, decider: Decider, metrics: Metrics, desk: Desk
     ) -> None:
         self._config = config
         self._store = store
@@ -60,6 +64,7 @@ class DecisionRoutes:
         self._metrics = metrics
         self._idempotency = Idempotency(store, metrics)
         self._sessions = Sessions(store)
+        self._reviews = ReviewTurns(store, desk, self._idempotency, decider)
 
     async def decisions(self, request: Incoming) -> Response:
         """Answer POST /v1/decisions."""
@@ -72,7 +77,7 @@ class DecisionRoutes:
                 queries = [query_of(body, question, new_id(), group) for question in body.questions]
                 turn.several = len(queries) > 1
                 calls = [self._choose(turn, place, policy, query, request) for place, query in enumerate(queries)]
-                outcomes = await _all_settled(calls)
+                outcomes = await all_settled(calls)
                 _require_answers(outcomes)
                 reply = decisions_reply(policy, body.questions, outcomes)
                 await self._commit(turn, policy, outcomes, reply, start)
@@ -101,7 +106,7 @@ class DecisionRoutes:
         text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
         menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
         if chat.stream:
-            async with event_stream(request.send, policy.name) as events:
+            async with event_stream(request.send, policy.name, patient=policy.pair.review is not None) as events:
                 await self._stream(request, chat, policy, menu, events, shape)
             return events
         async with self._turn(request, policy) as turn:
@@ -133,6 +138,12 @@ class DecisionRoutes:
             except StoreError:
                 finish = ""  # nothing can be recorded, or another gateway records it
                 raise
+            except (RequestError, GuardianError) as error:
+                refusal = await self._reviews.refusal(turn, policy, error) if turn.reviewed else None
+                if refusal is None:
+                    raise
+                finish = "waiting"
+                raise refusal from error
             finally:
                 if finish and turn.response is None and turn.outcomes:
                     await self._end_undelivered(turn, policy, finish)
@@ -142,14 +153,16 @@ class DecisionRoutes:
         if turn.opened is not None:
             await turn.end_early(finish)
             return
+        if finish == "cancelled":
+            await self._reviews.withdraw(turn)
         self._metrics.undelivered(policy.name, turn.outcomes.values(), finish)
         events: list[Event] = []
         audits: list[Audit] = []
         news = [outcome.event.id for outcome in turn.outcomes.values() if outcome.audit is not None]
         for outcome in turn.outcomes.values():
-            audit = still_unanswered(outcome.audit, outcome.decision)
+            audit = None if turn.reviewed else still_unanswered(outcome.audit, outcome.decision)
             if outcome.event.id in turn.recorded:
-                events.append(self._decider.completion(policy, outcome, finish))
+                events += [] if finish == "waiting" else [self._decider.completion(policy, outcome, finish)]
             else:
                 events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
                 audit = audit or outcome.audit
@@ -177,6 +190,8 @@ class DecisionRoutes:
                 outcome = await self._decide(turn, policy, chat, menu, request)
                 await self._send_whole(turn, events, policy, shape, outcome, menu, start)
         if turn.replayed and turn.response is not None:
+            if turn.response.status != 200:
+                raise error_again(turn.response)
             await events.replay(turn.response)
 
     async def _decide(
@@ -236,7 +251,10 @@ class DecisionRoutes:
         if decided and (outcome.audit is None or not turn.several):
             return outcome
         try:
-            await _keep_pending(turn, place, outcome)  # or the ledger would have the deferred of a request first
+            if policy.pair.review is None or decided:
+                await _keep_pending(turn, place, outcome)  # or the ledger would have the deferred of a request first
+            else:
+                await self._reviews.put(turn, place, policy.pair.review, start, request)
             if not decided:
                 outcome = turn.outcomes[place] = await self._decider.complete_menu(start)
         finally:
@@ -257,7 +275,7 @@ class DecisionRoutes:
         elif self._store.has_undelivered:
             id = await self._store.take_undelivered(self._decider.digest(question))
         record = None if id is None else await self._store.record(id)
-        if record is None or not _continuable(record, policy):
+        if record is None or not is_continuable(record, policy):
             if record is not None and turn.claim is not None:
                 raise begun_otherwise(policy.name)
             return None
@@ -341,14 +359,24 @@ class DecisionRoutes:
                 events.append(self._decider.completion(policy, outcome, _finish_of(policy, outcome)))
                 if outcome.audit is not None and (outcome.known_legs or outcome.decision.decided_by == "fallback"):
                     news.append(outcome.event.id)  # what was served is another answer than the ledger expects
-                    audit = still_unanswered(outcome.audit, outcome.decision)
+                    audit = None if turn.reviewed else still_unanswered(outcome.audit, outcome.decision)
                     audits += [] if audit is None else [audit]
                 continue
             events.append(outcome.event)
             if outcome.audit is not None:
                 audits.append(outcome.audit)
-        await turn.commit(events, audits=audits, response=reply, news=news)
+        if turn.reviewed:
+            events = await self._reviews.with_facts(events)
+            await turn.commit(events, audits=audits, response=reply, news=news, reviews=ENDED)
+        else:
+            await turn.commit(events, audits=audits, response=reply, news=news)
         self._metrics.decided(policy.name, outcomes, time.perf_counter() - start)
+
+    async def complete(self, request: ReviewRequest) -> None:
+        """Complete a request that people have decided, and keep the reply for its caller, who is not waiting here."""
+        handlers = {"/v1/decisions": self.decisions, "/v1/chat/completions": self.completions}
+        with suppress(RequestError):  # the reply that is kept
+            await handlers.get(request.route, self.responses)(request_again(request))
 
 
 async def _keep_pending(turn: Turn, place: int, outcome: Outcome) -> None:
@@ -375,22 +403,6 @@ async def _last(steps: AsyncGenerator[Outcome | Chunk]) -> Outcome:
     return outcome
 
 
-async def _all_settled(calls: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Outcome]:
-    """Run calls concurrently, all to their end, then raise the first error: what the others decided is not lost."""
-    if len(calls) == 1:
-        return [await calls[0]]
-    outcomes: list[Outcome] = []
-    errors: list[BaseException] = []
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            errors.append(result)
-        else:
-            outcomes.append(result)
-    if errors:
-        raise errors[0]
-    return outcomes
-
-
 def _require_answers(outcomes: Sequence[Outcome]) -> None:
     """Refuse to answer if the Guardian failed; the records are kept nevertheless.
 
@@ -402,13 +414,6 @@ def _require_answers(outcomes: Sequence[Outcome]) -> None:
             raise guardian_failure(
                 outcome.decision.legs[-1], "set safe_action or safe_answer in [task] to continue without it"
             )
-
-
-def _continuable(record: DecisionRecord, policy: LivePolicy) -> bool:
-    """Return whether another attempt may continue a decision: same version and mode, and its answer can be rebuilt."""
-    body = record.decision
-    same = body.version == policy.version and body.mode == policy.mode and body.form == policy.pair.form
-    return same and (body.pending or (body.form == "menu" and body.action is not None))
 
 
 def _finish_of(policy: LivePolicy, outcome: Outcome) -> str:

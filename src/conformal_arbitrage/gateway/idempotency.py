@@ -20,6 +20,7 @@ from conformal_arbitrage.store.base import Audit, Claim, Claimed, SavedResponse,
 from conformal_arbitrage.store.ids import new_id
 from conformal_arbitrage.store.pruning import GONE
 from conformal_arbitrage.store.record import CompletionBody, DecisionBody, Event
+from conformal_arbitrage.store.review_base import ReviewWork
 
 LEASE = 6.0
 LONGEST_WAIT = 120.0
@@ -41,6 +42,8 @@ class Turn:
         recorded: ids of the decisions that are in the store already.
         left: whether the caller has disconnected.
         several: whether the request has several questions, of which one may wait for its Guardian while others are decided.
+        reviewed: whether people are asked about a question of the request.
+        renewing: renews the claim of a request without a key of its own, which has one once people are asked.
     """
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
@@ -52,6 +55,8 @@ class Turn:
         self.questions: dict[int, object] = {}
         self.left = self.several = False
         self.claim: Claim | None = None
+        self.reviewed = False
+        self.renewing: asyncio.Task[None] | None = None
         self._store = store
         self._metrics = metrics
         self._task = asyncio.current_task()
@@ -66,6 +71,7 @@ class Turn:
         response: SavedResponse | None = None,
         begun: Mapping[int, str] | None = None,
         news: Sequence[str] = (),
+        reviews: ReviewWork | None = None,
     ) -> None:
         """Make events durable, with audits, with the response that ends the turn, and as news of these decisions.
 
@@ -79,7 +85,7 @@ class Turn:
                 await self._store.commit(events, audits=audits, news=news)
             else:
                 await self._store.commit(
-                    events, claim=self.claim, response=response, audits=audits, begun=begun, news=news
+                    events, claim=self.claim, response=response, audits=audits, begun=begun, news=news, reviews=reviews
                 )
             self.response = response
         finally:
@@ -126,7 +132,10 @@ class Turn:
         if self.claim is None:
             await self._store.commit(events, audits=audits, undelivered=digests, news=news)
         else:
-            await self._store.commit(events, claim=self.claim, audits=audits, begun=begun, news=news)
+            without_key = digests if self.renewing is not None else None
+            await self._store.commit(
+                events, claim=self.claim, audits=audits, begun=begun, news=news, undelivered=without_key
+            )
 
     async def end_early(self, finish: str) -> None:
         """Record that an answer which was opened has no end; it is not kept under the idempotency key."""
@@ -197,6 +206,24 @@ class Idempotency:
         finally:
             watching.remove_done_callback(turn.leave)
             watching.cancel()
+            if turn.renewing is not None and turn.claim is not None:
+                turn.renewing.cancel()
+                if turn.response is None:
+                    await asyncio.shield(self._store.release(turn.claim))
+
+    async def hold(self, turn: Turn, request: Incoming, name: str) -> Claim:
+        """Return the claim of a turn; one without a key gets a claim under a name, by which its caller can come back.
+
+        Raises:
+            RequestError: 409 if another attempt holds that name.
+        """
+        if turn.claim is None:
+            sha256 = hashlib.sha256(request.content).hexdigest()
+            claimed = await self._try_claim(request.caller.id, name, sha256)
+            if not isinstance(claimed, Claim):
+                raise _in_progress()
+            turn.claim, turn.renewing = claimed, asyncio.create_task(self._renew(claimed))
+        return turn.claim
 
     @asynccontextmanager
     async def _claimed(self, turn: Turn, request: Incoming, key: str) -> AsyncGenerator[None]:

@@ -155,9 +155,19 @@ _SCHEMAS: dict[str, Any] = {
         deferred_groups=_array(_TEXT), false_red=_nullable(_NUMBER),
     ),
     "Nothing": {"type": "object"},
+    "Assignment": _object(
+        ["token", "kind", "policy", "instructions", "context", "options", "lease"], token=_TEXT, kind=_TEXT, policy=_TEXT,
+        instructions=_TEXT, context=_TEXT, options=_array(_TEXT), lease=_NUMBER,
+    ),
+    "Ballot": _object(["choice"], more=False, choice={"type": "integer", "minimum": 0}, active=_nullable(_NUMBER)),
+    "Voted": _object(["counts_in"], counts_in=_NUMBER),
+    "ReviewProgress": _object(
+        ["id", "status", "reply"], id=_TEXT, status={"enum": ["waiting", "decided", "expired", "failed"]}, reply={}
+    ),
+    "TeamFigures": _object(["object", "data"], object=_TEXT, data=_array(_MAP)),
     "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run=_BOOLEAN),
 }  # fmt: skip
-_ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503)
+_ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503, 504)
 
 
 def _operation(
@@ -167,12 +177,14 @@ def _operation(
     body: str | None = None,
     reply: str | None = None,
     params: Any = (),
+    empty: bool = False,
     media: tuple[str, ...] = (_JSON,),
 ) -> Any:
     content: dict[str, Any] = {kind: {} if kind == _EVENTS else {"schema": _TEXT} for kind in media}
     if _JSON in content:
         content[_JSON] = {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}
     responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
+    responses |= {"204": {"description": "done, and nothing to show"}} if empty else {}
     responses |= {str(status): {"description": "refused", "content": {_JSON: {"schema": _ERROR}}} for status in _ERRORS}
     operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
     if params:
@@ -185,6 +197,34 @@ def _operation(
 
 def _param(name: str, where: str, kind: Any = None) -> dict[str, Any]:
     return {"name": name, "in": where, "required": where == "path", "schema": kind or _TEXT}
+
+
+def _review_paths() -> dict[str, Any]:
+    """Return the routes of the review queue."""
+    root, token = "/v1/arbitrage/reviews", [_param("token", "path")]
+    progress = [_param("decision", "path"), _param("wait", "query", _NUMBER)]
+    acts = {"renew": "Hold a question longer", "return": "Give a question back", "skip": "Leave it to someone else"}
+    return {
+        root: {"get": _operation("reviews", "Figures of teams of reviewers", reply="TeamFigures")},
+        f"{root}/{{decision}}": {
+            "get": _operation("review", "How far people have come", reply="ReviewProgress", params=progress)
+        },
+        f"{root}/claim": {
+            "post": _operation("claim", "Take a question", body="Nothing", reply="Assignment", empty=True)
+        },
+        f"{root}/{{token}}/vote": {
+            "post": _operation("vote", "Vote", body="Ballot", reply="Voted", params=token)
+        },
+        f"{root}/{{token}}/undo": {
+            "post": _operation("undo", "Take a vote back", body="Nothing", reply="Assignment", params=token)
+        },
+        **{
+            f"{root}/{{token}}/{act}": {
+                "post": _operation(f"{act}Question", summary, body="Nothing", params=token, empty=True)
+            }
+            for act, summary in acts.items()
+        },
+    }  # fmt: skip
 
 
 def schema() -> dict[str, Any]:
@@ -231,6 +271,7 @@ def schema() -> dict[str, Any]:
                 media=(_JSON, _EVENTS),
             )
         },
+        **_review_paths(),
         "/metrics": {"get": _operation("metrics", "Figures for Prometheus", media=("text/plain",))},
         "/": {"get": _operation("home", "What this is, and where to go from here")},
         "/health/live": {"get": _operation("live", "The process runs")},

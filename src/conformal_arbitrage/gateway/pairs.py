@@ -5,18 +5,21 @@ Knows nothing of certificates or requests.
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.policy_table import MenuPair, ModelPair, TextPair
+from conformal_arbitrage.gateway.reviewing import Desk, ReviewScorer
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import Config, Form
+from conformal_arbitrage.live.reviews import ReviewTerms, review_terms
 from conformal_arbitrage.scorers.quota import Quota, QuotaAnswerer, QuotaScorer
 from conformal_arbitrage.types import Spent
 
 
-def pairs_of(models: Models, quota: Quota | None = None) -> dict[str, ModelPair]:
+def pairs_of(models: Models, quota: Quota | None = None, desk: Desk | None = None) -> dict[str, ModelPair]:
     """Return the two models of every policy; policies with the same models in the same form share them.
 
     Args:
         models: builds them.
-        quota: limits how often Guardians are asked, if given.
+        quota: limits how often Guardians are asked, if given; people limit themselves.
+        desk: where people are asked who are a Guardian; None if only identities are wanted.
 
     Raises:
         ConfigError: a model cannot be used, or its cost cannot be limited as configured.
@@ -25,6 +28,10 @@ def pairs_of(models: Models, quota: Quota | None = None) -> dict[str, ModelPair]
     shared: dict[tuple[str, str, Form], ModelPair] = {}
     pairs: dict[str, ModelPair] = {}
     for name in config.policies:
+        terms = review_terms(config, name)
+        if terms is not None:
+            pairs[name] = _people(models, name, terms, desk)
+            continue
         if config.policies[name].cascade:
             pairs[name] = _cascade(models, config.form_of(name), quota)
             continue
@@ -33,6 +40,17 @@ def pairs_of(models: Models, quota: Quota | None = None) -> dict[str, ModelPair]
             shared[key] = _pair(models, *key, quota)
         pairs[name] = shared[key]
     return pairs
+
+
+def _people(models: Models, policy: str, terms: ReviewTerms, desk: Desk | None) -> MenuPair:
+    """Return a model and the people behind it."""
+    if models.config.policies[policy].cascade:
+        raise ConfigError(
+            f"[policies.{policy}] people answer as the Guardian of one Primary, not of a cascade; drop cascade = true"
+        )
+    guardian = ReviewScorer(terms, None) if desk is None else desk.serve(policy, terms)
+    primary = models.scorer("primary", models.config.section_of(policy, "primary"))
+    return MenuPair(primary=primary, guardian=guardian, review=terms)
 
 
 def _pair(models: Models, primary: str, guardian: str, form: Form, quota: Quota | None) -> ModelPair:

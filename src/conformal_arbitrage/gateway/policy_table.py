@@ -40,6 +40,7 @@ from conformal_arbitrage.live.build import bind_menu, bind_text
 from conformal_arbitrage.live.cascade import CascadeRule
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter
+from conformal_arbitrage.live.reviews import ReviewTerms
 from conformal_arbitrage.live.watching import deferring, watchable
 from conformal_arbitrage.scorers.base import Answerer, Identity, Scorer
 from conformal_arbitrage.scorers.kinds import Form
@@ -58,12 +59,13 @@ UNSIGNED = "unsigned"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MenuPair:
-    """The two models over menus; of a cascade the Primary is its first model, and `models` has all before the Guardian."""
+    """The two models over menus; of a cascade, `models` has all before the Guardian. `review` is about people, if any."""
 
     primary: Scorer
     guardian: Scorer
     models: Mapping[str, Scorer] = field(default_factory=dict[str, Scorer])
     guardian_name: str = "guardian"
+    review: ReviewTerms | None = None
     form: ClassVar[Form] = "menu"
 
 
@@ -75,6 +77,7 @@ class TextPair:
     guardian: Answerer
     models: Mapping[str, Answerer] = field(default_factory=dict[str, Answerer])
     guardian_name: str = "guardian"
+    review: ClassVar[None] = None
     form: ClassVar[Form] = "text"
 
 

@@ -4,7 +4,7 @@ Knows nothing of how decisions are made.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,8 @@ from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.store.base import PolicyVersion, Store
 from conformal_arbitrage.store.record import (
     AuditBody,
+    CompletionBody,
+    Content,
     DecisionBody,
     DecisionRecord,
     Event,
@@ -41,6 +43,15 @@ HIDDEN: Mapping[type[Struct], frozenset[str]] = {
     AuditBody: frozenset({"scores", "error"}),
 }
 """The fields of a record that would help an attacker; a calling key sees them only where replies show them."""
+WITHHELD: Mapping[type[Struct], frozenset[str]] = {
+    DecisionRecord: frozenset({"decided_by"}),
+    DecisionBody: frozenset({"action", "candidates", "margin", "relaxation", "learned", "no_guarantee"}),
+    Content: frozenset({"answer", "primary_answer", "chain_answers"}),
+    CompletionBody: frozenset({"action", "decided_by", "no_guarantee"}),
+    Leg: frozenset({"scores", "error"}),
+    AuditBody: frozenset({"scores", "error", "answer"}),
+}
+"""The fields of a record that would tell a reviewer what the models think, while people have yet to judge."""
 
 
 class Feedback(Struct, forbid_unknown_fields=True):
@@ -73,9 +84,11 @@ class RecordRoutes:
         records = await self._store.records(
             **_own_policy(_filters(request), request.caller), key_id=request.caller.sees_only
         )
+        under = await self._under_review(records)
         rendered: list[bytes] = []
         for record in records:
-            rendered.append(msgspec.json.encode(self._shown(record, request.caller)))
+            shown = withheld(record) if record.id in under else self._shown(record, request.caller)
+            rendered.append(msgspec.json.encode(shown))
             if len(rendered) % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # decisions first
         last = msgspec.json.encode(records[-1].id if records else None)
@@ -83,8 +96,19 @@ class RecordRoutes:
         return Response(body, media_type="application/json")
 
     async def one(self, request: Incoming) -> Response:
-        """GET /v1/arbitrage/records/{id}."""
-        return json_response(self._shown(await self._own(request), request.caller))
+        """GET /v1/arbitrage/records/{id}; an admin who reads it while it is under review is not asked about it any more."""
+        record, caller = await self._own(request), request.caller
+        if caller.scope != "call" and await self._under_review([record]):
+            if caller.scope != "admin":
+                return json_response(withheld(record))
+            await self._store.note_reader(record.id, caller.label or caller.id)
+        return json_response(self._shown(record, caller))
+
+    async def _under_review(self, records: Sequence[DecisionRecord]) -> frozenset[str]:
+        """Return the ids of the records that people have yet to judge."""
+        reviewed = {policy.name for policy in self._policies.all() if policy.pair.review is not None}
+        ids = [record.id for record in records if record.policy in reviewed]
+        return await self._store.under_review(ids) if ids else frozenset()
 
     def _shown(self, record: DecisionRecord, caller: Caller) -> dict[str, object]:
         """Return a record as a document; a key of scope call sees no more of it than replies show."""
@@ -152,6 +176,11 @@ class RecordRoutes:
         name = str(request.path_params["name"])
         request.caller.check_policy(name)
         return json_response(_version(await self._policies.rollback(name, by=request.caller.id)))
+
+
+def withheld(record: DecisionRecord) -> dict[str, object]:
+    """Return a record as whoever may be asked to review it sees it."""
+    return {**document(record, without=WITHHELD), "withheld": "under review"}
 
 
 def _version(version: PolicyVersion) -> dict[str, Any]:

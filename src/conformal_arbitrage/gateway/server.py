@@ -5,6 +5,7 @@ Knows nothing of routes.
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import signal
@@ -33,9 +34,11 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.pairs import check_policies, check_spending, pairs_of
 from conformal_arbitrage.gateway.policy_table import PolicyTable, identities_of_pair
 from conformal_arbitrage.gateway.renewer import Renewer
+from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import ROLES, Config
 from conformal_arbitrage.live.database import database_of, existing_secret, open_record
+from conformal_arbitrage.live.reviews import review_terms
 from conformal_arbitrage.live.webhooks import webhooks_of
 from conformal_arbitrage.scorers.terminal import has_terminal
 from conformal_arbitrage.store.base import Store
@@ -104,7 +107,8 @@ async def application(
         )  # fmt: skip
         async with Models(config, extras) as models:
             await admit_first_key(store)
-            policies = await _policies(config, store, models, secret, installing=migrating)
+            desk = Desk(store, config.teams, secret.keys[0])
+            policies = await _policies(config, store, models, secret, desk, installing=migrating)
             renewer = Renewer(config, store, policies, secret, clock)
             await renewer.import_logs()
             check_binding(config.gateway.host, has_keys=bool(await store.keys()))
@@ -123,6 +127,7 @@ async def application(
                     traced=None if telemetry is None else telemetry.route,
                     webhooks=webhooks,
                     drain=drain or Drain.of(config.gateway),
+                    desk=desk,
                 )
             )
     finally:
@@ -134,10 +139,10 @@ async def application(
 
 
 async def _policies(
-    config: Config, store: Store, models: Models, secret: ProjectSecret, *, installing: bool
+    config: Config, store: Store, models: Models, secret: ProjectSecret, desk: Desk, *, installing: bool
 ) -> PolicyTable:
     """Load a configuration's policies, once it is clear that their Guardians' limits can be kept."""
-    pairs = pairs_of(models, calls_limit(store, config.gateway))
+    pairs = pairs_of(models, calls_limit(store, config.gateway), desk)
     check_spending(config, models)
     policies = PolicyTable(config, store, pairs, secret)
     await policies.load(installing=installing)
@@ -166,16 +171,23 @@ def _breakers_of_guardians(config: Config, models: Models) -> dict[str, list[Bre
 
 
 def _check_people(config: Config) -> None:
-    """Refuse a person as a model where there is no terminal to ask at.
+    """Refuse a person as a model where there is neither a team nor a terminal to ask at.
 
     Raises:
-        ConfigError: a person is configured, and standard input is not a terminal.
+        ConfigError: a person is configured that is no team, and standard input is not a terminal.
     """
-    used = [config.section_of(policy, role) for policy in config.policies for role in ROLES]
+    used = [
+        config.section_of(policy, role)
+        for policy in config.policies
+        for role in ROLES
+        if role == "primary" or review_terms(config, policy) is None
+    ]
     people = [section for section in used if config.section(section).is_person]
     if people and not has_terminal():
+        name = config.section(people[0]).label
         raise ConfigError(
-            f"[{people[0]}] is a person, and there is no terminal to ask at: start the gateway at one, or use another kind"
+            f"[{people[0]}] is a person, and there is no terminal to ask at: let a team answer as the Guardian, with a "
+            f"section [teams.{json.dumps(name)}] and members = [...], or start the gateway at a terminal"
         )
 
 

@@ -20,7 +20,7 @@ _WAITING = b": waiting for the decision\n\n"
 
 
 @asynccontextmanager
-async def event_stream(send: Send, policy: str) -> AsyncGenerator["EventStream"]:
+async def event_stream(send: Send, policy: str, *, patient: bool = False) -> AsyncGenerator["EventStream"]:
     """Send a response as a stream of events.
 
     The headers wait for the first piece for `PATIENCE` seconds; then, and in every later silence of that length, a comment
@@ -30,9 +30,10 @@ async def event_stream(send: Send, policy: str) -> AsyncGenerator["EventStream"]
     Args:
         send: where to.
         policy: which policy answers, for the log.
+        patient: send no comment before the first piece, so that an error can still have a status of its own.
     """
     events = EventStream(send)
-    comments = asyncio.create_task(events.comment())
+    comments = asyncio.create_task(events.comment(after_start=patient))
     try:
         yield events
     except ArbitrageError as error:
@@ -85,12 +86,12 @@ class EventStream:
         for piece in pieces_of(saved):
             await self.put(piece)
 
-    async def comment(self) -> None:
-        """Send comments in silences, until cancelled."""
+    async def comment(self, *, after_start: bool) -> None:
+        """Send comments in silences, perhaps only once something was sent, until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(self._last + PATIENCE - clock())
-            if clock() >= self._last + PATIENCE:
+            await asyncio.sleep(max(0.0, self._last + PATIENCE - clock()) or (PATIENCE if after_start else 0.0))
+            if clock() >= self._last + PATIENCE and (self.started or not after_start):
                 await self.put(_WAITING)
 
 

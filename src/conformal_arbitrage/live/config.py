@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config_checks import check_config, line_of
+from conformal_arbitrage.live.review_config import ReviewConfig, TeamConfig
 from conformal_arbitrage.monitoring.lines import AlarmLine
 from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorers.chat import ChatConfig
@@ -91,6 +92,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         tighten: whether the gateway may raise the relaxation by itself while the policy is amber because of its losses.
         aliases: further model names for this policy.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
+        review: how long callers and people wait, if people answer as the Guardian.
     """
 
     primary: str | None = None
@@ -118,6 +120,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tighten: bool = False
     aliases: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
+    review: ReviewConfig = ReviewConfig()
 
 
 class WebhookConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -202,6 +205,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         primary, guardian: the pair of the short form.
         models: further models, for policies that name theirs.
         cascade: models under one promise, by name.
+        teams: people who answer as a Guardian of the same name.
     """
 
     alpha: float = 0.05
@@ -214,6 +218,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: dict[str, ModelConfig] = {}
     cascade: CascadeConfig | None = None
     gateway: GatewayConfig = GatewayConfig()
+    teams: dict[str, TeamConfig] = {}
     policies: dict[str, PolicyConfig] = {}
     folder: str = ""
 
@@ -346,6 +351,7 @@ def read_config(path: str | Path = FILE) -> Config:
     try:
         model: Any = Union[kinds]  # noqa: UP007 - of a tuple
         types = {("models",): model, ("policies",): PolicyConfig, ("gateway", "webhooks"): WebhookConfig}
+        types["teams",] = TeamConfig
         for parent, type_of_table in types.items():  # or errors would not name the table
             for place in _tables(document, *parent):
                 msgspec.convert(_at(document, place), type_of_table)
@@ -420,11 +426,14 @@ def _keys_of(parts: tuple[str, ...], document: Mapping[str, Any]) -> list[str]:
         return [f.name for f in structs.fields(Pinned)]
     if parts[:2] == ("gateway", "webhooks"):
         return [f.name for f in structs.fields(WebhookConfig)]
+    if parts[0] == "policies" and parts[-1] == "review":
+        return [f.name for f in structs.fields(ReviewConfig)]
     plain: dict[str, type[Struct]] = {
         "task": Task,
         "gateway": GatewayConfig,
         "policies": PolicyConfig,
         "cascade": CascadeConfig,
+        "teams": TeamConfig,
     }
     if parts[0] in plain:
         return [f.name for f in structs.fields(plain[parts[0]])]

@@ -52,6 +52,7 @@ def check_config(config: "Config", source: Path, text: str) -> None:
         _check_pair(config, policy, refusal)
     _check_gateway(config, source, text)
     _check_webhooks(config, refusal)
+    _check_reviews(config, refusal)
     if not config.alpha > 0:
         raise refusal((), "alpha", f"alpha must be above 0; got {config.alpha!r}")
 
@@ -189,6 +190,34 @@ def _check_webhooks(config: "Config", refusal: Callable[..., ConfigError]) -> No
             raise refusal(place, "secret_file", f"[gateway.webhooks.{name}] {problem}, and not both")
         if not webhook.events:
             raise refusal(place, "events", f"[gateway.webhooks.{name}] events is empty; leave it out for all events")
+
+
+_LONGEST_WAIT = 55.0
+"""Seconds that a request can be held: proxies give up after 60."""
+
+
+def _check_reviews(config: "Config", refusal: Callable[..., ConfigError]) -> None:
+    """Refuse a team without people, and times that callers or reviewers cannot wait."""
+    for name, team in config.teams.items():
+        if not team.members:
+            raise refusal(("teams", name), "members", f"[teams.{name}] members is empty; name the labels of API keys")
+    for name, policy in config.policies.items():
+        place, review = ("policies", name, "review"), policy.review
+        limits = {
+            "wait": _LONGEST_WAIT,
+            "undo": 60.0,
+            "lease": 1200.0,
+            "deadline": 30 * 86400.0,
+            "audit_spread": 86400.0,
+        }
+        for key, most in limits.items():
+            value, least = getattr(review, key), 0.0 if key in ("undo", "audit_spread") else 1.0
+            if not least <= value <= most:
+                problem = f"{key} must be from {least:g} to {most:g} seconds; got {value!r}"
+                raise refusal(place, key, f"[policies.{name}.review] {problem}")
+        if review.late == "fallback" and config.task.safe_action is None:
+            problem = 'late = "fallback" gives the safe action; set safe_action in [task], or use "pending"'
+            raise refusal(place, "late", f"[policies.{name}.review] {problem}")
 
 
 def _is_network(text: str) -> bool:

@@ -88,14 +88,20 @@ class ConformalArbitrage:
 
     async def ask_guardian(self, query: Query, pending: Decision) -> Decision:
         """Complete a pending decision; without an answer if the Guardian failed and there is no safe action to take."""
-        everything = range(len(query.actions))
-        shown = pending.candidates if self.certificate.guardian_sees == "candidates" else everything
-        menu = query if len(shown) == len(everything) else query.only(shown)
-        second = await scored("guardian", self.guardian, menu)
-        both = _with_leg(pending, second)
-        if second.scores is None:
+        return self.conclude(query, pending, await scored("guardian", self.guardian, self.menu(query, pending)))
+
+    def menu(self, query: Query, pending: Decision) -> Query:
+        """Return what the Guardian is shown of a query that is deferred."""
+        shown = pending.candidates if self.certificate.guardian_sees == "candidates" else query.actions
+        return query if len(shown) == len(query.actions) else query.only(pending.candidates)
+
+    def conclude(self, query: Query, pending: Decision, leg: Leg) -> Decision:
+        """Complete a pending decision with the Guardian's leg, however late that came and wherever it was waited for."""
+        both = _with_leg(pending, leg)
+        if leg.scores is None:
             return self._fall_back(query, both)
-        chosen = shown[top_of(second.scores)]
+        places = self.menu(query, pending).places or range(len(query.actions))
+        chosen = places[top_of(leg.scores)]
         return replace(both, action=chosen, answer=query.actions[chosen])
 
     async def ask_primary(self, query: Query) -> Decision:

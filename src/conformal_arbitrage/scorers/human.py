@@ -8,6 +8,7 @@ from string import ascii_lowercase
 from typing import ClassVar
 
 from conformal_arbitrage.errors import UpstreamError
+from conformal_arbitrage.monitoring.panels import PANELS, PanelRule
 from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.scorers.function import call_for, query_from
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig
@@ -18,9 +19,21 @@ from conformal_arbitrage.upstream.base import Call, Port, Reply, WholePort
 
 
 class HumanConfig(ModelConfig, frozen=True, kw_only=True, tag="human"):
-    """A person at the terminal, or a team, identified by `name`."""
+    """A person at the terminal or, behind a gateway, the team of that name.
+
+    Attributes:
+        name: who answers; part of the identity.
+        panel: of a team, how many people vote on a question.
+        rule: of a panel, whether more than half decides, or all alike.
+        instructions: shown above every question.
+        overlap: the share of questions that one more person is shown, to measure how far people agree.
+    """
 
     name: str
+    panel: int = 1
+    rule: PanelRule = "majority"
+    instructions: str = ""
+    overlap: float = 0.0
 
     is_person: ClassVar[bool] = True
     untested: ClassVar[str | None] = "A person: nothing to test."
@@ -29,6 +42,14 @@ class HumanConfig(ModelConfig, frozen=True, kw_only=True, tag="human"):
     def label(self) -> str:
         """The name."""
         return self.name
+
+    def mistake(self) -> tuple[str | None, str] | None:
+        """Refuse a panel that could tie, and a share that is none."""
+        if self.panel not in PANELS:
+            return "panel", f"has a panel of {self.panel}; use {', '.join(map(str, PANELS))}"
+        if not 0 <= self.overlap <= 1:
+            return "overlap", f"overlap must be a share, from 0 to 1 (0.05 for 5 %); got {self.overlap!r}"
+        return None
 
     def build(self, context: BuildContext) -> "HumanScorer":
         """Build the scorer."""

@@ -27,10 +27,15 @@ class Shuffled:
 
     async def score(self, query: Query) -> Scores:
         """Return the scorer's numbers in the query's own order."""
-        digest = hashlib.sha256(fingerprint([query.text, query.actions]).encode()).digest()
-        draws = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-        order: list[int] = draws.permutation(len(query.actions)).tolist()
+        order = content_order(query)
         places = None if query.places is None else tuple(query.places[k] for k in order)
         shown = replace(query, actions=tuple(query.actions[k] for k in order), places=places or tuple(order))
         scores = await self.scorer.score(shown)
         return replace(scores, values=tuple(scores.values[order.index(k)] for k in range(len(order))))
+
+
+def content_order(query: Query) -> list[int]:
+    """Return an order of the options that is drawn from a hash of the query."""
+    digest = hashlib.sha256(fingerprint([query.text, query.actions]).encode()).digest()
+    draws = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+    return draws.permutation(len(query.actions)).tolist()

@@ -13,12 +13,20 @@ from conformal_arbitrage.store.heads import Head
 from conformal_arbitrage.store.ledger_base import LedgerStore, NewRow
 from conformal_arbitrage.store.migrations import StoreSchema
 from conformal_arbitrage.store.record import AlarmBody, AuditQuestion, DecisionRecord, Event, JSONObject
+from conformal_arbitrage.store.review_base import ReviewStore, ReviewWork
 from conformal_arbitrage.store.row_base import RowStore
 
 Scope = Literal["call", "review", "admin", "metrics"]
 
 WebhookEvent = Literal[
-    "alarm.raised", "alarm.lifted", "certificate.installed", "certificate.renewed", "certificate.rolled_back"
+    "alarm.raised",
+    "alarm.lifted",
+    "certificate.installed",
+    "certificate.renewed",
+    "certificate.rolled_back",
+    "review.waiting",
+    "review.decided",
+    "review.expired",
 ]
 """What a webhook can be told of."""
 Subscriptions = Mapping[str, Collection[WebhookEvent]]
@@ -195,7 +203,7 @@ class KeyInfo(Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] | None = None
 
 
-class Store(LedgerStore, RowStore, ConsoleStore, Protocol):
+class Store(LedgerStore, RowStore, ConsoleStore, ReviewStore, Protocol):
     """Durable storage. Every method that writes returns once the write is committed.
 
     Attributes:
@@ -220,6 +228,7 @@ class Store(LedgerStore, RowStore, ConsoleStore, Protocol):
         begun: Mapping[int, str] | None = None,
         undelivered: Mapping[str, str] | None = None,
         news: Sequence[str] = (),
+        reviews: ReviewWork | None = None,
     ) -> None:
         """Append events in one transaction, which also settles an idempotency claim, queues audits and writes the ledger.
 
@@ -233,6 +242,7 @@ class Store(LedgerStore, RowStore, ConsoleStore, Protocol):
             undelivered: digest of the question by the id of a decision of which nothing was delivered, for a retry
                 without a key.
             news: ids of decisions whose rows of the ledger the events concern; those of audits and feedback always do.
+            reviews: what to put into the review queue, or that the claim's request needs it no more.
 
         Raises:
             LostClaimError: someone else took over the claim; nothing was written.
@@ -252,6 +262,10 @@ class Store(LedgerStore, RowStore, ConsoleStore, Protocol):
 
     async def release(self, claim: Claim) -> None:
         """Give up a claim, as after a failure. If decisions were begun under it, only the same request may take it again."""
+        ...
+
+    async def saved_response(self, key_id: str, name: str) -> SavedResponse | None:
+        """Return the response that is kept under an idempotency key; None if there is none."""
         ...
 
     async def take_undelivered(self, digest: str) -> str | None:

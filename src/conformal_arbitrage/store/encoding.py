@@ -32,6 +32,7 @@ from conformal_arbitrage.store.record import (
     TextQuestion,
     document,
 )
+from conformal_arbitrage.store.review_base import ReviewOutcome, ReviewQuestion
 from conformal_arbitrage.types import Leg
 
 _T = TypeVar("_T")
@@ -180,6 +181,41 @@ def decode_question(text: str, id: str) -> AuditQuestion:
     name = f"the audit of {id}"
     kind = TextQuestion if "request" in decode_json(text, name) else MenuQuestion
     return _decode(text, kind, name)
+
+
+def encode_review_question(question: ReviewQuestion, id: str) -> str:
+    """Return the JSON text of what people are shown of a question.
+
+    Raises:
+        StoreError: a value has no JSON.
+    """
+    with suppress(UnicodeEncodeError, RecursionError):
+        if _is_plain(question.context):
+            return _as_given.encode(question).decode()
+    return _encode_strictly(document(question), f"the question about {id}", as_given=True)
+
+
+def decode_review_question(text: str, id: str) -> ReviewQuestion:
+    """Read what people are shown of a question.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return _decode(text, ReviewQuestion, f"the review {id}")
+
+
+def encode_outcome(outcome: ReviewOutcome) -> str:
+    """Return the JSON text of a verdict."""
+    return _as_given.encode(outcome).decode()
+
+
+def decode_outcome(text: str, id: str) -> ReviewOutcome:
+    """Read a verdict.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return _decode(text, ReviewOutcome, f"the verdict on {id}")
 
 
 def decode_json(text: str, name: str) -> dict[str, object]:

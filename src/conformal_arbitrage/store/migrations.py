@@ -21,6 +21,13 @@
     tallies      what the decisions of a policy's version came to, by the hour
     tally_marks  per writer, the last event that was counted
     unguaranteed decisions without a guarantee, for the console to list
+    reviews      questions for people; `held` and `votes` are counted in the row itself, which every change locks
+    review_claims  who holds an item, and until when without a sign of life
+    review_seen  who voted on a decision, skipped it or read its record, and is not asked about it again
+    votes        each counts from `counts` on, unless it is withdrawn before
+    review_requests  requests of callers that people decide; the body is there until the request is complete
+    presence     when each reviewer was last there
+    review_calls  when webhooks were last told that questions wait for a team
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
     probes       what is written to find out whether writing works
@@ -225,6 +232,45 @@ def m013_readable_by(session: Session) -> None:
     session.define("alter table schema_version add column readable_by {integer} not null default 0")
 
 
+def m014_reviews(session: Session) -> None:
+    """Create the review queue: items, who holds them, who saw them, votes, the requests that wait, and who is there."""
+    for statement in (
+        "create table reviews (id {text} primary key, decision {text} not null, purpose {text} not null, "
+        "policy {text} not null, team {text} not null, request {text}, payload {text}, protocol {text} not null, "
+        "identities {text} not null, menu {text} not null, panel {integer} not null, rule {text} not null, "
+        "escalates {integer} not null, price {real}, lease {real} not null, undo {real} not null, "
+        "drawn {integer} not null, needed {integer} not null, held {integer} not null default 0, "
+        "votes {integer} not null default 0, level {integer} not null default 0, state {text} not null, "
+        "due {real} not null, ready {real}, deadline {real}, created {real} not null, taken {real}, closed {real}, "
+        "outcome {text}, revision {integer} not null default 0, unique (decision, purpose))",
+        "create index open_reviews on reviews (team, level, due, id) where state = 'open'",
+        "create index ready_reviews on reviews (ready) where state = 'open'",
+        "create index overdue_reviews on reviews (deadline) where state = 'open'",
+        "create index reviews_by_request on reviews (request)",
+        "create index ended_reviews on reviews (closed)",
+        "create table review_claims (token {text} primary key, item {text} not null, reviewer {text} not null unique, "
+        "level {integer} not null, since {real} not null, lease {real} not null)",
+        "create index review_claims_by_item on review_claims (item)",
+        "create index review_claims_by_lease on review_claims (lease)",
+        "create table review_seen (decision {text} not null, reviewer {text} not null, why {text} not null, "
+        "team {text} not null, at {real} not null, primary key (decision, reviewer))",
+        "create index review_skips on review_seen (at) where why = 'skipped'",
+        "create table votes (token {text} primary key, item {text} not null, reviewer {text} not null, "
+        "level {integer} not null, at {real} not null, counts {real} not null, choice {integer} not null, "
+        "held {real} not null, active {real}, late {integer} not null, withdrawn {real})",
+        "create index votes_by_item on votes (item)",
+        "create index votes_by_time on votes (at)",
+        "create table review_requests (id {text} primary key, key_id {text} not null, name {text} not null, "
+        "policy {text} not null, route {text} not null, body {bytes}, created {real} not null, "
+        "expires {real} not null, unique (key_id, name))",
+        "create index waiting_review_requests on review_requests (created) where body is not null",
+        "create index review_requests_by_expiry on review_requests (expires)",
+        "create table presence (reviewer {text} primary key, seen {real} not null)",
+        "create table review_calls (team {text} primary key, called {real} not null)",
+    ):
+        session.define(statement)
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -239,10 +285,11 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m011_gains_in_the_ledger,
     m012_console,
     m013_readable_by,
+    m014_reviews,
 )
 """The function at index k takes a database from version k to k + 1."""
 
-ADDITIVE = frozenset({m013_readable_by})
+ADDITIVE = frozenset({m013_readable_by, m014_reviews})
 """Those that leave a database usable for releases that do not know them."""
 
 

@@ -21,6 +21,7 @@ from conformal_arbitrage.store.record import (
     EventBody,
     FeedbackBody,
 )
+from conformal_arbitrage.store.review_ends import erase_reviews
 from conformal_arbitrage.store.rows import keep
 from conformal_arbitrage.types import Leg
 
@@ -39,7 +40,8 @@ def prune(session: Session, *, before: float) -> int:
     """
     rows = session.rows(
         "select id from events where kind = 'decision' and at < ? and not exists "
-        f"(select 1 from audits where audits.id = events.id) order by at limit ?{session.dialect.skip_locked}",
+        "(select 1 from audits where audits.id = events.id) and not exists (select 1 from reviews where reviews.decision = "
+        f"events.id and reviews.state in ('open', 'decided')) order by at limit ?{session.dialect.skip_locked}",
         *(before, CHUNK),
     )
     for (id,) in rows:
@@ -137,6 +139,7 @@ def erase(session: Session, id: str) -> bool:
         _replace(session, link, link._replace(body=encode(body, id)))
     session.run("delete from audits where id = ?", id)
     session.run("delete from undelivered where id = ?", id)
+    erase_reviews(session, id)
     _erase_replays(session, id.encode())
     return True
 

@@ -104,12 +104,51 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: str | None = None
 
 
+class ReviewVote(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One person's vote on a question.
+
+    Attributes:
+        reviewer: who voted.
+        choice: index of the action in the whole menu; of two answers, the grade of each.
+        held: seconds that they had the question before them.
+        level: 1 if they voted as a lead, after a panel without a verdict.
+        late: it came after the question had been decided otherwise, and changed nothing.
+    """
+
+    reviewer: str
+    choice: int | tuple[float, float]
+    held: float
+    level: int = 0
+    late: bool = False
+
+
+class ReviewFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How people came to a verdict.
+
+    Attributes:
+        item: id in the review queue.
+        protocol: digest of how they were asked, which is part of the Guardian's identity.
+        rule: how votes were counted.
+        level: 1 if a lead decided.
+        votes: those that counted.
+        withdrawn: how many were undone in time.
+    """
+
+    item: str
+    protocol: str
+    rule: str
+    votes: tuple[ReviewVote, ...] = ()
+    level: int = 0
+    withdrawn: int = 0
+
+
 class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How an attempt to answer ended whose decision was recorded earlier.
 
     Attributes:
         finish: the finish reason; "cancelled" if the caller left, "failed" if a model did, "limited" if the Guardian's
-            quota was used up. After these three nothing, or not everything, was delivered.
+            quota was used up, "waiting" if the caller was told that people are still deciding. After these nothing, or
+            not everything, was delivered.
         leg: the model that answered or failed, without its reply.
         before: all that a cascade asked before that one, without their replies; empty if the decision has it all.
         action: index of the chosen action; None if there is none.
@@ -117,6 +156,7 @@ class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         no_guarantee: why the outcome is not covered by a guarantee, if the decision does not say it.
         cost: dollars for the whole decision; None if unknown.
         content: the answer, if the policy keeps it.
+        review: how people chose, if they did.
         at: when it was recorded; set by the store.
     """
 
@@ -130,6 +170,7 @@ class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     no_guarantee: str | None = None
     cost: float | None = None
     content: Content | None = None
+    review: ReviewFacts | None = None
     at: float | None = None
 
 
@@ -182,6 +223,7 @@ class AuditBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         served: the model that answered, as the endpoint names it.
         answer: its text, if the policy keeps content in full.
         identities_sha256: fingerprint of the identities of the models that the policy had when it answered.
+        review: how people chose, if they did.
         at: when it was recorded; set by the store.
     """
 
@@ -193,6 +235,7 @@ class AuditBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     served: str | None = None
     answer: str | None = None
     identities_sha256: str | None = None
+    review: ReviewFacts | None = None
     at: float | None = None
 
 
@@ -291,7 +334,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     audit: AuditBody | None = None
 
 
-UNDELIVERED = frozenset({"cancelled", "failed", "limited"})
+UNDELIVERED = frozenset({"cancelled", "failed", "limited", "waiting"})
 """How an attempt finishes that delivered nothing, or not everything."""
 
 

@@ -16,7 +16,16 @@ from msgspec.structs import replace
 
 from conformal_arbitrage.errors import LostClaimError, StoreError
 from conformal_arbitrage.store.audits import queue_audits
-from conformal_arbitrage.store.base import Audit, Claim, Claimed, KeyInfo, PolicyVersion, SavedResponse, Scope
+from conformal_arbitrage.store.base import (
+    Audit,
+    Claim,
+    Claimed,
+    KeyInfo,
+    PolicyVersion,
+    SavedResponse,
+    Scope,
+    Subscriptions,
+)
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import (
     decode_json,
@@ -35,6 +44,8 @@ from conformal_arbitrage.store.record import (
     LiftBody,
     NoticeBody,
 )
+from conformal_arbitrage.store.review_base import ReviewWork
+from conformal_arbitrage.store.review_ends import do_review_work
 
 CHANGE_COUNT = "select count, undelivered_until from changes"
 
@@ -62,11 +73,13 @@ class Commit(Struct, frozen=True):
     begun: Mapping[int, str] = {}
     undelivered: Mapping[str, str] = {}
     news: Sequence[str] = ()
+    reviews: ReviewWork | None = None
+    webhooks: Subscriptions = {}
 
     @property
     def only_appends(self) -> bool:
         """Whether a single statement suffices, which several commits can share."""
-        alone = self.claim is None and not self.audits and not self.undelivered and not self.news
+        alone = self.claim is self.reviews is None and not self.audits and not self.undelivered and not self.news
         return alone and not any(isinstance(event.body, AuditBody | FeedbackBody) for event, _ in self.events)
 
     def __call__(self, session: Session) -> None:
@@ -82,6 +95,8 @@ class Commit(Struct, frozen=True):
         settled = [event.id for event, _ in self.events if isinstance(event.body, AuditBody | FeedbackBody)]
         note_news(session, [*self.news, *settled])
         _keep_undelivered(session, self.undelivered)
+        if self.reviews is not None:
+            do_review_work(session, self.reviews, self.claim, self.webhooks)
 
 
 def append(session: Session, events: Sequence[tuple[Event, str]]) -> None:
@@ -119,7 +134,7 @@ def _note_begun(session: Session, claim: Claim, begun: Mapping[int, str]) -> Non
             "insert into begun (key_id, name, place, body_sha256, id, expires) "
             "select key_id, name, ?, body_sha256, ?, expires from claims where key_id = ? and name = ? "
             "on conflict (key_id, name, place) do update set body_sha256 = excluded.body_sha256, id = excluded.id, "
-            "expires = excluded.expires",
+            "expires = case when begun.expires > excluded.expires then begun.expires else excluded.expires end",
             *(place, id, claim.key_id, claim.name),
         )
 
@@ -183,7 +198,21 @@ def _refusal(session: Session, key_id: str, name: str, body_sha256: str) -> Clai
         return "other body"
     if state != "finished":
         return "under way"
+    response = saved_response(session, key_id, name)
+    if response is None:
+        raise StoreError(f"the response under the idempotency key {name!r} is gone; send the request with a new one")
+    return response
+
+
+def saved_response(session: Session, key_id: str, name: str) -> SavedResponse | None:
+    """Return the response under an idempotency key, if there is one.
+
+    Raises:
+        StoreError: it was changed.
+    """
     rows = session.rows("select status, headers, body, seal from replays where key_id = ? and name = ?", key_id, name)
+    if not rows:
+        return None
     [(status, text, content, seal)] = rows
     if session.seals and not session.seals.fits(seal, "replay", key_id, name, status, text, content):
         raise StoreError(f"the response under the idempotency key {name!r} was changed; run `arbitrage records verify`")

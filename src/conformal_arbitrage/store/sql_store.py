@@ -22,6 +22,7 @@ from conformal_arbitrage.store import (
     ledger,
     pages,
     pruning,
+    review_ends,
     rows,
     spending,
 )
@@ -55,10 +56,12 @@ from conformal_arbitrage.store.ledger_base import (
 )
 from conformal_arbitrage.store.migrations import StoreSchema
 from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, Event, JSONObject, LiftBody
+from conformal_arbitrage.store.review_base import ReviewWork
 from conformal_arbitrage.store.row_base import CalibrationRow
 from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.store.sql_console import SQLConsole
 from conformal_arbitrage.store.sql_jobs import Job
+from conformal_arbitrage.store.sql_reviews import SQLReviews
 
 _T = TypeVar("_T")
 
@@ -84,7 +87,7 @@ def bad_value(location: object, error: Exception) -> StoreError:
     )
 
 
-class SQLStore(SQLConsole):
+class SQLStore(SQLConsole, SQLReviews):
     """A store whose operations are jobs on a session.
 
     Args:
@@ -99,8 +102,8 @@ class SQLStore(SQLConsole):
 
     def __init__(self, keys: Sequence[bytes], webhooks: Subscriptions | None) -> None:
         self.has_undelivered = False
+        super().__init__(webhooks)
         self._seals = Seals(keys)
-        self._webhooks: Subscriptions = webhooks or {}
         self._swept = self._swept_conversations = time.monotonic()
 
     @abstractmethod
@@ -125,13 +128,17 @@ class SQLStore(SQLConsole):
         begun: Mapping[int, str] | None = None,
         undelivered: Mapping[str, str] | None = None,
         news: Sequence[str] = (),
+        reviews: ReviewWork | None = None,
     ) -> None:
         """See `Store.commit`."""
         if (response is not None or begun) and claim is None:
             raise OptionError("response= and begun= belong to a claim; pass claim= too")
         texts = [(event, encode(event.body, event.id)) for event in events]
         questions = [(audit, encode(audit.question, audit.id) if audit.ask else None) for audit in audits]
-        await self._write(operations.Commit(texts, claim, response, questions, begun or {}, undelivered or {}, news))
+        told = self._webhooks
+        await self._write(
+            operations.Commit(texts, claim, response, questions, begun or {}, undelivered or {}, news, reviews, told)
+        )
         self.has_undelivered = self.has_undelivered or bool(undelivered)
 
     async def claim(self, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
@@ -147,6 +154,7 @@ class SQLStore(SQLConsole):
             pass
         while await self._write(deliveries.sweep_deliveries):
             pass
+        await self._write(review_ends.sweep_reviews)
 
     async def renew(self, claim: Claim, *, lease: float) -> bool:
         """See `Store.renew`."""
@@ -155,6 +163,10 @@ class SQLStore(SQLConsole):
     async def release(self, claim: Claim) -> None:
         """See `Store.release`."""
         await self._write(lambda session: operations.release(session, claim))
+
+    async def saved_response(self, key_id: str, name: str) -> SavedResponse | None:
+        """See `Store.saved_response`."""
+        return await self._read(lambda session: operations.saved_response(session, key_id, name))
 
     async def take_undelivered(self, digest: str) -> str | None:
         """See `Store.take_undelivered`."""

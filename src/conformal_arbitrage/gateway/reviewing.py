@@ -1,0 +1,440 @@
+"""People as the Guardian: the desk where callers wait for them, and the loop that brings every question to its end.
+
+A question that is deferred is recorded, and put into the review queue, in one transaction. Its caller waits at the desk.
+Once counted votes give a verdict, any gateway may complete the request: the one whose caller still waits, or the concluder
+of any other, which sends the stored request down the same road again and keeps the reply for whoever asks for it.
+
+Knows nothing of how a request becomes a decision, or of what reviewers' pages look like.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from conformal_arbitrage.calibration.draws import draw
+from conformal_arbitrage.calibration.project_secret import subkey
+from conformal_arbitrage.errors import ArbitrageError, DeadlineError, RequestError, StoreError, UpstreamError
+from conformal_arbitrage.gateway.auth import ANONYMOUS, Caller
+from conformal_arbitrage.live.review_config import TeamConfig
+from conformal_arbitrage.live.reviews import ReviewTerms
+from conformal_arbitrage.monitoring.panels import count_votes
+from conformal_arbitrage.scorers.base import Identity, Scores
+from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store.record import AuditBody, Event, ReviewFacts
+from conformal_arbitrage.store.review_base import (
+    HeldReview,
+    NewReview,
+    ReviewItem,
+    ReviewOutcome,
+    ReviewPurpose,
+    ReviewRequest,
+)
+from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.upstream.base import fingerprint
+
+_log = logging.getLogger("conformal_arbitrage.gateway")
+PENDING = "review_pending"
+TICK = 0.25
+"""Seconds between two looks at the queue."""
+_CALL_EVERY = 5.0
+_SECOND_OPINION_DUE = 86400.0
+_OPEN = ReviewOutcome(state="open")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A reviewer's place: whose questions they answer, and of which teams they are a lead."""
+
+    reviewer: str
+    teams: tuple[str, ...]
+    leads: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """All that a reviewer is given of a question: nothing tells a caller's question from an audit or a second opinion.
+
+    Attributes:
+        token: to vote with.
+        policy: whose question it is.
+        instructions: how to answer.
+        context: the question.
+        options: what to choose from, in the order to show.
+        lease: seconds that it is theirs without a sign of life.
+    """
+
+    token: str
+    policy: str
+    instructions: str
+    context: str
+    options: tuple[str, ...]
+    lease: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """A caller who waits for a decision."""
+
+    decision: str
+    outcome: asyncio.Future[ReviewOutcome]
+
+
+class Desk:
+    """Where callers wait for people, and reviewers get their questions.
+
+    Args:
+        store: holds the queue.
+        teams: who is on which team.
+        secret: the project's; decides which questions get a second opinion, and when audits are due.
+    """
+
+    def __init__(self, store: Store, teams: Mapping[str, TeamConfig], secret: bytes) -> None:
+        self.teams = teams
+        self.wake = asyncio.Event()
+        self.instructions: dict[str, str] = {}
+        self._store = store
+        self._key = subkey(secret, "review v1")
+        self._waiting: set[_Waiter] = set()
+
+    def serve(self, policy: str, terms: ReviewTerms) -> "ReviewScorer":
+        """Return the people behind a policy as its Guardian."""
+        self.instructions[policy] = terms.instructions
+        return ReviewScorer(terms, self)
+
+    def items(
+        self,
+        terms: ReviewTerms,
+        purpose: ReviewPurpose,
+        query: Query,
+        *,
+        size: int,
+        policy: str,
+        identities: str,
+        drawn: bool,
+    ) -> list[NewReview]:
+        """Return the items to put into the queue about a question: one, or a second opinion beside it."""
+        settings, id = terms.settings, str(query.id)
+        due = settings.wait / 2
+        if purpose == "audit":
+            due += draw(self._key, f"due {id}") * settings.audit_spread
+        item = NewReview(
+            decision=id,
+            purpose=purpose,
+            policy=policy,
+            team=terms.name,
+            question=terms.question(query, size),
+            protocol=terms.protocol,
+            identities_sha256=identities,
+            panel=terms.panel,
+            rule=terms.rule,
+            escalates=bool(terms.team.leads),
+            price=terms.price,
+            due=due,
+            deadline=settings.deadline if purpose == "decide" else None,
+            lease=settings.lease,
+            undo=settings.undo,
+            drawn=drawn,
+            menu=fingerprint([self._key.hex(), query.actions]),
+        )
+        if draw(self._key, f"second opinion {id}") >= terms.overlap:
+            return [item]
+        second = replace(item, purpose="overlap", panel=1, escalates=False, due=_SECOND_OPINION_DUE, deadline=None)
+        return [item, second]
+
+    async def outcome(self, decision: str, *, wait: float) -> ReviewOutcome:
+        """Wait for people to decide; return how far they have come in the end."""
+        outcome = (await self._store.review_outcomes([decision])).get(decision, _OPEN)
+        if outcome.state != "open" or wait <= 0:
+            return outcome
+        waiter = _Waiter(decision, asyncio.get_running_loop().create_future())
+        self._waiting.add(waiter)
+        try:
+            return await asyncio.wait_for(waiter.outcome, wait)
+        except TimeoutError:
+            return (await self._store.review_outcomes([decision])).get(decision, _OPEN)
+        finally:
+            self._waiting.discard(waiter)
+
+    async def look(self) -> None:
+        """Tell callers who wait here how far their questions have come."""
+        if not self._waiting:
+            return
+        outcomes = await self._store.review_outcomes({waiter.decision for waiter in self._waiting})
+        for waiter in tuple(self._waiting):
+            outcome = outcomes.get(waiter.decision, _OPEN)
+            if outcome.state != "open" and not waiter.outcome.done():
+                waiter.outcome.set_result(outcome)
+
+    async def someone_is_there(self, team: str) -> bool:
+        """Return whether anybody of a team has been seen lately."""
+        return bool(await self._store.present_reviewers(self._people(team)))
+
+    def _people(self, team: str) -> tuple[str, ...]:
+        one = self.teams[team]
+        return (*one.members, *one.leads, ANONYMOUS)
+
+    def people(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of everybody on each team."""
+        return {team: self._people(team) for team in self.teams}
+
+    def seat(self, caller: Caller) -> Seat:
+        """Return the place of whoever calls; before there are keys, everybody on this machine sits on every team.
+
+        Raises:
+            RequestError: the key is bound to policies, or its label is on no team.
+        """
+        if caller.id == ANONYMOUS:
+            return Seat(ANONYMOUS, tuple(self.teams), tuple(self.teams))
+        if caller.policies is not None:
+            raise RequestError(
+                f"this key is bound to {', '.join(caller.policies)}; to review, use one that is not", status=403,
+                code="insufficient_scope",
+            )  # fmt: skip
+        reviewer = caller.label or caller.id
+        member = tuple(name for name, team in self.teams.items() if reviewer in team.members)
+        lead = tuple(name for name, team in self.teams.items() if reviewer in team.leads)
+        if not member and not lead:
+            raise RequestError(
+                f"the label {reviewer!r:.80} of this key is on no team; add it to members or leads of [teams.NAME]",
+                status=403, code="not_on_a_team",
+            )  # fmt: skip
+        return Seat(reviewer, member, lead)
+
+    async def take(self, seat: Seat) -> Assignment | None:
+        """Give a reviewer the question they hold already, or the next; None if there is none."""
+        held = await self._store.take_review(seat.reviewer, teams=seat.teams, leads=seat.leads)
+        return None if held is None else self._assignment(held)
+
+    def _assignment(self, held: HeldReview) -> Assignment:
+        return Assignment(
+            token=held.token,
+            policy=held.policy,
+            instructions=self.instructions.get(held.policy, ""),
+            context=str(held.question.context),
+            options=held.question.options,
+            lease=held.lease,
+        )
+
+    async def renew(self, seat: Seat, token: str) -> bool:
+        """Hold a question longer; return False if it is no longer theirs."""
+        return await self._store.renew_review(token, seat.reviewer)
+
+    async def give_back(self, seat: Seat, token: str) -> None:
+        """Give a question back."""
+        await self._store.give_back_review(token, seat.reviewer)
+
+    async def skip(self, seat: Seat, token: str) -> bool:
+        """Leave a question to someone else; return False if it is no longer theirs."""
+        skipped = await self._store.skip_review(token, seat.reviewer)
+        self.wake.set()
+        return skipped
+
+    async def vote(self, seat: Seat, token: str, choice: int, active: float | None = None) -> float | None:
+        """Vote for an option by its place as shown.
+
+        Returns:
+            Seconds until the vote counts; None if the place was given to someone else.
+
+        Raises:
+            RequestError: there is no such option.
+        """
+        question = await self._store.held_question(token, seat.reviewer)
+        if question is not None and not 0 <= choice < len(question.options):
+            raise RequestError(
+                f"choice must be from 0 to {len(question.options) - 1}, the place of an option; got {choice}",
+                status=422, code="no_such_option", param="choice",
+            )  # fmt: skip
+        counts = await self._store.vote_review(token, seat.reviewer, choice, active=active)
+        if counts is not None:
+            asyncio.get_running_loop().call_later(counts, self.wake.set)
+        return counts
+
+    async def undo(self, seat: Seat, token: str) -> Assignment | None:
+        """Take a vote back and show its question again; None if the vote counts already."""
+        held = await self._store.undo_review(token, seat.reviewer)
+        return None if held is None else self._assignment(held)
+
+    async def pause(self) -> None:
+        """Wait until the next look at the queue is due."""
+        try:
+            await asyncio.wait_for(self.wake.wait(), TICK)
+        except TimeoutError:
+            return
+        self.wake.clear()
+
+
+class ReviewScorer:
+    """People as a Guardian: scores the option of their verdict 1, the others 0.
+
+    Vote shares would be no scores: with votes that stop once the verdict is certain, they depend on when that was.
+
+    Args:
+        terms: how they are asked.
+        desk: where to wait for them; None if only the identity is wanted.
+    """
+
+    def __init__(self, terms: ReviewTerms, desk: Desk | None) -> None:
+        self.terms = terms
+        self._desk = desk
+
+    @property
+    def identity(self) -> Identity:
+        """Who answers, and how they are asked."""
+        return self.terms.identity
+
+    async def score(self, query: Query) -> Scores:
+        """Wait for the verdict on a question that has been put into the queue.
+
+        Raises:
+            DeadlineError: nobody decided in time.
+            UpstreamError: nobody could tell.
+            RequestError: 409 if nobody has decided yet, and the caller is to come back.
+        """
+        if self._desk is None:
+            raise UpstreamError(f"the team {self.terms.name!r} answers through a gateway only; start `arbitrage serve`")
+        settings, id = self.terms.settings, str(query.id)
+        late = settings.late == "fallback"
+        wait = 0.0 if late and not await self._desk.someone_is_there(self.terms.name) else settings.wait
+        outcome = await self._desk.outcome(id, wait=wait)
+        if outcome.action is not None:
+            return _scores(outcome, query)
+        if outcome.state == "open" and not late:
+            raise RequestError("people are still deciding; send the same request again", status=409, code=PENDING)
+        if outcome.state == "failed":
+            raise UpstreamError(f"nobody on the team {self.terms.name!r} could tell")
+        raise DeadlineError(f"nobody on the team {self.terms.name!r} decided in time")
+
+
+def _scores(outcome: ReviewOutcome, query: Query) -> Scores:
+    places = query.places or range(len(query.actions))
+    values = tuple(float(place == outcome.action) for place in places)
+    votes = 0 if outcome.facts is None else len(outcome.facts.votes)
+    spent = Spent(calls=votes, cost=outcome.cost)
+    return Scores(values=values, spent=spent, served=outcome.team)
+
+
+class Concluder:
+    """Counts votes, and completes requests whose callers are gone; every gateway has one, and any may do any of it.
+
+    Args:
+        store: holds the queue.
+        desk: where callers wait.
+        complete: sends a stored request down the road of requests again.
+    """
+
+    def __init__(self, store: Store, desk: Desk, complete: Callable[[ReviewRequest], Awaitable[None]]) -> None:
+        self._store = store
+        self._desk = desk
+        self._complete = complete
+        self._completing: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._called = 0.0
+
+    async def run(self) -> None:
+        """Look at the queue four times a second until cancelled; return if there are no teams."""
+        if not self._desk.teams:
+            return
+        try:
+            while True:
+                try:
+                    await self.turn()
+                except StoreError:
+                    await asyncio.sleep(TICK)  # the database is unreachable; requests report that, votes wait
+                await self._desk.pause()
+        finally:
+            for task in self._completing.values():
+                task.cancel()
+            await asyncio.gather(*self._completing.values(), return_exceptions=True)
+
+    async def turn(self) -> None:
+        """Count the votes that have come to count, tell callers, and complete what nobody waits for."""
+        for item in await self._store.due_reviews():
+            await self._settle(item)
+        await self._desk.look()
+        for request in await self._store.decided_requests():
+            key = request.key_id, request.name
+            if key not in self._completing:
+                task = self._completing[key] = asyncio.create_task(self._finish(request))
+                task.add_done_callback(lambda _, key=key: self._completing.pop(key, None))
+        if time.monotonic() - self._called > _CALL_EVERY:
+            self._called = time.monotonic()
+            await self._call_someone()
+
+    async def _finish(self, request: ReviewRequest) -> None:
+        try:
+            await self._complete(request)
+        except ArbitrageError as error:
+            _log.warning(
+                "a request that people decided is not complete yet: %s", error, extra={"policy": request.policy}
+            )
+            await asyncio.sleep(_CALL_EVERY)  # before the next attempt
+
+    async def _call_someone(self) -> None:
+        """Tell webhooks of questions that callers wait for while nobody is there."""
+        for backlog in await self._store.team_backlogs(self._desk.people()):
+            if backlog.untaken and not backlog.present:
+                await self._store.call_reviewers(backlog.team)
+
+    async def _settle(self, item: ReviewItem) -> None:
+        """Bring an item as far as its counted votes allow."""
+        choices = [vote.choice for vote in item.votes if isinstance(vote.choice, int)]
+        tally = count_votes(choices, panel=1 if item.level else item.panel, rule=item.rule)
+        if tally.verdict is not None:
+            await self._decide(item, tally.verdict)
+        elif item.overdue:
+            await self._store.end_review(item, "expired")
+        elif tally.split or (item.next_count is None and self._exhausted(item)):
+            if item.escalates and item.level == 0:
+                await self._store.keep_reviewing(item, needed=1, level=1)
+            else:
+                await self._fail(item)
+        else:
+            await self._store.keep_reviewing(item, needed=tally.needed, level=item.level)
+
+    def _exhausted(self, item: ReviewItem) -> bool:
+        """Return whether everybody who could vote has voted, or cannot tell."""
+        team = self._desk.teams.get(item.team)
+        if team is None:
+            return False
+        return item.seen >= set(team.leads if item.level else team.members)
+
+    async def _decide(self, item: ReviewItem, verdict: int) -> None:
+        size = 0 if item.question is None else item.question.size
+        cost = None if item.price is None else item.price * len(item.votes)
+        facts = _facts(item)
+        state = "decided" if item.purpose == "decide" else "closed"
+        outcome = ReviewOutcome(state=state, action=verdict, size=size, team=item.team, cost=cost, facts=facts)
+        events: list[Event] = []
+        if item.purpose == "audit":
+            body = AuditBody(
+                scores=tuple(float(k == verdict) for k in range(size)),
+                cost=cost,
+                served=item.team,
+                identities_sha256=item.identities_sha256,
+                review=facts,
+            )
+            events = [Event(id=item.decision, body=body)]
+        await self._store.end_review(item, state, outcome=outcome, events=events)
+
+    async def _fail(self, item: ReviewItem) -> None:
+        """End an item on which nobody can decide; the row of an audit stays, without a score."""
+        events: list[Event] = []
+        if item.purpose == "audit" or (item.purpose == "decide" and item.drawn):
+            reason = "missing: nobody could tell" if not item.votes else "missing: no verdict"
+            body = AuditBody(error=reason, identities_sha256=item.identities_sha256, review=_facts(item))
+            events = [Event(id=item.decision, body=body)]
+        await self._store.end_review(item, "failed", events=events)
+
+
+def _facts(item: ReviewItem) -> ReviewFacts:
+    return ReviewFacts(
+        item=item.id,
+        protocol=item.protocol,
+        rule=item.rule,
+        level=item.level,
+        votes=(*item.earlier, *item.votes),
+        withdrawn=item.withdrawn,
+    )

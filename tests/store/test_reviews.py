@@ -1,0 +1,554 @@
+"""The review queue in both databases: leases, votes, undo, panels, deadlines, and who gets what."""
+
+import asyncio
+import os
+import threading
+from collections import Counter
+
+import pytest
+
+from conformal_arbitrage.store import AuditBody, DecisionBody, Event, PostgresStore, SQLiteStore, new_id
+from conformal_arbitrage.store.base import Claim, SavedResponse
+from conformal_arbitrage.store.migrations import MIGRATIONS, migrate
+from conformal_arbitrage.store.record import CompletionBody
+from conformal_arbitrage.store.review_base import (
+    NewReview,
+    ReviewOutcome,
+    ReviewQuestion,
+    ReviewRequest,
+    ReviewWork,
+)
+from tests.store.facts import decision
+
+QUESTION = ReviewQuestion(context="Which?", options=("a", "b", "c"), places=(0, 1, 2), size=3)
+RACES = int(os.environ.get("LEASE_RACES", "150"))
+CLAIMERS = 12
+
+
+def item(id=None, purpose="audit", **options):
+    given = {"policy": "support", "team": "team", "question": QUESTION, "protocol": "p", "identities_sha256": "i"}
+    return NewReview(decision=id or new_id(), purpose=purpose, **{**given, "undo": 0.0, **options})
+
+
+async def put(store, *items):
+    await store.put_reviews(items)
+    return [one.decision for one in items]
+
+
+def take(store, who="ann", teams=("team",), leads=(), **options):
+    return store.take_review(who, teams=teams, leads=leads, **options)
+
+
+async def vote(store, who, choice):
+    held = await take(store, who)
+    assert held is not None
+    return held.token, await store.vote_review(held.token, who, choice)
+
+
+async def due(store):
+    [one] = await store.due_reviews()
+    return one
+
+
+def test_an_item_is_given_once_and_its_holder_gets_it_again(store):
+    async def story():
+        await put(store, item(due=5.0), item(due=1.0))
+        first = await take(store)
+        assert first.question == QUESTION
+        assert (await take(store)).token == first.token  # another tab
+        other = await take(store, "bob")
+        assert other.token != first.token
+        assert await take(store, "cid") is None
+        assert await take(store, "dan", teams=("others",)) is None
+
+    asyncio.run(story())
+
+
+def test_the_item_that_is_due_first_comes_first(store):
+    async def story():
+        ids = await put(store, *(item(due=float(k)) for k in (3, 1, 2)))
+        for id in (ids[1], ids[2], ids[0]):
+            await vote(store, "ann", 0)
+            [one] = [i for i in await store.due_reviews() if i.decision == id]
+            await store.end_review(one, "closed", outcome=ReviewOutcome(state="closed", action=0))
+
+    asyncio.run(story())
+
+
+def test_a_lease_that_ends_frees_the_place_and_a_late_token_is_refused(store):
+    async def story():
+        await put(store, item())
+        held = await take(store, "ann", lease=0.05)
+        await asyncio.sleep(0.1)
+        assert (await take(store, "bob")) is not None
+        assert not await store.renew_review(held.token, "ann")
+        assert await store.vote_review(held.token, "ann", 1) is None
+        assert not await store.skip_review(held.token, "ann")
+
+    asyncio.run(story())
+
+
+def test_a_token_votes_after_its_lease_if_nobody_took_the_place(store):
+    async def story():
+        await put(store, item())
+        held = await take(store, "ann", lease=0.05)
+        await asyncio.sleep(0.1)
+        assert await store.vote_review(held.token, "ann", 1) == 0.0
+
+    asyncio.run(story())
+
+
+def test_renewing_keeps_an_item(store):
+    async def story():
+        await put(store, item(lease=0.4))
+        held = await take(store, "ann")
+        for _ in range(4):
+            await asyncio.sleep(0.15)
+            assert await store.renew_review(held.token, "ann")
+            assert await take(store, "bob") is None
+        await store.give_back_review(held.token, "ann")
+        assert await take(store, "bob") is not None
+
+    asyncio.run(story())
+
+
+def test_the_same_token_twice_is_one_vote_and_another_person_cannot_use_it(store, sql):
+    async def story():
+        await put(store, item(undo=30.0))
+        held = await take(store, "ann")
+        assert await store.vote_review(held.token, "bob", 0) is None
+        assert await store.vote_review(held.token, "ann", 2) == 30.0
+        assert 29 < await store.vote_review(held.token, "ann", 1) <= 30.0
+
+    asyncio.run(story())
+    assert [tuple(row) for row in sql("select choice, late from votes")] == [(2, 0)]
+    assert [tuple(row) for row in sql("select held, votes from reviews")] == [(0, 1)]
+
+
+def test_a_vote_can_be_undone_until_it_counts(store):
+    async def story():
+        await put(store, item(undo=30.0))
+        token, counts = await vote(store, "ann", 2)
+        assert counts == 30.0
+        assert await store.due_reviews() == []
+        assert (await store.undo_review(token, "bob")) is None
+        assert (await store.undo_review(token, "ann")).token == token
+        assert await store.undo_review(token, "ann") is None
+        assert await take(store, "bob") is None
+        assert await store.vote_review(token, "ann", 0) == 30.0
+
+    asyncio.run(story())
+
+
+def test_a_vote_that_counts_cannot_be_undone(store):
+    async def story():
+        await put(store, item())
+        token, _ = await vote(store, "ann", 2)
+        one = await due(store)
+        assert [(v.reviewer, v.choice) for v in one.votes] == [("ann", 2)]
+        assert await store.undo_review(token, "ann") is None
+
+    asyncio.run(story())
+
+
+def test_undoing_gives_the_next_item_back(store):
+    async def story():
+        await put(store, item(undo=30.0, due=1.0), item(due=2.0))
+        token, _ = await vote(store, "ann", 1)
+        following = await take(store, "ann")
+        assert (await store.undo_review(token, "ann")).token == token
+        assert (await take(store, "ann")).token == token
+        assert await store.vote_review(following.token, "ann", 1) is None
+
+    asyncio.run(story())
+
+
+def test_an_end_that_is_based_on_something_older_changes_nothing(store):
+    async def story():
+        await put(store, item(panel=3))
+        await vote(store, "ann", 1)
+        seen = await due(store)
+        await vote(store, "bob", 1)
+        outcome = ReviewOutcome(state="closed", action=1)
+        assert not await store.end_review(seen, "closed", outcome=outcome)
+        assert not await store.keep_reviewing(seen, needed=3, level=0)
+        now = await due(store)
+        assert [v.choice for v in now.votes] == [1, 1]
+        assert await store.end_review(now, "closed", outcome=outcome)
+        assert not await store.end_review(now, "closed", outcome=outcome)
+        assert await store.due_reviews() == []
+
+    asyncio.run(story())
+
+
+def test_a_panel_has_so_many_places_and_a_lead_decides_after_it(store):
+    async def story():
+        await put(store, item(panel=3, escalates=True))
+        await vote(store, "ann", 0)
+        await vote(store, "bob", 1)
+        assert await take(store, "cid") is None  # two are asked first
+        assert await store.keep_reviewing(await due(store), needed=3, level=0)
+        assert await store.due_reviews() == []
+        await vote(store, "cid", 2)
+        assert await store.keep_reviewing(await due(store), needed=1, level=1)
+        assert await take(store, "dan") is None
+        held = await take(store, "eve", leads=("team",))
+        assert await store.vote_review(held.token, "eve", 2) == 0.0
+        last = await due(store)
+        assert [v.reviewer for v in last.votes] == ["eve"]
+        assert [v.reviewer for v in last.earlier] == ["ann", "bob", "cid"]
+
+    asyncio.run(story())
+
+
+def test_a_vote_after_the_end_is_late_and_looks_the_same(store, sql):
+    async def story():
+        await put(store, item(panel=3, rule="unanimous", undo=0.0))
+        late = await take(store, "cid")
+        await vote(store, "ann", 0)
+        await vote(store, "bob", 1)
+        one = await due(store)
+        assert await store.end_review(one, "failed")
+        assert await store.renew_review(late.token, "cid")
+        assert await store.vote_review(late.token, "cid", 1) == 0.0
+
+    asyncio.run(story())
+    assert sorted(tuple(row) for row in sql("select reviewer, late from votes")) == [("ann", 0), ("bob", 0), ("cid", 1)]
+
+
+def test_whoever_skips_is_not_asked_again_about_the_decision(store):
+    async def story():
+        [id] = await put(store, item())
+        held = await take(store, "ann")
+        assert await store.skip_review(held.token, "ann")
+        assert await take(store, "ann") is None
+        one = await due(store)
+        assert (one.decision, one.votes, one.seen) == (id, (), {"ann"})
+        await put(store, item(id, "overlap"))
+        assert await take(store, "ann") is None
+        assert await take(store, "bob") is not None
+
+    asyncio.run(story())
+
+
+def test_whoever_read_the_record_cannot_vote(store):
+    async def story():
+        [id] = await put(store, item())
+        assert await store.under_review([id, "other"]) == {id}
+        held = await take(store, "ann")
+        await store.note_reader(id, "ann")
+        assert await store.vote_review(held.token, "ann", 1) is None
+        assert await take(store, "ann") is None
+        assert await take(store, "bob") is not None
+        assert await store.under_review([]) == frozenset()
+
+    asyncio.run(story())
+
+
+async def asked(store, *, drawn=False, deadline=60.0, key="k"):
+    """A request with one question for people; its claim and the decision."""
+    claim = await store.claim("caller", key, "sha", lease=30.0)
+    one = item(purpose="decide", drawn=drawn, deadline=deadline)
+    request = ReviewRequest(key_id="caller", name=key, policy="support", route="/v1/decisions", body=b"{}")
+    work = ReviewWork(items=[one], request=request, deadline=deadline)
+    body = DecisionBody(pending=True, size=3, form="menu", mode="enforce")
+    event = decision(one.decision, body, decided_by="guardian")
+    await store.commit([event], claim=claim, begun={0: one.decision}, reviews=work)
+    return claim, one.decision
+
+
+def test_a_request_is_complete_once_its_reply_is_kept(store, sql):
+    async def story():
+        claim, id = await asked(store)
+        assert await store.decided_requests() == []
+        await vote(store, "ann", 1)
+        await store.end_review(
+            await due(store), "decided", outcome=ReviewOutcome(state="decided", action=1, team="team")
+        )
+        assert (await store.review_outcomes([id]))[id].action == 1
+        assert await store.decided_requests() == []  # its caller is still being served
+        await store.release(claim)
+        [request] = await store.decided_requests()
+        assert (request.name, request.body) == ("k", b"{}")
+        again = await store.claim("caller", "k", "sha", lease=30.0)
+        assert again.begun == {0: id}
+        reply = SavedResponse(status=200, headers={}, body=b"done")
+        done = Event(id=id, body=CompletionBody(finish="stop", action=1))
+        await store.commit([done], claim=again, response=reply, reviews=ReviewWork(ended=True))
+        assert await store.decided_requests() == []
+        request, outcome = await store.review_request(id)
+        assert (request.body, outcome.state) == (b"", "decided")
+        assert (await store.saved_response("caller", "k")).body == b"done"
+        assert await store.saved_response("caller", "none") is None
+        assert await store.review_request("none") is None
+
+    asyncio.run(story())
+    assert [tuple(row) for row in sql("select state, payload from reviews")] == [("closed", None)]
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_what_was_drawn_goes_on_as_an_audit_when_its_caller_gets_something_else(store, sql, drawn):
+    async def story():
+        claim, id = await asked(store, drawn=drawn)
+        reply = SavedResponse(status=200, headers={}, body=b"safe")
+        await store.commit([], claim=claim, response=reply, reviews=ReviewWork(ended=True))
+        assert (await store.review_outcomes([id]))[id].state == "expired"
+        assert (await take(store) is not None) == drawn
+        await put(store, item(id))  # the auditor's own attempt makes no second item
+
+    asyncio.run(story())
+    rows = [tuple(row) for row in sql("select purpose, state, payload is null from reviews order by created")]
+    assert rows[0] == (("audit", "open", False) if drawn else ("decide", "expired", True))
+    assert len(rows) == (1 if drawn else 2)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_caller_who_left_withdraws_the_question_and_may_come_back(store, sql, drawn):
+    async def story():
+        claim, id = await asked(store, drawn=drawn)
+        await store.withdraw_request("caller", "k")
+        assert (await take(store, "zoe") is not None) == drawn
+        await store.release(claim)
+        return id
+
+    id = asyncio.run(story())
+    assert [row[0] for row in sql("select state from reviews")] == ["open" if drawn else "withdrawn"]
+    if drawn:
+        return
+
+    async def back():
+        again = await store.claim("caller", "k", "sha", lease=30.0)
+        one = item(id, "decide", deadline=60.0)
+        request = ReviewRequest(key_id="caller", name="k", policy="support", route="/v1/decisions", body=b"{}")
+        await store.commit([], claim=again, reviews=ReviewWork(items=[one], request=request, deadline=60.0))
+        assert await take(store, "zoe") is not None
+
+    asyncio.run(back())
+
+
+def test_a_deadline_ends_a_question(store):
+    async def story():
+        claim, id = await asked(store, deadline=0.05)
+        await store.release(claim)
+        await asyncio.sleep(0.1)
+        one = await due(store)
+        assert one.overdue
+        assert await store.end_review(one, "expired")
+        assert (await store.review_outcomes([id]))[id].state == "expired"
+        assert len(await store.decided_requests()) == 1
+
+    asyncio.run(story())
+
+
+def test_what_was_begun_outlives_a_long_deadline(store, sql):
+    asyncio.run(asked(store, deadline=20 * 86400.0))
+    [(days,)] = sql("select (expires - (select created from reviews)) / 86400 from begun")
+    assert days == pytest.approx(21, abs=0.01)
+
+
+def test_an_erased_or_pruned_decision_leaves_no_question(store, sql):
+    async def story():
+        _, id = await asked(store)
+        assert await store.prune(before=4e9) == 0  # people have yet to judge it
+        assert await store.erase(id)
+        assert await take(store) is None
+
+    asyncio.run(story())
+    assert [tuple(row) for row in sql("select payload, state from reviews")] == [(None, "withdrawn")]
+    assert [tuple(row) for row in sql("select body from review_requests")] == [(None,)]
+
+
+def test_a_question_that_somebody_still_holds_is_swept_later(store, sql):
+    async def story():
+        claim, _ = await asked(store)
+        await take(store)
+        reply = SavedResponse(status=200, headers={}, body=b"safe")
+        await store.commit([], claim=claim, response=reply, reviews=ReviewWork(ended=True))
+        await store.sweep()
+
+    asyncio.run(story())
+    assert sql("select payload is null from reviews")[0][0] in (False, 0)
+    sql("update reviews set closed = closed - 2000")
+    asyncio.run(store.sweep())
+    assert sql("select payload is null from reviews")[0][0] in (True, 1)
+
+
+def test_figures_come_from_votes_skips_and_second_opinions(store):
+    async def story():
+        [id, other] = await put(store, item(), item(purpose="decide"))
+        await put(store, item(id, "overlap", menu="m"))
+        await put(store, item("lonely", team="night"))
+        ends = {"ann": 0, "bob": 1, "cid": 1}
+        for who, choice in ends.items():
+            held = await take(store, who)
+            await store.vote_review(held.token, who, choice)
+        held = await take(store, "dan")
+        assert held is None
+        for one in await store.due_reviews():
+            await store.end_review(one, "closed", outcome=ReviewOutcome(state="closed", action=1, size=3))
+        [(team, opinion)] = await store.second_opinions()
+        assert (team, opinion.size, opinion.menu) == ("team", 3, "m")
+        assert opinion.first[0] != opinion.second[0]
+        day, night = await store.team_backlogs({"team": ("ann", "bob", "zoe"), "night": ("zoe",)})
+        assert (day.open, day.votes_last_hour, day.present) == (0, 3, ("ann", "bob"))
+        assert (night.open, night.votes_needed, night.oldest, night.present) == (1, 1, None, ())
+        assert {vote.reviewer for vote in await store.cast_votes()} == set(ends)
+        assert await store.present_reviewers(["ann", "zoe"]) == {"ann"}
+        assert other
+
+    asyncio.run(story())
+
+
+def test_webhooks_are_told_in_the_deciding_transaction_and_not_too_often(where):
+    kind = PostgresStore if where.startswith("postgres") else SQLiteStore
+    store = kind(where, webhooks={"pager": ("review.waiting", "review.decided", "review.expired")})
+
+    async def story():
+        claim, id = await asked(store)
+        await vote(store, "ann", 1)
+        await store.end_review(await due(store), "decided", outcome=ReviewOutcome(state="decided", action=1))
+        reply = SavedResponse(status=200, headers={}, body=b"done")
+        lost = Claim("caller", "k", "someone else")
+        with pytest.raises(Exception, match="no longer held"):
+            await store.commit([], claim=lost, response=reply, reviews=ReviewWork(ended=True))
+        assert await store.take_deliveries("pager", limit=9, lease=30.0) == []
+        await store.commit([], claim=claim, response=reply, reviews=ReviewWork(ended=True))
+        [told] = await store.take_deliveries("pager", limit=9, lease=30.0)
+        assert told.event == "review.decided"
+        assert f'"id":"{id}"' in told.body
+        assert "done" not in told.body
+        assert [await store.call_reviewers("team") for _ in range(3)] == [True, False, False]
+        assert await store.call_reviewers("team", every=0.0)
+
+    async def all_of_it():
+        try:
+            await story()
+        finally:
+            await store.close()
+
+    asyncio.run(all_of_it())
+
+
+def test_votes_make_events_that_verify(store):
+    async def story():
+        ids = await put(store, *(item() for _ in range(40)))
+        for _ in ids:
+            await vote(store, "ann", 1)
+        ended = 0
+        for one in await store.due_reviews():
+            body = AuditBody(scores=(0.0, 1.0, 0.0))
+            outcome = ReviewOutcome(state="closed", action=1)
+            events = [Event(id=one.decision, body=body)]
+            ended += await store.end_review(one, "closed", outcome=outcome, events=events)
+        assert ended == 40
+        assert await store.verify() == []
+
+    asyncio.run(story())
+
+
+def test_a_database_of_the_release_before_is_migrated_with_its_data(where, opened, sql, monkeypatch):
+    from conformal_arbitrage.store import migrations
+
+    place = [step.__name__ for step in MIGRATIONS].index("m014_reviews")
+    with monkeypatch.context() as earlier:
+        for module in ("migrations", "postgres"):
+            earlier.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", MIGRATIONS[:place], raising=False)
+        old = (PostgresStore if where.startswith("postgres") else SQLiteStore)(where)
+        asyncio.run(old.commit([decision("d1")]))
+        asyncio.run(old.close())
+    assert sql("select version from schema_version") == [(place,)]
+    assert migrations.migrate is migrate
+    store = opened(where)
+
+    async def story():
+        assert (await store.record("d1")).id == "d1"
+        await put(store, item("d1"))
+        assert await take(store) is not None
+
+    asyncio.run(story())
+
+
+def race(where, take_one, items):
+    """Twelve claimers in threads of their own, each with a store, until nothing is left: who got what."""
+    got: list[tuple[str, str]] = []
+    faults: list[BaseException] = []
+    barrier = threading.Barrier(CLAIMERS)
+
+    def claimer(number):
+        async def run():
+            store = (
+                PostgresStore(where, connections=1, readers=1) if where.startswith("postgres") else SQLiteStore(where)
+            )
+            try:
+                await asyncio.to_thread(barrier.wait)
+                empty = 0
+                while empty < 3:
+                    held = await take_one(store, f"r{number}")
+                    empty = 0 if held else empty + 1
+                    if held:
+                        got.append((held.token, f"r{number}"))
+                        await store.vote_review(held.token, f"r{number}", 0)
+            finally:
+                await store.close()
+
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            faults.append(error)
+            raise
+
+    threads = [threading.Thread(target=claimer, args=(k,)) for k in range(CLAIMERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    assert len(got) >= items
+    return got
+
+
+def test_twelve_claimers_never_share_a_place(where, opened, sql):
+    store = opened(where)
+    count = RACES if where.startswith("postgres") else min(RACES, 60)
+    asyncio.run(put(store, *(item(lease=600.0) for _ in range(count))))
+    race(where, lambda store, who: take(store, who), count)
+    votes = Counter(row[0] for row in sql("select item from votes"))
+    assert set(votes.values()) == {1}
+    assert len(votes) == count
+    assert sql("select count(*) from reviews where held <> 0 or votes <> 1") == [(0,)]
+
+
+def counting_take(session, reviewer):
+    """How not to do it: the places are counted in another table, so that locking the item proves nothing."""
+    import secrets
+
+    from conformal_arbitrage.store import reviews
+
+    rows = session.rows(
+        "select id from reviews r where r.state = 'open' and "
+        "(select count(*) from review_claims c where c.item = r.id) + "
+        "(select count(*) from votes v where v.item = r.id) < r.needed "
+        f"order by r.due, r.id limit 1{session.dialect.skip_locked}"
+    )
+    if not rows:
+        return None
+    now = session.now()
+    return reviews._hold(session, rows[0][0], reviewer, secrets.token_hex(16), now, now, None)
+
+
+def test_counting_places_in_another_table_fails_the_same_test(postgres, opened):
+    """The broken twin: the race above must be able to catch it."""
+    store = opened(postgres)
+    asyncio.run(put(store, *(item(lease=600.0) for _ in range(RACES))))
+
+    async def take_one(store, who):
+        return await store._write(lambda session: counting_take(session, who))
+
+    race(postgres, take_one, RACES)
+
+    async def doubles():
+        return await store._scan(
+            lambda session: session.rows("select item from votes group by item having count(*) > 1")
+        )
+
+    assert asyncio.run(doubles())
