@@ -375,6 +375,10 @@ def test_figures_of_a_team(crew):
     assert [(one["reviewer"], one["votes"]) for one in team["reviewers"]] == [("ann", 2)]
     assert team["backlog"]["present"] == ["ann"]
     error_of(house.get("/v1/arbitrage/reviews"), 403)
+    figures = house.get("/metrics", headers=bob.headers).text
+    assert f'arbitrage_reviewers_present{{team="{TEAM}"}} 1.0' in figures
+    assert f'arbitrage_review_votes_last_hour{{team="{TEAM}"}} 2.0' in figures
+    assert "ann" not in figures
 
 
 def test_shadow_mode_asks_people_about_everything(crew):

@@ -232,6 +232,8 @@ class _Routes:
         with suppress(StoreError):  # the other figures matter all the more
             names = [policy.name for policy in self._parts.policies.all()]
             self._metrics.backlog(names, await self._parts.store.audit_backlog())
+            if self._parts.desk.teams:
+                self._metrics.review_backlogs(await self._parts.store.team_backlogs(self._parts.desk.people()))
             if webhooks := [webhook.name for webhook in self._parts.webhooks]:
                 self._metrics.webhook_backlog(webhooks, await self._parts.store.delivery_backlog())
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")

@@ -15,6 +15,7 @@ from conformal_arbitrage.live.aging import Age
 from conformal_arbitrage.live.watching import LedgerWatch, ServedFigure, as_evidence
 from conformal_arbitrage.monitoring.states import SEVERITY, Standing
 from conformal_arbitrage.store.base import AuditBacklog, DeliveryBacklog
+from conformal_arbitrage.store.review_base import TeamBacklog
 from conformal_arbitrage.types import Leg, Role
 
 if TYPE_CHECKING:
@@ -109,7 +110,19 @@ class Metrics:
 
         self.version = self._gauge("policy_version", "The version of a policy in force at this gateway", "policy")
         self.newest = self._gauge("policy_newest_version", "Its newest version; above that if for others", "policy")
+        self.reviews_open = self._gauge("reviews_open", "Questions that wait for people", "team")
+        self.reviewers_present = self._gauge("reviewers_present", "People of a team seen in two minutes", "team")
+        self.review_votes = self._gauge("review_votes_last_hour", "Votes of a team in the last hour", "team")
+        self.oldest_review = self._gauge("oldest_review_seconds", "Age of the oldest question of a caller", "team")
         self._watch_losses()
+
+    def review_backlogs(self, backlogs: Iterable[TeamBacklog]) -> None:
+        """Set what teams of people have before them; nobody is named."""
+        for backlog in backlogs:
+            self.reviews_open.labels(backlog.team).set(backlog.open)
+            self.reviewers_present.labels(backlog.team).set(len(backlog.present))
+            self.review_votes.labels(backlog.team).set(backlog.votes_last_hour)
+            self.oldest_review.labels(backlog.team).set(backlog.oldest or 0.0)
 
     def _watch_losses(self) -> None:
         """Set up the figures of monitors: losses are shares of the loss bound."""

@@ -101,10 +101,8 @@ async def application(
     telemetry = _telemetry() if config.gateway.otel else None
     try:
         await store.seal(everything=True)
-        extras = Extras(
-            breaker=True, guardian_spending=spending, live_share=config.gateway.live_share,
-            traced=None if telemetry is None else telemetry.port,
-        )  # fmt: skip
+        traced, share = None if telemetry is None else telemetry.port, config.gateway.live_share
+        extras = Extras(breaker=True, guardian_spending=spending, live_share=share, traced=traced)
         async with Models(config, extras) as models:
             await admit_first_key(store)
             desk = Desk(store, config.teams, secret.keys[0])

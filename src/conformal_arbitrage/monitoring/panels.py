@@ -18,7 +18,7 @@ PANELS = (1, 3, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class VoteCount:
     """What votes amount to so far.
 
     Attributes:
@@ -32,7 +32,7 @@ class Tally:
     split: bool = False
 
 
-def count_votes(choices: Sequence[int], *, panel: int, rule: PanelRule) -> Tally:
+def count_votes(choices: Sequence[int], *, panel: int, rule: PanelRule) -> VoteCount:
     """Count the votes of a panel; it ends as soon as its verdict is certain, or impossible.
 
     Args:
@@ -44,13 +44,13 @@ def count_votes(choices: Sequence[int], *, panel: int, rule: PanelRule) -> Tally
     if rule == "unanimous":
         split = len(set(choices)) > 1
         done = cast >= panel and not split
-        return Tally(verdict=choices[0] if done else None, needed=panel, split=split)
+        return VoteCount(verdict=choices[0] if done else None, needed=panel, split=split)
     majority = panel // 2 + 1
     top, most = Counter(choices).most_common(1)[0] if choices else (None, 0)
     if most >= majority:
-        return Tally(verdict=top, needed=cast)
+        return VoteCount(verdict=top, needed=cast)
     needed = cast + majority - most
-    return Tally(verdict=None, needed=min(needed, panel), split=needed > panel)
+    return VoteCount(verdict=None, needed=min(needed, panel), split=needed > panel)
 
 
 def median_grades(grades: Sequence[tuple[float, float]]) -> tuple[float, float]:
