@@ -1,0 +1,179 @@
+"""The console in a real browser: accessible, free of errors, safe with hostile text, usable by keyboard and on a phone."""
+
+import http.server
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from tests.console.filled import QUESTION, Visit, token_of
+
+PAGES = {
+    "overview": "/console",
+    "policy": "/console/policies/broken",
+    "decisions": "/console/decisions",
+    "nothing found": "/console/decisions?who=fallback",
+    "decision": "record",
+    "keys": "/console/keys",
+    "health": "/console/health",
+}
+LOOKS = {
+    "desk, light": (1280, False),
+    "desk, dark": (1280, True),
+    "phone, light": (390, False),
+    "phone, dark": (390, True),
+}
+RULES = {
+    "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+}
+
+
+def violations(page, context=None):
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, context=context, options=RULES).response["violations"]
+    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found]
+
+
+def sign_in(page, house, scope="admin"):
+    page.goto(house.url + "/console/sign-in")
+    page.fill("#key", house.keys[scope])
+    page.press("#key", "Enter")
+    page.wait_for_url(house.url + "/console")
+    return page
+
+
+def path_of(house, name):
+    return f"/console/decisions/{house.record}" if PAGES[name] == "record" else PAGES[name]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_every_page_is_accessible_fits_its_width_and_keeps_hostile_text_as_text(filled, open_page, look):
+    width, dark = LOOKS[look]
+    page = open_page(width=width, dark=dark)
+    page.goto(filled.url + "/console/sign-in")
+    assert violations(page) == []
+    sign_in(page, filled)
+    for name in PAGES:
+        page.goto(filled.url + path_of(filled, name))
+        page.wait_for_load_state("load")
+        for details in page.query_selector_all("details"):
+            details.evaluate("node => { node.open = true; }")
+        assert violations(page) == [], (name, look)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, look)
+        assert "owned" not in page.title()
+        assert page.evaluate("document.querySelectorAll('img, b, script:not([src])').length") == 0
+
+
+def test_dialogs_are_accessible_and_ask_again(filled, open_page):
+    page = sign_in(open_page(), filled)
+    page.goto(filled.url + "/console/policies/broken")
+    page.get_by_role("button", name="Lift the alarm").click()
+    assert page.locator("dialog[open]").count() == 1
+    assert violations(page, "dialog[open]") == []
+    page.keyboard.press("Escape")
+    assert page.locator("dialog[open]").count() == 0
+    assert page.evaluate("document.activeElement.textContent").startswith("Lift")
+
+
+def test_everything_is_reached_by_keyboard(filled, open_page):
+    page = sign_in(open_page(), filled)
+    page.goto(filled.url + "/console")
+    seen = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.textContent.trim() || document.activeElement.tagName"))
+    assert seen[0] == "Skip to the content"
+    assert {"Overview", "Decisions", "Keys", "Health", "support", "broken", "As a table", "INPUT"} <= set(seen)
+
+
+def test_the_cursor_of_a_chart_moves_by_arrows(filled, open_page):
+    page = sign_in(open_page(), filled)
+    cursor = page.locator("chart-cursor input").first
+    output = page.locator("figure output").first
+    last = output.text_content()
+    cursor.focus()
+    page.keyboard.press("Home")
+    first = output.text_content()
+    assert first != last
+    assert "after 5 audits" in first
+    assert cursor.get_attribute("aria-valuetext") == first
+    page.keyboard.press("End")
+    assert output.text_content() == last
+
+
+def test_the_overview_looks_again_by_itself(filled, open_page):
+    page = sign_in(open_page(), filled, "review")
+    before = page.locator("figure output").first.text_content()
+    body = {"model": "support", "input": "One more.", "questions": [QUESTION]}
+    assert filled.decide(body, headers={"Authorization": f"Bearer {filled.keys['call']}"}).status_code == 200
+    page.wait_for_function("before => document.querySelector('figure output').textContent !== before", arg=before)
+
+
+def test_without_scripts_everything_that_shows_works(filled, open_page):
+    page = sign_in(open_page(java_script_enabled=False), filled)
+    for name in PAGES:
+        page.goto(filled.url + path_of(filled, name))
+        assert page.locator("h1").count() == 1
+    page.goto(filled.url + "/console")
+    assert page.locator("figure svg.wide").first.is_visible()
+    page.get_by_role("button", name="Sign out").click()
+    assert page.url.endswith("/console/sign-in?why=left")
+
+
+@contextmanager
+def other_site(content):
+    """Another server on this machine with one page; yield its port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(content.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["another port", "another site"])
+@pytest.mark.parametrize("token", [False, True], ids=["without a token", "with the token"])
+def test_a_form_on_another_site_or_port_changes_nothing(filled, open_page, host, token):
+    page = sign_in(open_page(), filled)
+    csrf = page.locator("input[name=csrf]").first.get_attribute("value") if token else ""
+    before = len(filled.with_store(lambda store: store.keys()))
+    form = (
+        f'<title>elsewhere</title><form id="f" method="post" action="{filled.url}/console/keys">'
+        f'<input name="csrf" value="{csrf}"><input name="label" value="evil"><input name="scope" value="admin"></form>'
+    )
+    with other_site(form) as port:
+        page.goto(f"http://{host}:{port}/")
+        page.evaluate("document.getElementById('f').submit()")
+        page.wait_for_url("**/console/**")
+    page.trouble.clear()  # the browser reports the refusal
+    assert len(filled.with_store(lambda store: store.keys())) == before
+
+
+def test_colours_of_the_system_are_respected(filled, open_page):
+    page = sign_in(open_page(forced_colors="active"), filled)
+    assert page.locator(".badge").first.is_visible()
+    assert violations(page) == []
+
+
+def test_a_sign_in_on_another_port_of_the_host_is_no_sign_in_here(filled, house, open_page):
+    page = sign_in(open_page(), filled)
+    other = house()
+    other.key("admin")
+    page.goto(other.url + "/console")
+    assert "/console/sign-in" in page.url
+    assert token_of(Visit(other).open("/console/sign-in").text)
