@@ -4,14 +4,19 @@ BIN := .venv/bin
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # one more than cores: many tests wait
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms reviews-kills nightly release sbom clean
+.PHONY: demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms reviews-kills nightly release sbom clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
 
+# A gateway with a filled console: traffic, audits, an alarm.
 demo-serve: .venv/.installed
-	$(BIN)/arbitrage demo --out demo > /dev/null
-	$(BIN)/arbitrage serve --config demo/arbitrage.toml
+	$(BIN)/arbitrage demo --out demo --console > /dev/null
+	$(BIN)/arbitrage serve --config demo/console.toml
+
+# The pictures of docs/console.md; needs Chromium.
+shots: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.shots $(SHOTS)
 
 test: .venv/.installed-dev
 	$(BIN)/pytest --numprocesses=$(strip $(WORKERS)) --dist=worksteal $(TEST)

@@ -37,9 +37,9 @@ def chromium():
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """A real browser, one for the whole session."""
+    """A real browser, one for each module: while it is open, no other test of this process can run an event loop."""
     path = chromium()
     if path is None:
         message = "no Chromium here; apt-get install chromium, or set CHROMIUM"
@@ -67,7 +67,7 @@ def open_page(browser, tmp_path, request):
         )  # fmt: skip
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda message: message.type == "error" and trouble.append(message.text))
         page.on("pageerror", lambda error: trouble.append(str(error)))
         pages.append(page)

@@ -94,18 +94,25 @@ def split_command(
 
 @click.command("demo")
 @click.option("--out", default="demo", show_default=True, metavar="DIR", help="Folder for the files.")
+@click.option("--console", is_flag=True, help="Also fill a gateway for the web console, with audits and an alarm.")
 @options.as_json
-def demo_command(*, out: str, as_json: bool) -> None:
+def demo_command(*, out: str, console: bool, as_json: bool) -> None:
     """Tour the tool on bundled real data: inspect, calibrate, evaluate, serve, simulate, and a pair not worth routing.
 
     \b
     arbitrage demo --out demo
+    arbitrage demo --console && arbitrage serve --config demo/console.toml
     """
+    from dataclasses import replace
+
     from conformal_arbitrage.cli import tour
+    from conformal_arbitrage.cli.console_demo import fill_console
     from conformal_arbitrage.cli.evaluation import show_frontier, show_inspection
     from conformal_arbitrage.cli.simulation import show_simulation
 
     demo = tour.run_demo(out)
+    if console:
+        demo = replace(demo, files=(*demo.files, str(fill_console(Path(out)))))
     if as_json:
         options.print_json(demo.to_dict())
         return

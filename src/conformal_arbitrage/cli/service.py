@@ -53,6 +53,7 @@ def serve_command(*, config: str, host: str | None, port: int | None, no_migrate
     def announce(url: str) -> None:
         attempt = f"With an API key in ${KEY_VARIABLE}, try" if keyed else "Try"
         click.echo(f"Listening on {url}. {attempt}:\n\n{example_call(configuration, url, keyed=keyed)}\n")
+        click.echo(f"The console is at {url}/console.\n")
 
     gateway.run(structs.replace(configuration, gateway=listening), started=announce, migrating=not no_migrate)
 

@@ -16,7 +16,27 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 WIDE, NARROW = 760, 340
-_STEPS = (60, 300, 900, 1800, 3600, 10800, 21600, 43200, 86400, 172800, 432000, 864000, 2592000, 7776000)
+_STEPS = (
+    1,
+    2,
+    5,
+    10,
+    30,
+    60,
+    300,
+    900,
+    1800,
+    3600,
+    10800,
+    21600,
+    43200,
+    86400,
+    172800,
+    432000,
+    864000,
+    2592000,
+    7776000,
+)
 _LINE = 15
 _MOST_OPTIONS = 30
 
@@ -201,7 +221,7 @@ def _time_ticks(frame: _Frame, *, narrow: bool) -> list[str]:
     parts: list[str] = []
     for k in range(ceil(frame.x0 / step), floor(frame.x1 / step) + 1):
         then = datetime.fromtimestamp(k * step, UTC)
-        text = f"{then.day} {then:%b}" if step >= 86400 else f"{then:%H:%M}"
+        text = f"{then.day} {then:%b}" if step >= 86400 else f"{then:%H:%M}" if step >= 60 else f"{then:%H:%M:%S}"
         x = frame.x(k * step)
         anchor = "start" if x < frame.left + 12 else "end" if x > frame.right - 12 else "middle"
         parts.append(_text(x, frame.bottom + 18, text, anchor=anchor))
@@ -222,9 +242,12 @@ def _score_svg(bars: Sequence[Bar], relaxation: float | None, width: int) -> tup
 
     parts: list[str] = []
     edge = highest if relaxation is None else max(highest - relaxation, lowest)
+    begins = relaxation is not None and highest - relaxation > lowest  # else everything is a candidate
     if relaxation is not None:
         parts.append(f'<rect class="zone" x="{x(edge):.1f}" y="{top}" width="{x(highest) - x(edge):.1f}" '
-                     f'height="{bottom - top}"/><path class="edge" d="M{x(edge):.1f} {top}V{bottom}"/>')  # fmt: skip
+                     f'height="{bottom - top}"/>')  # fmt: skip
+    if begins:
+        parts.append(f'<path class="edge" d="M{x(edge):.1f} {top}V{bottom}"/>')
     if not narrow:
         for place, name in ((width - 150, "score"), (width - 92, "gap")):
             parts.append(_text(place, 22, name, anchor="end"))
@@ -232,9 +255,10 @@ def _score_svg(bars: Sequence[Bar], relaxation: float | None, width: int) -> tup
     for k, bar in enumerate(bars):
         parts += _bar(bar, top + row * k, x, lowest, width, row)
     if relaxation is not None:
-        close = x(highest) - x(edge) < 60
-        parts.append(_text(x(edge) - (4 if close else 0), bottom + 18, f"{edge:.2f}".replace("-", "−"),
-                           anchor="end" if close else "middle"))  # fmt: skip
+        close = begins and x(highest) - x(edge) < 60
+        if begins:
+            parts.append(_text(x(edge) - (4 if close else 0), bottom + 18, f"{edge:.2f}".replace("-", "−"),
+                               anchor="end" if close else "middle"))  # fmt: skip
         parts.append(_text(x(highest), bottom + 18, f"{highest:.2f}", anchor="start" if close else "middle"))
     return "".join(parts), bottom + 28, ""
 

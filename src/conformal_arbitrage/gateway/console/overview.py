@@ -103,9 +103,9 @@ class OverviewPage:
 
 
 def guardian_name(live: LivePolicy) -> str:
-    """Return what the Guardian is called: its model, or its kind."""
+    """Return what the Guardian is called: its model, its name, the column that it replays, or its kind."""
     identity = live.pair.guardian.identity
-    return str(identity.get("model") or identity.get("name") or identity.get("kind") or "unknown")
+    return str(next((identity[name] for name in ("model", "name", "column", "kind") if identity.get(name)), "unknown"))
 
 
 def summed(tallies: Sequence[PolicyTally]) -> dict[str, PolicyTally]:

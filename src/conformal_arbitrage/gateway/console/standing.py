@@ -24,8 +24,8 @@ from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows
 
 _POINTS = 120
 _FEWEST_DRAWN = 5
-_COMPUTING_SHARE = 20
-"""A course is computed again after so many times the time it took, at the earliest."""
+_COMPUTING_SHARE, _LONGEST_KEPT = 20, 5.0
+"""A course is computed again after so many times the time it took, and at most so many seconds, at the earliest."""
 
 _BADGES = {
     "kept": ("kept", "good"),
@@ -152,7 +152,8 @@ class Courses:
         marks = [] if live.alarm is None or live.alarm.at is None else [(live.alarm.at, "alarm")]
         course = await asyncio.to_thread(_course, rows, watched.lines[group], _bound(live), now, marks)
         ended = time.monotonic()
-        self._kept[live.name] = (key, change, ended + _COMPUTING_SHARE * (ended - begun), course)
+        again = ended + min(_COMPUTING_SHARE * (ended - begun), _LONGEST_KEPT)
+        self._kept[live.name] = (key, change, again, course)
         return course
 
 
@@ -163,9 +164,10 @@ def _course(
         return None
     missing = (np.isnan(rows.loss) & (rows.due <= now)).astype(np.float64)
     history = ledger_history(lines, rows.loss, missing, points=_POINTS)
+    times = np.maximum.accumulate(rows.drawn)  # requests at the same time are numbered as they are recorded
     points = [
         LossPoint(
-            time=float(rows.drawn[audits - 1]),
+            time=float(times[audits - 1]),
             audits=int(audits),
             mean=bound * float(history.mean[k]),
             lower=bound * float(history.lower[k]),

@@ -62,7 +62,12 @@ customElements.define("chart-cursor", ChartCursor);
 // One stream for a page, closed while its tab is hidden: a browser has six connections to a host.
 let stream, seen = root.dataset.since, polling;
 const look = (kind) => {
-  for (const part of document.querySelectorAll("live-part")) if (part.getAttribute("name").split(" ").includes(kind)) part.refresh();
+  for (const part of document.querySelectorAll("live-part")) {
+    if (!part.getAttribute("name").split(" ").includes(kind)) continue;
+    part.refresh();
+    clearTimeout(part.again);
+    part.again = setTimeout(() => part.refresh(), 8000);  // counts and courses follow within seconds
+  }
   document.dispatchEvent(new CustomEvent("news", { detail: kind }));
 };
 const listen = () => {

@@ -1,0 +1,99 @@
+"""Take the pictures of docs/console.md: `python -m benchmarks.shots [--out docs]`; needs Chromium and the extra dev."""
+
+import argparse
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from conformal_arbitrage.cli.console_demo import fill_console
+from conformal_arbitrage.cli.tour import run_demo
+from conformal_arbitrage.gateway import running
+from conformal_arbitrage.live.config import read_config
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SIZES = {"wide": (1160, False), "phone": (390, True)}
+"""Width, and whether it is dark."""
+
+
+@contextmanager
+def serving(path: Path) -> Generator[str]:
+    """Serve a configuration on a free port, in a thread of its own; yield the address."""
+    config = read_config(path)
+    config = structs.replace(config, gateway=structs.replace(config.gateway, port=0))
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+    addresses: list[str] = []
+
+    async def serve() -> None:
+        async with running(config) as (url, task):
+            addresses.append(url)
+            ready.set()
+            await asyncio.wait([stopping, task], return_when=asyncio.FIRST_COMPLETED)
+
+    stopping: asyncio.Future[None] = loop.create_future()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    ready.wait()
+    try:
+        yield addresses[0]
+    finally:
+        loop.call_soon_threadsafe(stopping.set_result, None)
+        thread.join()
+        loop.close()
+
+
+def main() -> None:
+    """Fill a demo, open its pages, and save what they look like."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="docs", help="folder for the pictures")
+    out = Path(parser.parse_args().out)
+    with tempfile.TemporaryDirectory() as folder:
+        run_demo(folder)
+        with serving(fill_console(Path(folder))) as url:
+            shoot(url, out)
+
+
+def shoot(url: str, out: Path) -> None:
+    """Save pictures of some pages."""
+    from playwright.sync_api import sync_playwright
+
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as driver:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = driver.chromium.launch(executable_path=path, args=arguments)
+        for size, (width, dark) in SIZES.items():
+            scheme = "dark" if dark else "light"
+            context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+            page = context.new_page()
+            page.goto(f"{url}/console")
+            save(page, out / f"console-overview-{size}.png", whole=not dark)
+            page.goto(f"{url}/console/decisions?policy=science&who=guardian")
+            page.locator("td a").first.click()
+            page.wait_for_load_state("load")
+            if not dark:
+                save(page, out / f"console-decision-{size}.png")
+            context.close()
+        browser.close()
+
+
+def save(page: "Page", path: Path, *, whole: bool = False) -> None:
+    """Save what a page looks like, in few colours: the file is a third of the size."""
+    from PIL import Image
+
+    page.screenshot(path=path, full_page=whole)
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(64)
+    small.save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main()

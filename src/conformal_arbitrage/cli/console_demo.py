@@ -1,0 +1,125 @@
+"""A filled console to try: two policies over the bundled log, with traffic, audits and an alarm; all of it real requests.
+
+One policy gets questions like those it was calibrated on. The other was calibrated on questions that the small model finds
+easy, and then gets harder ones: its audits show it, and an alarm puts it into safe mode.
+
+Knows nothing of terminals.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from conformal_arbitrage.calibration.calibrate import calibrate
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.cli.tour import ALPHA, GUARDIAN_COST, PRIMARY_COST
+from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.scorelog.files import write_text
+from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorers import ReplayScorer
+
+FILE = "console.toml"
+_CALIBRATION, _QUESTIONS, _HARDER, _WRONG = 1000, 1200, 260, 60
+_AT_ONCE = 16
+_SECONDS = 30.0
+_STEP = 0.2
+
+
+def fill_console(folder: Path) -> Path:
+    """Write a configuration with two policies beside the demo's log, and send traffic through it once; return its file."""
+    path = folder / "science.parquet"
+    log = ScoreLog.read(path, primary="qwen15b", guardian="expert")
+    columns = {role: ReplayScorer.read(path, role) for role in log.columns}
+    bound = replace(log, identities={name: dict(scorer.identity) for name, scorer in columns.items()})
+    order = np.random.default_rng(1).permutation(len(log))
+    easy, hard = _by_difficulty(log)
+    secret = ProjectSecret.find(folder)
+    for name, rows in (("science", order[:_CALIBRATION]), ("exams", easy[:_CALIBRATION])):
+        calibrate(bound.select(np.sort(rows)), ALPHA).sign(secret).save(folder / f"{name}.json")
+    config = folder / FILE
+    write_text(config, CONSOLE_CONFIGURATION)
+    if not (folder / "console.sqlite").exists():
+        traffic = {"science": order[_CALIBRATION:][:_QUESTIONS].tolist(), "exams": hard.tolist()}
+        asyncio.run(_fill(config, log, traffic))
+    return config
+
+
+def _by_difficulty(log: ScoreLog) -> tuple[Any, Any]:
+    """Return rows of which the Primary gets nearly all right, and others of which it gets half wrong."""
+    rng = np.random.default_rng(2)
+    right = np.array([int(np.argmax(log.row(row).primary)) for row in range(len(log))]) == log.label
+    easy, wrong = rng.permutation(np.flatnonzero(right)), rng.permutation(np.flatnonzero(~right))
+    mostly_easy = np.concatenate([easy[: _CALIBRATION - _WRONG], wrong[:_WRONG]])
+    return mostly_easy, rng.permutation(np.concatenate([wrong[_WRONG:][: _HARDER // 2], easy[-_HARDER // 2 :]]))
+
+
+async def _fill(config: Path, log: ScoreLog, traffic: dict[str, Sequence[int]]) -> None:
+    """Send questions to a gateway over the configuration's own record."""
+    import aiohttp
+
+    from conformal_arbitrage.gateway import running
+
+    whole = read_config(config)
+    listening = structs.replace(whole, gateway=structs.replace(whole.gateway, port=0))
+    async with running(listening) as (url, _), aiohttp.ClientSession(url) as session:
+        for policy, rows in traffic.items():
+            for start in range(0, len(rows), _AT_ONCE):
+                await asyncio.gather(*(_send(session, log, policy, row) for row in rows[start : start + _AT_ONCE]))
+            await _settled(session, policy)
+
+
+async def _settled(session: Any, policy: str) -> None:
+    """Wait until the audits of a policy have outcomes, for a while."""
+    for _ in range(round(_SECONDS / _STEP)):
+        async with session.get(f"/v1/arbitrage/policies/{policy}/monitor") as response:
+            if (await response.json()).get("audits", {}).get("pending") == 0:
+                return
+        await asyncio.sleep(_STEP)
+
+
+async def _send(session: Any, log: ScoreLog, policy: str, row: int) -> None:
+    choices = [{"value": str(k)} for k in range(int(log.sizes[row]))]
+    question = {"type": "choice", "instructions": "Answer this science question.", "choices": choices}
+    name = "" if log.id is None else str(log.id[row])
+    async with session.post(
+        "/v1/decisions", json={"model": policy, "input": name, "questions": [question]}
+    ) as response:
+        if response.status != 200:
+            raise ConfigError(f"the demo's gateway answered {response.status}: {await response.text()}")
+
+
+CONSOLE_CONFIGURATION = f"""\
+# Two policies over the bundled questions, for `arbitrage serve --config console.toml`; the console is at /console.
+alpha = {ALPHA}
+
+[primary]
+kind = "replay"
+log = "science.parquet"
+column = "qwen15b"
+price_per_call = {PRIMARY_COST}
+
+[guardian]
+kind = "replay"
+log = "science.parquet"
+column = "expert"
+price_per_call = {GUARDIAN_COST}
+
+[gateway]
+database = "console.sqlite"
+
+[policies.science]
+certificate = "science.json"
+audit_rate = 0.5
+content = "full"
+
+[policies.exams]
+certificate = "exams.json"
+audit_rate = 0.5
+content = "full"
+"""

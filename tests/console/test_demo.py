@@ -1,0 +1,33 @@
+"""The filled console of `make demo-serve`: real requests, real audits, and an alarm."""
+
+import asyncio
+
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.cli import console_demo
+from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.live.database import open_record
+from tests.conftest import BUNDLED
+
+
+def test_the_console_is_filled_once_with_traffic_audits_and_an_alarm(tmp_path, monkeypatch):
+    monkeypatch.setattr(console_demo, "_QUESTIONS", 60)
+    (tmp_path / "science.parquet").write_bytes(BUNDLED.read_bytes())
+    ProjectSecret.create(tmp_path)
+    path = console_demo.fill_console(tmp_path)
+    assert console_demo.fill_console(tmp_path) == path
+
+    async def read():
+        store = await open_record(read_config(path))
+        try:
+            await store.fold_tallies()
+            versions = {one.name: one for one in await store.policies()}
+            return versions, {one.policy: one for one in await store.tallies(since=0.0)}
+        finally:
+            await store.close()
+
+    versions, tallies = asyncio.run(read())
+    assert tallies["science"].decisions == 60
+    assert tallies["exams"].decisions == 260
+    assert tallies["exams"].audit_calls > 0
+    assert versions["exams"].alarm is not None
+    assert versions["science"].alarm is None
