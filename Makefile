@@ -94,6 +94,16 @@ rolling: .venv/.installed-dev
 reviews-kills: .venv/.installed-dev
 	REVIEW_KILL_ROUNDS=25 LEASE_RACES=10000 $(BIN)/pytest tests/gateway/test_reviews_kill.py tests/store/test_reviews.py -k "kills or claimers"
 
+# What is in deploy/: linters, and the image's own commands by hand, as its user on a read-only root.
+.PHONY: check-deploy
+check-deploy: .venv/.installed-dev .venv-deploy/.installed
+	$(BIN)/python -m benchmarks.deployment --tools .venv-deploy/bin $(BENCH)
+
+# Measure what grows, and write the tables of docs/growth.md.
+.PHONY: growth
+growth: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.growth --write $(BENCH)
+
 nightly: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.nightly $(NIGHTLY)
 
@@ -124,6 +134,11 @@ sbom: .venv/.installed .venv-release/.installed
 .venv-mapie/.installed: benchmarks/mapie.txt
 	$(PYTHON) -m venv .venv-mapie
 	.venv-mapie/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/mapie.txt
+	touch $@
+
+.venv-deploy/.installed: benchmarks/deployment.txt
+	$(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
 .venv-litellm/.installed: benchmarks/litellm.txt
@@ -157,4 +172,4 @@ sbom: .venv/.installed .venv-release/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-release .venv-evaluations .venv-frameworks .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage
+	rm -rf .venv .venv-deploy .venv-release .venv-evaluations .venv-frameworks .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage

@@ -181,7 +181,7 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def prepared(folder: Path, url: str) -> None:
+def prepared(folder: Path, url: str, database: str | None = None) -> None:
     """A configuration, a certificate made with its models (the relaxation is 0.3), and a key."""
     from conformal_arbitrage import ScoreLog, calibrate
     from conformal_arbitrage.gateway.auth import digest
@@ -189,7 +189,8 @@ def prepared(folder: Path, url: str) -> None:
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.live.database import open_record
 
-    (folder / "arbitrage.toml").write_text(CONFIG.format(url=url))
+    where = "" if database is None else f'[gateway]\ndatabase = "{database}"\n'
+    (folder / "arbitrage.toml").write_text(CONFIG.format(url=url) + where)
     config = read_config(folder / "arbitrage.toml")
     rows = [[0.9, 0.1, 0.0]] * 100 + [[0.6, 0.3, 0.1]] * 100
     right = [[1.0, 0.0, 0.0]] * 100 + [[0.0, 1.0, 0.0]] * 100
@@ -206,11 +207,18 @@ def prepared(folder: Path, url: str) -> None:
     asyncio.run(keyed())
 
 
-def ours(folder: Path, url: str, core: int, *before: str, prepare: Callable[[Path], None] | None = None) -> Gateway:
+def ours(
+    folder: Path,
+    url: str,
+    core: int,
+    *before: str,
+    prepare: Callable[[Path], None] | None = None,
+    database: str | None = None,
+) -> Gateway:
     port = free_port()
     home = folder / f"ours-{port}"
     home.mkdir()
-    prepared(home, url)
+    prepared(home, url, database)
     if prepare is not None:
         prepare(home)
     entry = home / "entry.py"
