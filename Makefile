@@ -71,6 +71,7 @@ bench-learned: .venv/.installed
 	$(BIN)/python -m benchmarks.learned $(LOGS) $(BENCH)
 	$(BIN)/python -m benchmarks.learned $(LOGS) --replay
 	$(BIN)/python -m benchmarks.learned $(LOGS) --text
+	$(BIN)/python -m benchmarks.skipping $(LOGS)
 
 bench-connections: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.connections $(BENCH)

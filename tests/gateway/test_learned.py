@@ -1,11 +1,15 @@
 """A learned score behind the gateway: its arrays travel with the certificate, and decisions are those of a replay."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from conformal_arbitrage import Certificate, Features, ScoreLog, Usage, calibrate
+from conformal_arbitrage.calibration.text_embedding import text_embedding
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.live import binding
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import MENU, House, error_of, votes
 
@@ -109,3 +113,47 @@ def test_shadow_mode_records_what_the_score_would_do(house):
     [record] = gateway.records()
     assert record.decision.candidates == (0,)
     assert record.decision.learned is not None
+
+
+class ReadingHouse(House):
+    """Certified by a score that was learned from texts: questions about law are lost."""
+
+    def certificate(self, alpha=0.1, identities=None, policy="support", n=300):
+        config, rng = read_config(self.path), np.random.default_rng(0)
+        law = rng.random(n) < 0.5
+        text = [f"{LAW if one else EGGS} ({k % 7})" for k, one in enumerate(law)]
+        scores = np.round(rng.dirichlet([1.0, 1.0, 1.0], n), 2)
+        guardian = np.ones((n, 3))
+        guardian[np.arange(n), scores.argmax(axis=1)] = rng.random(n) > np.where(law, 0.7, 0.02)
+        log = ScoreLog.from_arrays(
+            scores, guardian, id=[f"r{k}" for k in range(n)], context=text,
+            identities=identities or identities_of(config, policy),
+        )  # fmt: skip
+        secret, features = secret_of(config), Features(text=True)
+        return calibrate(log, alpha, boundary="random", key=secret.boundary_key, score="auto", features=features).sign(
+            secret
+        )
+
+
+LAW, EGGS = "Which court hears appeals in contract law?", "How long does one boil an egg?"
+
+
+def test_a_score_that_reads_texts_reads_those_of_the_requests(house, monkeypatch):
+    gateway = house(ReadingHouse, primary=votes(0.7, 0.2, 0.1))
+    said = {}
+    for text in (LAW, EGGS):
+        reply = gateway.chat({**MENU, "messages": [{"role": "user", "content": text}]})
+        assert reply.status_code == 200, reply.text
+        said[text] = reply.json()["choices"][0]["message"]["content"]
+    assert said == {LAW: "b", EGGS: "a"}, "the Primary says a, the Guardian b"
+    certificate = gateway.certificate().with_key_of(secret_of(gateway.config))
+    for record, text in zip(gateway.records(), (EGGS, LAW), strict=True):
+        replayed = certificate.decide([0.7, 0.2, 0.1], id=record.id, text=text)
+        assert record.decision.learned == replayed.learned
+        assert record.decision.no_guarantee is None
+    gateway.stop()
+    other = replace(text_embedding(), sha256="0" * 64)
+    monkeypatch.setattr(binding, "text_embedding", lambda: other)
+    with pytest.raises(Exception, match=r"features\.text: embedding \w{12} then, 000000000000 now"):
+        gateway.start()
+    gateway._serving = None  # it never served
