@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # one more than cores: many tests wait
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms reviews-kills nightly release sbom clean
+.PHONY: demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms reviews-kills nightly release sbom docs clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -112,6 +112,11 @@ nightly: .venv/.installed-dev
 release: .venv-release/.installed
 	$(PYTHON) -m benchmarks.release --tools .venv-release/bin/python $(RELEASE)
 
+# The documentation as a site in build/site, with search, and a reference made from the code; every warning is an error.
+docs: .venv/.installed .venv-docs/.installed
+	$(BIN)/python -m benchmarks.site build/pages
+	.venv-docs/bin/sphinx-build -W --keep-going -q -b html build/pages build/site
+
 # What an installation with all extras consists of, as a CycloneDX document.
 sbom: .venv/.installed .venv-release/.installed
 	.venv-release/bin/cyclonedx-py environment --output-format JSON --output-file sbom.json --pyproject pyproject.toml .venv/bin/python
@@ -162,6 +167,11 @@ sbom: .venv/.installed .venv-release/.installed
 	.venv-release/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	touch $@
 
+.venv-docs/.installed: docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	touch $@
+
 .venv-evaluations/.installed: tests/ecosystem/evaluations.txt
 	$(PYTHON) -m venv .venv-evaluations
 	.venv-evaluations/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
@@ -173,4 +183,4 @@ sbom: .venv/.installed .venv-release/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-deploy .venv-release .venv-evaluations .venv-frameworks .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage
+	rm -rf .venv .venv-docs .venv-deploy .venv-release .venv-evaluations .venv-frameworks .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage
