@@ -326,7 +326,7 @@ def with_tables(page: str, figures: Figures) -> str:
     """A page with its tables replaced."""
     for mark, table in tables(figures).items():
         page = re.sub(
-            rf"(<!-- {mark} -->\n).*?(\n<!-- end -->)", lambda found, new=table: found[1] + new + found[2], page,
+            rf"(<!-- {mark} -->\n).*?(<!-- end -->)", lambda found, new=table: found[1] + new + "\n" + found[2], page,
             count=1, flags=re.DOTALL,
         )  # fmt: skip
     return page
@@ -334,10 +334,10 @@ def with_tables(page: str, figures: Figures) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000, 10_000_000], help="sizes of logs")
-    parser.add_argument("--collect", type=int, default=3000, help="rows to collect")
-    parser.add_argument("--requests", type=int, default=10_000, help="requests to the gateway")
-    parser.add_argument("--records", type=int, default=300_000, help="decisions in the record")
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000, 5_000_000], help="sizes of logs")
+    parser.add_argument("--collect", type=int, default=1000, help="rows to collect")
+    parser.add_argument("--requests", type=int, default=3000, help="requests to the gateway")
+    parser.add_argument("--records", type=int, default=100_000, help="decisions in the record")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/growth.md")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()

@@ -1,15 +1,26 @@
 """docs/growth.md: its tables follow from its measured figures."""
 
+import re
 from dataclasses import replace
 
 import pytest
-from benchmarks.growth import PAGE, by_rate, by_rows, duration, figures_in, spoken, with_tables
+from benchmarks.growth import PAGE, by_rate, by_rows, duration, figures_in, spoken, tables, with_tables
 
 
 def test_the_tables_follow_from_the_measured_figures():
     page = PAGE.read_text()
     assert with_tables(page, figures_in(page)) == page
     assert figures_in(page).calibration_rows >= 1_000_000
+
+
+def test_the_page_has_every_table_once_and_a_second_run_leaves_the_text_between_them():
+    page = PAGE.read_text()
+    figures = figures_in(page)
+    emptied = re.sub(r"(<!-- (?:measured|rows|rate) -->\n).*?(<!-- end -->)", r"\1\2", page, flags=re.DOTALL)
+    assert (page.count("<!-- end -->"), emptied.count("| ---")) == (3, 0)
+    assert with_tables(emptied, figures) == page
+    for table in tables(figures).values():
+        assert page.count(table) == 1
 
 
 def test_a_figure_that_was_changed_by_hand_is_found():
