@@ -199,7 +199,7 @@ class _Routes:
             ConsoleParts(
                 config=parts.config, store=parts.store, policies=parts.policies, watcher=self.watcher,
                 renewer=parts.renewer, background=self.background, breakers=parts.breakers, refresher=self._refresher,
-                doorkeeper=doorkeeper, pages=Pages(), news=News(parts.store), clock=parts.clock,
+                doorkeeper=doorkeeper, pages=Pages(), news=News(parts.store), clock=parts.clock, desk=parts.desk,
             )
         )  # fmt: skip
         return pages.routes(lambda app, path: AccessLog(app, path, self._metrics, parts.log))

@@ -95,6 +95,10 @@ class ConsoleStore(Protocol):
         """Return the counts of every version of every policy, from the hour of a time on."""
         ...
 
+    async def open_places(self) -> int:
+        """Return how many votes the queue of reviews waits for that nobody is about to give."""
+        ...
+
     async def marked_decisions(
         self,
         mark: Mark,

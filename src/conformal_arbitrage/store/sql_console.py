@@ -10,6 +10,8 @@ from conformal_arbitrage.store.console_base import Mark, PolicyTally, SignIn
 from conformal_arbitrage.store.record import DecisionRecord
 from conformal_arbitrage.store.sql_jobs import SQLJobs
 
+_PLACES = "select coalesce(sum(needed - held - votes), 0) from reviews where state = 'open'"
+
 
 class SQLConsole(SQLJobs):
     """See `ConsoleStore`."""
@@ -44,6 +46,11 @@ class SQLConsole(SQLJobs):
     async def tallies(self, *, since: float) -> list[PolicyTally]:
         """See `ConsoleStore.tallies`."""
         return await self._scan(lambda session: tallies.tallies(session, since=since))
+
+    async def open_places(self) -> int:
+        """See `ConsoleStore.open_places`."""
+        rows = await self._read(lambda session: session.rows(_PLACES))
+        return int(rows[0][0])
 
     async def marked_decisions(
         self,

@@ -21,6 +21,7 @@ from conformal_arbitrage.gateway.console.overview import OverviewPage
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.policy import PolicyPage
 from conformal_arbitrage.gateway.console.rendering import HEADERS, redirect
+from conformal_arbitrage.gateway.console.review import ReviewPage
 from conformal_arbitrage.gateway.console.visits import SignInNeededError, Visit
 from conformal_arbitrage.gateway.middleware import SENT, failure_of
 from conformal_arbitrage.store.base import Scope
@@ -45,7 +46,7 @@ class Console:
         """Return the routes; `wrap` surrounds each, which it is given with its path."""
         parts = self._parts
         overview = OverviewPage(parts)
-        policy, keys = PolicyPage(parts, overview), KeysPage(parts)
+        policy, keys, review = PolicyPage(parts, overview), KeysPage(parts), ReviewPage(parts)
         pages: list[tuple[str, str, Scope | None, ConsoleHandler]] = [
             ("GET", "/console", "review", overview.overview),
             ("GET", "/console/decisions", "review", DecisionsPage(parts).decisions),
@@ -57,6 +58,11 @@ class Console:
             ("POST", "/console/policies/{name}/lift", "admin", policy.lift),
             ("POST", "/console/policies/{name}/renew", "admin", policy.renew),
             ("POST", "/console/policies/{name}/choose", "admin", policy.choose),
+            ("GET", "/console/review", "review", review.review),
+            ("POST", "/console/review", "review", review.act),
+            ("POST", "/console/review/renew", "review", review.renew),
+            ("POST", "/console/review/return", "review", review.give_back),
+            ("GET", "/console/team", "review", review.team),
             ("GET", "/console/keys", "admin", keys.keys),
             ("POST", "/console/keys", "admin", keys.create),
             ("POST", "/console/keys/revoke", "admin", keys.revoke),

@@ -59,6 +59,7 @@ class DecisionPage:
         record = await self._parts.store.record(id[:64])
         if record is None or not visit.who.sees(record.policy):
             raise RequestError("There is no such decision: it was never recorded, or it was pruned.", status=404)
+        withheld = await self._is_withheld(visit, record.id)
         text = msgspec.json.format(msgspec.json.encode(document(record)), indent=2).decode()
         try:
             asked = time_of(record.id)
@@ -66,8 +67,19 @@ class DecisionPage:
             asked = record.created
         return self._parts.pages.page(
             "decision.html", visit, record=record, body=record.decision, shown=shown_decision(record), asked=asked,
-            json=text, withheld=False,
+            json=text, withheld=withheld,
         )  # fmt: skip
+
+    async def _is_withheld(self, visit: Visit, id: str) -> bool:
+        """Tell whether people still decide a question, so that reviewers must not see what the models said.
+
+        An administrator may, and cannot vote on it from then on.
+        """
+        if not await self._parts.store.under_review([id]):
+            return False
+        if visit.who.is_admin:
+            await self._parts.store.note_reader(id, visit.who.name)
+        return not visit.who.is_admin
 
 
 def shown_decision(record: DecisionRecord) -> ShownDecision:

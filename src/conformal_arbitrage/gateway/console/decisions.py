@@ -133,7 +133,7 @@ class DecisionsPage:
 
     async def _hidden(self, records: list[DecisionRecord]) -> frozenset[str]:
         """Return the ids of decisions that people are still deciding."""
-        return frozenset()
+        return await self._parts.store.under_review([record.id for record in records])
 
 
 def _asked(record: DecisionRecord) -> float:

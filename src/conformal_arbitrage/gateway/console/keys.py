@@ -89,7 +89,8 @@ class KeysPage:
 
     def _teams(self, label: str) -> list[str]:
         """Return the teams that a key's label is on."""
-        return []
+        teams = self._parts.desk.teams.items()
+        return [name for name, team in teams if label in (*team.members, *team.leads)]
 
 
 def _expiry(days: str) -> float | None:

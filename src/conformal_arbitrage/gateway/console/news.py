@@ -7,7 +7,7 @@ Knows nothing of pages, or of what has changed.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 from starlette.responses import Response
@@ -28,12 +28,10 @@ class News:
 
     Args:
         store: where things change.
-        queue: returns a number that changes with the queue of reviews.
     """
 
-    def __init__(self, store: Store, queue: Callable[[], Awaitable[int]] | None = None) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._queue = queue
         self._listeners = 0
         self._following: asyncio.Task[None] | None = None
         self._counts: tuple[int, ...] = ()
@@ -42,7 +40,7 @@ class News:
     async def counts(self) -> tuple[int, ...]:
         """Return how far policies, figures and queue have come."""
         ledgers = await self._store.ledgers()
-        queue = 0 if self._queue is None else await self._queue()
+        queue = await self._store.open_places()
         return await self._store.change_count(), sum(one.change for one in ledgers), queue
 
     async def since(self) -> str:

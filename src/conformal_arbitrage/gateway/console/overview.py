@@ -17,6 +17,7 @@ from conformal_arbitrage.gateway.console.standing import Courses, ShownStanding,
 from conformal_arbitrage.gateway.console.visits import Visit
 from conformal_arbitrage.gateway.policy_table import LivePolicy
 from conformal_arbitrage.store.console_base import PolicyTally
+from conformal_arbitrage.store.review_base import TeamBacklog
 
 DAYS = 30
 _DAY = 86400.0
@@ -55,6 +56,7 @@ class PolicyCard:
     course: DrawnCourse | None
     tally: PolicyTally
     saved: Saved
+    waiting: TeamBacklog | None
     rows: int | None
     rows_needed: int | None
 
@@ -65,6 +67,7 @@ class OverviewPage:
     def __init__(self, parts: ConsoleParts) -> None:
         self._parts = parts
         self._courses = Courses(parts.store)
+        self._drawn: dict[str, tuple[LossCourse, DrawnCourse]] = {}
 
     async def overview(self, visit: Visit) -> Response:
         """Show how every policy does."""
@@ -94,12 +97,28 @@ class OverviewPage:
             live=live,
             standing=standing,
             guardian=guardian_name(live),
-            course=None if course is None else drawn(course),
+            course=None if course is None else self._picture(live.name, course),
             tally=tally,
             saved=saved(tally),
+            waiting=await self._waiting(live),
             rows=rows,
             rows_needed=ceil(1 / self._parts.config.alpha) - 1 if shadow else None,
         )
+
+    def _picture(self, policy: str, course: LossCourse) -> DrawnCourse:
+        """Return the picture of a course, which is drawn once."""
+        kept = self._drawn.get(policy)
+        if kept is None or kept[0] is not course:
+            kept = self._drawn[policy] = course, drawn(course)
+        return kept[1]
+
+    async def _waiting(self, live: LivePolicy) -> TeamBacklog | None:
+        """Return what the team behind a policy has before it; None if no people answer."""
+        name, people = guardian_name(live), self._parts.desk.people()
+        if live.pair.guardian.identity.get("kind") != "human" or name not in people:
+            return None
+        [backlog] = await self._parts.store.team_backlogs({name: people[name]})
+        return backlog
 
 
 def guardian_name(live: LivePolicy) -> str:

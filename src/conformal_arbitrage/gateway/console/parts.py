@@ -14,6 +14,7 @@ from conformal_arbitrage.gateway.console.visits import Doorkeeper, Visit
 from conformal_arbitrage.gateway.middleware import Refresher
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.renewer import Renewer
+from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store.base import Store
@@ -35,6 +36,7 @@ class ConsoleParts:
     doorkeeper: Doorkeeper
     pages: Pages
     news: News
+    desk: Desk
     clock: Callable[[], float]
 
     def policy(self, visit: Visit) -> LivePolicy:

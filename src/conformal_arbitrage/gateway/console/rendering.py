@@ -38,6 +38,8 @@ HEADERS: Mapping[str, str] = {
 NAVIGATION = (
     ("/console", "Overview"),
     ("/console/decisions", "Decisions"),
+    ("/console/review", "Review"),
+    ("/console/team", "Team"),
     ("/console/keys", "Keys"),
     ("/console/health", "Health"),
 )

@@ -68,7 +68,7 @@ const look = (kind) => {
     clearTimeout(part.again);
     part.again = setTimeout(() => part.refresh(), 8000);  // counts and courses follow within seconds
   }
-  document.dispatchEvent(new CustomEvent("news", { detail: kind }));
+  document.dispatchEvent(Object.assign(new CustomEvent("news", { detail: kind }), { places: Number(seen.split("-")[2]) }));
 };
 const listen = () => {
   if (!seen || stream || document.hidden) return;

@@ -1,0 +1,137 @@
+"""The review page: one question at a time, by forms; scripts only add keys and renew the lease.
+
+What a reviewer sees is a function of the question alone: nothing here knows why it was asked, for whom, or since when.
+
+Knows nothing of how votes become a verdict.
+"""
+
+import time
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+from typing import Any
+
+from starlette.responses import Response
+
+from conformal_arbitrage.errors import RequestError
+from conformal_arbitrage.gateway.auth import Caller
+from conformal_arbitrage.gateway.console.parts import ConsoleParts
+from conformal_arbitrage.gateway.console.visits import Visit, Visitor
+from conformal_arbitrage.gateway.review_figures import team_figures
+from conformal_arbitrage.gateway.reviewing import Assignment, Seat
+
+_DAY = 86400.0
+_LONGEST_TOKEN = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewerDay:
+    """What a reviewer did since midnight, in UTC: votes, and the median of the seconds they took."""
+
+    done: int
+    median: float | None
+
+
+class ReviewPage:
+    """The routes under /console/review, and /console/team."""
+
+    def __init__(self, parts: ConsoleParts) -> None:
+        self._parts = parts
+
+    async def review(self, visit: Visit) -> Response:
+        """GET /console/review: a way in; taking a question is a form, since it changes who holds it."""
+        try:
+            seat = self._seat(visit.who)
+        except RequestError as error:
+            return await self._page(visit, None, state="none", why=str(error))
+        return await self._page(visit, seat, state="ready")
+
+    async def act(self, visit: Visit) -> Response:
+        """POST /console/review: vote, skip, undo, pause or begin; the reply is the next question."""
+        seat, token = self._seat(visit.who), visit.form.get("token", "")[:_LONGEST_TOKEN]
+        act = visit.form.get("act", "next")
+        if act == "undo":
+            item = await self._parts.desk.undo(seat, token)
+            said = "Taken back." if item is not None else "That answer counts already."
+            return await self._page(visit, seat, item=item or await self._parts.desk.take(seat), said=said)
+        if act == "pause":
+            await self._parts.desk.give_back(seat, token)
+            return await self._page(visit, seat, state="paused")
+        said, undo = "", ""
+        if act == "vote":
+            said, undo = await self._vote(visit, seat, token)
+        elif act == "skip":
+            said = "Left to someone else." if await self._parts.desk.skip(seat, token) else _GONE
+        item = await self._parts.desk.take(seat)
+        return await self._page(visit, seat, item=item, state="empty", said=said, undo=undo)
+
+    async def _vote(self, visit: Visit, seat: Seat, token: str) -> tuple[str, str]:
+        """Vote; return what to say, and the token to take the vote back with."""
+        try:
+            choice = int(visit.form.get("choice", ""))
+        except ValueError as error:
+            raise RequestError("Choose one of the options first.", status=422) from error
+        counts = await self._parts.desk.vote(seat, token, choice, _active(visit.form.get("active", "")))
+        if counts is None:
+            return _GONE, ""
+        return "Recorded.", token if counts > 0 else ""
+
+    async def renew(self, visit: Visit) -> Response:
+        """POST /console/review/renew: the question is being worked on."""
+        seat = self._seat(visit.who)
+        held = await self._parts.desk.renew(seat, visit.form.get("token", "")[:_LONGEST_TOKEN])
+        return Response(status_code=204 if held else 409)
+
+    async def give_back(self, visit: Visit) -> Response:
+        """POST /console/review/return: the page was left."""
+        await self._parts.desk.give_back(self._seat(visit.who), visit.form.get("token", "")[:_LONGEST_TOKEN])
+        return Response(status_code=204)
+
+    async def team(self, visit: Visit) -> Response:
+        """GET /console/team: what every team has before it, and how it does."""
+        teams = await team_figures(self._parts.store, self._parts.desk)
+        if not visit.who.is_admin:
+            teams = [team for team in teams if visit.who.name in self._parts.desk.people()[team.backlog.team]]
+        since = await self._parts.news.since()
+        return self._parts.pages.page("team.html", visit, since=since, teams=teams)
+
+    def _seat(self, visitor: Visitor) -> Seat:
+        label = "" if visitor.keyless else visitor.name
+        caller = Caller(visitor.key_id, visitor.scope, visitor.policies, label)
+        return self._parts.desk.seat(caller)
+
+    async def _page(
+        self, visit: Visit, seat: Seat | None, *, item: Assignment | None = None, state: str = "empty", said: str = "",
+        undo: str = "", why: str = "",
+    ) -> Response:  # fmt: skip
+        values: dict[str, Any] = {"item": item, "state": state, "said": said, "undo": undo, "why": why}
+        since = await self._parts.news.since()
+        waiting, day = 0, ReviewerDay(done=0, median=None)
+        if seat is not None:
+            waiting, day = await self._waiting(seat), await self._day(seat.reviewer)
+        return self._parts.pages.page("review.html", visit, since=since, waiting=waiting, day=day, **values)
+
+    async def _waiting(self, seat: Seat) -> int:
+        people = {
+            name: names for name, names in self._parts.desk.people().items() if name in (*seat.teams, *seat.leads)
+        }
+        return sum(team.open for team in await self._parts.store.team_backlogs(people))
+
+    async def _day(self, reviewer: str) -> ReviewerDay:
+        now = time.time()
+        today = now - now % _DAY
+        votes = await self._parts.store.cast_votes(days=1.0)
+        held = [vote.held for vote in votes if vote.reviewer == reviewer and vote.at >= today and not vote.skipped]
+        return ReviewerDay(done=len(held), median=median(held) if held else None)
+
+
+_GONE = "That question was given to someone else meanwhile."
+
+
+def _active(text: str) -> float | None:
+    """Return the seconds that someone was active, as the page counted them; nothing rests on it."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if isfinite(value) and 0 <= value < _DAY else None

@@ -1,0 +1,244 @@
+"""Reviewing in the console: by forms, by three keys in a real browser, and blind to why a question is asked."""
+
+import re
+
+import pytest
+
+from tests.console.filled import EVIL, Visit
+from tests.console.test_browser import violations
+from tests.console.test_pages import words
+from tests.gateway.house import UNSURE, until, votes
+from tests.gateway.people import LONG, Later, PeopleHouse
+
+CHOICES = ("Billing", EVIL[0], EVIL[4])
+BODY = {
+    "model": "support",
+    "input": f"{EVIL[1]} I was charged twice.",
+    "questions": [{"type": "choice", "instructions": "Which team?", "choices": [{"value": one} for one in CHOICES]}],
+}
+
+
+@pytest.fixture
+def crew(house):
+    """A gateway with a team of two and a lead; keys by name."""
+
+    def start(**options):
+        gate = house(PeopleHouse, primary=votes(*UNSURE), **{"members": ("ann", "bob"), "leads": ("lea",), **options})
+        gate.secrets = {name: gate.key("review", name)[0] for name in ("ann", "bob", "cid")}
+        gate.secrets["lea"] = gate.key("admin", "lea")[0]
+        gate.headers = gate.keyed("call")
+        return gate
+
+    return start
+
+
+def asked(gate, body=BODY):
+    call = Later(lambda: gate.decide(body))
+    until(lambda: gate.with_store(lambda store: store.open_places()), LONG)
+    return call
+
+
+def begin(gate, name):
+    """Somebody with their first question."""
+    visit = Visit(gate, gate.secrets[name])
+    page = visit.open("/console/review")
+    assert "one question at a time" in page.text
+    return visit, visit.send_form("/console/review", page, act="next")
+
+
+def token(page):
+    return re.search(r'data-token="([^"]+)"', page.text).group(1)
+
+
+def test_a_question_is_decided_by_forms_alone(crew):
+    gate = crew()
+    call = asked(gate)
+    visit, page = begin(gate, "ann")
+    assert "Which team?" in words(page)
+    assert "<img" not in page.text
+    after = visit.send_form("/console/review", page, act="vote", token=token(page), choice="0")
+    assert "Recorded." in after.text
+    assert "Nothing to review" in after.text
+    assert call.result().json()["answers"][0]["choice"] == CHOICES[0]
+    assert "1 done today" in words(after)
+    again = visit.send_form("/console/review", page, act="vote", token=token(page), choice="1")
+    assert again.status_code == 200  # the same token twice is one vote
+    [record] = gate.records()
+    assert record.decision.action == 0
+
+
+def test_a_vote_is_taken_back_until_it_counts(crew):
+    gate = crew(review={"undo": 60.0})
+    asked_for = asked(gate)
+    visit, page = begin(gate, "ann")
+    after = visit.send_form("/console/review", page, act="vote", token=token(page), choice="0")
+    assert 'value="undo"' in after.text
+    back = visit.send_form("/console/review", after, act="undo", token=token(page))
+    assert "Taken back." in back.text
+    assert "Which team?" in words(back)
+    paused = visit.send_form("/console/review", back, act="pause", token=token(back))
+    assert "Paused" in paused.text
+    other, theirs = begin(gate, "bob")
+    skipped = other.send_form("/console/review", theirs, act="skip", token=token(theirs))
+    assert "Left to someone else." in skipped.text
+    assert not asked_for.done
+    gate.stop()
+    asked_for.result()
+
+
+def test_two_people_do_not_hold_one_question(crew):
+    gate = crew()
+    call = asked(gate)
+    ann, page = begin(gate, "ann")
+    _, theirs = begin(gate, "bob")
+    assert "Nothing to review" in theirs.text
+    renewed = ann.post(
+        f"{gate.url}/console/review/renew", data={"token": token(page)}, timeout=60,
+        headers={"X-CSRF-Token": re.search(r'name="csrf" value="(\w+)"', page.text).group(1)},
+    )  # fmt: skip
+    assert renewed.status_code == 204
+    ann.send_form("/console/review/return", page, token=token(page))
+    bob, theirs = begin(gate, "bob")
+    assert ann.send_form("/console/review/renew", page, token=token(page)).status_code == 409
+    bob.send_form("/console/review", theirs, act="vote", token=token(theirs), choice="2")
+    assert call.result().status_code == 200
+
+
+@pytest.mark.parametrize("choice", ["", "x", "9", "-1"])
+def test_a_vote_for_nothing_is_refused(crew, choice):
+    gate = crew()
+    call = asked(gate)
+    visit, page = begin(gate, "ann")
+    assert visit.send_form("/console/review", page, act="vote", token=token(page), choice=choice).status_code == 422
+    visit.send_form("/console/review", page, act="vote", token=token(page), choice="0")
+    assert call.result().status_code == 200
+
+
+def test_who_is_on_no_team_is_told_so(crew):
+    gate = crew()
+    visit = Visit(gate, gate.secrets["cid"])
+    assert "on no team" in words(visit.open("/console/review"))
+    assert visit.send_form("/console/review", visit.open("/console/review"), act="next").status_code == 403
+
+
+def test_the_page_is_the_same_for_a_deferral_and_an_audit(crew):
+    """Only the token, the form's token and the counts above the question may differ."""
+    gate = crew(review={"audit_spread": 0.0}, policy={"audit_rate": 1.0})
+
+    def page_of(primary):
+        gate.primary.reply = primary
+        call = asked(gate)
+        visit, page = begin(gate, "ann")
+        visit.send_form("/console/review", page, act="vote", token=token(page), choice="0")
+        call.result()
+        until(lambda: not gate.with_store(lambda store: store.open_places()), LONG)
+        text = page.text.replace(token(page), "TOKEN")
+        text = re.sub(r'(name="csrf" value=|data-csrf=)"\w+"', "CSRF", re.sub(r'data-since="[^"]*"', "", text))
+        return re.sub(r'<p class="counts">.*?</p>', "", text, flags=re.S)
+
+    deferral, audit = page_of(votes(*UNSURE)), page_of(votes(0.9, 0.1))
+    assert deferral == audit
+
+
+def test_a_record_is_withheld_while_people_decide_and_an_administrator_who_looks_cannot_vote(crew):
+    gate = crew()
+    call = asked(gate)
+    [record] = gate.records()
+    reviewer = Visit(gate, gate.secrets["ann"])
+    page = reviewer.open(f"/console/decisions/{record.id}")
+    assert "withheld until they have" in words(page)
+    assert "0.50" not in page.text
+    assert "under review" in words(reviewer.open("/console/decisions"))
+    lead = Visit(gate, gate.secrets["lea"])
+    assert "to stand alone" in words(lead.open(f"/console/decisions/{record.id}"))
+    theirs = lead.send_form("/console/review", lead.open("/console/review"), act="next")
+    assert "Nothing to review" in theirs.text
+    visit, page = begin(gate, "ann")
+    visit.send_form("/console/review", page, act="vote", token=token(page), choice="0")
+    call.result()
+
+
+def test_the_team_page_says_what_waits_and_how_people_do(crew):
+    gate = crew()
+    call = asked(gate)
+    visit, page = begin(gate, "ann")
+    text = words(Visit(gate, gate.secrets["lea"]).open("/console/team"))
+    assert "1 question waits for 1 more vote" in text
+    assert "1 present" in text
+    assert "Waiting for a person 1" in words(visit.open("/console"))
+    visit.send_form("/console/review", page, act="vote", token=token(page), choice="0")
+    call.result()
+    text = words(visit.open("/console/team"))
+    assert "Nothing waits." in text
+    assert re.search(r"ann 1 [\d.]+ s", text)
+    assert "There is no team" in words(Visit(gate, gate.secrets["cid"]).open("/console/team"))
+
+
+def sign_in(page, gate, name):
+    page.goto(gate.url + "/console/sign-in")
+    page.fill("#key", gate.secrets[name])
+    page.press("#key", "Enter")
+    page.wait_for_url(gate.url + "/console")
+    page.goto(gate.url + "/console/review")
+    return page
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)], ids=["desk, light", "phone, dark"])
+def test_three_keys_decide_and_the_next_question_comes_by_itself(crew, open_page, width, dark):
+    gate = crew(review={"undo": 0.5})
+    page = sign_in(open_page(width=width, dark=dark), gate, "ann")
+    assert violations(page) == []
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#begin[data-waiting]")
+    assert violations(page) == []
+    call = asked(gate)
+    page.wait_for_selector("#item")  # by itself
+    assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.querySelectorAll('#item img').length") == 0
+    page.keyboard.press("2")
+    assert page.locator("input[name=choice]:checked").get_attribute("value") == "1"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#begin[data-waiting]")
+    assert "owned" not in page.title()
+    assert call.result().json()["answers"][0]["choice"] == CHOICES[1]
+    page.keyboard.press("?")
+    assert page.locator("#keys[open]").count() == 1
+    assert violations(page, "#keys") == []
+
+
+def test_leaving_the_page_returns_the_question(crew, open_page):
+    gate = crew()
+    call = asked(gate)
+    page = sign_in(open_page(), gate, "ann")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#item")
+    page.goto(gate.url + "/console")
+    visit = Visit(gate, gate.secrets["bob"])
+    start = visit.open("/console/review")
+
+    def given():
+        page = visit.send_form("/console/review", start, act="next")
+        return [page] if "data-token" in page.text else []
+
+    [theirs] = until(given, LONG)
+    visit.send_form("/console/review", theirs, act="vote", token=token(theirs), choice="0")
+    assert call.result().status_code == 200
+
+
+def test_many_options_are_filtered(crew, open_page):
+    gate = crew()
+    body = {**BODY, "questions": [{**BODY["questions"][0], "choices": [{"value": f"team {k}"} for k in range(40)]}]}
+    gate.primary.reply = votes(0.5, 0.4, 0.1)
+    call = asked(gate, body)
+    page = sign_in(open_page(), gate, "ann")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#item")
+    page.keyboard.press("/")
+    page.keyboard.type("team 37")
+    assert page.locator(".option:visible").count() == 1
+    page.keyboard.press("Enter")
+    page.keyboard.press("Space")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#begin")
+    assert call.result().json()["answers"][0]["choice"] == "team 37"
