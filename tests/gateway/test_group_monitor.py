@@ -207,6 +207,26 @@ def test_a_key_belongs_to_one_group(house, form):
     assert ledgers(made) == {(0, "easy"): 1}
 
 
+@pytest.mark.parametrize("form", ["menu", "text"])
+def test_a_group_that_the_key_names_is_not_the_callers_to_choose(house, form):
+    made = house(GroupHouse, form=form, policy={**AUDITED, "group": "key"})
+    body = MENU if form == "menu" else CHAT
+    deciders = {}
+    for label in ("easy", "geology", ""):
+        secret, _ = made.key("call", label)
+        headers = {"Authorization": f"Bearer {secret}"}
+        for sent in (about("easy", body), body, {**body, "label": "easy"}):
+            reply = made.chat(sent, headers=headers)
+            if reply.status_code == 200:
+                deciders.setdefault(label, set()).add(reply.headers["x-arbitrage-decided-by"])
+        with_menu = made.decide(about("easy", DECISION), headers=headers)
+        if form == "menu":
+            deciders[label].add(with_menu.json()["answers"][0]["arbitrage"]["decided_by"])
+    assert deciders == {"easy": {"primary"}, "geology": {"guardian"}, "": {"guardian"}}
+    assert {record.decision.group for record in made.records(limit=100)} == {"easy", "geology", None}
+    until(lambda: {group for _, group in ledgers(made)} == {"easy"})
+
+
 def test_another_source_of_groups_is_another_certificate(house):
     made = house(GroupHouse, policy=AUDITED)
     rule = made.folder / "rule.json"

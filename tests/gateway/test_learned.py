@@ -101,7 +101,9 @@ def test_one_without_its_arrays_or_with_others_is_refused(house):
 def test_another_source_of_groups_is_refused(house, tmp_path):
     with pytest.raises(Exception, match=r"features\.group: 'metadata\.subject' then, 'metadata\.topic' now"):
         house(LearnedHouse, policy={"group": "metadata.topic"})
-    with pytest.raises(ConfigError, match=r'group must be "metadata\.NAME", a field of the metadata of a request; got'):
+    with pytest.raises(
+        ConfigError, match=r'group must be "metadata\.NAME", a field of the metadata of a request, or "key"'
+    ):
         house(LearnedHouse, policy={"group": "topic"})
 
 

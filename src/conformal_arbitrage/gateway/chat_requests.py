@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.input_items import item_content, item_message
-from conformal_arbitrage.live.config import GatewayConfig
+from conformal_arbitrage.live.config import KEY_LABEL, GatewayConfig
 from conformal_arbitrage.scorers.request_fields import PASSED_ON, SETTINGS, checked_settings
 from conformal_arbitrage.store.record import JSONObject
 from conformal_arbitrage.types import JSON, Messages, Query, as_list, as_object, content_text
@@ -91,9 +91,9 @@ class DecisionsRequest(Struct, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     metadata: JSONObject | None = None
 
-    def group_at(self, source: str) -> str | None:
-        """Return the group that the request names; see `CompletionRequest.group_at`."""
-        return _group_at(self.metadata, source)
+    def group_at(self, source: str, label: str) -> str | None:
+        """Return the group of the request, whose API key has this label; see `CompletionRequest.group_at`."""
+        return _group_at(self.metadata, source, label)
 
 
 class Menu(Struct, frozen=True, kw_only=True):
@@ -131,6 +131,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
         messages: the conversation, also part of the body.
         menu: the options, if it is a choice from a menu.
         session: the caller's name for the conversation, if it has one.
+        label: of the caller's API key, where groups are taken from it.
     """
 
     model: str
@@ -140,14 +141,18 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     stream: bool
     include_usage: bool
     session: str | None = None
+    label: str = ""
 
     def group_at(self, source: str) -> str | None:
-        """Return the group that the request names at a source, "metadata.NAME"; None if it names none, or too long a one."""
-        return _group_at(self.body.get("metadata"), source)
+        """Return the group of the request: what it names at "metadata.NAME", or the label of its key.
+
+        None if there is none, or if it has more than `LONGEST_GROUP` characters.
+        """
+        return _group_at(self.body.get("metadata"), source, self.label)
 
 
-def _group_at(metadata: object, source: str) -> str | None:
-    name: object = as_object(metadata).get(source.removeprefix("metadata."))
+def _group_at(metadata: object, source: str, label: str) -> str | None:
+    name: object = label if source == KEY_LABEL else as_object(metadata).get(source.removeprefix("metadata."))
     return name if isinstance(name, str) and 0 < len(name) <= LONGEST_GROUP else None
 
 

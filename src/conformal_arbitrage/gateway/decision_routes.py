@@ -41,7 +41,7 @@ from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.gateway.sessions import Sessions, other_session
 from conformal_arbitrage.gateway.shadow import cancelled
 from conformal_arbitrage.gateway.streaming import EventStream, event_stream, pieces_of
-from conformal_arbitrage.live.config import GatewayConfig
+from conformal_arbitrage.live.config import KEY_LABEL, GatewayConfig
 from conformal_arbitrage.live.policy import guardian_failure
 from conformal_arbitrage.store.base import Audit, SavedResponse, Store
 from conformal_arbitrage.store.ids import new_id
@@ -73,7 +73,7 @@ class DecisionRoutes:
         async with self._turn(request, policy) as turn:
             if turn.response is None:
                 start = time.perf_counter()
-                group = policy.settings.group and body.group_at(policy.settings.group)
+                group = policy.settings.group and body.group_at(policy.settings.group, request.caller.label)
                 queries = [query_of(body, question, new_id(), group) for question in body.questions]
                 turn.several = len(queries) > 1
                 calls = [self._choose(turn, place, policy, query, request) for place, query in enumerate(queries)]
@@ -103,6 +103,8 @@ class DecisionRoutes:
 
     async def _answer(self, request: Incoming, chat: CompletionRequest, shape: ReplyShape) -> Response | EventStream:
         policy = self._policy_of(request, chat.model)
+        if policy.settings.group == KEY_LABEL:
+            chat = replace(chat, label=request.caller.label)
         text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
         menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
         if chat.stream:

@@ -62,6 +62,10 @@ class CascadeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     models: tuple[str, ...]
 
 
+KEY_LABEL = "key"
+"""The source of groups that callers do not choose: the label of their API key."""
+
+
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy that the gateway serves.
 
@@ -88,7 +92,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         session_idle: seconds after its last turn when a session is over.
         log: the log that the certificate was made from; its rows are kept for the first renewal.
         renew: "scheduled" lets the gateway renew the certificate by itself, at doubled numbers of rows.
-        group: where a request names its group, "metadata.NAME"; for a certificate by groups, or a learned score.
+        group: where a request names its group, "metadata.NAME", or "key" for the label of the caller's API key; for a
+            certificate by groups, or a learned score.
         tighten: whether the gateway may raise the relaxation by itself while the policy is amber because of its losses.
         aliases: further model names for this policy.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.

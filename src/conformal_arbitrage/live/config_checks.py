@@ -128,9 +128,9 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
     if not 0 <= gateway.port <= 65535:
         raise refusal("port", "from 0 to 65535 (0 picks a free one)")
     for name, policy in config.policies.items():
-        if policy.group is not None and not re.fullmatch(r"metadata\.\S+", policy.group):
+        if policy.group is not None and not re.fullmatch(r"metadata\.\S+|key", policy.group):
             line = line_of(text, ("policies", name), "group")
-            rule = 'group must be "metadata.NAME", a field of the metadata of a request'
+            rule = 'group must be "metadata.NAME", a field of the metadata of a request, or "key", the label of its API key'
             raise ConfigError(f"{source}: line {line}: {rule}; got {policy.group!r}")
         if not 0 <= policy.audit_rate <= 1:
             line = line_of(text, ("policies", name), "audit_rate")
