@@ -79,8 +79,7 @@ class DecisionRoutes:
                 calls = [self._choose(turn, place, policy, query, request) for place, query in enumerate(queries)]
                 outcomes = await all_settled(calls)
                 _require_answers(outcomes)
-                reply = decisions_reply(policy, body.questions, outcomes)
-                await self._commit(turn, policy, outcomes, reply, start)
+                await self._commit(turn, policy, outcomes, decisions_reply(policy, body.questions, outcomes), start)
         return _response(turn)
 
     async def completions(self, request: Incoming) -> Response | EventStream:
@@ -103,8 +102,7 @@ class DecisionRoutes:
 
     async def _answer(self, request: Incoming, chat: CompletionRequest, shape: ReplyShape) -> Response | EventStream:
         policy = self._policy_of(request, chat.model)
-        if policy.settings.group == KEY_LABEL:
-            chat = replace(chat, label=request.caller.label)
+        chat = chat if policy.settings.group != KEY_LABEL else replace(chat, label=request.caller.label)
         text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
         menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
         if chat.stream:
