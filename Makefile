@@ -9,7 +9,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
 
-# A gateway with a filled console: traffic, audits, an alarm.
+# A gateway with a filled console: traffic, audits, an alarm, a queue of reviews.
 demo-serve: .venv/.installed
 	$(BIN)/arbitrage demo --out demo --console > /dev/null
 	$(BIN)/arbitrage serve --config demo/console.toml

@@ -81,6 +81,14 @@ def shoot(url: str, out: Path) -> None:
             page.wait_for_load_state("load")
             if not dark:
                 save(page, out / f"console-decision-{size}.png")
+            page.goto(f"{url}/console/review")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#item")
+            page.keyboard.press("1")
+            if not dark:
+                save(page, out / f"console-review-{size}.png")
+            page.keyboard.press("p")
+            page.wait_for_selector("#begin")
             context.close()
         browser.close()
 

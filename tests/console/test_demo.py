@@ -16,16 +16,20 @@ def test_the_console_is_filled_once_with_traffic_audits_and_an_alarm(tmp_path, m
     path = console_demo.fill_console(tmp_path)
     assert console_demo.fill_console(tmp_path) == path
 
+    places = []
+
     async def read():
         store = await open_record(read_config(path))
         try:
             await store.fold_tallies()
             versions = {one.name: one for one in await store.policies()}
+            places.append(await store.open_places())
             return versions, {one.policy: one for one in await store.tallies(since=0.0)}
         finally:
             await store.close()
 
     versions, tallies = asyncio.run(read())
+    assert places == [len(console_demo.LETTERS)]
     assert tallies["science"].decisions == 60
     assert tallies["exams"].decisions == 260
     assert tallies["exams"].audit_calls > 0

@@ -1,7 +1,8 @@
-"""A filled console to try: two policies over the bundled log, with traffic, audits and an alarm; all of it real requests.
+"""A filled console to try: policies with traffic, audits, an alarm and a queue of reviews; all of it real requests.
 
 One policy gets questions like those it was calibrated on. The other was calibrated on questions that the small model finds
-easy, and then gets harder ones: its audits show it, and an alarm puts it into safe mode.
+easy, and then gets harder ones: its audits show it, and an alarm puts it into safe mode. A third one asks people about
+letters, which wait for whoever opens the review page.
 
 Knows nothing of terminals.
 """
@@ -32,7 +33,7 @@ _STEP = 0.2
 
 
 def fill_console(folder: Path) -> Path:
-    """Write a configuration with two policies beside the demo's log, and send traffic through it once; return its file."""
+    """Write a configuration with policies beside the demo's log, and send traffic through it once; return its file."""
     path = folder / "science.parquet"
     log = ScoreLog.read(path, primary="qwen15b", guardian="expert")
     columns = {role: ReplayScorer.read(path, role) for role in log.columns}
@@ -42,6 +43,8 @@ def fill_console(folder: Path) -> Path:
     secret = ProjectSecret.find(folder)
     for name, rows in (("science", order[:_CALIBRATION]), ("exams", easy[:_CALIBRATION])):
         calibrate(bound.select(np.sort(rows)), ALPHA).sign(secret).save(folder / f"{name}.json")
+    texts, scores = [text for text, _ in LETTERS], [list(each) for _, each in LETTERS]
+    ScoreLog.from_arrays(scores, scores, id=texts).write(folder / "letters.parquet")
     config = folder / FILE
     write_text(config, CONSOLE_CONFIGURATION)
     if not (folder / "console.sqlite").exists():
@@ -72,6 +75,7 @@ async def _fill(config: Path, log: ScoreLog, traffic: dict[str, Sequence[int]]) 
             for start in range(0, len(rows), _AT_ONCE):
                 await asyncio.gather(*(_send(session, log, policy, row) for row in rows[start : start + _AT_ONCE]))
             await _settled(session, policy)
+        await asyncio.gather(*(_write_letter(session, text) for text, _ in LETTERS))
 
 
 async def _settled(session: Any, policy: str) -> None:
@@ -94,8 +98,32 @@ async def _send(session: Any, log: ScoreLog, policy: str, row: int) -> None:
             raise ConfigError(f"the demo's gateway answered {response.status}: {await response.text()}")
 
 
+async def _write_letter(session: Any, text: str) -> None:
+    """Ask people about a letter; they have not answered when the caller is told to come back, and the question stays."""
+    question = {"type": "choice", "choices": [{"value": team} for team in TEAMS]}
+    body = {"model": "letters", "input": text, "questions": [question]}
+    async with session.post("/v1/decisions", json=body, headers={"Idempotency-Key": text[:40]}) as response:
+        if response.status != 409:
+            raise ConfigError(f"the demo's gateway answered {response.status}: {await response.text()}")
+
+
+TEAMS = ("Billing", "Technical support", "Account and security", "Sales")
+LETTERS = (
+    (
+        "I was charged twice for my plan this month, once on the 3rd and once on the 4th. I also changed my password in "
+        "between, because a mail said that someone had signed in from another country. Please return the second payment.",
+        (0.46, 0.05, 0.38, 0.11),
+    ),
+    ("Since the update this morning the app closes whenever I open the calendar.", (0.08, 0.70, 0.12, 0.10)),
+    ("A mail says that someone signed in to my account from abroad. I have not travelled.", (0.05, 0.30, 0.55, 0.10)),
+    ("What would ten seats cost us if we paid for two years at once?", (0.40, 0.05, 0.05, 0.50)),
+    ("My invoice shows VAT although our company has a VAT number. Can you correct it?", (0.65, 0.10, 0.10, 0.15)),
+    ("The code for signing in never arrives, although the new phone has the old number.", (0.05, 0.45, 0.40, 0.10)),
+)
+"""Letters to a support desk, each with what a small model thinks of the teams."""
+
 CONSOLE_CONFIGURATION = f"""\
-# Two policies over the bundled questions, for `arbitrage serve --config console.toml`; the console is at /console.
+# For `arbitrage serve --config console.toml`: the bundled questions, and letters that people answer; see /console.
 alpha = {ALPHA}
 
 [primary]
@@ -110,8 +138,30 @@ log = "science.parquet"
 column = "expert"
 price_per_call = {GUARDIAN_COST}
 
+[models.reader]
+kind = "replay"
+log = "letters.parquet"
+column = "primary"
+
+[models.people]
+kind = "human"
+name = "support team"
+instructions = "Which team should answer this message?"
+
+[teams."support team"]
+members = ["reviewer-1", "reviewer-2"]
+
 [gateway]
 database = "console.sqlite"
+
+[policies.letters]
+primary = "reader"
+guardian = "people"
+mode = "shadow"
+content = "full"
+
+[policies.letters.review]
+wait = 1
 
 [policies.science]
 certificate = "science.json"

@@ -76,6 +76,7 @@ class OverviewPage:
         now = parts.clock()
         tallies = summed(await parts.store.tallies(since=now - DAYS * _DAY))
         seen = [live for live in parts.policies.all() if visit.who.sees(live.name)]
+        seen.sort(key=lambda live: (live.alarm is None, live.mode == "shadow", live.name))  # what needs someone first
         cards = [await self.card(live, tallies, now) for live in seen]
         broken = {name: error for name, error in parts.policies.out_of_service().items() if visit.who.sees(name)}
         return parts.pages.page(
