@@ -279,3 +279,37 @@ def test_members_in_zstandard_are_read_and_damaged_ones_refused(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"\x28\xb5\x2f\xfd", b"\x00\x00\x00\x00"))
     with pytest.raises(ScoreLogError, match="cannot be read"):
         list(read_members(path, start="samples/"))
+
+
+def test_hostile_files_are_refused_on_one_line(tmp_path, logs):
+    rows = [inspect_sample(1, "4", "C", 0.9), inspect_sample("1", "4", "C", 0.9)]
+    log = {"status": "success", "eval": {"model": "m", "task": "sums"}, "samples": rows}
+    (tmp_path / "twice.json").write_text(json.dumps(log))
+    _, large = logs([], [inspect_sample(1, "4", "C")])
+    with pytest.raises(ScoreLogError, match="two samples '1' of epoch 1"):
+        read_logs(tmp_path / "twice.json", large)
+    (tmp_path / "cells.csv").write_text("custom_id,response\na," + "x" * 200_000 + "\n")
+    with pytest.raises(ScoreLogError, match="export it as JSON Lines instead"):
+        read_batches(tmp_path / "cells.csv", tmp_path / "cells.csv")
+    whole = gzip.compress(b"x" * 1000)
+    (tmp_path / "torn.jsonl.gz").write_bytes(whole[:15] + b"\xff" * 8 + whole[23:])
+    with pytest.raises(ScoreLogError, match="cannot be read"):
+        read_batches(tmp_path / "torn.jsonl.gz", tmp_path / "torn.jsonl.gz")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    with pytest.raises(ScoreLogError, match="is not JSON"):
+        read_batches(tmp_path / "deep.jsonl", tmp_path / "deep.jsonl")
+    usage = {"prompt_tokens": 10**400, "completion_tokens": 1}
+    line = batch_line("a", "4", 0.9)
+    line["response"]["body"]["usage"] = usage
+    path = write_lines(tmp_path / "s.jsonl", [line])
+    log = read_batches(path, path, expected=expected(tmp_path, a=4)).log
+    assert log.primary_usage.input_tokens is None
+
+
+def test_giant_members_of_an_archive_are_not_read(tmp_path, monkeypatch):
+    from conformal_arbitrage.importing import archives
+
+    monkeypatch.setattr(archives, "_LARGEST_MEMBER", 10)
+    path = write_eval(tmp_path / "log.eval", [inspect_sample(1, "4", "C")])
+    with pytest.raises(ScoreLogError, match="more than 10 are not read"):
+        list(archives.read_members(path, start="samples/"))

@@ -7,7 +7,8 @@ Knows nothing of what a document means.
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -30,12 +31,13 @@ def read_members(path: Path, *, start: str, end: str = ".json") -> Iterator[tupl
     try:
         with ZipFile(path) as archive:
             members = {one.filename: one for one in archive.infolist() if _is_named(one, start, end)}
+            _refuse_giants(path, members.values())
             packed = [one for one in members.values() if one.compress_type == _ZSTANDARD]
             texts = _inflated(path, packed) if packed else {}
             for name, member in members.items():
                 text = texts[name] if name in texts else archive.read(member).decode()
                 yield name, as_object(json.loads(text))
-    except (OSError, BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
+    except (OSError, BadZipFile, NotImplementedError, RuntimeError, ValueError, struct.error, zlib.error) as error:
         raise ScoreLogError(f"{path}: cannot be read ({error}); is the file complete?") from error
 
 
@@ -43,13 +45,17 @@ def _is_named(member: ZipInfo, start: str, end: str) -> bool:
     return member.filename.startswith(start) and member.filename.endswith(end)
 
 
+def _refuse_giants(path: Path, members: Iterable[ZipInfo]) -> None:
+    largest = max((member.file_size for member in members), default=0)
+    if largest > _LARGEST_MEMBER:
+        raise ScoreLogError(f"{path}: a member of {largest} bytes; more than {_LARGEST_MEMBER} are not read")
+
+
 def _inflated(path: Path, members: list[ZipInfo]) -> dict[str, str]:
     """Return the texts of Zstandard members by name."""
     import duckdb  # 100 ms that `--help` should not pay
 
     largest = max(member.file_size for member in members)
-    if largest > _LARGEST_MEMBER:
-        raise ScoreLogError(f"{path}: a sample of {largest} bytes; more than {_LARGEST_MEMBER} are not read")
     with TemporaryDirectory() as folder, path.open("rb") as archive, duckdb.connect() as connection:
         for number, member in enumerate(members):
             Path(folder, f"{number}.zst").write_bytes(_raw(archive.read, archive.seek, member))

@@ -5,7 +5,9 @@ Knows nothing of what a document means.
 
 import csv
 import gzip
+import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,11 @@ def files_of(path: str | Path, endings: Sequence[str], *, name: str = "") -> lis
 def _documents(file: Path) -> Iterator[tuple[str, Document]]:
     text = _text(file)
     if file.name.endswith((".csv", ".csv.gz")):
-        for number, row in enumerate(csv.DictReader(text.splitlines(keepends=True)), start=1):
+        try:
+            rows = list(csv.DictReader(io.StringIO(text, newline="")))
+        except csv.Error as error:
+            raise ScoreLogError(f"{file}: cannot be read ({error}); export it as JSON Lines instead") from error
+        for number, row in enumerate(rows, start=1):
             yield f"{file}: row {number}", {name: unfolded(cell) for name, cell in row.items() if name is not None}
         return
     whole = _single(text)
@@ -65,7 +71,7 @@ def _text(file: Path) -> str:
     try:
         data = file.read_bytes()
         return (gzip.decompress(data) if file.name.endswith(".gz") else data).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ScoreLogError(f"{file}: cannot be read ({error}); is the file complete, and UTF-8?") from error
 
 
@@ -128,6 +134,6 @@ def as_number(value: object) -> float | None:
         return float(value.strip().lower() == "true")
     try:
         number = float(value) if isinstance(value, int | float | str) else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if number is not None and abs(number) < float("inf") else None

@@ -124,7 +124,12 @@ def _answers(
     """Return the answers of the first epoch by sample."""
     epochs: dict[str, dict[int, Document]] = {}
     for sample in log.samples:
-        epochs.setdefault(str(sample.get("id")), {})[int(sample.get("epoch", 1))] = sample
+        runs, epoch = epochs.setdefault(str(sample.get("id")), {}), int(number_of(sample, "epoch") or 1)
+        if epoch in runs:
+            raise ScoreLogError(
+                f"{log.path}: two samples {sample.get('id')!r:.60} of epoch {epoch}; give them ids of their own"
+            )
+        runs[epoch] = sample
     answers: dict[str, LoggedAnswer] = {}
     for id, runs in epochs.items():
         first, *others = (_resolved(runs[epoch]) for epoch in sorted(runs))
