@@ -18,6 +18,7 @@ demo-serve: .venv/.installed
 shots: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.shots $(SHOTS)
 
+test: export OPENBLAS_NUM_THREADS := 1  # workers share the cores
 test: .venv/.installed-dev
 	$(BIN)/pytest --numprocesses=$(strip $(WORKERS)) --dist=worksteal $(TEST)
 
