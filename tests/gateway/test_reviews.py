@@ -325,9 +325,10 @@ def test_audits_become_questions_that_look_the_same(crew):
     body = {**DECISION, "input": "Are you sure?"}
     assert house.decide(body).json()["answers"][0]["arbitrage"]["decided_by"] == "primary"
     audit = ann.wait()
+    assert bob.claim() is None  # a second opinion comes after the first
+    ann.vote(audit, 1)
     second = bob.wait()
     call = asked(house, {**DECISION, "input": "Are you really?"})
-    ann.vote(audit, 1)
     deferral = ann.wait()
     assert call.done is False
     assert ann.vote(deferral, 2).status_code == 200
@@ -422,3 +423,40 @@ def test_a_panel_that_can_tie_is_refused(tmp_path, key, value):
     )
     with pytest.raises(ConfigError, match=f"{key}"):
         read_config(path)
+
+
+HOSTILE = "<script>alert(1)</script> {{ 7*7 }} \u202e \u0000 \ufffe ' or 1=1; --"
+
+
+def test_hostile_text_reaches_reviewers_as_text(crew):
+    house, (ann, *_) = crew()
+    choices = [{"value": "a"}, {"value": f"b {HOSTILE}"}, {"value": "c"}]
+    body = {**DECISION, "input": HOSTILE, "questions": [{**DECISION["questions"][0], "choices": choices}]}
+    call = asked(house, body)
+    reply = until(lambda: call.done or ((one := ann.post("claim")).status_code != 204 and one))
+    assert reply is not True, call.result().text
+    assert reply.status_code == 200, reply.text
+    held = reply.json()
+    assert "<script>alert(1)</script> {{ 7*7 }}" in held["context"]
+    assert held["options"][1].startswith("b <script>")
+    assert ann.vote(held, 1).status_code == 200
+    assert call.result().status_code == 200
+
+
+def test_two_gateways_share_a_queue(crew, house):
+    """Votes at one gateway complete requests at the other, on one database."""
+    first, (ann, *_) = crew(review={"wait": 1.0})
+    second = house(
+        PeopleHouse, primary=UNSURE_PRIMARY, review={"wait": 1.0}, certificate=False, policy={"mode": "shadow"}
+    )
+    second.stop()
+    second.config = first.config
+    second.start()
+    location = asked(first, key="k").result().headers["location"]
+    there = Reviewer(second, ann.headers, "ann")
+    there.decide(2)
+    reply = second.get(location, headers=first.headers, params={"wait": 30}).json()["reply"]
+    assert reply["answers"][0]["choice"] == "c"
+    again = second.decide(DECISION, headers={**first.headers, "Idempotency-Key": "k"})
+    assert again.json() == reply == asked(first, key="k").result().json()
+    assert len(first.records()) == 1

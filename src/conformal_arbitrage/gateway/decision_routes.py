@@ -10,7 +10,7 @@ Knows nothing of keys, limits or how models are asked.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from msgspec.structs import replace
@@ -375,8 +375,7 @@ class DecisionRoutes:
     async def complete(self, request: ReviewRequest) -> None:
         """Complete a request that people have decided, and keep the reply for its caller, who is not waiting here."""
         handlers = {"/v1/decisions": self.decisions, "/v1/chat/completions": self.completions}
-        with suppress(RequestError):  # the reply that is kept
-            await handlers.get(request.route, self.responses)(request_again(request))
+        await handlers.get(request.route, self.responses)(request_again(request))
 
 
 async def _keep_pending(turn: Turn, place: int, outcome: Outcome) -> None:

@@ -15,7 +15,7 @@ from conformal_arbitrage.gateway.decider import Decider, MenuStart, Outcome
 from conformal_arbitrage.gateway.idempotency import Idempotency, Turn
 from conformal_arbitrage.gateway.middleware import DECISION_ID, Incoming, error_document, incoming_again
 from conformal_arbitrage.gateway.policy_table import LivePolicy
-from conformal_arbitrage.gateway.reviewing import PENDING, Desk
+from conformal_arbitrage.gateway.reviewing import EXPIRED, PENDING, Desk
 from conformal_arbitrage.live.policy import ConformalArbitrage
 from conformal_arbitrage.live.reviews import ReviewTerms
 from conformal_arbitrage.monitoring.reviewing import waiting_time
@@ -146,7 +146,7 @@ def _expired(outcomes: Sequence[Outcome]) -> RequestError:
     headers = {DECISION_ID: id, "x-should-retry": "false"}
     return RequestError(
         "nobody decided in time, and there is no safe action; set safe_action in [task] to continue without a decision",
-        status=504, code="review_expired", headers=headers,
+        status=504, code=EXPIRED, headers=headers,
     )  # fmt: skip
 
 

@@ -37,11 +37,14 @@ from conformal_arbitrage.types import Query, Spent
 from conformal_arbitrage.upstream.base import fingerprint
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
-PENDING = "review_pending"
+PENDING, EXPIRED = "review_pending", "review_expired"
 TICK = 0.25
 """Seconds between two looks at the queue."""
 _CALL_EVERY = 5.0
-_SECOND_OPINION_DUE = 86400.0
+_NEXT_ATTEMPT = 30.0
+"""Seconds before a request is completed again that could not be, as while its policy is out of service."""
+_SECOND_OPINION_DUE, _SECOND_OPINION_ENDS = 86400.0, 14 * 86400.0
+"""Seconds until a second opinion comes before other questions, and until it is given up."""
 _OPEN = ReviewOutcome(state="open")
 
 
@@ -142,8 +145,8 @@ class Desk:
         )
         if draw(self._key, f"second opinion {id}") >= terms.overlap:
             return [item]
-        second = replace(item, purpose="overlap", panel=1, escalates=False, due=_SECOND_OPINION_DUE, deadline=None)
-        return [item, second]
+        times = {"due": _SECOND_OPINION_DUE, "deadline": _SECOND_OPINION_ENDS}
+        return [item, replace(item, purpose="overlap", panel=1, escalates=False, drawn=False, **times)]
 
     async def outcome(self, decision: str, *, wait: float) -> ReviewOutcome:
         """Wait for people to decide; return how far they have come in the end."""
@@ -367,10 +370,12 @@ class Concluder:
         try:
             await self._complete(request)
         except ArbitrageError as error:
+            if isinstance(error, RequestError) and error.code == EXPIRED:
+                return  # which is kept as the reply
             _log.warning(
                 "a request that people decided is not complete yet: %s", error, extra={"policy": request.policy}
             )
-            await asyncio.sleep(_CALL_EVERY)  # before the next attempt
+            await asyncio.sleep(_NEXT_ATTEMPT)
 
     async def _call_someone(self) -> None:
         """Tell webhooks of questions that callers wait for while nobody is there."""

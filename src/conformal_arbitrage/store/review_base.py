@@ -177,7 +177,6 @@ class TeamBacklog(Struct, frozen=True, kw_only=True):
         untaken: whether one has been waiting for half a minute without anybody having taken it.
         present: people of the team seen in the last two minutes.
         votes_last_hour: votes.
-        within_wait: of the callers' questions of the last day, the share decided in time; None if there were none.
     """
 
     team: str
@@ -187,7 +186,6 @@ class TeamBacklog(Struct, frozen=True, kw_only=True):
     untaken: bool = False
     present: tuple[str, ...] = ()
     votes_last_hour: int = 0
-    within_wait: float | None = None
 
 
 class CastVote(Struct, frozen=True, kw_only=True):

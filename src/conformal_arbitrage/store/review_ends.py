@@ -270,22 +270,14 @@ def team_backlogs(session: Session, teams: Mapping[str, Collection[str]]) -> lis
         "group by r.team",
         now - 3600,
     )
-    served = session.rows(
-        "select team, sum(case when state in ('decided', 'closed') then 1 else 0 end), count(*) from reviews "
-        "where closed > ? and (purpose = 'decide' or (purpose = 'audit' and request is not null)) group by team",
-        now - _DAY,
-    )
     votes = {team: int(count) for team, count in cast}
-    shares = {team: decided / total for team, decided, total in served}
     return [
-        _backlog(team, items.get(team), now, tuple(sorted(there & set(people))), votes.get(team, 0), shares.get(team))
+        _backlog(team, items.get(team), now, tuple(sorted(there & set(people))), votes.get(team, 0))
         for team, people in teams.items()
     ]
 
 
-def _backlog(
-    team: str, items: Sequence[Any] | None, now: float, present: tuple[str, ...], votes: int, share: float | None
-) -> TeamBacklog:
+def _backlog(team: str, items: Sequence[Any] | None, now: float, present: tuple[str, ...], votes: int) -> TeamBacklog:
     count, needed, oldest, untaken = items or (0, 0, None, None)
     return TeamBacklog(
         team=team,
@@ -295,7 +287,6 @@ def _backlog(
         untaken=untaken is not None and now - untaken > UNTAKEN_SECONDS,
         present=present,
         votes_last_hour=votes,
-        within_wait=None if share is None else float(share),
     )
 
 

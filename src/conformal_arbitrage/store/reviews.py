@@ -42,8 +42,8 @@ def put_items(session: Session, items: Sequence[NewReview], request: str | None 
         marks = ", ".join("?" * len(row))
         session.run(
             f"insert into reviews ({_COLUMNS}) values ({marks}) on conflict (decision, purpose) do update set "
-            "state = 'open', payload = excluded.payload, request = excluded.request, closed = null, "
-            "revision = reviews.revision + 1 where reviews.state = 'withdrawn'",
+            "state = 'open', payload = excluded.payload, request = excluded.request, due = excluded.due, closed = null, "
+            "deadline = excluded.deadline, revision = reviews.revision + 1 where reviews.state = 'withdrawn'",
             *row,
         )
 
@@ -111,13 +111,18 @@ def _held_by(session: Session, reviewer: str, now: float, lease: float | None) -
 
 
 def _next(session: Session, reviewer: str, teams: Collection[str], level: int, now: float) -> str | None:
-    """Take a place of the first item that has one free for a reviewer; return the item's id."""
+    """Take a place of the first item that has one free for a reviewer; return the item's id.
+
+    A second opinion is asked for once the question itself has ended: its panel may need everybody who is left.
+    """
     names = ", ".join("?" * len(teams))
     rows = session.rows(
         "update reviews set held = held + 1, revision = revision + 1, taken = coalesce(taken, ?) where id = "
         f"(select id from reviews r where r.state = 'open' and r.team in ({names}) and r.level = ? "
         "and r.held + r.votes < r.needed and not exists "
-        "(select 1 from review_seen s where s.decision = r.decision and s.reviewer = ?) "
+        "(select 1 from review_seen s where s.decision = r.decision and s.reviewer = ?) and "
+        "(r.purpose <> 'overlap' or not exists (select 1 from reviews m where m.decision = r.decision and "
+        "m.purpose <> 'overlap' and m.state = 'open')) "
         f"order by r.due, r.id limit 1{session.dialect.skip_locked}) returning id",
         *(now, *teams, level, reviewer),
     )
