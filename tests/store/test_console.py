@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from conformal_arbitrage.store import AuditBody, CompletionBody, new_id
+from conformal_arbitrage.store import AuditBody, CompletionBody, new_id, tallies
 from conformal_arbitrage.store.base import Audit
 from conformal_arbitrage.store.ledger_base import LedgerKey, NewRow
 from conformal_arbitrage.store.record import DecisionBody, MenuQuestion
@@ -142,6 +142,8 @@ def test_marked_decisions_come_in_pages(store):
     "select id from ledger where id > 'a' and id < 'b' order by id desc limit 50",
     "select id from unguaranteed where policy = 'x' and id > 'a' and id < 'b' order by id desc limit 50",
     "select policy from tallies where hour >= 1",
+    f"{tallies.COMPLETED} ('a', 'b')",
+    tallies.COMPLETIONS.replace("?", "'a'"),
     "select k.id from sign_ins s join keys k on k.id = s.key_id where s.sha256 = 'x'",
 ])  # fmt: skip
 def test_what_the_console_asks_is_answered_by_an_index(tmp_path, opened, sql_text):

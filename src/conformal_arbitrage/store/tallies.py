@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from msgspec.structs import astuple
+
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.console_base import Mark, PolicyTally
@@ -33,6 +35,12 @@ _HOUR = 3600
 _COUNTS = PolicyTally.__struct_fields__[2:]
 _MONEY = ("cost", "guardian_cost", "audit_cost")
 _ADDED = ", ".join(f"{name} = tallies.{name} + excluded.{name}" for name in _COUNTS)
+COMPLETED = "select id from events where kind = 'completion' and kind <> 'decision' and id in"
+COMPLETIONS = (
+    "select writer, seq, at, body from events where id = ? and kind = 'completion' and kind <> 'decision' "
+    "and body is not null"
+)
+"""That the kind is not a decision is said for the index, which holds all other events by their id."""
 _END = "~"
 """Sorts after every id."""
 
@@ -54,8 +62,9 @@ def fold(session: Session) -> int:
             "order by seq limit ?",
             *(writer, marks.get(writer, 0), CHUNK - count),
         )
+        ended = _with_completions(session, [event[2] for event in events if event[1] == "decision"])
         for seq, *event in events:
-            _count(session, sums, marks, event)
+            _count(session, sums, marks, event, ended)
             marks[writer] = int(seq)
         if events:
             session.run(
@@ -86,7 +95,21 @@ def _writers(session: Session) -> Iterator[str]:
             yield writer
 
 
-def _count(session: Session, sums: dict[_Place, list[float]], marks: dict[str, int], event: Sequence[Any]) -> None:
+def _with_completions(session: Session, ids: Sequence[str]) -> frozenset[str]:
+    """Return which of some decisions have a completion, in one query."""
+    if not ids:
+        return frozenset()
+    rows = session.rows(f"{COMPLETED} ({', '.join('?' * len(ids))})", *ids)
+    return frozenset(id for (id,) in rows)
+
+
+def _count(
+    session: Session,
+    sums: dict[_Place, list[float]],
+    marks: dict[str, int],
+    event: Sequence[Any],
+    ended: frozenset[str],
+) -> None:
     """Count one event; one that is damaged must not stop the others."""
     kind, id, at, body, policy, decided_by = event
     try:
@@ -94,9 +117,8 @@ def _count(session: Session, sums: dict[_Place, list[float]], marks: dict[str, i
             decision = decode_decision(body, id)
             if not decision.cancelled:
                 place = (policy, decision.version or 0, int(at // _HOUR))
-                _take(
-                    session, sums, id, place, [(1, counts_of(decision, decided_by, _completions(session, marks, id)))]
-                )
+                completions = _completions(session, marks, id) if id in ended else []
+                _take(session, sums, id, place, [(1, counts_of(decision, decided_by, completions))])
         elif kind in ("completion", "audit") and body is not None:
             _count_later(session, sums, marks, id, decode_later(kind, body, id, at))
     except StoreError as error:
@@ -125,11 +147,8 @@ def _count_later(
 
 def _completions(session: Session, marks: dict[str, int], id: str) -> list[CompletionBody]:
     """Return the completions of a decision that were counted already."""
-    rows = session.rows(
-        "select writer, seq, at, body from events where id = ? and kind = 'completion' and body is not null order by at",
-        id,
-    )
-    counted = [(at, body) for writer, seq, at, body in rows if int(seq) <= marks.get(writer, 0)]
+    rows = session.rows(COMPLETIONS, id)
+    counted = sorted((at, body) for writer, seq, at, body in rows if int(seq) <= marks.get(writer, 0))
     bodies = (decode_later("completion", body, id, at) for at, body in counted)
     return [body for body in bodies if isinstance(body, CompletionBody)]
 
@@ -172,8 +191,8 @@ def _take(
 ) -> None:
     """Add counts, or take them back, and list a decision that turned out to have no guarantee."""
     for sign, tally in changes:
-        for k, name in enumerate(_COUNTS):
-            sums[place][k] += sign * getattr(tally, name)
+        values = astuple(tally)[2:]
+        sums[place] = [old + sign * value for old, value in zip(sums[place], values, strict=True)]
     if changes[-1][1].no_guarantee:
         session.run(
             "insert into unguaranteed (policy, id) values (?, ?) on conflict (policy, id) do nothing", place[0], id
