@@ -90,7 +90,7 @@ alarms: .venv/.installed-dev
 ROLLS ?= 10
 .PHONY: rolling
 rolling: .venv/.installed-dev
-	ROLLING_ROUNDS=$(ROLLS) $(BIN)/pytest tests/gateway/test_rolling.py $(TEST)
+	ROLLING_ROUNDS=$(ROLLS) $(BIN)/pytest -s tests/gateway/test_rolling.py $(TEST)
 
 # 25 kills with people at work on each database, and 10,000 races for a question.
 reviews-kills: .venv/.installed-dev

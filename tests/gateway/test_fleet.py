@@ -21,6 +21,7 @@ from conformal_arbitrage.store import PostgresStore, open_store
 from conformal_arbitrage.store.record import AlarmBody
 from tests.gateway.durability import OURS, Gateway, certificate, decision_request, write_config
 from tests.gateway.house import error_of
+from tests.gateway.test_monitor import red
 from tests.store.conftest import fresh_database, opened, server, sql, start_server, where  # noqa: F401 - fixtures
 
 URL = "/v1/arbitrage/policies/support"
@@ -118,6 +119,17 @@ def test_alarms_reach_the_version_that_serves_beside_a_newer_one_and_are_lifted_
     assert not gateway.with_store(
         lambda store: store.raise_alarm("support", alarm(1, lifts=1))
     )  # replaced by version 3
+
+
+def test_audits_of_models_that_are_being_replaced_still_raise_their_alarm(house):
+    gateway = house(policy={"audit_rate": 1.0})  # the Guardian likes another action than the sure Primary
+    install(gateway, for_others(gateway))
+    shown = red(gateway)
+    assert (shown["version"], shown["mode"], shown["alarm"]["cause"]) == (1, "safe", "losses")
+    [notice] = gateway.with_store(lambda store: store.notices("support"))
+    assert notice.body.version == 1
+    gateway.restart()
+    assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
 
 
 def test_the_command_line_lifts_the_alarm_of_the_version_it_names(house):

@@ -13,6 +13,7 @@ import random
 import shutil
 import sys
 import time
+from collections import Counter
 
 import aiohttp
 import pytest
@@ -221,6 +222,8 @@ def test_a_rolling_upgrade_under_load_fails_no_request_and_leaves_none_without_i
         replies = asyncio.run(upgraded_under_load(earlier, later))
     check_replies(replies)
     asyncio.run(check_record(direct, replies))
+    counts = Counter(release for _, release, _, _ in replies)
+    print(f"{len(replies)} requests in {ROUNDS} upgrades, all answered: {dict(counts)}")
 
 
 def check_replies(replies):
