@@ -17,7 +17,7 @@ class PeopleHouse(House):
 
     def __init__(self, folder, *, human=None, review=None, members=("ann", "bob", "cid"), leads=(), **options):
         self.human, self.members, self.leads = human or {}, members, leads
-        self.review = {"wait": 20.0, "undo": 0.0, **(review or {})}
+        self.review = {"wait": 50.0, "undo": 0.0, **(review or {})}
         super().__init__(folder, **options)
 
     def _write(self, first):
