@@ -1,7 +1,8 @@
 # make demo and make test are all a newcomer needs: each installs what it uses into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # one more than cores: many tests wait
+# One more than there are cores, since many tests wait.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms reviews-kills nightly release sbom docs clean
@@ -18,9 +19,10 @@ demo-serve: .venv/.installed
 shots: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.shots $(SHOTS)
 
-test: export OPENBLAS_NUM_THREADS := 1  # workers share the cores
+# Workers share the cores, so each gets one thread for linear algebra.
+test: export OPENBLAS_NUM_THREADS := 1
 test: .venv/.installed-dev
-	$(BIN)/pytest --numprocesses=$(strip $(WORKERS)) --dist=worksteal $(TEST)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal $(TEST)
 
 # All tests, those with a real model first, and the share of lines and branches they reach.
 coverage:
