@@ -82,6 +82,11 @@ bench-connections: .venv/.installed-dev
 bench-records: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.records $(BENCH)
 
+# Logs in parts on every engine; SCALE="--rows 100000000" for the large one, SCALE="--engine local[2]" for Spark (extra spark).
+.PHONY: bench-scale
+bench-scale: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.scale $(SCALE)
+
 soak: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.soak $(SOAK)
 

@@ -11,6 +11,7 @@ from conformal_arbitrage.calibration.learning import learn
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, split
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.calibration.tables import ScoreTable
 from conformal_arbitrage.calibration.verify import Verification, verify
 from conformal_arbitrage.core.risk import RiskCurve
 from conformal_arbitrage.errors import (
@@ -91,6 +92,7 @@ __all__ = [
     "ScoreLog",
     "ScoreLogError",
     "ScoreParts",
+    "ScoreTable",
     "ScorerError",
     "SingleModel",
     "SourceError",

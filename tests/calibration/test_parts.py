@@ -129,7 +129,7 @@ def test_single_precision_and_large_scores_in_parts(tmp_path):
 
 
 @given(seed=st.integers(0, 2**32 - 1), data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_hostile_logs_in_parts(tmp_path_factory, seed, data):
     rng = np.random.default_rng(seed)
     log = some_log(int(rng.integers(2, 120)), seed, kind=str(rng.choice(["unit", "coarse", "single"])), missing=0.1)
@@ -308,3 +308,58 @@ def test_progress_tells_of_every_pass(tmp_path):
     calibrate(found, 0.2, progress=lines.append)
     assert lines[0] == "pass 1: 300 rows in 2 parts of 2 files"
     assert 1 <= len(lines) <= 3
+
+
+def test_a_log_selected_by_its_scores_or_without_a_guardian_is_refused(tmp_path):
+    log = some_log(50)
+    marked = replace(log, extra={"unfit_for_calibration": np.array(["no"] * 50)})
+    with pytest.raises(ScoreLogError, match="selected by their scores"):
+        calibrate(ScoreParts.read(write_parts(marked, tmp_path / "p", [])), 0.2)
+    with pytest.raises(OptionError, match="needs the Guardian's scores"):
+        calibrate(ScoreParts.read(write_parts(log, tmp_path / "q", []), guardian=None), 0.2)
+
+
+def test_a_log_without_ids_and_one_that_always_defers(tmp_path):
+    log = replace(some_log(40), id=None)
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [20]))
+    for keywords in ({}, {"grid": "0.3", "guardian_sees": "candidates"}):
+        assert not same(calibrate(log, "0.001", **keywords), calibrate(found, "0.001", **keywords))
+    counts = decide_parts(calibrate(found, 0.2), found, as_engine(None), tmp_path / "out")
+    assert counts.rows == 40
+    with pytest.raises(OptionError, match="needs an `id` column"):
+        calibrate(found, 0.2, boundary="random", key=KEY)
+
+
+def test_a_grid_that_ends_below_the_answer_always_defers(tmp_path):
+    rng = np.random.default_rng(5)
+    log = ScoreLog.from_arrays(rng.random((200, 2)) * 30, rng.random((200, 2)))
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [50]))
+    expected, certificate = (calibrate(one, "0.02", grid="0.5") for one in (log, found))
+    assert expected.status == "always_defer"
+    assert not same(expected, certificate)
+
+
+def test_all_guardians_missing_in_a_part(tmp_path):
+    log = some_log(60)
+    guardian = log.guardian.copy()
+    guardian[: log.offsets[20]] = np.nan
+    log = replace(log, guardian=guardian, missing=np.arange(60) < 20)
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [20]))
+    keywords = {"missing_guardian": "worst_case"}
+    assert not same(calibrate(log, "0.5", **keywords), calibrate(found, "0.5", **keywords))
+
+
+def test_certificates_by_groups_are_applied_to_parts(tmp_path):
+    log = some_log(400)
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [150]))
+    certificate = calibrate(log, 0.2, by="group")
+    assert decide_parts(certificate, found, as_engine(None)).deferred == int(certificate.apply(log).deferred.sum())
+
+
+def test_a_budget_that_relaxation_0_keeps_needs_no_draws(tmp_path):
+    log = some_log(200)
+    found = ScoreParts.read(write_parts(log, tmp_path / "p", [50]))
+    keywords = {"boundary": "random", "key": KEY}
+    certificate = calibrate(found, "0.9", **keywords)
+    assert (certificate.relaxation, certificate.boundary_u) == (0.0, 0.0)
+    assert not same(calibrate(log, "0.9", **keywords), certificate)

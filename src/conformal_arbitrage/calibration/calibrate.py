@@ -37,6 +37,7 @@ from conformal_arbitrage.calibration.search import (
     total_at,
 )
 from conformal_arbitrage.calibration.stops import STOPS, DialStop, GroupThreshold, lower_stop
+from conformal_arbitrage.calibration.tables import ScoreTable, SurveyedTable, refuse_options
 from conformal_arbitrage.core.arrays import Indices
 from conformal_arbitrage.core.losses import Number, as_fraction, net_losses
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha, spendable
@@ -49,7 +50,7 @@ from conformal_arbitrage.scorelog.wide import ScoreColumns
 
 
 def calibrate(
-    log: ScoreLog | ScoreParts | object,
+    log: ScoreLog | ScoreParts | ScoreTable | object,
     alpha: Number,
     *,
     primary: ScoreColumns | None = None,
@@ -66,7 +67,7 @@ def calibrate(
     `CalibrationOptions`. Pass options as keywords or as one object.
 
     Args:
-        log: the recorded scores, in memory or in parts, or a frame that holds them (pandas, polars, Arrow).
+        log: the recorded scores, in memory, in parts or in a database, or a frame (pandas, polars, Arrow).
         alpha: the risk budget, above 0 and below the loss bound. A float means the decimal that its repr shows.
         primary: the frame's column of Primary scores, or one column per action; by default "primary".
         guardian: the same for the Guardian.
@@ -85,6 +86,8 @@ def calibrate(
     chosen = resolve_options(options, CalibrationOptions, keywords, name="options")
     if isinstance(log, ScoreParts):
         return certify_parts(log, alpha, chosen, engine=as_engine(engine), progress=progress)
+    if isinstance(log, ScoreTable):
+        return certify_table(log, alpha, chosen, progress=progress)
     if engine is not None:
         raise OptionError("engine= is for a log in parts: read it with ScoreParts.read")
     return certify(_fit_log(log, primary, guardian), alpha, chosen)
@@ -148,7 +151,33 @@ def certify_parts(
         refuse_unfit(whole)
         return replace(certify(whole, alpha, options), log_sha256=digest_parts(log, engine))
     surveyed = SurveyedParts(log, options, engine, progress)
-    bound, n, digits = surveyed.bound, surveyed.n, surveyed.measure.tick_digits
+    columns = {"primary": log.primary, "guardian": log.guardian or "guardian"}
+    identities = _identities(log.identities, (columns["primary"], columns["guardian"]))
+    return _certify_surveyed(surveyed, alpha, options, columns, identities, binarized=log.binary)
+
+
+def certify_table(
+    log: ScoreTable, alpha: Number, options: CalibrationOptions, *, progress: PassProgress = silent
+) -> Certificate:
+    """Calibrate a table of a database, with the result that `certify` has on its rows, digest and identities apart."""
+    refuse_options(options)
+    with log.queries() as query:
+        surveyed = SurveyedTable(log, options, query, progress)
+        columns = {"primary": log.primary, "guardian": log.guardian}
+        return _certify_surveyed(surveyed, alpha, options, columns, "unbound", binarized=False)
+
+
+def _certify_surveyed(
+    surveyed: SurveyedParts | SurveyedTable,
+    alpha: Number,
+    options: CalibrationOptions,
+    columns: Mapping[str, str],
+    identities: dict[str, Any] | Literal["unbound"],
+    *,
+    binarized: bool,
+) -> Certificate:
+    """Find the thresholds of a log whose figures are known, and certify them."""
+    bound, n, digits = surveyed.bound, surveyed.n, surveyed.tick_digits
     budget = check_alpha(alpha, bound)
     budgets = [Fraction(stop) * bound for stop in STOPS] if options.dial else [budget]
     fits = [fit_at(n, one) for one in surveyed.thresholds([_limit(one, bound, n, digits, options) for one in budgets])]
@@ -157,7 +186,7 @@ def certify_parts(
         thresholds = _dial(budgets, fits, budget)
     terms = {
         "n": n,
-        "binarized": log.binary,
+        "binarized": binarized,
         "router": surveyed.router,
         "score_digits": surveyed.score_digits,
         "clusters": None,
@@ -171,11 +200,11 @@ def certify_parts(
         "no_opinion_rows": surveyed.no_opinion,
         "fewest_actions": surveyed.fewest_actions,
         "most_actions": surveyed.most_actions,
-        "columns": {"primary": log.primary, "guardian": log.guardian or "guardian"},
-        "identities": _identities(log.identities, (log.primary, log.guardian or "guardian")),
+        "columns": dict(columns),
+        "identities": identities,
         "log_sha256": surveyed.sha256(),
     }
-    return _issue(alpha, options, thresholds, bound, terms, further, binary=log.binary and bound == 1)
+    return _issue(alpha, options, thresholds, bound, terms, further, binary=binarized and bound == 1)
 
 
 def _limit(alpha: Fraction, bound: Fraction, n: int, tick_digits: int, options: CalibrationOptions) -> int:

@@ -8,10 +8,11 @@ the falls near the thresholds; see `core/search.py`. What cannot be computed fro
 Knows nothing of certificates.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import inf
+from math import inf, nextafter
 from typing import Final, TypeVar
 
 import numpy as np
@@ -91,7 +92,6 @@ class PartFacts:
     leaves: tuple[str, ...]
     total: int
     largest: tuple[int, int]
-    buckets: Buckets | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Survey:
     measure: Measure
     bracket: Bracket
 
-    def __call__(self, part: ScorePart) -> PartFacts:
+    def __call__(self, part: ScorePart) -> tuple[PartFacts, Buckets]:
         """Look at every row of a part."""
         log = part.load([])
         scores, unknown = score_range(log.loss_scores), log.unknown_loss
@@ -111,7 +111,7 @@ class Survey:
         (buckets,) = Fold((self.bracket,))(falls.gap, falls.drop)
         starts = log.offsets[:-1]
         spans = np.maximum.reduceat(log.primary, starts) - np.minimum.reduceat(log.primary, starts)
-        return PartFacts(
+        facts = PartFacts(
             part=part,
             rows=len(log),
             fewest_actions=int(log.sizes.min()),
@@ -126,8 +126,8 @@ class Survey:
             leaves=leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), log.id),
             total=falls.total,
             largest=falls.largest,
-            buckets=buckets,
         )
+        return facts, buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,77 @@ class Keep:
         return gap, drop
 
 
-class SurveyedParts:
+class FallSearch(ABC):
+    """The search for thresholds where falls are scanned: in parts, or in a database.
+
+    Attributes:
+        total: the loss of all rows at relaxation 0, in ticks.
+        tick_digits: one tick is 10^-tick_digits.
+    """
+
+    total: int
+    tick_digits: int
+
+    def __init__(self, options: CalibrationOptions, *, total: int, span: float) -> None:
+        """Keep what the search needs.
+
+        Args:
+            options: how to calibrate.
+            total: the loss of all rows at relaxation 0, in ticks.
+            span: about the largest gap.
+        """
+        self._options, self.total, self._span = options, total, span
+
+    @abstractmethod
+    def scan_falls(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
+        """Do a work on the falls of all rows."""
+        ...
+
+    @abstractmethod
+    def scan_draws(
+        self, key: bytes, gap: float
+    ) -> Callable[[Callable[[Floats, Integers], _Result]], Iterable[_Result]]:
+        """Return what does a work on the draws and falls of the rows whose loss falls at a gap."""
+        ...
+
+    def thresholds(self, limits: Sequence[int]) -> list[RiskThreshold | None]:
+        """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
+        found = crossings(self.scan_falls, self.total, limits, self._span, first=_FIRST)
+        if self._options.grid is not None:
+            return [None if one is None else self._on_grid(one) for one in found]
+        return [None if one is None else self._threshold(one, limit) for one, limit in zip(found, limits, strict=True)]
+
+    def _threshold(self, one: Crossing, limit: int) -> RiskThreshold:
+        unit = 10**self.tick_digits
+        if self._options.boundary != "random":
+            return RiskThreshold(one.gap, None, Fraction(one.after, unit))
+        if one.gap == 0:
+            return RiskThreshold(0.0, 0.0, Fraction(one.after, unit))
+        key = self._options.drawing_key()
+        if one.falls > _DRAWN_AT_ONCE:
+            (drawn,) = crossings(self.scan_draws(key, one.gap), one.before, [limit], 1.0)
+            if drawn is None:
+                raise AssertionError
+            return RiskThreshold(one.gap, drawn.gap, Fraction(drawn.after, unit))
+        pairs = list(self.scan_draws(key, one.gap)(Keep()))
+        u, drop = (np.concatenate(column) for column in zip(*pairs, strict=True))
+        draw, total = last_draw(u, drop, one.before, limit)
+        return RiskThreshold(one.gap, draw, Fraction(total, unit))
+
+    def _on_grid(self, one: Crossing) -> RiskThreshold | None:
+        """Return the first point of the grid that is not below a gap, and the total there."""
+        points = grid_points(self._options.grid or 1)
+        index = int(np.searchsorted(points, one.gap))
+        if index == len(points):
+            return None
+        point, total = float(points[index]), one.after
+        if point > one.gap:
+            between = Fold((Bracket(nextafter(one.gap, inf), point, 2),))
+            total -= sum(int(buckets.drop.sum()) for (buckets,) in self.scan_falls(between))
+        return RiskThreshold(point, None, Fraction(total, 10**self.tick_digits))
+
+
+class SurveyedParts(FallSearch):
     """A log in parts, looked at once: its figures, and the search for thresholds.
 
     Attributes:
@@ -198,14 +268,15 @@ class SurveyedParts:
         if digits != guess or self.span > 2:
             self.measure = replace(self.measure, tick_digits=digits)
             self._survey(Bracket(0.0, max(self.span, 1e-300), _FIRST, even=True))
+        self.tick_digits = digits
+        super().__init__(options, total=self.total, span=self._bracket.high)
         self.bound = self._bound()
 
     def _survey(self, bracket: Bracket) -> None:
         sums, facts = BucketSums(bracket.buckets), list[PartFacts]()
-        for one in self._each(Survey(self.measure, bracket)):
-            if one.buckets is not None:
-                sums.add(one.buckets)
-            facts.append(replace(one, buckets=None))  # those of all parts would not fit
+        for one, buckets in self._each(Survey(self.measure, bracket)):
+            sums.add(buckets)  # at once: those of all parts would not fit
+            facts.append(one)
         facts.sort(key=lambda one: one.part.first)
         self._facts, self._bracket, self._buckets = facts, bracket, sums.buckets()
         low, high = min(one.scores[0] for one in facts), max(one.scores[1] for one in facts)
@@ -238,7 +309,7 @@ class SurveyedParts:
             )
 
     def _bound(self) -> Fraction:
-        unit, worst = 10**self.measure.tick_digits, max(self._facts, key=lambda one: one.largest[0])
+        unit, worst = 10**self.tick_digits, max(self._facts, key=lambda one: one.largest[0])
         return check_bound(
             self._options.loss_bound,
             (Fraction(worst.largest[0], unit), worst.part.start + worst.largest[1]),
@@ -254,52 +325,17 @@ class SurveyedParts:
             leaves.setdefault(one.part.file.path, []).extend(one.leaves)
         return files_digest(leaves.values())
 
-    def thresholds(self, limits: Sequence[int]) -> list[RiskThreshold | None]:
-        """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
-        found = crossings(self._scan_falls, self.total, limits, self._bracket.high, first=_FIRST)
-        if self._options.grid is not None:
-            return [None if one is None else self._on_grid(one) for one in found]
-        return [None if one is None else self._threshold(one, limit) for one, limit in zip(found, limits, strict=True)]
-
-    def _scan_falls(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
+    def scan_falls(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
         """Do a work on all falls; what the first pass has done already is not done again."""
         if work == Fold((self._bracket,)):
             return [(self._buckets,)]  # pyright: ignore[reportReturnType]
         return self._each(FallScan(self.measure, work))  # pyright: ignore[reportReturnType]
 
-    def _threshold(self, one: Crossing, limit: int) -> RiskThreshold:
-        unit = 10**self.measure.tick_digits
-        if self._options.boundary != "random":
-            return RiskThreshold(one.gap, None, Fraction(one.after, unit))
-        if one.gap == 0:
-            return RiskThreshold(0.0, 0.0, Fraction(one.after, unit))
-        key = self._options.drawing_key()
-        if one.falls > _DRAWN_AT_ONCE:
-            (drawn,) = crossings(self._scan_draws(key, one.gap), one.before, [limit], 1.0)
-            if drawn is None:
-                raise AssertionError
-            return RiskThreshold(one.gap, drawn.gap, Fraction(drawn.after, unit))
-        pairs = list(self._scan_draws(key, one.gap)(Keep()))
-        u, drop = (np.concatenate(column) for column in zip(*pairs, strict=True))
-        draw, total = last_draw(u, drop, one.before, limit)
-        return RiskThreshold(one.gap, draw, Fraction(total, unit))
-
-    def _scan_draws(
+    def scan_draws(
         self, key: bytes, gap: float
     ) -> Callable[[Callable[[Floats, Integers], _Result]], Iterable[_Result]]:
+        """Return what does a work on the draws and falls of the rows whose loss falls at a gap."""
         return lambda work: self._each(DrawScan(self.measure, key, gap, work))  # pyright: ignore[reportReturnType]
-
-    def _on_grid(self, one: Crossing) -> RiskThreshold | None:
-        """Return the first point of the grid that is not below a gap, and the total there."""
-        points = grid_points(self._options.grid or 1)
-        index = int(np.searchsorted(points, one.gap))
-        if index == len(points):
-            return None
-        point, total = float(points[index]), one.after
-        if point > one.gap:
-            between = Fold((Bracket(np.nextafter(one.gap, inf), point, 2),))
-            total -= sum(int(buckets.drop.sum()) for (buckets,) in self._scan_falls(between))
-        return RiskThreshold(point, None, Fraction(total, 10**self.measure.tick_digits))
 
 
 def digest_leaves(part: ScorePart) -> tuple[ScorePart, tuple[str, ...]]:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold
-from conformal_arbitrage.calibration.calibrate import certify, certify_parts
+from conformal_arbitrage.calibration.calibrate import certify, certify_parts, certify_table
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.consistency import worded
 from conformal_arbitrage.calibration.facts import group_source_of
 from conformal_arbitrage.calibration.learned_score import Features
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions
+from conformal_arbitrage.calibration.tables import ScoreTable
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.engines import Engine, PassProgress, as_engine, silent
@@ -56,7 +57,7 @@ class Verification:
 
 def verify(
     certificate: Certificate,
-    log: ScoreLog | ScoreParts,
+    log: ScoreLog | ScoreParts | ScoreTable,
     *,
     loss: Loss | None = None,
     engine: Engine | Executor | str | None = None,
@@ -80,9 +81,11 @@ def verify(
             "from Python: verify(certificate, log, loss=THAT_FUNCTION)"
         )
     options = options_of(certificate, loss=loss)
-    raw = log.binary is None or log.binary is False
-    log = log.binarized() if certificate.binarized and raw else log
-    if isinstance(log, ScoreParts):
+    if not isinstance(log, ScoreTable) and certificate.binarized and (log.binary is None or log.binary is False):
+        log = log.binarized()
+    if isinstance(log, ScoreTable):
+        recomputed = certify_table(log, certificate.alpha, options, progress=progress)
+    elif isinstance(log, ScoreParts):
         recomputed = certify_parts(log, certificate.alpha, options, engine=as_engine(engine), progress=progress)
     else:
         recomputed = certify(log, certificate.alpha, options)
@@ -91,7 +94,7 @@ def verify(
     skipped = _NOT_RECOMPUTED | _NOT_IN_SCHEMA_1 if certificate.schema == 1 else _NOT_RECOMPUTED
     names = [f.name for f in fields(Certificate) if f.name not in skipped]
     pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
-    if certificate.learned is not None and recomputed.learned is not None:
+    if certificate.learned is not None and not isinstance(log, ScoreTable):
         pairs |= _learned_pairs(
             certificate, recomputed, log.sample(_MOST_REPLAYED) if isinstance(log, ScoreParts) else log
         )

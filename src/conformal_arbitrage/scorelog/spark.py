@@ -8,7 +8,9 @@ Knows nothing of what the work is.
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+import os
 import pickle
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +56,8 @@ def spark_tasks(address: str) -> SparkTasks:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise OptionError(f"engine {address}: needs PySpark; pip install 'conformal-arbitrage[spark]'") from error
+    if address.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers of this machine have what this process has
     builder: Any = SparkSession.builder
     return SparkTasks(
         (builder.remote(address) if address.startswith("sc://") else builder.master(address)).getOrCreate()

@@ -1,0 +1,138 @@
+"""Commands on logs in parts: a pattern, a folder, a URL."""
+
+import json
+
+import duckdb
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from conformal_arbitrage import Certificate, ScoreLog, ScoreLogError, ScoreParts, calibrate
+from conformal_arbitrage.cli import cli, options
+from conformal_arbitrage.scorelog import digests
+from conformal_arbitrage.scorelog.engines import ExecutorPool, as_engine
+from tests.calibration.test_parts import some_log, write_parts
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*arguments, code=0):
+        result = CliRunner().invoke(cli, [str(one) for one in arguments])
+        assert result.exit_code == code, (result.output, result.stderr, result.exception)
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_parts(some_log(600), tmp_path / "scores", [200, 350])
+
+
+def test_calibrate_verify_and_apply_take_a_folder_or_a_pattern(run, folder):
+    shown = run("calibrate", folder, "--alpha", "0.2", "-o", "c.json", "--json")
+    document = json.loads(shown.stdout)
+    assert "pass 1: 600 rows in 3 parts of 3 files" in shown.stderr
+    log = some_log(600)
+    expected = calibrate(log, "0.2")
+    assert document["relaxation"] == expected.relaxation
+    assert document["on_this_log"]["deferred"] == expected.apply(log).deferred.mean()
+    assert "nothing differs" in run("verify", "c.json", f"{folder}/*.parquet", "--jobs", "2").stdout
+    applied = run("apply", "c.json", folder, "-o", "decisions", "--json")
+    assert json.loads(applied.stdout)["deferred"] == int(expected.apply(log).deferred.sum())
+    with duckdb.connect() as connection:
+        (rows,) = connection.execute("select count(*) from 'decisions/*.parquet'").fetchone()
+    assert rows == 600
+
+
+def test_rewritten_files_are_named_as_such(run, folder, tmp_path):
+    run("calibrate", folder, "--alpha", "0.2", "-o", "c.json")
+    some_log(600).write(tmp_path / "one.parquet")
+    shown = run("verify", "c.json", "one.parquet", code=1)
+    assert "log_sha256 differs" in shown.stderr
+    assert "other files, same figures" in shown.stderr
+
+
+def test_other_commands_look_at_a_declared_sample(run, folder, monkeypatch):
+    monkeypatch.setattr(options, "SAMPLE", 400)
+    shown = run("inspect", folder, "--json")
+    assert "from a uniform sample of 400 of 600 rows" in shown.stderr
+    assert json.loads(shown.stdout)["rows"] == 400
+    shown = run("calibrate", folder, "--alpha", "0.2", "--json")
+    assert "66.7 % of these rows were looked at before (inspect)" in shown.stderr
+
+
+def test_decisions_of_one_file_as_parquet(run, tmp_path):
+    log = ScoreLog.from_arrays(
+        [[0.9, 0.1], [0.5, 0.5], [0.3]], [[1, 0], None, [1]], actions=[["a", "b"], ["c", "d"], ["e"]]
+    )
+    log.write(tmp_path / "log.parquet")
+    calibrate(some_log(300), 0.2).save(tmp_path / "c.json")
+    run("apply", "c.json", "log.parquet", "-o", "d.parquet")
+    with duckdb.connect() as connection:
+        columns = '"row", action, answer, decided_by, margin, candidates'
+        rows = connection.execute(f"select {columns} from 'd.parquet'").fetchall()
+    assert rows == [
+        (1, 0, "a", "primary", 0.8, [0]),
+        (2, -1, None, "guardian", 0.0, [0, 1]),
+        (3, 0, "e", "primary", None, [0]),
+    ]
+
+
+def test_engines_are_for_logs_in_parts_and_must_be_known(run, folder, tmp_path):
+    some_log(50).write(tmp_path / "one.parquet")
+    assert "for a log in parts" in run("calibrate", "one.parquet", "--alpha", "0.2", "--jobs", "2", code=2).stderr
+    assert "engine must be threads" in run("calibrate", folder, "--alpha", "0.2", "--engine", "x", code=2).stderr
+    (tmp_path / "file").touch()
+    run("calibrate", folder, "--alpha", "0.2", "-o", "c.json")
+    assert "is a file" in run("apply", "c.json", folder, "-o", "file", code=2).stderr
+    assert "would overwrite" in run("calibrate", folder, "--alpha", "0.2", "-o", "scores", code=2).stderr
+
+
+def test_urls_are_read_through_fsspec(folder):
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        memory.pipe(f"/lake/{path.name}", path.read_bytes())
+    expected = calibrate(ScoreParts.read(folder), 0.2)
+    for address in ("memory://lake/*.parquet", "memory://lake"):
+        found = ScoreParts.read(address)
+        assert len(found.files) == 3
+        assert calibrate(found, 0.2).log_sha256 == expected.log_sha256
+    memory.rm("/lake", recursive=True)
+    with pytest.raises(ScoreLogError, match="no Parquet files"):
+        ScoreParts.read("memory://lake/*.parquet")
+    with pytest.raises(ScoreLogError, match="needs fsspec and a file system for nosuch"):
+        ScoreParts.read("nosuch://lake/*.parquet")
+
+
+def test_an_executor_of_the_callers_is_an_engine():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        assert isinstance(as_engine(pool), ExecutorPool)
+        assert sorted(as_engine(pool).run(len, ["a", "bc"])) == [1, 2]
+
+
+def test_digests_of_ids_that_are_not_ascii_are_those_of_each_by_itself():
+    texts = ["é", "a", "日本", ""]
+    framed = b"".join(len(one.encode()).to_bytes(4, "little") + one.encode() for one in texts)
+    assert digests._framed(texts) == framed  # pyright: ignore[reportPrivateUsage]
+
+
+def test_real_logs_give_the_same_certificate_in_parts(shared, tmp_path):
+    names = {"science.parquet": ("qwen15b", "expert")}
+    for path in sorted(shared.glob("*.parquet")):
+        if path.name.startswith("cascade"):
+            continue
+        primary, guardian = names.get(path.name, ("primary", "guardian"))
+        log = ScoreLog.read(path, primary=primary, guardian=guardian)
+        cuts = np.linspace(0, len(log), 5).astype(int).tolist()
+        found = ScoreParts.read(write_parts(log, tmp_path / path.stem, cuts), primary=primary, guardian=guardian)
+        for alpha in ("0.02", "0.05", "0.1", "0.2"):
+            for sees in ("all", "candidates"):
+                one, other = (calibrate(each, alpha, guardian_sees=sees) for each in (log, found))
+                assert (one.relaxation, one.empirical_risk, one.n) == (other.relaxation, other.empirical_risk, other.n)
+    assert isinstance(one, Certificate)
