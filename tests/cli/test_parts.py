@@ -64,6 +64,18 @@ def test_other_commands_look_at_a_declared_sample(run, folder, monkeypatch):
     assert "66.7 % of these rows were looked at before (inspect)" in shown.stderr
 
 
+def test_assess_gives_no_verdict_on_the_files_that_the_certificate_was_made_from(run, folder, tmp_path, monkeypatch):
+    run("calibrate", folder, "--alpha", "0.2", "-o", "c.json")
+    monkeypatch.setattr(options, "SAMPLE", 400)
+    shown = json.loads(run("assess", "c.json", folder, "--json").stdout)
+    assert shown["verdict"].startswith("No verdict")
+    assert "made from" in shown["problems"][0]
+    other = write_parts(some_log(600, seed=9), tmp_path / "new", [300])
+    shown = json.loads(run("assess", "c.json", other, "--json").stdout)
+    assert shown["rows"] == 400
+    assert not shown["verdict"].startswith("No verdict")
+
+
 def test_decisions_of_one_file_as_parquet(run, tmp_path):
     log = ScoreLog.from_arrays(
         [[0.9, 0.1], [0.5, 0.5], [0.3]], [[1, 0], None, [1]], actions=[["a", "b"], ["c", "d"], ["e"]]

@@ -139,7 +139,7 @@ class FallScan:
 
     def __call__(self, part: ScorePart) -> object:
         """Return the result of the work."""
-        falls = self.measure.falls(part.load([]))
+        falls = self.measure.falls(part.load([], ids=False))
         return self.work(falls.gap, falls.drop)
 
 

@@ -23,7 +23,7 @@ _NEVER: Final = "(-9000000000000000000)::bigint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class SqlDialect:
     """What differs between databases.
 
     Attributes:
@@ -43,7 +43,7 @@ class Dialect:
     begin: str
 
 
-POSTGRES: Final = Dialect(
+POSTGRES: Final = SqlDialect(
     name="PostgreSQL",
     size="cardinality({})",
     nan="{} = 'NaN'::float8",
@@ -51,7 +51,7 @@ POSTGRES: Final = Dialect(
     fence=" offset 0",
     begin="begin isolation level repeatable read, read only",
 )
-DUCKDB: Final = Dialect(
+DUCKDB: Final = SqlDialect(
     name="DuckDB", size="len({})", nan="isnan({})", divide="//", fence="", begin="begin transaction"
 )
 
@@ -71,7 +71,7 @@ class FallQueries:
         worst: the loss of a row without a Guardian score, in ticks.
     """
 
-    dialect: Dialect
+    dialect: SqlDialect
     table: str
     primary: str
     guardian: str

@@ -24,8 +24,8 @@ from conformal_arbitrage.calibration.sql import (
     LARGEST_PRIMARY,
     MOST_ACTIONS,
     POSTGRES,
-    Dialect,
     FallQueries,
+    SqlDialect,
 )
 from conformal_arbitrage.core.arrays import Floats, Integers
 from conformal_arbitrage.core.losses import as_fraction, finest_tick, in_unit
@@ -62,7 +62,7 @@ class ScoreTable:
         return f"table {self.table}"
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> SqlDialect:
         """How the database writes SQL."""
         return POSTGRES if self.address.startswith(("postgresql://", "postgres://")) else DUCKDB
 

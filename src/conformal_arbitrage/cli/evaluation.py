@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conformal_arbitrage.cli import cascades, options
+from conformal_arbitrage.cli import cascades, options, parts
 from conformal_arbitrage.cli.certificates import columns_of, load_certificate
 
 if TYPE_CHECKING:
@@ -268,11 +268,13 @@ def assess_command(
     \b
     arbitrage assess certificate.json new-rows.parquet
     """
-    from conformal_arbitrage.evaluation.assessment import assess
+    from conformal_arbitrage.evaluation.assessment import assess, without_verdict
 
     loaded = load_certificate(certificate, key_file)
     scores = options.read_log(log, *columns_of(loaded, primary_column, guardian_column), outcomes)
     assessment = assess(loaded, scores, confidence=confidence, **costs)
+    if parts.made_from(loaded, log, primary_column, guardian_column):
+        assessment = without_verdict(assessment)
     options.remember_look(scores, log, "assess")
     if as_json:
         options.print_json(assessment.to_dict())

@@ -81,6 +81,21 @@ def read_scores(
     return found.binarized() if binarized else found
 
 
+def made_from(certificate: "Certificate", log: str, primary: str | None, guardian: str | None) -> bool:
+    """Return whether a certificate was made from the files of a log in parts, of which a command sees a sample only."""
+    from conformal_arbitrage.calibration.parts import digest_parts
+    from conformal_arbitrage.scorelog.digests import FILES
+    from conformal_arbitrage.scorelog.engines import as_engine
+    from conformal_arbitrage.scorelog.parts import ScoreParts
+
+    if not (options.in_parts(log) and certificate.log_sha256.startswith(FILES)):
+        return False
+    names = certificate.columns
+    found = ScoreParts.read(log, primary=primary or names["primary"], guardian=guardian or names["guardian"])
+    found = found.binarized() if certificate.binarized else found
+    return digest_parts(found, as_engine(None)) == certificate.log_sha256
+
+
 def lacks_guardian(scores: "ScoreLog | ScoreParts") -> bool:
     """Return whether a log has no Guardian scores at all; of one in parts, whether it lacks their column."""
     from conformal_arbitrage.scorelog.parts import ScoreParts

@@ -24,6 +24,10 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 Method = Literal["clopper-pearson", "chernoff-hoeffding", "chernoff-hoeffding by cluster"]
 
 _USED = "No verdict: these are the rows that the certificate was made from; assess rows that it has not seen."
+_OWN_ROWS = (
+    "this is the log that the certificate was made from, so the loss is that which the threshold was fitted to, and the "
+    "interval does not hold; use new rows"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +266,11 @@ def _interval(losses: Floats, bound: float, confidence: float, *, signed: bool) 
     return (bound * low, bound * high), "chernoff-hoeffding"
 
 
+def without_verdict(assessment: Assessment) -> Assessment:
+    """Return an assessment whose rows turn out to be those that the certificate was made from: without a verdict."""
+    return replace(assessment, verdict=_USED, problems=(_OWN_ROWS, *assessment.problems))
+
+
 def _is_its_own_log(certificate: Certificate, log: ScoreLog) -> bool:
     return log.sha256() == certificate.log_sha256
 
@@ -279,10 +288,7 @@ def _verdict(alpha: float, interval: Interval, confidence: float) -> str:
 def _problems(certificate: Certificate, log: ScoreLog, unknown: Bools) -> list[str]:
     problems: list[str] = []
     if _is_its_own_log(certificate, log):
-        problems.append(
-            "this is the log that the certificate was made from, so the loss is that which the threshold was fitted to, and "
-            "the interval does not hold; use new rows"
-        )
+        problems.append(_OWN_ROWS)
     if isinstance(certificate.identities, dict) and _other_models(certificate.identities, log):
         problems.append("the log was not made by the models this certificate was made with")
     if unknown.any():

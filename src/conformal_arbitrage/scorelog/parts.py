@@ -77,19 +77,25 @@ class ScorePart:
         """The file and the rows, for messages."""
         return f"{self.file.path}, rows {self.start + 1} to {self.stop}"
 
-    def load(self, columns: Sequence[str] | None = None) -> ScoreLog:
+    def load(self, columns: Sequence[str] | None = None, *, ids: bool = True) -> ScoreLog:
         """Read the rows.
 
         Args:
             columns: further columns to read beside the scores and ids; None for all.
+            ids: whether to read the ids, which take longer than the scores.
         """
-        names = None if columns is None else [name for name in self._names(columns) if name in self.file.types]
+        names = None if columns is None else [name for name in self._names(columns, ids=ids) if name in self.file.types]
         with PartTable(self, names) as table:
             log = ScoreLog.from_table(table, self.primary, self.guardian, self.outcomes)
         return log.binarized() if self.binary else log
 
-    def _names(self, columns: Sequence[str]) -> list[str]:
-        scores = [self.primary, *([] if self.guardian is None else [self.guardian]), "id", *self.outcomes]
+    def _names(self, columns: Sequence[str], *, ids: bool) -> list[str]:
+        scores = [
+            self.primary,
+            *([] if self.guardian is None else [self.guardian]),
+            *(["id"] if ids else []),
+            *self.outcomes,
+        ]
         return list(dict.fromkeys([*scores, *(["label", "correct"] if self.binary else []), *columns]))
 
 
