@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records soak alarms reviews-kills nightly release sbom docs clean
+.PHONY: demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -41,6 +41,10 @@ test-clients: .venv/.installed-dev .venv-clients/.installed .venv-clients-earlie
 # Files that other packages write, and examples that run in other frameworks, with the packages themselves.
 test-ecosystem: .venv/.installed-dev .venv-evaluations/.installed .venv-frameworks/.installed
 	$(BIN)/pytest tests/ecosystem $(TEST)
+
+# Two runs of lm-eval on a real local model, imported, certified and served.
+bench-lm-eval: .venv/.installed-live .venv-evaluations/.installed
+	$(BIN)/python -m benchmarks.lm_eval_pair $(BENCH)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
