@@ -99,6 +99,16 @@ def test_a_decision_that_ends_later_is_counted_as_it_ended_whatever_the_order(st
     assert [record.id for record in marked] == sorted(ids, reverse=True)
 
 
+def test_pruned_decisions_leave_the_list_and_stay_counted(store, sql):
+    commit(store, decision(body=body(PRIMARY, no_guarantee="so")))
+    asyncio.run(store.fold_tallies())
+    asyncio.run(store.prune(before=time.time() - 3600))
+    assert len(asyncio.run(store.marked_decisions("no guarantee"))) == 1
+    asyncio.run(store.prune(before=time.time() + 3600))
+    assert sql("select count(*) from unguaranteed") == [(0,)]
+    assert tally(store).no_guarantee == 1
+
+
 def test_several_gateways_count_each_event_once(store, opened, where):
     other = opened(where)
     for k in range(40):

@@ -25,6 +25,7 @@ from conformal_arbitrage.store import (
     review_ends,
     rows,
     spending,
+    tallies,
 )
 from conformal_arbitrage.store import sql as operations
 from conformal_arbitrage.store.base import (
@@ -436,6 +437,7 @@ class SQLStore(SQLConsole, SQLReviews):
             total += count
         await self._maintain(pruning.compact)
         await self._maintain(lambda session: pruning.prune_replays(session, before=before))
+        await self._maintain(lambda session: tallies.forget_pruned(session, before=before))
         await self.sweep()
         return total
 

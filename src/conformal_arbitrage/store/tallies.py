@@ -233,6 +233,15 @@ def _tally(row: Sequence[Any]) -> PolicyTally:
     return PolicyTally(policy=policy, version=int(version), **kept)
 
 
+def forget_pruned(session: Session, *, before: float) -> None:
+    """Drop decisions from the list of those without a guarantee that are no longer in the record; counts stay."""
+    session.run(
+        "delete from unguaranteed where id < ? and not exists "
+        "(select 1 from events where events.kind = 'decision' and events.id = unguaranteed.id)",
+        id_at(before),
+    )
+
+
 def marked(
     session: Session,
     mark: Mark,
