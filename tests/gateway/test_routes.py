@@ -282,7 +282,7 @@ def test_feedback_is_kept_with_its_record(house):
         assert gateway.post(f"/v1/arbitrage/records/{id}/feedback", told).status_code == 200
     kept = gateway.get(f"/v1/arbitrage/records/{id}").json()["feedback"]
     assert [f["grade"] for f in kept] == [0.5, None, None]
-    assert kept[2]["grades"] == {"primary": 1, "guardian": 0}
+    assert kept[2]["grades"] == {"primary": 1, "guardian": 0, "chain": []}
 
 
 @pytest.mark.parametrize(
