@@ -175,3 +175,9 @@ def test_a_table_without_losses_has_no_falls(tmp_path):
 
 def test_a_range_of_a_single_gap_is_one_bucket():
     assert sql_module._bucket(Bracket(0.5, 0.5, 2)) == "0::bigint"  # pyright: ignore[reportPrivateUsage]
+
+
+def test_gaps_that_share_a_bucket_are_collected(tmp_path):
+    rows = [(f"q{k}", [round(0.5 + k * 1e-7, 7), 0.0], [0.0, 1.0]) for k in range(40)]
+    certificate = check(duckdb_table(tmp_path / "scores.duckdb", rows), rows, "0.5")
+    assert certificate.relaxation == 0.500002
