@@ -300,7 +300,7 @@ SAMPLE = 1_000_000
 
 
 def in_parts(path: str) -> bool:
-    """Return whether a log is read in parts: a pattern, a folder, a URL, or a file that is too large for memory."""
+    """Return whether a log is read in parts: a pattern, a folder or a URL."""
     from conformal_arbitrage.scorelog.parts import is_many
 
     return is_many(path)
