@@ -141,7 +141,7 @@ def luck_words(certificate: Certificate) -> str:
         return "all are deferred, so they lose nothing"
     ends = range_of(certificate)
     if ends is None:
-        return "they share this certificate's luck, and only audits say how much that is"
+        return "they share this certificate's luck, and only audits say how far their mean loss lies from alpha"
     low, high = (certificate.loss_bound * end for end in ends)
     return (
         f"over the next {certificate.n:,}, the mean loss lies in {low:.3g} to {high:.3g} for 95 % of calibrations and "

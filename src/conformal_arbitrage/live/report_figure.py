@@ -18,6 +18,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 46, 26
 _FEWEST = 20
 _FEW_DAYS = 5
 """Below this many, dates have hours."""
+_AN_HOUR = 1 / 24
+"""Up to this many days, only the time is shown, with seconds."""
 _ROWS = {"change": 11, "installed": 11, "red": 23, "lifted": 35}
 """How far down the words of a mark stand, so that marks of different kinds do not meet."""
 _COLORS = {"change": "#b26a00", "red": "#b3261e", "installed": "#00735c", "lifted": "#555"}
@@ -83,7 +85,7 @@ class _Frame:
             )
         days, form = np.linspace(self._start, self._stop, 6), "%d %b"
         if self._stop - self._start < _FEW_DAYS:
-            form = "%d %b %H:%M"
+            form = "%d %b %H:%M" if self._stop - self._start > _AN_HOUR else "%H:%M:%S"
         for k, day in enumerate(days.tolist()):
             anchor = "start" if k == 0 else "end" if k == len(days) - 1 else "middle"
             text = datetime.fromtimestamp(86400 * day, UTC).strftime(form).lstrip("0")

@@ -103,7 +103,7 @@ def _promise_of(version: PolicyVersion, lifts: Sequence[LiftBody]) -> str:
         return f"<p>{since}: the stored certificate cannot be read.</p>"
     changed = "" if version.intact else " <strong>It is not what was installed.</strong>"
     void = "".join(f"<p class=bad>{escape(_VOID.format(at=_time(lift.at), by=lift.by))}</p>" for lift in lifts)
-    luck = f"<p class=small>Of many decisions: {escape(luck_words(certificate))}.</p>"
+    luck = f"<p class=small>About many decisions: {escape(luck_words(certificate))}.</p>"
     return f"<h3>{since}.{changed}</h3><blockquote>{escape(certificate.guarantee)}</blockquote>{luck}{void}"
 
 
