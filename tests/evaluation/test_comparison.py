@@ -1,5 +1,7 @@
+import json
 import sys
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,36 @@ def test_ours_keep_the_budget_and_a_threshold_fitted_to_its_own_rows_does_not_be
     assert by_name["ours, margin"].deferred < by_name["conformal gate"].deferred < by_name["random routing"].deferred
     assert by_name["conformal gate"].over <= 0.3
     assert by_name["ours, margin"].loss < by_name["RouteLLM-like"].loss
+
+
+def test_on_the_bundled_log_no_rule_that_promises_the_loss_and_keeps_it_asks_less_than_ours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("log.parquet").write_bytes((files("conformal_arbitrage") / "data" / "science.parquet").read_bytes())
+    call = ["compare", "log.parquet", "--primary-column", "qwen15b", "--guardian-column", "expert", "--alpha", "0.05"]
+    document = CliRunner().invoke(cli, [*call, "--splits", "12", "--json"])
+    shares = {
+        rule["rule"]: rule["deferred"]
+        for rule in json.loads(document.stdout)["rules"]
+        if rule["promises_loss"] and not rule["breaks"]
+    }
+    ours = {name: shares.pop(name) for name in OURS[:2]}
+    assert shares.keys() == {
+        "conformal gate", "conformal gate, among kept", "CSE", "CSE, among kept", "CRC on a grid of 0.01",
+    }  # fmt: skip
+    assert min(ours.values()) < min(shares.values())
+
+
+def test_the_rule_that_asks_least_is_computed_whoever_it_is(comparison):
+    least = comparison.least_asking(0.05)
+    assert least.rule in OURS[:2]
+    assert f"{least.rule!r} asks the Guardian least ({100 * least.deferred:.1f} %)." in " ".join(comparison.notes())
+    others = [rule if rule.rule != "CSE" else replace(rule, deferred=0.0) for rule in comparison.rules]
+    assert "At alpha 0.05, among the rules that promise the loss and keep it here, 'CSE' asks" in " ".join(
+        replace(comparison, rules=tuple(others)).notes()
+    )
+    broken = replace(comparison, rules=tuple(replace(rule, breaks=True) for rule in comparison.rules))
+    assert broken.least_asking(0.05) is None
+    assert "asks the Guardian least" not in " ".join(broken.notes())
 
 
 def test_our_rule_on_the_margin_is_that_of_calibrate():

@@ -53,6 +53,7 @@ class ComparedRule:
         deferred: share of queries sent to the Guardian.
         cost_per_1000: dollars per 1000 queries, if costs are known.
         breaks: whether that loss lies above alpha by more than three standard errors.
+        promises_loss: whether it promises a limit on the loss in which gains do not count.
     """
 
     rule: str
@@ -65,6 +66,7 @@ class ComparedRule:
     deferred: float
     cost_per_1000: float | None
     breaks: bool
+    promises_loss: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +130,30 @@ class RuleComparison:
             *(["*: the mean loss is above alpha by more than three standard errors."] if broken else []),
             "Splits over alpha: the share of splits whose test rows lose more than alpha on average. For a rule that limits "
             "the expected loss that may be about half of them; for one that limits it with probability 0.9, about a tenth.",
+            *self._least_asking_lines(),
             *self.promises(),
             *(f"{name}: left out, {reason}." for name, reason in self.left_out.items()),
+        ]
+
+    def least_asking(self, alpha: float) -> ComparedRule | None:
+        """Return the rule that asks the Guardian least among those that promise the loss and keep it here.
+
+        Args:
+            alpha: which budget.
+
+        Returns:
+            None if no rule does both. Rules that promise the net loss, or nothing, are not considered.
+        """
+        keeping = [rule for rule in self.rules if rule.alpha == alpha and rule.promises_loss and not rule.breaks]
+        return min(keeping, key=lambda rule: rule.deferred, default=None)
+
+    def _least_asking_lines(self) -> list[str]:
+        least = [self.least_asking(alpha) for alpha in dict.fromkeys(rule.alpha for rule in self.rules)]
+        return [
+            f"At alpha {rule.alpha:g}, among the rules that promise the loss and keep it here, {rule.rule!r} asks the "
+            f"Guardian least ({100 * rule.deferred:.1f} %)."
+            for rule in least
+            if rule is not None
         ]
 
     def promises(self) -> list[str]:
@@ -328,4 +352,5 @@ def _summary(rule: NamedRule, alpha: float, figures: Floats, has_net: bool, pric
         deferred=float(deferred.mean()),
         cost_per_1000=None if prices is None else 1000 * float(cost.mean()),
         breaks=bool(about.mean() > alpha + _SURE * error),
+        promises_loss=rule.promises_loss,
     )

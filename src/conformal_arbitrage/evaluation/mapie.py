@@ -65,6 +65,7 @@ def mapie_rule(python: str) -> Generator[NamedRule]:
                 promise="expected loss at most alpha",
                 keeps=_Worker(worker, python, complaints).keeps,
                 binary=True,
+                promises_loss=True,
             )
 
 

@@ -64,6 +64,7 @@ class NamedRule:
         binary: whether it needs losses of 0 or the bound.
         net: whether it promises the net loss.
         before: whether it decides before the Primary is asked, from the text alone: a query then pays for one model.
+        promises_loss: whether it promises a limit on the loss in which gains do not count.
     """
 
     name: str
@@ -72,6 +73,7 @@ class NamedRule:
     binary: bool = False
     net: bool = False
     before: bool = False
+    promises_loss: bool = False
 
 
 def _before(rows: RuleRows, risk: Floats, count: int, queries: RuleRows, query_risk: Floats) -> Bools:
@@ -308,13 +310,15 @@ RULES = (
     NamedRule(name="FrugalGPT-like, split", promise="nothing: no margin for the sample", keeps=frugalgpt_split),
     NamedRule(name="RouterBench-like kNN, before asking", promise=_SAME, keeps=routerbench_like, before=True),
     NamedRule(name="UCCI-like", promise=_SAME, keeps=ucci_like),
-    NamedRule(name="conformal gate", promise=_MARGINAL, keeps=gate_marginal, binary=True),
-    NamedRule(name="conformal gate, among kept", promise=_AMONG, keeps=gate_among_kept, binary=True),
-    NamedRule(name="CSE", promise=_MARGINAL, keeps=cse_marginal, binary=True),
-    NamedRule(name="CSE, among kept", promise=_AMONG, keeps=cse_among_kept, binary=True),
+    NamedRule(name="conformal gate", promise=_MARGINAL, keeps=gate_marginal, binary=True, promises_loss=True),
+    NamedRule(
+        name="conformal gate, among kept", promise=_AMONG, keeps=gate_among_kept, binary=True, promises_loss=True
+    ),
+    NamedRule(name="CSE", promise=_MARGINAL, keeps=cse_marginal, binary=True, promises_loss=True),
+    NamedRule(name="CSE, among kept", promise=_AMONG, keeps=cse_among_kept, binary=True, promises_loss=True),
     NamedRule(name="C3PO-like", promise="share of the Guardian, not the loss", keeps=c3po_like),
-    NamedRule(name="CRC on a grid of 0.01", promise=_EXPECTED, keeps=crc_on_a_grid),
-    NamedRule(name="ours, margin", promise=_EXPECTED, keeps=ours_margin),
-    NamedRule(name="ours, learned score", promise=_EXPECTED, keeps=ours_auto, binary=True),
+    NamedRule(name="CRC on a grid of 0.01", promise=_EXPECTED, keeps=crc_on_a_grid, promises_loss=True),
+    NamedRule(name="ours, margin", promise=_EXPECTED, keeps=ours_margin, promises_loss=True),
+    NamedRule(name="ours, learned score", promise=_EXPECTED, keeps=ours_auto, binary=True, promises_loss=True),
     NamedRule(name="ours, net loss", promise="expected net loss at most alpha", keeps=ours_net, net=True),
 )
