@@ -130,12 +130,13 @@ def _next(session: Session, reviewer: str, teams: Collection[str], level: int, n
 
 
 def _hold(
-    session: Session, item: str, reviewer: str, token: str, since: float, now: float, lease: float | None
-) -> HeldReview | None:
+    session: Session, item: str, reviewer: str, token: str, since: float, now: float, lease: float | None,
+    level: int | None = None,
+) -> HeldReview | None:  # fmt: skip
     session.run(
         "insert into review_claims (token, item, reviewer, level, since, lease) "
-        "select ?, id, ?, level, ?, ? + coalesce(?, lease) from reviews where id = ?",
-        *(token, reviewer, since, now, lease, item),
+        "select ?, id, ?, coalesce(?, level), ?, ? + coalesce(?, lease) from reviews where id = ?",
+        *(token, reviewer, level, since, now, lease, item),
     )
     return _shown(session, item, token)
 
@@ -277,23 +278,25 @@ def undo(session: Session, token: str, reviewer: str) -> HeldReview | None:
     item, now = rows[0][0], session.now()
     _lock(session, item)
     undone = session.rows(
-        "update votes set withdrawn = ? where token = ? and withdrawn is null and counts > ? returning late, at, held",
+        "update votes set withdrawn = ? where token = ? and withdrawn is null and counts > ? and exists "
+        "(select 1 from review_seen s join reviews r on r.decision = s.decision where r.id = votes.item and "
+        "s.reviewer = votes.reviewer and s.why = 'voted') returning level, late, at, held",
         *(now, token, now),
-    )
+    )  # whoever has read the record since then is not asked again
     if not undone:
         return None
     other = session.rows("select token, item from review_claims where reviewer = ?", reviewer)
     for held_token, held_item in other:  # one item at a time: the next one, which they may hold already, goes back
         _drop(session, held_token, held_item)
-    late, at, held = undone[0]
+    level, late, at, held = undone[0]
     session.run(
         "delete from review_seen where reviewer = ? and why = 'voted' and decision = "
         "(select decision from reviews where id = ?)",
         *(reviewer, item),
     )
-    if not late:
-        session.run("update reviews set held = held + 1, votes = votes - 1 where id = ?", item)
-    return _hold(session, item, reviewer, token, at - held, now, None)
+    if not late:  # a vote of a level that is over has no place to get back
+        session.run("update reviews set held = held + 1, votes = votes - 1 where id = ? and level = ?", item, level)
+    return _hold(session, item, reviewer, token, at - held, now, None, level)
 
 
 def note_presence(session: Session, reviewer: str) -> None:
@@ -306,6 +309,7 @@ def note_presence(session: Session, reviewer: str) -> None:
 
 def note_reader(session: Session, decision: str, reviewer: str) -> None:
     """Note that somebody read the record of a decision under review; an item of it that they hold goes back."""
+    now = session.now()
     rows = session.rows(
         "select c.token, c.item from review_claims c join reviews r on r.id = c.item "
         "where c.reviewer = ? and r.decision = ?",
@@ -315,8 +319,12 @@ def note_reader(session: Session, decision: str, reviewer: str) -> None:
         _drop(session, token, item)
     session.run(
         "insert into review_seen (decision, reviewer, why, team, at) values (?, ?, 'read the record', '', ?) "
-        "on conflict (decision, reviewer) do nothing",
-        *(decision, reviewer, session.now()),
+        "on conflict (decision, reviewer) do update set why = excluded.why where review_seen.why = 'voted'",
+        *(decision, reviewer, now),
+    )
+    session.run(  # perhaps nobody is left who could tell
+        "update reviews set ready = ? where decision = ? and state = 'open' and (ready is null or ready > ?)",
+        *(now, decision, now),
     )
 
 

@@ -1,0 +1,48 @@
+"""Ways around the rules of the review queue that are closed, in both databases."""
+
+import asyncio
+
+from tests.store.test_reviews import due, item, put, take, vote
+
+
+def test_undoing_after_the_escalation_does_not_make_a_member_a_lead(store, sql):
+    async def story():
+        await put(store, item(panel=3, rule="unanimous", escalates=True, undo=30.0))
+        for who, choice in (("ann", 0), ("bob", 1)):
+            await vote(store, who, choice)
+        sql("update votes set counts = counts - 60")
+        sql("update reviews set ready = ready - 60")
+        token, _ = await vote(store, "cid", 2)
+        assert await store.keep_reviewing(await due(store), needed=1, level=1)
+        assert await store.undo_review(token, "cid") is not None
+        assert [tuple(row) for row in sql("select held, votes, level from reviews")] == [(0, 0, 1)]
+        assert await store.vote_review(token, "cid", 2) == 30.0  # late, which they are not told
+        lead = await take(store, "eve", leads=("team",))
+        assert await store.vote_review(lead.token, "eve", 1) == 30.0
+
+    asyncio.run(story())
+    rows = sql("select reviewer, level, late from votes order by reviewer")
+    assert [tuple(row) for row in rows] == [("ann", 0, 0), ("bob", 0, 0), ("cid", 0, 1), ("eve", 1, 0)]
+    assert [tuple(row) for row in sql("select held, votes from reviews")] == [(0, 1)]
+
+
+def test_whoever_read_the_record_after_voting_cannot_take_the_vote_back(store):
+    async def story():
+        [id] = await put(store, item(undo=30.0))
+        token, _ = await vote(store, "ann", 2)
+        await store.note_reader(id, "ann")
+        assert await store.undo_review(token, "ann") is None
+        assert await take(store, "ann") is None
+
+    asyncio.run(story())
+
+
+def test_an_item_is_looked_at_once_somebody_has_read_its_record(store):
+    """The reader may have been the last one who could tell."""
+
+    async def story():
+        [id] = await put(store, item())
+        await store.note_reader(id, "ann")
+        assert (await due(store)).seen == {"ann"}
+
+    asyncio.run(story())
