@@ -14,6 +14,7 @@ from conformal_arbitrage.cli.certificates import apply_command, calibrate_comman
 from conformal_arbitrage.cli.data import demo_command, router_log_command, split_command
 from conformal_arbitrage.cli.dials import certificate_command
 from conformal_arbitrage.cli.evaluation import assess_command, compare_command, evaluate_command, inspect_command
+from conformal_arbitrage.cli.exporting import records_export_command
 from conformal_arbitrage.cli.grading import records_grade_command
 from conformal_arbitrage.cli.importing import import_command
 from conformal_arbitrage.cli.learning import learn_command
@@ -87,6 +88,7 @@ _COMMANDS = (
 for _command in _COMMANDS:
     cli.add_command(_command)
 
+records_command.add_command(records_export_command)
 records_command.add_command(records_grade_command)
 records_command.add_command(records_migrate_command)
 main = cli

@@ -200,84 +200,13 @@ def records_command() -> None:
 
     \b
     arbitrage records export --policy support --score-log -o log.parquet
+    arbitrage records export --policy support --score-log -o log/ --rows-per-file 1000000
     arbitrage records migrate
     arbitrage records verify
     arbitrage records head > head.json
     arbitrage records prune --older-than 90
     arbitrage records erase ID
     """
-
-
-@records_command.command("export")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The file to write.")
-@click.option("--policy", required=True, metavar="NAME", help="The policy whose decisions to export.")
-@click.option("--score-log", is_flag=True, help="Export shadow and audited rows only, which are fit for calibration.")
-@click.option("--all", "everything", is_flag=True, help="Export every row, marked; calibrate rejects such a file.")
-@options.config_file
-@options.as_json
-def records_export_command(
-    *, output: str, policy: str, score_log: bool, everything: bool, config: str, as_json: bool
-) -> None:
-    """Write decisions as a score log.
-
-    \b
-    arbitrage records export --policy support --score-log -o log.parquet
-    """
-    from conformal_arbitrage.collecting.from_records import score_log_of
-    from conformal_arbitrage.live.config import read_config
-
-    with gateway_installed():
-        from conformal_arbitrage.gateway.server import identities_of
-    from conformal_arbitrage.live.staleness import grader_change
-
-    if score_log == everything:
-        raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
-    configuration = read_config(config)
-    identities = identities_of(configuration, policy) if policy in configuration.policies else None
-    if identities is not None and configuration.policies[policy].cascade:
-        return _export_cascade(config, policy, output, identities, everything=everything, as_json=as_json)
-    idle = configuration.policies[policy].session_idle if policy in configuration.policies else 3600.0
-    try:
-        log = with_store(
-            config,
-            lambda store: score_log_of(store, policy, identities=identities, everything=everything, session_idle=idle),
-        )
-    except StoreError as error:
-        if policy in configuration.policies:
-            raise
-        known = ", ".join(configuration.policies) or "none"
-        raise StoreError(f"there is no policy {policy!r} in {config}; there are {known} ({error})") from error
-    log.write(output)
-    changed = grader_change(configuration, log.identities)
-    if changed is not None:
-        options.warn(changed)
-    summary = {"rows": len(log), "missing_guardian_rows": int(log.missing.sum()), "output": output}
-    if as_json:
-        options.print_json(summary)
-    else:
-        click.echo(f"Written: {output}, {len(log)} rows, {summary['missing_guardian_rows']} without a Guardian score")
-
-
-def _export_cascade(
-    config: str, policy: str, output: str, identities: dict[str, Any], *, everything: bool, as_json: bool
-) -> None:
-    """Write the shadow rows of a cascade as its log."""
-    from conformal_arbitrage.collecting.cascade_records import cascade_log_of
-
-    if everything:
-        raise click.UsageError("--all is for two models: rows of a cascade end where it stopped; give --score-log")
-    *models, guardian = identities
-    log = with_store(
-        config,
-        lambda store: cascade_log_of(store, policy, models=models, guardian=guardian, identities=identities),
-    )
-    log.write(output)
-    if as_json:
-        options.print_json({"rows": len(log), "models": models, "guardian": guardian, "output": output})
-    else:
-        click.echo(
-            f"Written: {output}, {len(log)} rows. Next: arbitrage calibrate {output} --path --guardian-column {guardian}"
-        )
 
 
 @records_command.command("prune")

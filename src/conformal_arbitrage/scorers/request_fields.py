@@ -139,7 +139,7 @@ def logged_settings(bodies: Iterable[Mapping[str, Any]], identities: Mapping[str
     """
     if any(identity.get("settings") != AS_REQUESTED for identity in identities.values()):
         return {}
-    return {"requests": {"settings": sorted({name for body in bodies for name in _set(body)})}}
+    return {"requests": {"settings": sorted({name for body in bodies for name in given_settings(body)})}}
 
 
 def unlogged_settings(body: Mapping[str, Any], identities: Mapping[str, Any]) -> list[str]:
@@ -153,7 +153,7 @@ def unlogged_settings(body: Mapping[str, Any], identities: Mapping[str, Any]) ->
     if logged is None:
         return []
     known = {*logged, *(_LIMITS if _LIMITS & {*logged} else ())}
-    return [name for name in _set(body) if name not in known]
+    return [name for name in given_settings(body) if name not in known]
 
 
 def settings_reason(
@@ -172,7 +172,8 @@ def settings_reason(
     return f"no request of the calibration log set {', '.join(unlogged)}" if unlogged else None
 
 
-def _set(body: Mapping[str, Any]) -> list[str]:
+def given_settings(body: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings that a request gives, sorted; null means not given."""
     return sorted(name for name in body.keys() & SETTINGS.keys() if body[name] is not None)
 
 
