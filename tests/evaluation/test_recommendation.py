@@ -168,6 +168,35 @@ def test_a_learned_score_is_chosen_where_it_pays():
     assert not [o for o in recommend(grouped(), 0.1, key=KEY, loss="net").options if o.score == "auto"]
 
 
+def told_by_texts(n=900):
+    """Return a log in which the text tells more of the loss than the confidence does, and no group is named."""
+    log = grouped(n)
+    topics = {"hard": "Prove a theorem in algebraic topology", "easy": "Name the capital of a country in Europe"}
+    return replace(log, group=None, context=np.array([topics[name] for name in log.group]))
+
+
+def test_texts_are_tried_only_if_asked_and_chosen_where_they_pay():
+    plain, made = (recommend(told_by_texts(), 0.1, key=KEY, text=text, trials=8) for text in (False, True))
+    assert not any(option.text for option in plain.options)
+    assert plain.certificate.learned is None or "text" not in plain.certificate.learned.features
+    assert made.chosen.text
+    assert "text" in made.certificate.learned.features
+    assert made.deferred < plain.deferred - 0.1
+    assert "auto, texts" in [row[2] for row in made.table()[1]]
+    assert verify(made.certificate, made.certified).ok
+    useless = replace(told_by_texts(), context=np.array(["the same question"] * 900))
+    assert not recommend(useless, 0.1, key=KEY, text=True, trials=8).chosen.text
+    few = recommend(told_by_texts(120), 0.1, key=KEY, text=True)
+    assert any("auto with texts" in name for name in few.left_out)
+
+
+def test_texts_that_cannot_be_learned_from_are_refused():
+    with pytest.raises(OptionError, match="there is no `context` column, so texts cannot be learned from; add it"):
+        recommend(grouped(), 0.1, key=KEY, text=True)
+    with pytest.raises(OptionError, match="needs the loss 'regret': no score is learned for the net loss"):
+        recommend(told_by_texts(), 0.1, key=KEY, text=True, loss="net")
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -215,6 +244,21 @@ def test_the_commands_that_are_printed_come_to_the_same_certificate(run):
     assert {name: made[name] for name in same} == same
     seen = run("calibrate", "tuning.parquet", *COLUMNS, "--alpha", "0.05")
     assert "100 % of these rows were looked at before (recommend)" in seen.stderr
+
+
+def test_the_commands_and_the_plan_of_a_score_from_texts_come_to_the_same_certificate(run):
+    ProjectSecret.create(Path())
+    told_by_texts().write("texts.parquet")
+    call = ("recommend", "texts.parquet", "--alpha", "0.1", "--text", "--trials", "8", "-o", "plan.toml", "--json")
+    document = json.loads(run(*call).stdout)
+    assert read_route_plan("plan.toml").result.text
+    run("recommend", "--from", "plan.toml")
+    assert document["commands"][-1].count("--text") == 1
+    for command in document["commands"]:
+        run(*command.split()[1:])
+    made = Certificate.load("certificate.json")
+    assert made.learned.sha256 == document["certificate"]["learned"]["sha256"]
+    assert made.log_sha256 == document["certificate"]["log_sha256"]
 
 
 def test_a_wrong_use_is_one_line(run):

@@ -46,6 +46,9 @@ CERTIFICATE = "certificate.json"
     "--missing-guardian", type=click.Choice(["worst_case"]),
     help="Count rows without a Guardian score as the largest loss.",
 )  # fmt: skip
+@click.option(
+    "--text", is_flag=True, help="Also try a score learned from the texts of the queries; needs the extra `text`."
+)
 @options.costs
 @click.option("--from", "plan_file", metavar="FILE", help="Repeat the recommendation of this plan, and compare.")
 @click.option("--config", metavar="FILE", help="Source of alpha if not given.  [default: arbitrage.toml]")

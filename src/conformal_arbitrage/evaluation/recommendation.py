@@ -15,8 +15,10 @@ import numpy as np
 
 from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.learned_score import Features
 from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
 from conformal_arbitrage.calibration.planning import rows_needed, split
+from conformal_arbitrage.calibration.text_embedding import text_embedding
 from conformal_arbitrage.core.bounds import binomial_interval
 from conformal_arbitrage.core.choices import row_argmax
 from conformal_arbitrage.core.losses import Number, as_fraction
@@ -36,7 +38,7 @@ _TIMES: tuple[int | None, ...] = (1, 2, 4, None)
 """Multiples of the certificate's rows at which the share is estimated; None for any number of rows."""
 _FEWEST_TUNING_ROWS = 10
 _LEARNED_HANDICAP = 1.02
-"""A learned score is taken if it costs less than the margin by this factor."""
+"""A learned score is taken if it costs less than the margin by this factor, and one from texts if by its square."""
 
 
 def recommend(
@@ -50,6 +52,7 @@ def recommend(
     key: bytes | None = None,
     loss_bound: Number | None = None,
     missing_guardian: MissingGuardian | None = None,
+    text: bool = False,
     costs: CostOptions | None = None,
     **keywords: Unpack[CostKeywords],
 ) -> Recommendation:
@@ -68,22 +71,26 @@ def recommend(
         key: the secret bytes behind random boundaries (`ProjectSecret.find().boundary_key`); without it they are left out.
         loss_bound: the largest possible loss; by default 1 if all Guardian scores lie in [0, 1].
         missing_guardian: as in `calibrate`.
+        text: also try a score that is learned from the texts of the queries; needs the extra `text`.
         costs: what the models cost; or pass the fields of `CostOptions` as keywords. Without either, the logs' cost
             columns are used.
         **keywords: the fields of `costs`, one by one.
 
     Raises:
         InfeasibleError: the rows left to certify on are too few for alpha.
+        OptionError: texts were asked for, and cannot be learned from here.
     """
     if loss not in get_args(PromisedLoss):
         raise OptionError(f"loss must be 'regret' or 'net'; got {loss!r}")
     pairs = [logs] if isinstance(logs, ScoreLog) else list(logs)
     prices = resolve_options(costs, CostOptions, keywords, name="costs")
     _check_pairs(pairs)
+    if text:
+        _check_texts(pairs, loss)
     parts = {log.columns: split(log, share=share, seed=seed) for log in pairs}
     tuning = {columns: part[0] for columns, part in parts.items()}
     left_out: dict[str, str] = {}
-    candidates = _candidates(key, loss_bound, missing_guardian, left_out)
+    candidates = _candidates(key, loss_bound, missing_guardian, left_out, text=text)
     trial = _trial(parts, alpha, loss_bound, trials=trials, seed=seed, prices=prices, loss=loss)
     tried = trial.all_options(_of_the_best_guardian(tuning, left_out), candidates, left_out)
     chosen, rule = _cheapest(tried, left_out)
@@ -108,6 +115,20 @@ def _check_pairs(pairs: Sequence[ScoreLog]) -> None:
         ids, first = (None if one.id is None else one.id.tolist() for one in (log, pairs[0]))
         if len(log) != len(pairs[0]) or ids != first:
             raise OptionError(f"{log.source}: the logs of several pairs must hold the same rows in the same order")
+
+
+def _check_texts(pairs: Sequence[ScoreLog], loss: PromisedLoss) -> None:
+    """Refuse to learn from texts where there are none, or nothing is learned."""
+    if loss == "net":
+        raise OptionError(
+            "text=True (--text) needs the loss 'regret': no score is learned for the net loss; leave it out"
+        )
+    for log in pairs:
+        if log.context is None:
+            raise OptionError(
+                f"{log.source}: there is no `context` column, so texts cannot be learned from; add it, or leave text out"
+            )
+    text_embedding()
 
 
 def _check_rows(alpha: Number, bound: Fraction, tuning: int, n: int, source: str) -> Fraction:
@@ -157,6 +178,8 @@ def _candidates(
     loss_bound: Number | None,
     missing_guardian: MissingGuardian | None,
     left_out: dict[str, str],
+    *,
+    text: bool,
 ) -> list[CalibrationOptions]:
     """Return every combination that can be tried and has a proof, the simplest first; note why others cannot."""
     common: dict[str, Any] = {"loss_bound": loss_bound, "missing_guardian": missing_guardian}
@@ -168,6 +191,7 @@ def _candidates(
         return [included]
     drawn: Mapping[str, Any] = common | {"boundary": "random", "key": key}
     further: list[Mapping[str, Any]] = [{}, {"score": "auto"}, {"loss": "net"}]
+    further += [{"score": "auto", "features": Features(text=True)}] if text else []
     return [included, *(CalibrationOptions(**drawn, **one) for one in further)]
 
 
@@ -248,7 +272,8 @@ class _Trial:
             try:
                 options.append((self._tried(log, loss, rule), rule))
             except OptionError as error:
-                left_out[f"{log.columns[0]} -> {log.columns[1]}, {loss}, {rule.score}, {rule.boundary}"] = str(error)
+                score = f"{rule.score} with texts" if _reads_texts(rule) else rule.score
+                left_out[f"{log.columns[0]} -> {log.columns[1]}, {loss}, {score}, {rule.boundary}"] = str(error)
         return options
 
     def _tried(self, log: ScoreLog, loss: PromisedLoss, rule: CalibrationOptions) -> RouteOption:
@@ -273,6 +298,7 @@ class _Trial:
             deferred_with=shares,
             cost_per_1000=here.mean(cost),
             eligible=self.allows(rule),
+            text=_reads_texts(rule),
         )
 
 
@@ -294,7 +320,8 @@ def _cheapest(
 ) -> tuple[RouteOption, CalibrationOptions]:
     """Return the option with the lowest cost or, if some have none, the lowest share; the first among equals.
 
-    A learned score brings a file and perhaps features of the request along, so it has to save something.
+    A learned score brings a file and perhaps features of the request along, so it has to save something; texts bring a
+    package along as well.
     """
     eligible = [pair for pair in tried if pair[0].eligible]
     if not eligible:
@@ -304,8 +331,12 @@ def _cheapest(
     figures = [option.deferred for option, _ in eligible]
     if all(cost is not None for cost in costs):
         figures = [cost or 0.0 for cost in costs]
-    handicaps = [1.0 if rule.score == "margin" else _LEARNED_HANDICAP for _, rule in eligible]
+    handicaps = [_LEARNED_HANDICAP ** (rule.learned + _reads_texts(rule)) for _, rule in eligible]
     return eligible[int(np.argmin(np.multiply(figures, handicaps)))]
+
+
+def _reads_texts(rule: CalibrationOptions) -> bool:
+    return rule.features is not None and rule.features.text
 
 
 def _use(certificate: Certificate, log: ScoreLog, prices: CostOptions, *, compared: int) -> dict[str, Any]:

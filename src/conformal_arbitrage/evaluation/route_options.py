@@ -31,6 +31,7 @@ class RouteOption:
         deferred_with: the share with 2 and 4 times as many rows and, under "any", with any number of them.
         cost_per_1000: expected dollars per 1000 queries; None if costs are unknown.
         eligible: whether it could be chosen: it promises the loss that was asked for.
+        text: whether the score is learned from the texts of the queries as well.
     """
 
     primary: str
@@ -43,6 +44,7 @@ class RouteOption:
     deferred_with: dict[str, float]
     cost_per_1000: float | None
     eligible: bool
+    text: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -163,7 +165,7 @@ def _cells(option: RouteOption, *, chosen: bool, priced: bool) -> list[str]:
     cells = [
         f"{'> ' if chosen else '  '}{option.primary} -> {option.guardian}",
         option.loss,
-        option.score,
+        f"{option.score}, texts" if option.text else option.score,
         option.boundary,
         f"{100 * option.deferred:.1f} % ± {100 * option.spread:.1f}",
         f"{100 * option.deferred_with['2']:.1f} %",

@@ -33,6 +33,7 @@ class PlanResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guardian: str
     loss: PromisedLoss
     score: ScoreKind = "margin"
+    text: bool = False
     boundary: str
     relaxation: float | None = None
     boundary_u: float | None = None
@@ -51,6 +52,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         primary_columns: the Primaries to choose from; if empty, the column `primary` or, without one, every column of
             scores.
         guardian_columns: the same for the Guardian.
+        text: also try a score that is learned from texts.
         result: what came of it.
     """
 
@@ -64,6 +66,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guardian_columns: tuple[str, ...] = ()
     outcomes: tuple[str, ...] = ()
     binarize: bool = False
+    text: bool = False
     loss_bound: str | None = None
     missing_guardian: MissingGuardian | None = None
     primary_cost: float | None = None
@@ -110,6 +113,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             key=key,
             loss_bound=self.loss_bound,
             missing_guardian=self.missing_guardian,
+            text=self.text,
             costs=CostOptions(
                 primary_cost=self.primary_cost,
                 guardian_cost=self.guardian_cost,
@@ -126,6 +130,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             guardian=chosen.guardian,
             loss=chosen.loss,
             score=chosen.score,
+            text=chosen.text,
             boundary=chosen.boundary,
             relaxation=certificate.relaxation,
             boundary_u=certificate.boundary_u,
@@ -150,6 +155,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         result, log = self.result, os.path.relpath(folder / self.log)
         columns = ["--primary-column", result.primary, "--guardian-column", result.guardian]
         rule = ["--boundary", result.boundary, "--loss", result.loss, "--score", result.score]
+        rule += ["--text"] if result.text else []
         further = [] if self.loss_bound is None else ["--loss-bound", self.loss_bound]
         further += ["--binarize"] if self.binarize else []
         further += [] if self.missing_guardian is None else ["--missing-guardian", self.missing_guardian]
