@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import Certificate, ScoreLog, ScoreLogError, ScoreParts, calibrate
 from conformal_arbitrage.cli import cli, options
-from conformal_arbitrage.scorelog import digests
+from conformal_arbitrage.scorelog import digests, parts
 from conformal_arbitrage.scorelog.engines import ExecutorPool, as_engine
 from tests.calibration.test_parts import some_log, write_parts
 
@@ -62,6 +62,61 @@ def test_other_commands_look_at_a_declared_sample(run, folder, monkeypatch):
     assert json.loads(shown.stdout)["rows"] == 400
     shown = run("calibrate", folder, "--alpha", "0.2", "--json")
     assert "66.7 % of these rows were looked at before (inspect)" in shown.stderr
+
+
+def test_a_sample_has_as_many_rows_as_asked_for(run, folder, tmp_path):
+    shown = run("inspect", folder, "--sample", 250, "--json")
+    assert "from a uniform sample of 250 of 600 rows" in shown.stderr
+    assert json.loads(shown.stdout)["rows"] == 250
+    split = ["split", folder, "a.parquet", "b.parquet", "--share", 0.5, "--json"]
+    assert json.loads(run(*split, "--sample", 100).stdout) == {"explore": 50, "certify": 50}
+    assert json.loads(run(*split, "--sample", 10_000).stdout) == {"explore": 300, "certify": 300}
+    how = ["--alpha", 0.2, "--calibration-size", 50, "--trials", 2, "--json"]
+    assert "sample of 150 of 600" in run("evaluate", folder, *how, "--sample", 150).stderr
+    assert "sample of 150 of 600" in run("compare", folder, *how[:4], "--splits", 2, "--json", "--sample", 150).stderr
+    run("calibrate", folder, "--alpha", "0.2", "-o", "c.json")
+    assert "sample of 150 of 600" in run("assess", "c.json", folder, "--sample", 150).stderr
+    assert "is for a log in parts" in run("inspect", "a.parquet", "--sample", 150, code=2).stderr
+    assert "0 is not in the range" in run("inspect", folder, "--sample", 0, code=2).stderr
+
+
+def test_one_file_with_many_rows_is_read_in_parts(run, tmp_path, monkeypatch):
+    some_log(600).write(tmp_path / "large.parquet")
+    some_log(500).write(tmp_path / "small.parquet")
+    some_log(600).write(tmp_path / "large.jsonl")
+    run("calibrate", "large.parquet", "--alpha", "0.2", "-o", "before.json")
+    monkeypatch.setattr(parts, "GATHERED", 500)
+    shown = run("calibrate", "large.parquet", "--alpha", "0.2", "-o", "c.json", "--json", "--jobs", 2)
+    assert "pass 1: 600 rows in 1 parts of 1 files" in shown.stderr
+    document = json.loads(shown.stdout)
+    assert document["log_sha256"].startswith(digests.FILES)
+    assert document["relaxation"] == calibrate(some_log(600), "0.2").relaxation
+    for certificate in ("c.json", "before.json"):
+        assert "nothing differs" in run("verify", certificate, "large.parquet").stdout
+    assert "sample of 400 of 600" in run("inspect", "large.parquet", "--sample", 400).stderr
+    for name in ("small.parquet", "large.jsonl"):
+        shown = run("calibrate", name, "--alpha", "0.2", "--json")
+        assert "pass 1" not in shown.stderr
+        assert ":" not in json.loads(shown.stdout)["log_sha256"]
+    assert (
+        "all rows in memory at once" in run("calibrate", "large.parquet", "--alpha", "0.2", "--margins", code=2).stderr
+    )
+
+
+def test_decisions_of_one_large_file_go_into_a_folder_or_a_named_file(run, tmp_path, monkeypatch):
+    some_log(600).write(tmp_path / "large.parquet")
+    run("calibrate", "large.parquet", "--alpha", "0.2", "-o", "c.json")
+    monkeypatch.setattr(parts, "GATHERED", 500)
+    for output in ("folder", "d.jsonl", "d.parquet"):
+        assert json.loads(run("apply", "c.json", "large.parquet", "-o", output, "--json").stdout)["rows"] == 600
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["part-00000.parquet"]
+    assert len((tmp_path / "d.jsonl").read_text().splitlines()) == 600
+    assert (tmp_path / "d.parquet").is_file()
+
+
+def test_a_damaged_file_is_named_by_its_reader(run, tmp_path):
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
+    assert "damaged.parquet" in run("calibrate", "damaged.parquet", "--alpha", "0.2", code=2).stderr
 
 
 def test_assess_gives_no_verdict_on_the_files_that_the_certificate_was_made_from(run, folder, tmp_path, monkeypatch):

@@ -353,7 +353,8 @@ def apply_command(
         return
     loaded = load_certificate(certificate, key_file)
     columns = columns_of(loaded, primary_column, guardian_column)
-    scores = parts.read_scores(log, *columns, outcomes, guardian_optional=guardian_column is None)
+    into_file = output is not None and Path(output).suffix in (".jsonl", ".parquet")
+    scores = parts.read_scores(log, *columns, outcomes, guardian_optional=guardian_column is None, whole=into_file)
     if _identities_differ(loaded, scores):
         options.warn(
             "the log was not made by the models this certificate was made with, so the guarantee may not hold for it"

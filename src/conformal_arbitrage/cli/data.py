@@ -58,6 +58,7 @@ def router_log_command(
 @click.option("--share", type=float, default=0.3, show_default=True, help="Share of the rows that goes to EXPLORE.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random split.")
 @options.columns
+@options.sample
 @options.as_json
 def split_command(
     log: str,
@@ -69,6 +70,7 @@ def split_command(
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
+    sample: int | None,
     as_json: bool,
 ) -> None:
     """Split a log at random: choose alpha and options on EXPLORE, calibrate on CERTIFY.
@@ -82,7 +84,7 @@ def split_command(
     for one, other in ((log, explore), (log, certify), (explore, certify)):
         options.refuse_same(one, other)
         file_format(Path(other))
-    scores = options.read_log(log, primary_column, guardian_column, outcomes)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, sample=sample)
     parts = split(scores, share=share, seed=seed)
     for part, path in zip(parts, (explore, certify), strict=True):
         part.write(path)

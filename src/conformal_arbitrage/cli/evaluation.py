@@ -22,6 +22,7 @@ _WIDTH_WITH_SPREAD = 160
 @click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1].")
 @options.binarize
 @options.columns
+@options.sample
 @options.costs
 @options.as_json
 def inspect_command(
@@ -32,6 +33,7 @@ def inspect_command(
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
+    sample: int | None,
     as_json: bool,
     **costs: Any,
 ) -> None:
@@ -42,7 +44,7 @@ def inspect_command(
     """
     from conformal_arbitrage.evaluation.inspection import inspect
 
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     inspection = inspect(scores, loss_bound=loss_bound, **costs)
     options.remember_look(scores, log, "inspect")
     if as_json:
@@ -82,6 +84,7 @@ def show_inspection(inspection: "Inspection") -> None:
 @cascades.path_options
 @options.learned
 @options.columns
+@options.sample
 @options.costs
 @click.option(
     "--delta-x", type=click.Choice(["cost", "loss"]), default="cost", show_default=True,
@@ -105,6 +108,7 @@ def evaluate_command(
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
+    sample: int | None,
     figure: str | None,
     x: str,
     form: str | None,
@@ -128,7 +132,7 @@ def evaluate_command(
     kind, at_boundary = options.loss_and_boundary(loss, boundary, learned["score"])
     if cascades.take_options(sweep):
         return cascades.evaluate_path_command(kind)
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **learned, **sweep)
     if figure is not None:
         save_figure(frontier, figure, x=x, y=delta_of)
@@ -153,6 +157,7 @@ def evaluate_command(
 @click.option("--menu-size", type=int, metavar="K", help="Number of actions, if it is the same for every query.")
 @options.binarize
 @options.columns
+@options.sample
 @options.costs
 @click.option("--mapie", metavar="PYTHON", help="A Python that has MAPIE: run its own conformal risk control as well.")
 @click.option("--plot", "figure", metavar="FILE", help="Save a figure of the first budget (.png, .svg, .pdf).")
@@ -165,6 +170,7 @@ def compare_command(
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
+    sample: int | None,
     figure: str | None,
     as_json: bool,
     **settings: Any,
@@ -179,7 +185,7 @@ def compare_command(
     from conformal_arbitrage.evaluation.comparison import compare
     from conformal_arbitrage.evaluation.figures import save_comparison
 
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     comparison = compare(scores, alphas, progress=None if as_json else options.progress, **settings)
     options.remember_look(scores, log, "compare")
     if figure is not None:
@@ -249,6 +255,7 @@ def _standard_error(frontier: "Frontier") -> str:
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the interval.")
 @options.key_file
 @options.columns
+@options.sample
 @options.costs
 @options.as_json
 def assess_command(
@@ -260,6 +267,7 @@ def assess_command(
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
+    sample: int | None,
     as_json: bool,
     **costs: Any,
 ) -> None:
@@ -271,7 +279,7 @@ def assess_command(
     from conformal_arbitrage.evaluation.assessment import assess, without_verdict
 
     loaded = load_certificate(certificate, key_file)
-    scores = options.read_log(log, *columns_of(loaded, primary_column, guardian_column), outcomes)
+    scores = options.read_log(log, *columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample)
     assessment = assess(loaded, scores, confidence=confidence, **costs)
     if parts.made_from(loaded, log, primary_column, guardian_column):
         assessment = without_verdict(assessment)

@@ -56,6 +56,12 @@ columns = chained(
         help="List column to report as an outcome; may be repeated.",
     ),
 )
+sample = click.option(
+    "--sample",
+    type=click.IntRange(1, 10_000_000),
+    metavar="N",
+    help="Rows of a log in parts to look at, drawn uniformly without replacement.  [default: 1000000]",
+)
 binarize = click.option("--binarize", is_flag=True, help="Measure the loss on the paper's 0/1 Guardian; needs labels.")
 _guardian_sees = click.option(
     "--guardian-sees",
@@ -280,14 +286,31 @@ def read_log(
     *,
     binarized: bool = False,
     guardian_optional: bool = False,
+    sample: int | None = None,
+    whole: bool = False,
 ) -> "ScoreLog":
-    """Read the log that an argument names, with the columns that the options name."""
+    """Read the log that an argument names, with the columns that the options name.
+
+    Args:
+        path: the argument.
+        primary_column: the Primary's column, if it was named.
+        guardian_column: the Guardian's column, if it was named.
+        outcomes: list columns to report besides `correct`.
+        binarized: measure the loss on the paper's 0/1 Guardian.
+        guardian_optional: whether the Guardian's column may be absent.
+        sample: how many rows of a log in parts to draw.
+        whole: read one file into memory however many rows it has.
+    """
     from conformal_arbitrage.scorelog.files import Table
     from conformal_arbitrage.scorelog.log import ScoreLog
 
     guardian: str | None = guardian_column or "guardian"
-    if in_parts(path):
-        return _sampled(path, primary_column, guardian, outcomes, binarized=binarized)
+    if in_parts(path) and not whole:
+        return _sampled(path, primary_column, guardian, outcomes, sample or SAMPLE, binarized=binarized)
+    if sample is not None:
+        raise click.UsageError(
+            "--sample is for a log in parts: a pattern, a folder, a URL, or one Parquet file of more than 10 million rows"
+        )
     if guardian_optional:
         with Table(path) as table:
             guardian = guardian if guardian in table.types else None
@@ -300,22 +323,22 @@ SAMPLE = 1_000_000
 
 
 def in_parts(path: str) -> bool:
-    """Return whether a log is read in parts: a pattern, a folder or a URL."""
-    from conformal_arbitrage.scorelog.parts import is_many
+    """Return whether a log is read in parts: a pattern, a folder, a URL, or one Parquet file with very many rows."""
+    from conformal_arbitrage.scorelog.parts import is_large, is_many
 
-    return is_many(path)
+    return is_many(path) or is_large(path)
 
 
 def _sampled(
-    path: str, primary: str | None, guardian: str | None, outcomes: Sequence[str], *, binarized: bool
+    path: str, primary: str | None, guardian: str | None, outcomes: Sequence[str], rows: int, *, binarized: bool
 ) -> "ScoreLog":
     """Return a uniform sample of a log in parts, and say so."""
     from conformal_arbitrage.scorelog.parts import ScoreParts
 
     log = ScoreParts.read(path, primary=primary or "primary", guardian=guardian, outcomes=outcomes)
-    if len(log) > SAMPLE:
-        warn(f"from a uniform sample of {SAMPLE:,} of {len(log):,} rows (seed 0)")
-    sample = log.sample(SAMPLE)
+    if len(log) > rows:
+        warn(f"from a uniform sample of {rows:,} of {len(log):,} rows (seed 0)")
+    sample = log.sample(rows)
     return sample.binarized() if binarized else sample
 
 

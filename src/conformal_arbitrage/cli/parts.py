@@ -1,4 +1,4 @@
-"""Commands on a log in parts: what calibrate, verify, apply and assess do with a pattern, a folder or a URL."""
+"""Commands on a log in parts: what calibrate, verify, apply and assess do with a pattern, a folder, a URL, a large file."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,8 @@ engine_options = options.chained(
     click.option(
         "--engine",
         metavar="NAME",
-        help="For a log in parts: threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., local[N]).  "
+        help="For a log in parts, which is a pattern, a folder, a URL or one Parquet file of more than 10 million rows: "
+        "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., local[N]).  "
         "[default: threads]",
     ),
     click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads or processes.  [default: all cores]"),
@@ -35,7 +36,10 @@ def place_of(scores: "ScoreLog | ScoreParts", engine: str | None, jobs: int | No
     if isinstance(scores, ScoreParts):
         return as_engine(engine, jobs)
     if engine is not None or jobs is not None:
-        raise click.UsageError("--engine and --jobs are for a log in parts: give a pattern, a folder or a URL")
+        raise click.UsageError(
+            "--engine and --jobs are for a log in parts: give a pattern, a folder, a URL, or one Parquet file of more than "
+            "10 million rows"
+        )
     return None
 
 
@@ -53,6 +57,7 @@ def read_scores(
     binarized: bool = False,
     guardian_optional: bool = False,
     digest: str = "",
+    whole: bool = False,
 ) -> "ScoreLog | ScoreParts":
     """Read a log into memory, or find the files of one in parts.
 
@@ -63,14 +68,16 @@ def read_scores(
         outcomes: list columns to report besides `correct`.
         binarized: measure the loss on the paper's 0/1 Guardian.
         guardian_optional: whether the Guardian's column may be absent.
-        digest: of the certificate to compare with: one of several files is not compared with a log in memory.
+        digest: of the certificate to compare with, which says whether it was made in memory or in parts.
+        whole: read one file into memory however many rows it has.
     """
     from conformal_arbitrage.scorelog.digests import FILES
-    from conformal_arbitrage.scorelog.parts import FileList, ScoreParts, find_files
+    from conformal_arbitrage.scorelog.parts import FileList, ScoreParts, find_files, is_large, is_many
 
-    if not (options.in_parts(log) or digest.startswith(FILES)):
+    whole = whole or bool(digest)
+    if not (is_many(log) or digest.startswith(FILES) or (is_large(log) and not whole)):
         return options.read_log(
-            log, primary, guardian, outcomes, binarized=binarized, guardian_optional=guardian_optional
+            log, primary, guardian, outcomes, binarized=binarized, guardian_optional=guardian_optional, whole=True
         )
     column: str | None = guardian or "guardian"
     if guardian_optional:

@@ -269,6 +269,17 @@ def is_many(source: str) -> bool:
     return scheme_of(source) is not None or _is_folder(source) or (_is_pattern(source) and not _is_file(source))
 
 
+def is_large(source: str) -> bool:
+    """Return whether a name is that of one local Parquet file with more rows than are ever put together in memory."""
+    if scheme_of(source) is not None or not source.endswith(_ENDING) or not _is_file(source):
+        return False
+    try:
+        with FileList([source]) as listed:
+            return sum(listed.rows_of_files().values()) > GATHERED
+    except ScoreLogError:  # whoever reads the file will say what is wrong with it
+        return False
+
+
 def _is_folder(path: str) -> bool:
     return os.path.isdir(path)  # noqa: PTH112  (a name that cannot exist is no error)
 
