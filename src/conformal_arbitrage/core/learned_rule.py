@@ -116,16 +116,16 @@ class LearnedRule:
         self, places: Sequence[int], values: Sequence[float], u: float, *, unseen: bool
     ) -> list[tuple[int, bool, float]]:
         """Return, for every strength, how many rows are kept, whether the query is, and its score."""
-        some, strengths = np.array(values), len(self.weights)
-        query = some @ self.rotation.take(places, axis=0)
+        some, columns = np.array(values), np.array(places, dtype=np.intp)
+        query = some @ self.rotation.take(columns, axis=0)
         predicted = self.weights @ query
         gain = 1 / (1 + (query * query) @ self.shrunk)
         if unseen:
             gain = 1 / (1 + 1 / self.unseen_penalties + (query * query) @ self.shrunk)
-        across = (some @ self.across.take(places, axis=0)).reshape(strengths, len(self.sizes))
+        across = (some @ self.across.take(columns, axis=0)).reshape(self.free.shape)
         scores = self._left_out_scores(across, predicted, gain)
         own = np.rint(predicted * TICKS + SHIFT)
-        same = None if unseen else self.copies.get(self._dense(places, some))
+        same = None if unseen else self.copies.get(self._dense(columns, some))
         if same is not None:
             scores[:, same] = own
         if len(self.losses) < self.budget:
@@ -143,21 +143,24 @@ class LearnedRule:
         np.subtract(self.loss, moved, out=moved)
         return np.rint(moved, out=moved)
 
-    def _dense(self, places: Sequence[int], values: Floats) -> bytes:
+    def _dense(self, columns: Indices, values: Floats) -> bytes:
         row = np.zeros(len(self.rotation))
-        row[places] = values
+        row[columns] = values
         return row.tobytes()
 
     def _counts(self, scores: Floats, own: Floats, u: float) -> list[tuple[int, bool, float]]:
         """Count rows and query before the (budget + 1)-th loss in the order of (score, draw)."""
-        lost = np.concatenate([scores.take(self.losses, axis=1), own[:, None]], axis=1)
-        lines = np.partition(lost, self.budget, axis=1)[:, [self.budget]]
-        below, lossy = (scores < lines).astype(np.float64), self.lossy
+        lossy, repeated = self.lossy, len(self.losses) > self.lossy
+        of_rows = scores.take(self.losses, axis=1) if repeated else scores[:, :lossy]
+        lost = np.concatenate([of_rows, own[:, None]], axis=1)
+        lost.partition(self.budget, axis=1)
+        lines = lost[:, self.budget : self.budget + 1]
+        below = (scores < lines).astype(np.float64)
         before, lost_before = below @ self.sizes, below[:, :lossy] @ self.sizes[:lossy]
         tied: list[list[int]] = [[] for _ in own]
-        pairs: list[list[int]] = np.argwhere(scores == lines).tolist()
-        for k, place in pairs:
-            tied[k].append(place)
+        places: list[int] = np.flatnonzero(scores == lines).tolist()
+        for place in places:
+            tied[place // len(self.sizes)].append(place % len(self.sizes))
         columns = (lines[:, 0].tolist(), own.tolist(), before.tolist(), lost_before.tolist(), tied)
         return [self._count(*column, u) for column in zip(*columns, strict=True)]
 
