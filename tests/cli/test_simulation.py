@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.cli import test_cli
 from tests.evaluation.test_simulation import LOG
@@ -44,3 +45,18 @@ def test_quiet_traffic_and_false_alarms_are_told(run, log):
 def test_impossible_scenarios_are_one_line(run, log):
     told = run("simulate", log, "--alpha", "0.05", "--shift", "999", code=2).stderr
     assert told.startswith("arbitrage: the loss of this certificate cannot grow 999-fold")
+
+
+@pytest.mark.parametrize("width", [76, 80, 100])
+def test_figures_are_whole_on_a_narrow_terminal(run, log, monkeypatch, width):
+    monkeypatch.setattr("conformal_arbitrage.cli.options.console", lambda: Console(width=width, highlight=False))
+    told = run("simulate", log, *OPTIONS, "--primary-cost", "0.01", "--guardian-cost", "1").output
+    document = json.loads(
+        run("simulate", log, *OPTIONS, "--primary-cost", "0.01", "--guardian-cost", "1", "--json").output
+    )
+    assert "\u2026" not in told
+    assert max(map(len, told.splitlines())) <= width
+    for span in document["outcomes"]["without"].values():
+        assert f"{span['decisions']:,}" in told
+        assert f"{span['loss']:.4f}" in told
+        assert f"${span['cost']:,.2f}" in told

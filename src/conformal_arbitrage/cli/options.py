@@ -432,13 +432,38 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
-    """Print a table whose first column is text and whose others are figures."""
+    """Print a table whose first column is text and whose others are figures.
+
+    A narrow terminal gets headers, and if need be the first column, on several lines; figures are not cut.
+    """
     from rich import box
     from rich.table import Table
 
+    lines, screen = [list(row) for row in rows], console()
+    widths = _widths(list(zip(header, *lines, strict=True)), screen.width)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", pad_edge=False)
-    for k, name in enumerate(header):
-        table.add_column(name, justify="left" if k == 0 else "right", no_wrap=k == 0)
-    for row in rows:
-        table.add_row(*row)
-    console().print(table)
+    for k, (name, width) in enumerate(zip(header, widths, strict=True)):
+        table.add_column(name, justify="left" if k == 0 else "right", no_wrap=k == 0 and width is None, width=width)
+    for line in lines:
+        table.add_row(*line)
+    screen.print(table)
+
+
+def _widths(columns: Sequence[Sequence[str]], screen: int) -> list[int | None]:
+    """Return the widths of a table's columns: figures and words whole, and the first column before the headers."""
+    least = [max(_unbroken(cell) for cell in column) for column in columns]
+    spare = screen - sum(least) - 3 * (len(columns) - 1) - 2  # between columns, and at the two edges
+    if spare < 0:
+        return [None] * len(columns)
+    widths: list[int | None] = []
+    for column, width in zip(columns, least, strict=True):
+        more = min(spare, max(map(len, column)) - width)
+        widths.append(width + more)
+        spare -= more
+    return widths
+
+
+def _unbroken(cell: str) -> int:
+    """Return the width of a short figure with its sign, or of the longest word."""
+    figure = len(cell) <= 12 and any(sign.isdigit() for sign in cell)
+    return len(cell) if figure else max(map(len, cell.split()), default=0)

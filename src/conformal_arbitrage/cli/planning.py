@@ -112,7 +112,7 @@ def _show_audits(audits: "AuditPlan") -> None:
         ]
         for row in audits.delays
     ]
-    header = ["true loss / line", "audits, median", "decisions", "days, median to 9 of 10", "losses too many"]
+    header = ["true loss / line", "audits, median", "decisions", "days, median to 9 of 10", "excess losses"]
     options.print_table(header, lines, title="How soon a loss above the line turns the monitor red")
     line = "The line is alpha with --confidence; without it, it lies above alpha by what bad luck may explain."
     click.echo(options.wrapped(f"Red is the monitor's alarm: audits show that the loss is above the line. {line}"))

@@ -120,7 +120,7 @@ def show_simulation(simulation: "Simulation") -> None:
         for way, parts in simulation.outcomes.items()
         for part, one in parts.items()
     ]
-    options.print_table(["", "decisions", "loss", "losses too many", "Guardian share", "audit calls", "cost"], rows)
+    options.print_table(["", "decisions", "loss", "excess losses", "Guardian share", "audit calls", "cost"], rows)
     if simulation.always is not None:
         click.echo(f"Always asking the Guardian would have cost ${simulation.always:,.2f}.")
     click.echo(
