@@ -178,3 +178,17 @@ def test_the_path_in_the_readme_leads_from_a_clone_to_a_certificate(tmp_path):
     log = ScoreLog.read(tmp_path / "work" / "log.parquet")
     assert certificate.n == 350
     assert 0 < certificate.apply(log).deferred.mean() < 1
+
+
+@pytest.mark.parametrize("header", ["id,small_confidence,small_correct,big_correct",
+                                    "big_confidence,big_correct,small_confidence,small_correct"])  # fmt: skip
+def test_the_confidence_may_carry_the_primarys_name(header):
+    Path("c.csv").write_text(f"{header}\n{','.join('1' for _ in header.split(','))}\n")
+    columns = "--confidence small_confidence --primary-grade small_correct --guardian-grade big_correct"
+    assert columns in quick_start("csv", ["c.csv"]).commands[0]
+
+
+def test_columns_of_other_names_can_be_named_by_hand():
+    Path("c.csv").write_text("sure,weak,strong\n0.4,1,1\n")
+    with pytest.raises(OptionError, match=r"arbitrage router-log c\.csv --confidence COL --primary-grade COL"):
+        quick_start("csv", ["c.csv"])

@@ -17,8 +17,10 @@ from conformal_arbitrage.scorers.kinds import Form
 Have = Literal["csv", "endpoints", "eval"]
 LOG, PLAN, CERTIFICATE = "log.parquet", "plan.toml", "certificate.json"
 _NOT_SCORES = ("id", "label", "group", "context", "actions", "correct")
-_CONFIDENCES = ("confidence", "score", "router_score", "primary_confidence")
+_CONFIDENCES = ("confidence", "score", "router_score", "primary_confidence")  # or that of the Primary's name
 _GRADES = ("_grade", "_correct", "_ok", "_right")
+_NO_OPTIONS = ("confidence", "correct", "grade")
+"""What follows a model's name in columns that are no options."""
 _TEXT = ("router-log", "import inspect", "import openai-batch")
 """Commands whose logs are of free text."""
 _GUARDIANS = ("g", "guardian", "strong", "large", "big", "expert")
@@ -152,7 +154,9 @@ def _from_table(path: str) -> tuple[str, str | None]:
         return f"a confidence ({sure}) and two grades", f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}"
     raise OptionError(
         f"{path}: no scores of two models among its columns ({', '.join(names)}); it needs two columns of lists, one column "
-        "per option and model (p_yes, p_no, g_yes, g_no), or a confidence and two grades (confidence, small_ok, large_ok)"
+        "per option and model (p_yes, p_no, g_yes, g_no), or a confidence and two grades (confidence, small_ok, large_ok); "
+        f"name columns called otherwise yourself: arbitrage router-log {_quoted(path)} --confidence COL --primary-grade COL "
+        f"--guardian-grade COL -o {LOG}"
     )
 
 
@@ -161,7 +165,7 @@ def _wide_pair(names: Sequence[str]) -> tuple[list[str], list[str]] | None:
     models: dict[str, dict[str, str]] = {}
     for name in names:
         prefix, separator, option = name.partition("_")
-        if separator:
+        if separator and option not in _NO_OPTIONS:
             models.setdefault(prefix, {})[option] = name
     pairs = [
         (p, g) for p in models for g in models if p != g and len(models[p]) > 1 and models[p].keys() == models[g].keys()
@@ -174,12 +178,13 @@ def _wide_pair(names: Sequence[str]) -> tuple[list[str], list[str]] | None:
 
 def _router_columns(names: Sequence[str]) -> tuple[str, str, str] | None:
     """Return a confidence and the grades of two models, the Guardian's last."""
-    sure = [name for name in _CONFIDENCES if name in names]
     grades = [name for name in names if name.endswith(_GRADES)]
-    if not sure or len(grades) != 2:
+    if len(grades) != 2:
         return None
     first, second = grades if grades[0].partition("_")[0] not in _GUARDIANS else reversed(grades)
-    return sure[0], first, second
+    own = f"{first.rpartition('_')[0]}_confidence"
+    sure = next((name for name in (*_CONFIDENCES, own) if name in names), None)
+    return None if sure is None else (sure, first, second)
 
 
 def _quoted(name: str) -> str:
