@@ -200,7 +200,7 @@ def records_command() -> None:
 
     \b
     arbitrage records export --policy support --score-log -o log.parquet
-    arbitrage records export --policy support --score-log -o log/ --rows-per-file 1000000
+    arbitrage records export --policy support --score-log -o log/
     arbitrage records migrate
     arbitrage records verify
     arbitrage records head > head.json
