@@ -181,3 +181,9 @@ def test_gaps_that_share_a_bucket_are_collected(tmp_path):
     rows = [(f"q{k}", [round(0.5 + k * 1e-7, 7), 0.0], [0.0, 1.0]) for k in range(40)]
     certificate = check(duckdb_table(tmp_path / "scores.duckdb", rows), rows, "0.5")
     assert certificate.relaxation == 0.500002
+
+
+def test_an_address_that_cannot_be_parsed_is_not_repeated():
+    with pytest.raises(ScoreLogError, match="cannot be parsed") as caught:
+        calibrate(ScoreTable(address="postgresql://u:sec%ret@h/db", table="scores"), 0.2)
+    assert "sec" not in str(caught.value)

@@ -103,6 +103,11 @@ def _connect(address: str, *, postgres: bool) -> tuple[Any, type[Exception]]:
         raise OptionError("tables of PostgreSQL need psycopg: pip install 'conformal-arbitrage[postgres]'") from failure
     try:
         return psycopg.connect(address, autocommit=True), psycopg.Error
+    except psycopg.ProgrammingError:  # its message quotes a part of the address, which may be the password
+        raise ScoreLogError(
+            "the address of PostgreSQL cannot be parsed; it is postgresql://user:password@host/database, with special "
+            "characters of the password as %XX"
+        ) from None
     except psycopg.Error as failure:
         raise ScoreLogError(
             f"PostgreSQL cannot be reached ({str(failure).splitlines()[0]}); check the address"

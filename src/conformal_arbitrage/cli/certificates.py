@@ -12,6 +12,7 @@ from conformal_arbitrage.errors import ConfigError, ScoreLogError
 if TYPE_CHECKING:
     from conformal_arbitrage.calibration.certificate import Certificate
     from conformal_arbitrage.calibration.project_secret import ProjectSecret
+    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.calibration.verify import Verification
     from conformal_arbitrage.scorelog.engines import Engine
     from conformal_arbitrage.scorelog.log import ScoreLog
@@ -78,7 +79,7 @@ def calibrate_command(
     loss, boundary = options.loss_and_boundary(loss, boundary, learned["score"])
     if cascades.take_options(further, "seed"):
         return cascades.calibrate_path_command(alpha, loss, secret)
-    scores = parts.read_scores(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    scores = parts.find_scores(log, primary_column, guardian_column, outcomes, further["engine"], binarized=binarize)
     place = parts.place_of(scores, further.pop("engine"), further.pop("jobs"))
     drawing = _drawing(loss, boundary, learned["score"], None if zero_one or binarize else confidence)
     certificate = calibrate(
@@ -136,11 +137,14 @@ def _key(secret: "ProjectSecret | None", key_file: str | None, drawing: str | No
     return secret.boundary_key
 
 
-def _warn_of_rows(scores: "ScoreLog | ScoreParts", config: str | None, *, clustered: bool) -> None:
+def _warn_of_rows(scores: "ScoreLog | ScoreParts | ScoreTable", config: str | None, *, clustered: bool) -> None:
     """Say if rows repeat each other, or their grades were made by a grader that has changed since, or by several."""
+    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.scorelog.fitness import repeats
     from conformal_arbitrage.scorelog.log import ScoreLog
 
+    if isinstance(scores, ScoreTable):
+        return
     for problem in () if clustered or not isinstance(scores, ScoreLog) else repeats(scores).problems():
         options.warn(problem)
     _warn_of_grader(scores, config)
@@ -210,11 +214,16 @@ def _rows_needed(certificate: "Certificate") -> int:
     return sure_rows_needed(alpha, bound, confidence=certificate.confidence, dial=certificate.dial is not None)
 
 
-def _use(certificate: "Certificate", scores: "ScoreLog | ScoreParts", engine: "Engine | None") -> dict[str, Any]:
+def _use(
+    certificate: "Certificate", scores: "ScoreLog | ScoreParts | ScoreTable", engine: "Engine | None"
+) -> dict[str, Any]:
     """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost."""
+    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.evaluation.costs import costs_of, routed_cost_per_1000
     from conformal_arbitrage.scorelog.parts import ScoreParts
 
+    if isinstance(scores, ScoreTable):
+        return {"deferred": None, "cost_per_1000": None, "guardian_cost_per_1000": None}
     if isinstance(scores, ScoreParts):
         return parts.use_of_parts(certificate, scores, engine)
     if certificate.learned is not None:  # each row decided by the others, not also by its own loss
@@ -227,8 +236,10 @@ def _use(certificate: "Certificate", scores: "ScoreLog | ScoreParts", engine: "E
 
 
 def _describe_use(
-    *, deferred: float, cost_per_1000: float | None, guardian_cost_per_1000: float | None
+    *, deferred: float | None, cost_per_1000: float | None, guardian_cost_per_1000: float | None
 ) -> tuple[str, str]:
+    if deferred is None:
+        return "Guardian is asked", "not counted in a table"
     use = f"in {100 * deferred:.1f} % of the queries on this log"
     if cost_per_1000 is not None:
         use += f", ${cost_per_1000:.4g} per 1000 queries (the Guardian alone: ${guardian_cost_per_1000:.4g})"
@@ -268,7 +279,7 @@ def verify_command(
         raise SystemExit(0 if verification.ok else 1)
     loaded = load_certificate(certificate, key_file)
     columns = columns_of(loaded, primary_column, guardian_column)
-    scores = parts.read_scores(log, *columns, outcomes, digest=loaded.log_sha256)
+    scores = parts.find_scores(log, *columns, outcomes, engine, digest=loaded.log_sha256)
     try:
         verification = verify(loaded, scores, engine=parts.place_of(scores, engine, jobs), progress=parts.tell_pass)
     except ScoreLogError as error:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conformal_arbitrage.calibration.project_secret import ProjectSecret
+    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.live.config import Config
     from conformal_arbitrage.scorelog.cascade import CascadeLog
     from conformal_arbitrage.scorelog.log import ScoreLog
@@ -354,13 +355,16 @@ def remember_look(scores: "ScoreLog | CascadeLog", path: str, command: str) -> N
 
 
 def describe_looks(
-    scores: "ScoreLog | CascadeLog | ScoreParts", path: str, config: str | None, *, fixed_before: bool
+    scores: "ScoreLog | CascadeLog | ScoreParts | ScoreTable", path: str, config: str | None, *, fixed_before: bool
 ) -> str | None:
-    """Return what a certificate says of earlier looks at these rows; None if there was none."""
+    """Return what a certificate says of earlier looks at these rows; None if there was none, or they are in a table."""
+    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.evaluation.looks import looks_path, seen_in_parts
     from conformal_arbitrage.live.config import FILE
     from conformal_arbitrage.scorelog.parts import ScoreParts
 
+    if isinstance(scores, ScoreTable):
+        return None
     rows = (part.load(["context"]) for part in scores.parts()) if isinstance(scores, ScoreParts) else [scores]
     try:
         seen = seen_in_parts(looks_path(config or FILE, path), rows)

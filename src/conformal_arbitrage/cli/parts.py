@@ -1,6 +1,7 @@
 """Commands on a log in parts: what calibrate, verify, apply and assess do with a pattern, a folder, a URL, a large file."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,30 +13,38 @@ if TYPE_CHECKING:
     from conformal_arbitrage.calibration.applying import DecisionCounts
     from conformal_arbitrage.calibration.certificate import Certificate
     from conformal_arbitrage.calibration.decisions import Decisions
+    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.scorelog.engines import Engine
     from conformal_arbitrage.scorelog.log import ScoreLog
     from conformal_arbitrage.scorelog.parts import ScoreParts
+
+_TABLE, _DUCKDB = "table:", "duckdb:"
+_NO_TABLE = (
+    "table:NAME is for calibrate and verify, with its database: --engine postgresql://... or --engine duckdb:FILE"
+)
 
 engine_options = options.chained(
     click.option(
         "--engine",
         metavar="NAME",
         help="For a log in parts, which is a pattern, a folder, a URL or one Parquet file of more than 10 million rows: "
-        "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., local[N]).  "
+        "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., local[N]); "
+        "for table:NAME its database, postgresql://user:{NAME}@host/database or duckdb:FILE.  "
         "[default: threads]",
     ),
     click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads or processes.  [default: all cores]"),
 )
 
 
-def place_of(scores: "ScoreLog | ScoreParts", engine: str | None, jobs: int | None) -> "Engine | None":
-    """Return where the work on a log in parts is done; None for one in memory."""
+def place_of(scores: "ScoreLog | ScoreParts | ScoreTable", engine: str | None, jobs: int | None) -> "Engine | None":
+    """Return where the work on a log in parts is done; None for one in memory, and for a table."""
+    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.scorelog.engines import as_engine
     from conformal_arbitrage.scorelog.parts import ScoreParts
 
     if isinstance(scores, ScoreParts):
         return as_engine(engine, jobs)
-    if engine is not None or jobs is not None:
+    if jobs is not None or (engine is not None and not isinstance(scores, ScoreTable)):
         raise click.UsageError(
             "--engine and --jobs are for a log in parts: give a pattern, a folder, a URL, or one Parquet file of more than "
             "10 million rows"
@@ -74,6 +83,8 @@ def read_scores(
     from conformal_arbitrage.scorelog.digests import FILES
     from conformal_arbitrage.scorelog.parts import FileList, ScoreParts, find_files, is_large, is_many
 
+    if log.startswith(_TABLE):
+        raise click.UsageError(_NO_TABLE)
     whole = whole or bool(digest)
     if not (is_many(log) or digest.startswith(FILES) or (is_large(log) and not whole)):
         return options.read_log(
@@ -86,6 +97,41 @@ def read_scores(
             column = column if column in listed.types_of(path) else None
     found = ScoreParts.read(log, primary=primary or "primary", guardian=column, outcomes=outcomes)
     return found.binarized() if binarized else found
+
+
+def find_scores(
+    log: str, primary: str | None, guardian: str | None, outcomes: tuple[str, ...], engine: str | None, **how: Any
+) -> "ScoreLog | ScoreParts | ScoreTable":
+    """Return the table that table:NAME means in the database of --engine; any other log as `read_scores` does."""
+    if not (log.startswith(_TABLE) and engine):
+        return read_scores(log, primary, guardian, outcomes, **how)
+    from conformal_arbitrage.calibration.tables import ScoreTable
+
+    if how.get("binarized") or outcomes:
+        raise click.UsageError("--binarize and --outcome are not computed by SQL; export the table as Parquet files")
+    return ScoreTable(
+        address=_database(engine),
+        table=log.removeprefix(_TABLE),
+        primary=primary or "primary",
+        guardian=guardian or "guardian",
+    )
+
+
+def _database(engine: str) -> str:
+    """Return the address of a database; a password comes from the environment, since others see a command line."""
+    from conformal_arbitrage.live.database import filled_address
+
+    if engine.startswith(_DUCKDB):
+        return engine.removeprefix(_DUCKDB)
+    if not engine.startswith(("postgresql://", "postgres://")):
+        raise click.UsageError(_NO_TABLE)
+    user = engine.partition("://")[2].rpartition("@")[0]
+    if "password=" in engine or not re.fullmatch(r"(\{\w+\})?", user.partition(":")[2]):
+        raise click.UsageError(
+            "--engine: others can read a command line; give the password as the name of an environment variable: "
+            "postgresql://user:{NAME}@host/database"
+        )
+    return filled_address(engine, "--engine")
 
 
 def made_from(certificate: "Certificate", log: str, primary: str | None, guardian: str | None) -> bool:

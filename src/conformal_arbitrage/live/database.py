@@ -18,20 +18,32 @@ _QUOTED = r"[\w.~%!$&'()*+,;=-]*"
 
 
 def database_of(config: Config) -> str:
-    """Return the database: a URL, or a file beside the configuration; {NAME} comes from the environment.
+    """Return the database: a URL, or a file beside the configuration; {NAME} comes from the environment."""
+    location = filled_address(config.gateway.database, "[gateway] database")
+    return location if "://" in location else str(Path(config.folder) / location)
+
+
+def filled_address(address: str, setting: str) -> str:
+    """Return an address with values from the environment in the place of each {NAME}.
 
     In the password of a URL, a value with special characters is quoted.
+
+    Args:
+        address: a URL, or a file.
+        setting: where it was given, for the message.
+
+    Raises:
+        ConfigError: a variable is not set.
     """
 
     def value(name: re.Match[str]) -> str:
         if name[1] not in os.environ:
-            raise ConfigError(f"[gateway] database: the environment variable {name[1]} is not set")
+            raise ConfigError(f"{setting}: the environment variable {name[1]} is not set")
         text = os.environ[name[1]]
         is_password = name.string[: name.start()].endswith(":") and name.string[name.end() :].startswith("@")
         return quote(text, safe="") if is_password and not re.fullmatch(_QUOTED, text) else text
 
-    location = re.sub(r"\{(\w+)\}", value, config.gateway.database)
-    return location if "://" in location else str(Path(config.folder) / location)
+    return re.sub(r"\{(\w+)\}", value, address)
 
 
 def database_exists(config: Config) -> bool:
