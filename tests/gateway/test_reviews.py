@@ -353,7 +353,7 @@ def test_a_record_under_review_is_withheld(crew):
     shown = house.get(f"/v1/arbitrage/records/{id}", headers=bob.headers).json()
     assert shown["withheld"] == "under review"
     assert not {"action", "candidates", "margin"} & set(shown["decision"])
-    assert all("scores" not in leg for leg in shown["decision"]["legs"])
+    assert "legs" not in shown["decision"]
     [listed] = house.get("/v1/arbitrage/records", headers=bob.headers).json()["data"]
     assert listed == shown
     admin = house.reviewer("cid", "admin")

@@ -135,6 +135,7 @@ class _Routes:
         self._metrics = parts.metrics
         self.background = Background(parts.metrics.background_failures)
         self._limits = RequestLimits(parts.config.gateway)
+        self._reviewing = RequestLimits(parts.config.gateway)  # callers who wait do not keep those out they wait for
         self.watcher = Watcher(parts.store, parts.policies, parts.clock, parts.secret)
         self._authenticator = Authenticator(parts.store)
         subscribers = (self._authenticator.refresh, parts.policies.refresh)
@@ -176,7 +177,8 @@ class _Routes:
         return [(method, path, self._guarded(path, scope, handler)) for method, path, scope, handler in routes]
 
     def _guarded(self, path: str, scope: Scope, handler: Handler) -> ASGIApp:
-        app: ASGIApp = RunHandler(handler, self._limits, self._parts.config.gateway.max_body)
+        limits = self._reviewing if scope == "review" else self._limits
+        app: ASGIApp = RunHandler(handler, limits, self._parts.config.gateway.max_body)
         refresher = self._recording if path in _DECIDING else self._refresher
         app = Authenticated(app, scope, self._authenticator, refresher)
         app = AccessLog(ErrorReplies(app), path, self._metrics, self._parts.log)
@@ -218,7 +220,7 @@ class _Routes:
 
     async def _figures(self, request: Incoming) -> Response:
         """Answer GET /metrics."""
-        self._metrics.in_flight.set(self._limits.in_flight)
+        self._metrics.in_flight.set(self._limits.in_flight + self._reviewing.in_flight)
         breakers = self._parts.breakers
         resting = {breaker.origin for breaker in breakers if breaker.resting}
         for breaker in breakers:  # several models may share one address

@@ -21,7 +21,6 @@ from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.store.base import PolicyVersion, Store
 from conformal_arbitrage.store.record import (
     AuditBody,
-    CompletionBody,
     Content,
     DecisionBody,
     DecisionRecord,
@@ -44,14 +43,16 @@ HIDDEN: Mapping[type[Struct], frozenset[str]] = {
 }
 """The fields of a record that would help an attacker; a calling key sees them only where replies show them."""
 WITHHELD: Mapping[type[Struct], frozenset[str]] = {
-    DecisionRecord: frozenset({"decided_by"}),
-    DecisionBody: frozenset({"action", "candidates", "margin", "relaxation", "learned", "no_guarantee"}),
+    DecisionRecord: frozenset({"decided_by", "completion", "feedback", "audit"}),
+    DecisionBody: frozenset(
+        {
+            *("action", "candidates", "margin", "relaxation", "learned", "no_guarantee"),
+            *("legs", "cost", "audited", "pending", "cancelled", "guarded", "held"),
+        }
+    ),
     Content: frozenset({"answer", "primary_answer", "chain_answers"}),
-    CompletionBody: frozenset({"action", "decided_by", "no_guarantee"}),
-    Leg: frozenset({"scores", "error"}),
-    AuditBody: frozenset({"scores", "error", "answer"}),
 }
-"""The fields of a record that would tell a reviewer what the models think, while people have yet to judge."""
+"""The fields of a record that would tell a reviewer, who has yet to judge, what others think or why people are asked."""
 
 
 class Feedback(Struct, forbid_unknown_fields=True):
@@ -84,7 +85,9 @@ class RecordRoutes:
         records = await self._store.records(
             **_own_policy(_filters(request), request.caller), key_id=request.caller.sees_only
         )
-        under = await self._under_review(records)
+        under = frozenset[str]() if request.caller.scope == "call" else await self._under_review(records)
+        if "decided_by" in request.query_params:  # which would tell who decided
+            records = [record for record in records if record.id not in under]
         rendered: list[bytes] = []
         for record in records:
             shown = withheld(record) if record.id in under else self._shown(record, request.caller)

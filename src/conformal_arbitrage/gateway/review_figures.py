@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.monitoring.reviewing import Agreement, agreement, agreement_by_person, waiting_time
@@ -57,9 +58,11 @@ class TeamFigures:
     reviewers: tuple[ReviewerFigures, ...]
 
 
-async def team_figures(store: Store, desk: Desk) -> list[TeamFigures]:
-    """Return the figures of every team."""
+async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFigures]:
+    """Return the figures of every team; `blind` leaves out whether callers wait, which would tell audits from the rest."""
     backlogs = await store.team_backlogs(desk.people())
+    if blind:
+        backlogs = [replace(backlog, oldest=None, untaken=False) for backlog in backlogs]
     cast, pairs = await store.cast_votes(), await store.second_opinions()
     figures: list[TeamFigures] = []
     for backlog in backlogs:

@@ -87,6 +87,13 @@ def _end_without_verdict(session: Session, id: str, state: str) -> None:
             "revision = revision + 1 where id = ? and state = 'open'",
             *(state, session.now(), id),
         )
+        session.run(  # a second opinion needs a first
+            "update reviews set state = ?, closed = ?, payload = null, revision = revision + 1 where purpose = 'overlap' "
+            "and state = 'open' and decision = (select decision from reviews where id = ?) and not exists (select 1 from "
+            "votes v join reviews r on r.id = v.item where r.decision = reviews.decision and v.late = 0 "
+            "and v.withdrawn is null)",
+            *(state, session.now(), id),
+        )
 
 
 def due_reviews(session: Session, *, limit: int) -> list[ReviewItem]:

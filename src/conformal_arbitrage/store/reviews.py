@@ -28,13 +28,16 @@ _COLUMNS = (
 
 
 def put_items(session: Session, items: Sequence[NewReview], request: str | None = None) -> None:
-    """Put items into the queue; one that is there stays as it is, and is open again if it was withdrawn."""
+    """Put items into the queue; one that is there stays as it is, and is open again if it was withdrawn.
+
+    A request waits for its questions, not for second opinions on them.
+    """
     now = session.now()
     for item in items:
         needed = count_votes((), panel=item.panel, rule=item.rule).needed
         deadline = None if item.deadline is None else now + item.deadline
         row = (
-            new_id(), item.decision, item.purpose, item.policy, item.team, request,
+            new_id(), item.decision, item.purpose, item.policy, item.team, request if item.purpose == "decide" else None,
             encode_review_question(item.question, item.decision), item.protocol, item.identities_sha256, item.menu,
             item.panel, item.rule, int(item.escalates), item.price, item.lease, item.undo, int(item.drawn), needed, "open",
             now + item.due, deadline, now,

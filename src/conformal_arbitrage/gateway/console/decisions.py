@@ -101,15 +101,20 @@ class DecisionsPage:
     async def decisions(self, visit: Visit) -> Response:
         """Show a page of decisions, the newest first."""
         if id := visit.query.get("id", "").strip():
-            return redirect(f"/console/decisions/{id}" if id.isalnum() else "/console/decisions/unknown")
+            return redirect(
+                f"/console/decisions/{id}" if id.isascii() and id.isalnum() else "/console/decisions/unknown"
+            )
         wanted = read_filter(visit.query, visit.who)
         records = await self._page(wanted)
         shown, more = records[:PAGE], len(records) > PAGE
         older = wanted.link(before=shown[-1].id) if more else None
+        hidden = await self._hidden(shown)
+        if wanted.who or wanted.mark:  # which would tell what is withheld
+            shown = [one for one in shown if one.id not in hidden]
         names = [name for name in self._parts.config.policies if visit.who.sees(name)]
         return self._parts.pages.page(
             "decisions.html", visit, records=[(_asked(one), one) for one in shown], wanted=wanted, older=older,
-            names=names, who=_WHO, marks=_MARKS, hidden=await self._hidden(shown), bound=visit.who.policies is not None,
+            names=names, who=_WHO, marks=_MARKS, hidden=hidden, bound=visit.who.policies is not None,
         )  # fmt: skip
 
     async def _page(self, wanted: DecisionFilter) -> list[DecisionRecord]:

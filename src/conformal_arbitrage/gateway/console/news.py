@@ -139,4 +139,5 @@ def _id(counts: tuple[int, ...]) -> str:
 
 def _read(text: str) -> tuple[int, ...] | None:
     parts = text.split("-")
-    return tuple(map(int, parts)) if len(parts) == len(KINDS) and all(part.isdigit() for part in parts) else None
+    are_counts = len(parts) == len(KINDS) and all(part.isdecimal() and len(part) < 20 for part in parts)
+    return tuple(map(int, parts)) if are_counts else None

@@ -167,7 +167,7 @@ def _earlier(history: list[ShownVersion]) -> ShownVersion | None:
 def _document(text: str) -> JSONObject:
     try:
         document: Any = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RequestError(f"That is not a certificate: it is not JSON ({error}).", status=422) from error
     if not isinstance(document, Mapping):
         raise RequestError("That is not a certificate: it is not a JSON object.", status=422)

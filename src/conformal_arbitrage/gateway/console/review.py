@@ -89,7 +89,7 @@ class ReviewPage:
 
     async def team(self, visit: Visit) -> Response:
         """GET /console/team: what every team has before it, and how it does."""
-        teams = await team_figures(self._parts.store, self._parts.desk)
+        teams = await team_figures(self._parts.store, self._parts.desk, blind=not visit.who.is_admin)
         if not visit.who.is_admin:
             teams = [team for team in teams if visit.who.name in self._parts.desk.people()[team.backlog.team]]
         since = await self._parts.news.since()

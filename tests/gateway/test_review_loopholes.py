@@ -1,0 +1,96 @@
+"""Ways around the rules of reviewing that are closed: what reviewers can find out, and what second opinions hold up."""
+
+import json
+
+import pytest
+
+from tests.gateway.house import DECISION, UNSURE, error_of, until, votes
+from tests.gateway.people import LONG, Later, PeopleHouse
+
+SURE = (0.9, 0.1)
+
+
+def mixed(path, body, number):
+    """A Primary that is sure of what says so."""
+    return votes(*(SURE if "sure" in json.dumps(body) else UNSURE))(path, body, number)
+
+
+@pytest.fixture
+def crew(house):
+    """A gateway with keys: a caller and reviewers."""
+
+    def start(**options):
+        one = house(PeopleHouse, **{"primary": mixed, "members": ("ann", "bob"), **options})
+        one.headers = one.keyed("call")
+        return one, [one.reviewer(label) for label in one.members]
+
+    return start
+
+
+def asked(house, body=DECISION, **headers):
+    return Later(lambda: house.decide(body, headers={**house.headers, **headers}))
+
+
+def listed(house, headers, **filters):
+    reply = house.get("/v1/arbitrage/records", headers=headers, params=filters)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["data"]
+
+
+def test_a_withheld_record_does_not_tell_a_deferral_from_an_audit(crew):
+    house, (_, bob) = crew(
+        policy={"audit_rate": 1.0, "content": "full"}, human={"price_per_call": 0.25}, review={"wait": 1.0}
+    )
+    assert (
+        house.decide({**DECISION, "input": "I am sure."}).json()["answers"][0]["arbitrage"]["decided_by"] == "primary"
+    )
+    assert asked(house, **{"Idempotency-Key": "k"}).result().status_code == 409
+    until(lambda: house.with_store(lambda store: store.open_places()) == 2, LONG)
+    [team] = house.get("/v1/arbitrage/reviews", headers=bob.headers).json()["data"]
+    assert (team["backlog"]["oldest"], team["backlog"]["untaken"]) == (None, False)
+    records = listed(house, bob.headers)
+    assert [record["withheld"] for record in records] == ["under review"] * 2
+    differ = ("id", "created", "content")
+    bare = [
+        {**{k: v for k, v in one.items() if k not in (*differ, "decision")},
+         **{k: v for k, v in one["decision"].items() if k not in differ}}
+        for one in records
+    ]  # fmt: skip
+    assert bare[0] == bare[1]
+    assert [listed(house, bob.headers, decided_by=who) for who in ("primary", "guardian")] == [[], []]
+    own = {record["decided_by"] for record in listed(house, house.headers)}
+    assert own == {"primary", "guardian"}  # a caller sees its own
+
+
+def test_a_second_opinion_is_asked_for_after_a_deferral_and_cannot_look_at_the_first(crew):
+    house, (ann, bob) = crew(policy={"content": "full"}, human={"overlap": 1.0})
+    call = asked(house)
+    ann.decide(1)
+    reply = call.result()
+    assert reply.status_code == 200
+    held = bob.wait()
+    id = reply.json()["answers"][0]["arbitrage"]["id"]
+    shown = house.get(f"/v1/arbitrage/records/{id}", headers=bob.headers).json()
+    assert shown["withheld"] == "under review"
+    assert "ann" not in json.dumps(shown)
+    assert not {"completion", "audit", "feedback"} & set(shown)
+    error_of(house.get(f"/v1/arbitrage/reviews/{id}", headers=bob.headers), 404, "review_not_found")
+    assert house.get(f"/v1/arbitrage/reviews/{id}").json()["status"] == "decided"
+    assert bob.vote(held, 0).status_code == 200
+    [(_, opinion)] = until(lambda: house.with_store(lambda store: store.second_opinions()), LONG)
+    assert (opinion.first, opinion.second) == (("ann", 1), ("bob", 0))
+
+
+def test_a_caller_who_is_gone_does_not_wait_for_a_second_opinion(crew):
+    house, (ann, _) = crew(human={"overlap": 1.0}, review={"wait": 1.0})
+    location = asked(house, **{"Idempotency-Key": "k"}).result().headers["location"]
+    ann.decide(1)
+    until(lambda: house.get(location).json()["status"] == "decided", LONG)
+
+
+def test_callers_who_wait_do_not_keep_reviewers_out(crew):
+    house, (ann, _) = crew(gateway={"max_in_flight": 1})
+    call = asked(house)
+    until(lambda: house.with_store(lambda store: store.open_places()), LONG)
+    ann.decide(1)
+    assert call.result().status_code == 200
