@@ -87,9 +87,10 @@ class Hostile(Calm):
 
 @dataclass(slots=True)
 class Tally:
-    """What callers saw: decision ids by request, statuses, and the gateway's memory on the way."""
+    """What callers saw: decision ids by request, new keys, statuses, and the gateway's memory on the way."""
 
     ids: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    again: Counter[str] = field(default_factory=Counter[str])
     statuses: Counter[int] = field(default_factory=Counter[int])
     unexpected: list[str] = field(default_factory=list[str])
     memory: list[int] = field(default_factory=list[int])
@@ -158,10 +159,13 @@ def request_of(number: int, name: str) -> tuple[str, bytes]:
 
 
 async def ask_until_answered(gateway: Gateway, session: aiohttp.ClientSession, tally: Tally, number: int) -> None:
-    """Send a request again while the Guardian fails."""
-    name = f"n{number}"
+    """Send a request again while the Guardian fails, with a new key if an alarm changed the policy in between."""
+    name = key = f"n{number}"
     path, data = request_of(number, name)
-    while await post(gateway, session, tally, name, path, data, {"Idempotency-Key": name}) == 502:
+    while (status := await post(gateway, session, tally, name, path, data, {"Idempotency-Key": key})) in (409, 502):
+        if status == 409:
+            key = f"{key}-again"
+            tally.again[name] += 1
         await asyncio.sleep(0.05)
 
 
@@ -271,8 +275,11 @@ async def attack(name: str, count: int, upstream: type[Calm], work: Any, folder:
     finally:
         await store.close()
     given = {id for ids in tally.ids.values() for id in ids}
-    doubled = 0 if name == "fuzz" else sum(by_name[each] > 1 or len(ids) > 1 for each, ids in tally.ids.items())
-    lost = len(given - kept) + (0 if name == "fuzz" else count - len(tally.ids))
+    doubled = lost = 0
+    if name != "fuzz":
+        doubled = sum(by_name[each] > 1 + tally.again[each] or len(ids) > 1 for each, ids in tally.ids.items())
+        lost = count - len(tally.ids)
+    lost += len(given - kept)
     return Outcome(
         attack=name, count=count, answered=len(tally.ids), seconds=time.perf_counter() - start, lost=lost, doubled=doubled,
         silent=silent, unexpected=len(tally.unexpected), memory=tally.drift, notes=tuple(tally.unexpected[:3]),
