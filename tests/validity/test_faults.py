@@ -23,6 +23,7 @@ from conformal_arbitrage.gateway.decision_routes import DecisionRoutes
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import Incoming
 from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair
+from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.live.config import GatewayConfig, PolicyConfig
 from conformal_arbitrage.scorers.base import Scores
 from conformal_arbitrage.store import AuditBody, Event, SQLiteStore
@@ -107,7 +108,9 @@ def routes(store, name, world, rule, **settings):
         name=name, version=1, settings=PolicyConfig(**settings), pair=pair, certificate=rule, alpha=rule.alpha,
         identities_sha256="", rule=bound, mode="enforce",
     )  # fmt: skip
-    return DecisionRoutes(GatewayConfig(), store, Table(policy), Decider(world.rng.bytes(32)), Metrics())
+    secret = world.rng.bytes(32)
+    desk = Desk(store, {}, secret)
+    return DecisionRoutes(GatewayConfig(), store, Table(policy), Decider(secret), Metrics(), desk)
 
 
 async def send(gateway, world, question, key=None):
