@@ -317,6 +317,8 @@ def test_verify_names_what_differs_in_a_learned_score():
     assert not certificate.fit.differs_from(replace(certificate.fit, rows=near))
     lucky = replace(certificate, fit=replace(certificate.fit, budget=certificate.fit.budget + 9))
     assert set(verify(lucky, log).differences) == {"decisions"}
+    few = verify(learned(log, 0.012), log.select(range(60)))
+    assert few.differences["status"] == ("learned", "always_defer")
 
 
 @pytest.mark.parametrize(
