@@ -300,11 +300,12 @@ class Certificate:
         text: str | None = None,
     ) -> tuple[list[int], float, LearnedUse | None]:
         """Return the same under a learned score, and how that decided."""
-        self._refuse_single(not _are_floats(primary_scores) and is_single(primary_scores))
-        if not isinstance(group, str | None):
+        plain = _are_floats(primary_scores)
+        self._refuse_single(not plain and is_single(primary_scores))
+        if group is not None and not isinstance(group, str):
             raise OptionError(f"several groups and learned do not go together: {refusal('several groups', 'learned')}")
         gaps = row_gaps(primary_scores, digits=self.score_digits)
-        scores: Any = primary_scores if _are_floats(primary_scores) else as_row(primary_scores)[:, 0].tolist()
+        scores: Any = primary_scores if plain else as_row(primary_scores)[:, 0].tolist()
         kept, use = self.learned_score().decide(scores, gaps, self._draw(id), group, tokens, text)
         return [gaps.index(0.0)] if kept else list(range(len(gaps))), row_margin(gaps), use
 

@@ -126,45 +126,51 @@ def query_features(
         text: the vector of its text; empty if there is none.
     """
     z = _third_logit(margin)
-    row = [(0, 1.0), (1, z), *[(2 + k, (3 * z - knot) / 3) for k, knot in enumerate(_KNOTS) if 3 * z > knot]]
-    start = 2 + len(_KNOTS)
+    bent = [(3 * z - knot) / 3 for knot in _KNOTS if 3 * z > knot]  # the knots rise, so these are the first ones
+    places, values, start = list(range(2 + len(bent))), [1.0, z, *bent], 2 + len(_KNOTS)
     if top < _POSITIONS:
-        row += [(start + top, 1.0), (start + _POSITIONS + top, z)]
+        places += (start + top, start + _POSITIONS + top)
+        values += (1.0, z)
     start += 2 * _POSITIONS
     if features.menu_size is not None:
-        row += [(start + place, value) for place, value in _query_menu(features.menu_size, top, scores)]
+        _add_menu(places, values, start, top, scores)
         start += features.menu_width
     if group in features.groups:
-        row.append((start + features.groups.index(group), 1.0))
+        places.append(start + features.groups.index(group))
+        values.append(1.0)
     start += len(features.groups)
     if features.tokens and tokens is not None:
         length = math.log1p(tokens) - _USUAL_TOKENS
-        row += [(start, length), (start + 1, max(0.0, length - 0.5))]
+        places += (start, start + 1)
+        values += (length, max(0.0, length - 0.5))
     start += 2 * features.tokens
-    row += [(start + k, value) for k, value in enumerate(text) if value]
-    return [place for place, _ in row], [value for _, value in row]
+    for place, value in enumerate(text, start):
+        if value:
+            places.append(place)
+            values.append(value)
+    return places, values
 
 
-def _query_menu(size: int, top: int, scores: Sequence[float]) -> list[tuple[int, float]]:
-    """Return what `_menu` holds for one query, as far as it is not 0."""
-    total = reduce(add, scores)  # `sum` compensates, which arrays do not
+def _add_menu(places: list[int], values: list[float], start: int, top: int, scores: Sequence[float]) -> None:
+    """Add what `_menu` holds for one query, as far as it is not 0; its columns begin at `start`."""
+    total, size = reduce(add, scores), len(scores)  # `sum` compensates, which arrays do not
     if min(scores) < 0 or not total > 0:
-        return []
+        return
     share = [score / total for score in scores]
-    single = [
-        (k * size + a, 3 * (one - level))
-        for k, level in enumerate(_LEVELS)
-        for a, one in enumerate(share)
-        if one > level
-    ]
-    others, start = [*share[:top], *share[top + 1 :]], size * len(_LEVELS) + top * (size - 1)
-    pairs = [
-        (start + k * size * (size - 1) + place, 3 * (one - level))
-        for k, level in enumerate(_PAIR_LEVELS)
-        for place, one in enumerate(others)
-        if one > level
-    ]
-    return single + pairs
+    for level in _LEVELS:
+        for place, one in enumerate(share, start):
+            if one > level:
+                places.append(place)
+                values.append(3 * (one - level))
+        start += size
+    start += top * (size - 1)
+    del share[top]
+    for level in _PAIR_LEVELS:
+        for place, one in enumerate(share, start):
+            if one > level:
+                places.append(place)
+                values.append(3 * (one - level))
+        start += size * (size - 1)
 
 
 def unseen_groups(features: FeatureSet, rows: FeatureRows) -> Floats:

@@ -168,6 +168,8 @@ class LearnedRule:
         self, line: float, own: float, before: float, lost_before: float, tied: Sequence[int], u: float
     ) -> tuple[int, bool, float]:
         """Count rows and query before the line of one strength, where draws tell apart what is tied with it."""
+        if own != line and len(tied) == 1 and len(self.draws[tied[0]]) == 1:  # nearly always: one row is on the line
+            return int(before) + (own < line), own < line, (own - SHIFT) / TICKS
         draws = [u] if own == line else []
         for place in tied:
             draws += self.draws[place] if place < self.lossy else ()
