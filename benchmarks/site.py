@@ -6,11 +6,15 @@
 the site stands alone.
 """
 
+import ast
 import importlib
 import inspect
 import re
 import shutil
 import sys
+import textwrap
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import click
@@ -20,17 +24,37 @@ from conformal_arbitrage.cli import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = ("conformal_arbitrage", "conformal_arbitrage.importing")
-FIRST = ("readers", "guarantee", "choosing", "score-logs", "importing", "certificates", "live", "gateway", "production")
+CONTENTS = {
+    "Start": (
+        "readers", "for-data-scientists", "for-developers", "for-operators", "for-reviewers", "for-statisticians", "faq",
+    ),
+    "From data to a certificate": (
+        "score-logs", "importing", "choosing", "certificates", "routers", "compare", "cascades", "scale",
+    ),
+    "Where decisions are made": ("live", "gateway", "clients", "frameworks", "reviews", "console"),
+    "In production": ("production", "operations", "growth", "security"),
+    "Why it holds": ("guarantee", "theory", "paper"),
+    "Measured": ("benchmarks", "benchmarks-gateway", "benchmarks-live", "benchmarks-monitoring"),
+    "Reference": ("reference", "api", "commands", "architecture", "dependencies", "changelog"),
+}  # fmt: skip
 CONFIGURATION = """\
 project = "Conformal Arbitrage"
 author = "The Conformal Arbitrage developers"
 extensions = ["myst_parser"]
+myst_enable_extensions = ["fieldlist"]
 myst_heading_anchors = 4
+python_maximum_signature_line_length = 90
+add_module_names = False
+toc_object_entries_show_parents = "hide"
 html_theme = "furo"
 html_title = f"Conformal Arbitrage {version}"
 html_show_copyright = False
+html_show_sourcelink = False
+html_copy_source = False
 exclude_patterns = ["build"]
 """
+SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises):$", re.MULTILINE)
+FIELDS = {"Args": "param", "Attributes": "ivar", "Raises": "raises"}
 
 
 def main(target: Path) -> None:
@@ -46,13 +70,14 @@ def main(target: Path) -> None:
     (target / "commands.md").write_text(commands())
     (target / "changelog.md").write_text(standing_alone((ROOT / "CHANGELOG.md").read_text()))
     (target / "security.md").write_text(from_root((ROOT / "SECURITY.md").read_text()))
-    (target / "index.md").write_text(index(target))
+    (target / "index.md").write_text(index())
     version = f'version = release = "{conformal_arbitrage.__version__}"\n'
     (target / "conf.py").write_text(version + CONFIGURATION)
 
 
 def standing_alone(text: str) -> str:
     """Return a page without links that lead out of the site; its names stay."""
+    text = text.replace("](../SECURITY.md)", "](security.md)")
     return re.sub(r"\[([^\]]+)\]\((?:\.\./|docs/)[^)]*\)", r"\1", text)
 
 
@@ -61,62 +86,142 @@ def from_root(text: str) -> str:
     return re.sub(r"\]\(docs/", "](", text)
 
 
-def index(target: Path) -> str:
+def index() -> str:
     """Return the first page: the introduction of the README, and the list of all pages."""
     readme = from_root((ROOT / "README.md").read_text())
-    intro = re.sub(r"!\[[^\]]*\]\([^)]*\)\n", "", readme[: readme.index("## How it works")])
-    rest = sorted(path.stem for path in target.glob("*.md") if path.stem not in FIRST)
-    listed = "\n".join((*FIRST, *rest))
-    return f"{standing_alone(intro)}\n```{{toctree}}\n:maxdepth: 1\n:hidden:\n\n{listed}\n```\n"
+    parts = [standing_alone(readme[: readme.index("## How it works")])]
+    for caption, pages in CONTENTS.items():
+        listed = "\n".join(pages)
+        parts.append(f"```{{toctree}}\n:caption: {caption}\n:maxdepth: 1\n:hidden:\n\n{listed}\n```\n")
+    return "\n".join(parts)
 
 
 def api() -> str:
     """Return every public name with its signature and docstring."""
-    parts = ["# All names\n"]
+    parts = ["# All names\n", "Made from the code. [The reference](reference.md) says in a line what each is for.\n"]
     for module in map(importlib.import_module, MODULES):
-        parts.append(f"## {module.__name__}\n")
-        for name in module.__all__:
-            parts += [f"### {name}\n", *documented(name, getattr(module, name))]
+        parts += [f"## {module.__name__}\n", f"```{{py:module}} {module.__name__}\n```\n"]
+        names = {name: getattr(module, name) for name in module.__all__}
+        kinds = {"Functions": inspect.isroutine, "Classes": is_class, "Errors": is_error}
+        for heading, belongs in kinds.items():
+            chosen = [name for name, value in names.items() if belongs(value)]
+            if chosen:
+                parts.append(f"### {heading}\n")
+                parts += [Documented(name, names[name]).page(5) for name in chosen]
+        left = [name for name, value in names.items() if not any(belongs(value) for belongs in kinds.values())]
+        if left:
+            sys.exit(f"{', '.join(left)}: neither functions nor classes; say in benchmarks/site.py where they belong")
     return "\n".join(parts)
 
 
-def documented(name: str, value: object) -> list[str]:
-    """Return the signature and the docstring of a name, and those of a class's public methods."""
-    parts = [signature(name, value), block(inspect.getdoc(value) or "")]
-    if inspect.isclass(value) and not issubclass(value, Exception):
-        for method, member in vars(value).items():
-            function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-            if not method.startswith("_") and inspect.isfunction(function):
-                parts += [f"#### {name}.{method}\n", signature(method, function), block(inspect.getdoc(function) or "")]
-    return parts
+def is_error(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, Exception)
 
 
-def signature(name: str, value: object) -> str:
-    try:
-        shown = str(inspect.signature(value)) if callable(value) else ""
-    except ValueError:
-        shown = "(...)"
-    return block(f"{name}{shown}")
+def is_class(value: object) -> bool:
+    return inspect.isclass(value) and not is_error(value)
 
 
-def block(text: str) -> str:
-    return f"```text\n{text}\n```\n"
+class Documented:
+    """A public function, class, method or property, as a directive of Sphinx."""
+
+    def __init__(self, name: str, value: object) -> None:
+        self.name = name
+        self.value = value
+
+    @cached_property
+    def function(self) -> object:
+        """The plain function behind a class's method or property."""
+        if isinstance(self.value, classmethod | staticmethod):
+            return self.value.__func__
+        return self.value.fget if isinstance(self.value, property) else self.value
+
+    def page(self, fence: int) -> str:
+        """Return the directive; those of methods are inside that of their class."""
+        ticks = "`" * fence
+        parts = [f"{ticks}{{py:{self.kind()}}} {self.name}{self.signature()}", *self.options(), ""]
+        parts += [fields(inspect.getdoc(self.function) or "")]
+        parts += [member.page(fence - 1) for member in self.members()]
+        return "\n".join((*parts, f"{ticks}\n"))
+
+    def kind(self) -> str:
+        """Return what Sphinx calls it."""
+        if inspect.isclass(self.value):
+            return "exception" if is_error(self.value) else "class"
+        return "property" if isinstance(self.value, property) else "function" if self.top else "method"
+
+    @property
+    def top(self) -> bool:
+        """Whether it is a name of its module."""
+        return "." not in getattr(self.value, "__qualname__", ".")
+
+    def options(self) -> Iterator[str]:
+        """Yield what the directive says of the kind of function."""
+        if isinstance(self.value, classmethod | staticmethod):
+            yield f":{type(self.value).__name__}:"
+        if inspect.iscoroutinefunction(self.function):
+            yield ":async:"
+
+    def members(self) -> Iterator["Documented"]:
+        """Yield the public methods and properties of a class, in the order of its source."""
+        for name, value in vars(self.value).items() if is_class(self.value) else ():
+            member = Documented(name, value)
+            if not name.startswith("_") and (inspect.isfunction(member.function) and member.function.__doc__):
+                yield member
+
+    def signature(self) -> str:
+        """Return the arguments as the source has them; those of a class only if it has an `__init__` of its own."""
+        function = vars(self.value).get("__init__") if inspect.isclass(self.value) else self.function
+        if isinstance(self.value, property) or not inspect.isfunction(function):
+            return ""
+        try:
+            source = inspect.getsource(inspect.unwrap(function))
+        except OSError:  # made by a decorator, such as that of dataclasses
+            return ""
+        node = ast.parse(textwrap.dedent(source)).body[0]
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return ""
+        if (node.args.args and not self.top) or inspect.isclass(self.value):
+            node.args.args = node.args.args[0 if isinstance(self.value, staticmethod) else 1 :]
+        returns = "" if node.returns is None or inspect.isclass(self.value) else f" -> {ast.unparse(node.returns)}"
+        return f"({ast.unparse(node.args)}){returns}".replace("\n", " ")
+
+
+def fields(text: str) -> str:
+    """Return a docstring with its sections as field lists."""
+    before, *sections = SECTION.split(text)
+    parts = [before.rstrip()]
+    for title, body in zip(sections[::2], sections[1::2], strict=True):
+        entries, _, after = textwrap.dedent(body.strip("\n")).partition("\n\n")
+        parts.append("\n".join(section(title, entries)))
+        parts += [textwrap.dedent(after)] if after.strip() else []
+    return "\n\n".join(parts) + "\n"
+
+
+def section(title: str, text: str) -> Iterator[str]:
+    """Yield the fields of a section."""
+    if title not in FIELDS:
+        yield f":returns: {' '.join(text.split())}"
+        return
+    for entry in re.split(r"\n(?=\S)", text):
+        name, _, meaning = entry.partition(":")
+        yield f":{FIELDS[title]} {name.strip().replace(', ', ',')}: {' '.join(meaning.split())}"
 
 
 def commands() -> str:
     """Return the help of every command."""
-    parts = ["# All commands\n"]
+    parts = ["# All commands\n", "Made from the code: what `--help` prints.\n"]
 
-    def add(command: click.Command, name: str, parent: click.Context | None) -> None:
+    def add(command: click.Command, name: str, parent: click.Context | None, depth: int) -> None:
         context = click.Context(command, info_name=name, parent=parent, max_content_width=100, terminal_width=100)
-        parts.append(f"## {context.command_path}\n")
-        parts.append(block(command.get_help(context)))
+        parts.append(f"{'#' * depth} {context.command_path}\n")
+        parts.append(f"```text\n{command.get_help(context)}\n```\n")
         for child in command.list_commands(context) if isinstance(command, click.Group) else ():
             found = command.get_command(context, child)
             if found is not None and not found.hidden:
-                add(found, child, context)
+                add(found, child, context, 2 if parent is None else 3)
 
-    add(cli, "arbitrage", None)
+    add(cli, "arbitrage", None, 2)
     return "\n".join(parts)
 
 

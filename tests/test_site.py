@@ -1,11 +1,11 @@
 """The pages of the documentation site: complete, and without links to nowhere; `make docs` lets Sphinx build them."""
 
+import importlib
 import re
 
 import pytest
-from benchmarks.site import main
+from benchmarks.site import CONTENTS, MODULES, fields, main
 
-import conformal_arbitrage
 from conformal_arbitrage.cli import cli
 
 
@@ -18,8 +18,10 @@ def pages(tmp_path_factory):
 
 def test_every_name_and_command_is_in_the_reference(pages):
     names, commands = (pages / "api.md").read_text(), (pages / "commands.md").read_text()
-    for name in conformal_arbitrage.__all__:
-        assert f"### {name}\n" in names
+    for module in map(importlib.import_module, MODULES):
+        for name in module.__all__:
+            assert re.search(rf"^`{{5}}{{py:(function|class|exception)}} {name}\b", names, re.MULTILINE), name
+    assert re.search(r"^`{4}{py:method} apply\(log: ", names, re.MULTILINE), "without self"
     for name in cli.commands:
         assert f"## arbitrage {name}\n" in commands
 
@@ -38,8 +40,30 @@ def test_links_lead_to_pages_and_headings_of_the_site(pages):
 
 
 def test_every_page_is_in_the_list_and_each_reader_has_a_start(pages):
-    listed = (pages / "index.md").read_text().split("```{toctree}")[1]
-    assert {page.stem for page in pages.glob("*.md")} - {"index"} <= set(listed.split())
+    listed = [page for chapter in CONTENTS.values() for page in chapter]
+    assert sorted(listed) == sorted(page.stem for page in pages.glob("*.md") if page.stem != "index")
     start = (pages / "readers.md").read_text()
-    for reader in ("Data scientists", "Application developers", "Operators", "Reviewers", "Statisticians"):
-        assert f"**{reader}**" in start
+    for reader in ("data-scientists", "developers", "operators", "reviewers", "statisticians"):
+        assert f"(for-{reader}.md)" in start
+
+
+def test_sections_of_docstrings_become_fields():
+    text = """Do it.
+
+Args:
+    one, two: what
+        goes on: here.
+    **more: others.
+
+Returns:
+    the sum,
+    in all.
+
+Raises:
+    ValueError: never.
+
+The end."""
+    assert fields(text).split("\n\n") == [
+        "Do it.", ":param one,two: what goes on: here.\n:param **more: others.", ":returns: the sum, in all.",
+        ":raises ValueError: never.", "The end.\n",
+    ]  # fmt: skip
