@@ -1,31 +1,31 @@
-# make demo and make test are all a newcomer needs: each installs what it uses into .venv.
+# make demo and make test are all a newcomer needs: each installs what it uses into .venv. make help lists the rest.
 PYTHON ?= python3
 BIN := .venv/bin
 # One more than there are cores, since many tests wait.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: test-again demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
+.PHONY: help test-again demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
 
-demo: .venv/.installed
+demo: .venv/.installed  ## a tour on bundled real data
 	$(BIN)/arbitrage demo --out demo
 
-# A gateway with a filled console: traffic, audits, an alarm, a queue of reviews.
-demo-serve: .venv/.installed
+help:  ## this list
+	@awk -F ':.*##' '/^[a-z-]+:.*##/ { printf "%-18s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo-serve: .venv/.installed  ## a gateway with a filled console: traffic, audits, an alarm, a queue of reviews
 	$(BIN)/arbitrage demo --out demo --console > /dev/null
 	$(BIN)/arbitrage serve --config demo/console.toml
 
-# The pictures of docs/console.md; needs Chromium.
-shots: .venv/.installed-dev
+shots: .venv/.installed-dev  ## the pictures of docs/console.md; needs Chromium
 	$(BIN)/python -m benchmarks.shots $(SHOTS)
 
 # Workers share the cores, so each gets one thread for linear algebra.
 test: export OPENBLAS_NUM_THREADS := 1
-test: .venv/.installed-dev
+test: .venv/.installed-dev  ## all tests
 	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal $(TEST)
 
-# All tests, those with a real model first, and the share of lines and branches they reach.
-coverage:
+coverage:  ## all tests, those with a real model first, and the share of lines and branches they reach
 	$(MAKE) test-live TEST="--cov --cov-report="
 	$(MAKE) test TEST="--cov --cov-append --cov-report=" || $(MAKE) test-again
 	$(BIN)/coverage report --skip-covered --fail-under=97
@@ -35,106 +35,97 @@ coverage:
 test-again:
 	$(BIN)/pytest -rA --last-failed --last-failed-no-failures=none --cov --cov-append --cov-report=
 
-test-live: .venv/.installed-live
+test-live: .venv/.installed-live  ## tests with a real model on this machine
 	$(BIN)/pytest -m live $(TEST)
 
-# Clients of applications, in environments of their own, against a gateway over scripted models.
-test-clients: .venv/.installed-dev .venv-clients/.installed .venv-clients-earlier/.installed
+test-clients: .venv/.installed-dev .venv-clients/.installed .venv-clients-earlier/.installed  ## clients of applications, in environments of their own, against a gateway
 	$(BIN)/pytest tests/clients $(TEST)
 
-# Files that other packages write, and examples that run in other frameworks, with the packages themselves.
-test-ecosystem: .venv/.installed-dev .venv-evaluations/.installed .venv-frameworks/.installed
+# Too long for every change, so .ci/run leaves it out.
+test-ecosystem: .venv/.installed-dev .venv-evaluations/.installed .venv-frameworks/.installed  ## nightly: files of other packages, and examples in other frameworks, with the packages
 	$(BIN)/pytest tests/ecosystem $(TEST)
 
-# Two runs of lm-eval on a real local model, imported, certified and served.
-bench-lm-eval: .venv/.installed-live .venv-evaluations/.installed
+bench-lm-eval: .venv/.installed-live .venv-evaluations/.installed  ## two runs of lm-eval on a real local model, imported, certified and served
 	$(BIN)/python -m benchmarks.lm_eval_pair $(BENCH)
 
-lint: .venv/.installed-dev
+lint: .venv/.installed-dev  ## ruff, basedpyright (strict), import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-bench: .venv/.installed .venv-mapie/.installed
+bench: .venv/.installed .venv-mapie/.installed  ## speed and memory of the calibration, beside MAPIE and a plain grid
 	$(BIN)/python benchmarks/calibration.py --mapie .venv-mapie/bin/python $(BENCH)
 
-bench-compare: .venv/.installed .venv-mapie/.installed
+bench-compare: .venv/.installed .venv-mapie/.installed  ## the rules of docs/compare.md on recorded logs (LOGS)
 	$(BIN)/python -m benchmarks.compare $(LOGS) --mapie .venv-mapie/bin/python $(BENCH)
 
-bench-candidates: .venv/.installed-live
+bench-candidates: .venv/.installed-live  ## several answers of a real model as a confidence
 	$(BIN)/python -m benchmarks.candidates $(BENCH)
 
-bench-live: .venv/.installed-dev
+bench-live: .venv/.installed-dev  ## collecting, beside the openai client
 	$(BIN)/python -m benchmarks.live $(BENCH)
 
-bench-gateway: .venv/.installed .venv-litellm/.installed
+bench-gateway: .venv/.installed .venv-litellm/.installed  ## CPU per request, beside a bare pass-through and LiteLLM
 	$(BIN)/python -m benchmarks.gateway --litellm .venv-litellm/bin/python $(BENCH)
 
-bench-monitoring: .venv/.installed .venv-mapie/.installed
+bench-monitoring: .venv/.installed .venv-mapie/.installed  ## limits and alarms, beside MAPIE's
 	$(BIN)/python -m benchmarks.monitoring --mapie .venv-mapie/bin/python $(BENCH)
 
-bench-cascades: .venv/.installed-dev
+bench-cascades: .venv/.installed-dev  ## cascades of several models
 	$(BIN)/python -m benchmarks.cascades $(BENCH)
 
-# Guardian shares of learned scores, and every row decided live and in a replay; LOGS is the folder with recorded logs.
-bench-learned: .venv/.installed
+bench-learned: .venv/.installed  ## Guardian shares of learned scores on recorded logs (LOGS), live and in a replay
 	$(BIN)/python -m benchmarks.learned $(LOGS) $(BENCH)
 	$(BIN)/python -m benchmarks.learned $(LOGS) --replay
 	$(BIN)/python -m benchmarks.learned $(LOGS) --text
 	$(BIN)/python -m benchmarks.skipping $(LOGS)
 
-bench-connections: .venv/.installed-dev
+bench-connections: .venv/.installed-dev  ## many connections to one gateway
 	$(BIN)/python -m benchmarks.connections $(BENCH)
 
-bench-records: .venv/.installed-dev
+bench-records: .venv/.installed-dev  ## decisions beside 300,000 records and a reader of them
 	$(BIN)/python -m benchmarks.records $(BENCH)
 
 # Logs in parts on every engine; SCALE="--rows 100000000" for the large one, SCALE="--engine local[2]" for Spark (extra spark).
 .PHONY: bench-scale
-bench-scale: .venv/.installed-dev
+bench-scale: .venv/.installed-dev  ## logs in parts on every engine (SCALE)
 	$(BIN)/python -m benchmarks.scale $(SCALE)
 
-soak: .venv/.installed-dev
+soak: .venv/.installed-dev  ## 200,000 requests with an upstream that fails now and then
 	$(BIN)/python -m benchmarks.soak $(SOAK)
 
-alarms: .venv/.installed-dev
+alarms: .venv/.installed-dev  ## a Primary that gets worse under real gateways
 	$(BIN)/python -m benchmarks.alarms $(ALARMS)
 
-# Fleets that replace each other under load behind pgbouncer, there and back again; ROLLS is how often.
 ROLLS ?= 10
 .PHONY: rolling
-rolling: .venv/.installed-dev
+rolling: .venv/.installed-dev  ## fleets that replace each other under load, there and back again (ROLLS)
 	ROLLING_ROUNDS=$(ROLLS) $(BIN)/pytest -s tests/gateway/test_rolling.py $(TEST)
 
-# 25 kills with people at work on each database, and 10,000 races for a question.
-reviews-kills: .venv/.installed-dev
+reviews-kills: .venv/.installed-dev  ## 25 kills with people at work on each database, and 10,000 races for a question
 	REVIEW_KILL_ROUNDS=25 LEASE_RACES=10000 $(BIN)/pytest tests/gateway/test_reviews_kill.py tests/store/test_reviews.py -k "kills or claimers"
 
-# What is in deploy/: linters, and the image's own commands by hand, as its user on a read-only root.
 .PHONY: check-deploy
-check-deploy: .venv/.installed-dev .venv-deploy/.installed
+check-deploy: .venv/.installed-dev .venv-deploy/.installed  ## deploy/: linters, and the image's commands as its user on a read-only root
 	$(BIN)/python -m benchmarks.deployment --tools .venv-deploy/bin $(BENCH)
 
-# Measure what grows, and write the tables of docs/growth.md.
 .PHONY: growth
-growth: .venv/.installed-dev
+growth: .venv/.installed-dev  ## measure what grows, and write the tables of docs/growth.md
 	$(BIN)/python -m benchmarks.growth --write $(BENCH)
 
-nightly: .venv/.installed-dev
+nightly: .venv/.installed-dev  ## soak, alarms, kills, hostile replies, fuzzed requests, callers who leave
 	$(BIN)/python -m benchmarks.nightly $(NIGHTLY)
 
-# The wheel and the source distribution in dist/: built twice, checked, and installed with each extra into clean environments.
-release: .venv-release/.installed
+release: .venv-release/.installed  ## wheel and source distribution in dist/: built twice, checked, installed with each extra
 	$(PYTHON) -m benchmarks.release --tools .venv-release/bin/python $(RELEASE)
 
-# The documentation as a site in build/site, with search, and a reference made from the code; every warning is an error.
-docs: .venv/.installed .venv-docs/.installed
+# Every warning is an error.
+docs: .venv/.installed .venv-docs/.installed  ## the documentation as a site in build/site, with search, and a reference made from the code
 	$(BIN)/python -m benchmarks.site build/pages
 	.venv-docs/bin/sphinx-build -W --keep-going -q -b html build/pages build/site
 
-# What an installation with all extras consists of, as a CycloneDX document.
-sbom: .venv/.installed .venv-release/.installed
+sbom: .venv/.installed .venv-release/.installed  ## what the installation in .venv consists of, as a CycloneDX document
 	.venv-release/bin/cyclonedx-py environment --output-format JSON --output-file sbom.json --pyproject pyproject.toml .venv/bin/python
 
 .venv/bin/pip:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST_BASE = 200e6
-EXTRAS = ("plot", "gateway", "postgres", "otel", "learn", "datasets", "local")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = tuple(extra for extra in PROJECT["optional-dependencies"] if extra != "dev")
 NEEDED = ("conformal_arbitrage/py.typed", "conformal_arbitrage/data/science.parquet", "licenses/LICENSE")
 TIMING = """
 import json, subprocess, sys, time
@@ -115,7 +116,7 @@ def main() -> None:
     wheel, sdist = build(arguments.tools.absolute(), out)
     print(run(arguments.tools.absolute(), "-m", "twine", "check", "--strict", wheel, sdist).strip())
     check_contents(wheel, sdist)
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    declared = PROJECT["version"]
     pythons = [python for python in arguments.pythons if works(python)]
     for python in pythons:
         for extra in (None, *arguments.extras):
