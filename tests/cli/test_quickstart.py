@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from conformal_arbitrage import Certificate, OptionError, ProjectSecret, ScoreLog
+from conformal_arbitrage import Certificate, OptionError, ProjectSecret, ScoreLog, ScoreLogError
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.importing.quickstart import quick_start
 from conformal_arbitrage.live.config import read_config
@@ -79,7 +80,7 @@ def test_two_questions_are_asked_and_the_answers_are_used():
     router_table(Path("runs.csv"))
     shown = run("quickstart", "--alpha", "0.1", input="csv\nruns.csv\n")
     assert "What do you have?" in shown
-    assert "Found: a confidence (confidence) and two grades." in shown
+    assert "Found: a confidence (confidence), and grades of the Primary (small_ok) and the Guardian (big_ok)." in shown
     assert (
         "arbitrage router-log runs.csv --confidence confidence --primary-grade small_ok --guardian-grade big_ok"
         in shown
@@ -142,6 +143,37 @@ def test_the_guardian_is_told_by_its_name():
     assert "--primary-grade weak_ok --guardian-grade strong_ok" in quick_start("csv", ["r.csv"]).commands[0]
 
 
+@pytest.mark.parametrize(
+    ("header", "row", "columns"),
+    [
+        ("question,mini_prob,mini_correct,gpt4_correct", "Why?,0.5,0,1", ("mini_prob", "mini_correct", "gpt4_correct")),
+        ("gpt4_correct,mini_correct,mini_prob", "1,0,0.5", ("mini_prob", "mini_correct", "gpt4_correct")),
+        ("confidence,small,large", "0.5,False,True", ("confidence", "small", "large")),
+        ("confidence,weak_score,strong_score,cost", "50,0.3,1,0.01", ("confidence", "weak_score", "strong_score")),
+        ("How sure,Large OK,Small OK", "0.5,1,1", ("How sure", "Small OK", "Large OK")),
+        ("rating,a_right,b_right,text", "7,1,1,hello", ("rating", "a_right", "b_right")),
+    ],
+)
+def test_a_confidence_and_grades_are_found_under_other_names(header, row, columns):
+    Path("t.csv").write_text(f"{header}\n{row}\n")
+    sure, ours, theirs = map(shlex.quote, columns)
+    expected = f"--confidence {sure} --primary-grade {ours} --guardian-grade {theirs} -o"
+    assert expected in quick_start("csv", ["t.csv"]).commands[0]
+
+
+def test_columns_that_leave_a_doubt_are_not_guessed():
+    for header, row in (("a,b,c", "0.1,0.2,0.3"), ("confidence,x,y,z", "0.5,1,1,1"), ("confidence,x,y", "0.5,3,4")):
+        Path("t.csv").write_text(f"{header}\n{row}\n")
+        with pytest.raises(OptionError, match="no scores of two models"):
+            quick_start("csv", ["t.csv"])
+
+
+def test_a_table_with_other_separators_is_named():
+    Path("t.csv").write_text("id;confidence;small_ok;big_ok\na;0,5;1;1\n")
+    with pytest.raises(ScoreLogError, match="separated by ';'; save it with commas between columns, and points"):
+        quick_start("csv", ["t.csv"])
+
+
 def test_a_configuration_that_is_there_stays():
     router_table(Path("runs.csv"))
     Path("arbitrage.toml").write_text("alpha = 0.2\n")
@@ -189,6 +221,6 @@ def test_the_confidence_may_carry_the_primarys_name(header):
 
 
 def test_columns_of_other_names_can_be_named_by_hand():
-    Path("c.csv").write_text("sure,weak,strong\n0.4,1,1\n")
+    Path("c.csv").write_text("one,two,three\n0.4,1,1\n")
     with pytest.raises(OptionError, match=r"arbitrage router-log c\.csv --confidence COL --primary-grade COL"):
         quick_start("csv", ["c.csv"])

@@ -49,3 +49,13 @@ def test_clusters_come_from_any_column_and_every_row_needs_one():
         cluster_sizes(log, "group")
     with pytest.raises(ScoreLogError, match="row 2, column 'talk': no cluster"):
         cluster_sizes(replace(log, extra={"talk": np.array(["a", None] * 10, dtype=object)}), "talk")
+
+
+def test_a_few_equal_rows_of_coarse_scores_are_no_repeats_either():
+    sure = [*(k / 1000 for k in range(0, 600, 2)), 0.1, 0.2]
+    coarse = ScoreLog.from_router(confidence=sure, primary_grade=[1.0] * 302, guardian_grade=[1.0] * 302)
+    assert repeats(coarse).problems() == []
+    fine = ScoreLog.from_router(
+        confidence=[value + 0.00037 for value in sure], primary_grade=[1.0] * 302, guardian_grade=[1.0] * 302
+    )
+    assert repeats(fine).rows == 2

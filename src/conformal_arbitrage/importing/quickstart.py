@@ -3,13 +3,17 @@
 Knows nothing of terminals: it looks at the files and says what to write and what to run.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from conformal_arbitrage.errors import OptionError
+import numpy as np
+
+from conformal_arbitrage.core.arrays import Floats
+from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.live.template import template
 from conformal_arbitrage.scorelog.files import Table
 from conformal_arbitrage.scorers.kinds import Form
@@ -17,13 +21,18 @@ from conformal_arbitrage.scorers.kinds import Form
 Have = Literal["csv", "endpoints", "eval"]
 LOG, PLAN, CERTIFICATE = "log.parquet", "plan.toml", "certificate.json"
 _NOT_SCORES = ("id", "label", "group", "context", "actions", "correct")
-_CONFIDENCES = ("confidence", "score", "router_score", "primary_confidence")  # or that of the Primary's name
-_GRADES = ("_grade", "_correct", "_ok", "_right")
+_CONFIDENCES = ("confidence", "score", "router_score", "primary_confidence")
+_SURE = {"confidence", "conf", "prob", "probability", "sure", "certainty"}
+"""Words in the name of a confidence that is called otherwise."""
+_GRADED = {"grade", "correct", "ok", "right"}
+"""Words in the names of grades."""
+_NEITHER = {"cost", "price", "tokens", "latency", "seconds", "time", "index"}
+"""Words in the names of numbers that are neither."""
 _NO_OPTIONS = ("confidence", "correct", "grade")
 """What follows a model's name in columns that are no options."""
 _TEXT = ("router-log", "import inspect", "import openai-batch")
 """Commands whose logs are of free text."""
-_GUARDIANS = ("g", "guardian", "strong", "large", "big", "expert")
+_GUARDIANS = {"g", "guardian", "strong", "large", "big", "expert"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +146,7 @@ def _from_table(path: str) -> tuple[str, str | None]:
     with Table(path) as table:
         names = [name for name in table.types if name not in _NOT_SCORES]
         lists = [name for name in names if table.numbers_if_any(name) is not None]
+        router = _router_columns(table, names)
     if len(lists) > 1:
         return f"a score log of {', '.join(lists)}", None
     wide = _wide_pair(names)
@@ -147,11 +157,11 @@ def _from_table(path: str) -> tuple[str, str | None]:
             f"one column per option, {primary} and {guardian}",
             f"arbitrage import table {_quoted(path)} {columns} -o {LOG}",
         )
-    router = _router_columns(names)
     if router is not None:
         sure, ours, theirs = router
         columns = f"--confidence {_quoted(sure)} --primary-grade {_quoted(ours)} --guardian-grade {_quoted(theirs)}"
-        return f"a confidence ({sure}) and two grades", f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}"
+        found = f"a confidence ({sure}), and grades of the Primary ({ours}) and the Guardian ({theirs})"
+        return found, f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}"
     raise OptionError(
         f"{path}: no scores of two models among its columns ({', '.join(names)}); it needs two columns of lists, one column "
         "per option and model (p_yes, p_no, g_yes, g_no), or a confidence and two grades (confidence, small_ok, large_ok); "
@@ -176,15 +186,42 @@ def _wide_pair(names: Sequence[str]) -> tuple[list[str], list[str]] | None:
     return list(models[ours].values()), [models[theirs][option] for option in models[ours]]
 
 
-def _router_columns(names: Sequence[str]) -> tuple[str, str, str] | None:
-    """Return a confidence and the grades of two models, the Guardian's last."""
-    grades = [name for name in names if name.endswith(_GRADES)]
-    if len(grades) != 2:
+def _router_columns(table: Table, names: Sequence[str]) -> tuple[str, str, str] | None:
+    """Return a confidence and the grades of two models, the Guardian's last; None if the columns leave a doubt."""
+    numbers = [name for name in names if not _words(name) & _NEITHER and _values(table, name) is not None]
+    sures = [name for name in _CONFIDENCES if name in numbers][:1]
+    sures = sures or [name for name in numbers if _words(name) & _SURE]
+    others = [name for name in numbers if name not in sures]
+    graded = [name for name in others if _words(name) & _GRADED]
+    grades = graded if len(graded) == 2 else [name for name in others if _is_grade(table, name)]
+    sures = sures or [name for name in others if name not in grades]
+    if not sures or len(grades) != 2:
         return None
-    first, second = grades if grades[0].partition("_")[0] not in _GUARDIANS else reversed(grades)
-    own = f"{first.rpartition('_')[0]}_confidence"
-    sure = next((name for name in (*_CONFIDENCES, own) if name in names), None)
-    return None if sure is None else (sure, first, second)
+    ours, theirs = reversed(grades) if _words(grades[0]) & _GUARDIANS else grades
+    whose = _words(sures[0]) - _SURE
+    if len(sures) > 1:  # one of each model
+        sures = [name for name in sures if (_words(name) - _SURE) & _words(ours)]
+    elif whose & _words(theirs) and not whose & _words(ours):
+        ours, theirs = theirs, ours
+    return (sures[0], ours, theirs) if len(sures) == 1 else None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", name.lower()))
+
+
+def _values(table: Table, name: str) -> Floats | None:
+    """Return the numbers or truth values of a column; None if it holds anything else."""
+    try:
+        values = table.scalars(name, truths=True)
+    except ScoreLogError:
+        return None
+    return values[~np.isnan(values)]
+
+
+def _is_grade(table: Table, name: str) -> bool:
+    values = _values(table, name)
+    return values is not None and values.size > 0 and bool(np.all((values >= 0) & (values <= 1)))
 
 
 def _quoted(name: str) -> str:

@@ -81,6 +81,11 @@ class Table(ColumnReader):
                 header = next(csv.reader(stream), list[str]())
         except (OSError, csv.Error) as error:
             raise self._translated(error) from error
+        if len(header) == 1 and (mark := next((one for one in ";\t|" if one in header[0]), None)):
+            raise ScoreLogError(
+                f"{self.path}: its columns are separated by {mark!r}; save it with commas between columns, and points in "
+                "numbers"
+            )
         header = [column or f"column{k}" for k, column in enumerate(header)]
         if not header:
             raise ScoreLogError(f"{self.path}: there are no rows; give it a header and at least one row")

@@ -65,13 +65,20 @@ class Repeats:
 def repeats(log: ScoreLog) -> Repeats:
     """Count repeated contexts and rows.
 
-    Without contexts, rows of coarse scores coincide by themselves: equal rows then count only where most rows differ.
+    Without contexts, rows of coarse scores coincide by themselves: equal rows then count only where scores have more than
+    three decimals, and most rows differ.
     """
     n = len(log)
     contexts = 0 if log.context is None else n - len(np.unique(log.context))
     rows = n - len(np.unique(content_digests(log)))
-    trivial = log.context is None and 2 * rows >= n
+    trivial = log.context is None and (2 * rows >= n or (rows > 0 and _coarse(log.primary)))
     return Repeats(contexts=contexts, rows=0 if trivial else rows)
+
+
+def _coarse(values: Floats) -> bool:
+    """Return whether no value has more than three decimals."""
+    thousandths = values[np.isfinite(values)] * 1000
+    return bool(np.all(np.abs(thousandths - np.rint(thousandths)) < 1e-6))
 
 
 def content_digests(log: ScoreLog) -> NDArray[np.uint64]:
