@@ -13,6 +13,11 @@ import conformal_arbitrage
 from conformal_arbitrage import ScoreLog, calibrate, evaluate, inspect
 
 SOURCE = Path(conformal_arbitrage.__file__).parent
+HEAVY = {
+    "aiohttp", "asyncio", "click", "dask", "datasets", "duckdb", "fsspec", "genai_prices", "jinja2", "matplotlib",
+    "opentelemetry", "pandas", "polars", "psycopg", "pyarrow", "pyspark", "rich", "scipy", "sklearn", "sqlite3", "ssl",
+    "starlette", "tokenizers", "uvicorn", "xllamacpp",
+}  # fmt: skip
 DEFINITIONS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -67,11 +72,29 @@ def test_the_error_tree_matches_the_drawing_in_its_module():
     assert classes == drawn
 
 
+def test_names_are_loaded_from_where_type_checkers_find_them():
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
+    typed = {name.name: node.module for node in imports for name in node.names if node.module.startswith("conformal")}
+    loaded_from = {name: f"conformal_arbitrage.{module}" for name, module in conformal_arbitrage._HOMES.items()}
+    assert loaded_from == typed
+    assert sorted(typed) == conformal_arbitrage.__all__
+
+
 def test_importing_the_package_loads_no_heavy_library():
-    heavy = ("duckdb", "matplotlib", "rich", "click", "aiohttp")
-    code = f"import sys, conformal_arbitrage; print([m for m in {heavy} if m in sys.modules])"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown == "[]\n"
+    assert loaded("import conformal_arbitrage") & {*HEAVY, "numpy"} == set()
+    assert loaded("from conformal_arbitrage import *") & HEAVY == {"asyncio", "sqlite3", "ssl"}  # of live models
+    assert loaded("from conformal_arbitrage import calibrate, evaluate, ScoreLog, Certificate") & HEAVY == set()
+
+
+def test_the_command_line_loads_a_library_with_the_command_that_needs_it():
+    assert loaded("from conformal_arbitrage.cli import main") & {*HEAVY, "numpy"} == {"click"}
+
+
+def loaded(statement):
+    """Return the top-level modules that a statement loads."""
+    code = f"{statement}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
 def test_functions_and_files_stay_small():

@@ -2,52 +2,51 @@
 
 import typing as _typing
 
-from conformal_arbitrage.calibration.calibrate import calibrate
-from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.decisions import Decisions
-from conformal_arbitrage.calibration.key_files import read_key
-from conformal_arbitrage.calibration.learned_score import Features
-from conformal_arbitrage.calibration.learning import learn
-from conformal_arbitrage.calibration.options import CalibrationOptions
-from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, split
-from conformal_arbitrage.calibration.project_secret import ProjectSecret
-from conformal_arbitrage.calibration.tables import ScoreTable
-from conformal_arbitrage.calibration.verify import Verification, verify
-from conformal_arbitrage.core.risk import RiskCurve
-from conformal_arbitrage.errors import (
-    ArbitrageError,
-    CertificateError,
-    ConfigError,
-    CostLimitError,
-    CutOffError,
-    DeadlineError,
-    GuardianError,
-    InfeasibleError,
-    OptionError,
-    OutputError,
-    RefusalError,
-    ReplyError,
-    ScoreLogError,
-    ScorerError,
-    SourceError,
-    StaleCalibrationError,
-    UpstreamError,
-)
-from conformal_arbitrage.evaluation.assessment import Assessment, assess
-from conformal_arbitrage.evaluation.comparison import RuleComparison, compare
-from conformal_arbitrage.evaluation.costs import CostOptions
-from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
-from conformal_arbitrage.evaluation.inspection import Inspection, inspect
-from conformal_arbitrage.evaluation.recommendation import recommend
-from conformal_arbitrage.evaluation.route_options import Recommendation
-from conformal_arbitrage.scorelog.columns import Usage
-from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.parts import ScoreParts
-from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Row, Spent
-
-if _typing.TYPE_CHECKING:  # loaded on first use: offline work should not wait for the code that asks models
+if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should not wait for what it does not need
+    from conformal_arbitrage.calibration.calibrate import calibrate
+    from conformal_arbitrage.calibration.certificate import Certificate
+    from conformal_arbitrage.calibration.decisions import Decisions
+    from conformal_arbitrage.calibration.key_files import read_key
+    from conformal_arbitrage.calibration.learned_score import Features
+    from conformal_arbitrage.calibration.learning import learn
+    from conformal_arbitrage.calibration.options import CalibrationOptions
+    from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, split
+    from conformal_arbitrage.calibration.project_secret import ProjectSecret
+    from conformal_arbitrage.calibration.tables import ScoreTable
+    from conformal_arbitrage.calibration.verify import Verification, verify
     from conformal_arbitrage.collecting.collect import collect
+    from conformal_arbitrage.core.risk import RiskCurve
+    from conformal_arbitrage.errors import (
+        ArbitrageError,
+        CertificateError,
+        ConfigError,
+        CostLimitError,
+        CutOffError,
+        DeadlineError,
+        GuardianError,
+        InfeasibleError,
+        OptionError,
+        OutputError,
+        RefusalError,
+        ReplyError,
+        ScoreLogError,
+        ScorerError,
+        SourceError,
+        StaleCalibrationError,
+        UpstreamError,
+    )
+    from conformal_arbitrage.evaluation.assessment import Assessment, assess
+    from conformal_arbitrage.evaluation.comparison import RuleComparison, compare
+    from conformal_arbitrage.evaluation.costs import CostOptions
+    from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
+    from conformal_arbitrage.evaluation.inspection import Inspection, inspect
+    from conformal_arbitrage.evaluation.recommendation import recommend
+    from conformal_arbitrage.evaluation.route_options import Recommendation
     from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter, Policy, RandomRouter, SingleModel
+    from conformal_arbitrage.scorelog.columns import Usage
+    from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.scorelog.parts import ScoreParts
+    from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Row, Spent
     from conformal_arbitrage.upstream.pricing import Price
 
     __version__: str
@@ -118,15 +117,40 @@ __all__ = [
 
 
 if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name for one of these
-    _LATER = {
-        "collect": "collecting.collect",
-        "ConformalArbitrage": "live.policy",
-        "ConformalRouter": "live.policy",
-        "Policy": "live.policy",
-        "RandomRouter": "live.policy",
-        "SingleModel": "live.policy",
-        "Price": "upstream.pricing",
+    _NAMES = {
+        "calibration.calibrate": "calibrate",
+        "calibration.certificate": "Certificate",
+        "calibration.decisions": "Decisions",
+        "calibration.key_files": "read_key",
+        "calibration.learned_score": "Features",
+        "calibration.learning": "learn",
+        "calibration.options": "CalibrationOptions",
+        "calibration.planning": "Plan plan rows_needed split",
+        "calibration.project_secret": "ProjectSecret",
+        "calibration.tables": "ScoreTable",
+        "calibration.verify": "Verification verify",
+        "collecting.collect": "collect",
+        "core.risk": "RiskCurve",
+        "errors": (
+            "ArbitrageError CertificateError ConfigError CostLimitError CutOffError DeadlineError "
+            "GuardianError InfeasibleError OptionError OutputError RefusalError ReplyError ScoreLogError "
+            "ScorerError SourceError StaleCalibrationError UpstreamError"
+        ),
+        "evaluation.assessment": "Assessment assess",
+        "evaluation.comparison": "RuleComparison compare",
+        "evaluation.costs": "CostOptions",
+        "evaluation.frontier": "Frontier FrontierPoint evaluate",
+        "evaluation.inspection": "Inspection inspect",
+        "evaluation.recommendation": "recommend",
+        "evaluation.route_options": "Recommendation",
+        "live.policy": "ConformalArbitrage ConformalRouter Policy RandomRouter SingleModel",
+        "scorelog.columns": "Usage",
+        "scorelog.log": "ScoreLog",
+        "scorelog.parts": "ScoreParts",
+        "types": "ChatRequest Decision Leg Query Row Spent",
+        "upstream.pricing": "Price",
     }
+    _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
     def __getattr__(name: str) -> object:
         """Load a name on first use."""
@@ -134,8 +158,8 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name fo
 
         if name == "__version__":
             value = import_module("importlib.metadata").version("conformal-arbitrage")
-        elif name in _LATER:
-            value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+        elif name in _HOMES:
+            value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value

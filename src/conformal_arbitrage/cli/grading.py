@@ -1,6 +1,5 @@
 """The command that grades stored answers: records grade."""
 
-import asyncio
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +61,9 @@ def records_grade_command(
     if dry_run:
         if not as_json:
             _show_backlog(counts)
-        show_estimate(asyncio.run(estimate_grading(models, backlog.gradable, grade=grade)), as_json=as_json, **counts)
+        show_estimate(
+            options.run_coroutine(estimate_grading(models, backlog.gradable, grade=grade)), as_json=as_json, **counts
+        )
         return
     _show_result(counts, result, as_json=as_json)
 

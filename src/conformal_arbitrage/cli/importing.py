@@ -1,6 +1,5 @@
 """The command import: score logs from the files of other tools, one subcommand per format."""
 
-import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +188,7 @@ def import_table_command(
 
 
 def _write(reading: "Coroutine[Any, Any, Imported]", output: str, *, as_json: bool) -> None:
-    _report(asyncio.run(reading), output, as_json=as_json)
+    _report(options.run_coroutine(reading), output, as_json=as_json)
 
 
 def _report(imported: "Imported", output: str, *, as_json: bool) -> None:

@@ -1,6 +1,5 @@
 """The commands for live models: init, check, collect, ask."""
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -78,7 +77,7 @@ def check_command(*, config: str, yes: bool, repeats: int | None, as_json: bool)
     from conformal_arbitrage.scorers.terminal import has_terminal
 
     configuration = read_config(config)
-    results = asyncio.run(check_models(configuration, repeats=repeats or 0))
+    results = options.run_coroutine(check_models(configuration, repeats=repeats or 0))
     problems = {one.role: one.problem for one in results if one.problem is not None}
     working = [one for one in results if one.problem is None]
     pinned = {one.role: one.pinned for one in working if one.pinned is not None}
@@ -116,7 +115,7 @@ def _installed(config: "Config") -> "list[PolicyVersion]":
             await store.close()
 
     try:
-        return asyncio.run(read()) if config.policies and database_exists(config) else []
+        return options.run_coroutine(read()) if config.policies and database_exists(config) else []
     except (StoreError, ConfigError) as error:
         options.warn(f"certificates in the gateway's database are not looked at: {error}")
         return []
@@ -222,12 +221,14 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     if settings["path"]:
         return _collect_cascade(models, rows, output, limits, dry_run=dry_run, as_json=as_json)
     if dry_run:
-        show_estimate(asyncio.run(collecting.estimate(models, rows, output=output, **limits)), as_json=as_json)
+        show_estimate(
+            options.run_coroutine(collecting.estimate(models, rows, output=output, **limits)), as_json=as_json
+        )
         return
     with nullcontext(None) if as_json or collecting.has_person(models, settings["grade"]) else ProgressBar() as bar:
         progress = None if bar is None else bar.show
         try:
-            log = asyncio.run(collecting.collect(models, rows, output=output, progress=progress, **limits))
+            log = options.run_coroutine(collecting.collect(models, rows, output=output, progress=progress, **limits))
         except KeyboardInterrupt as error:
             raise click.ClickException(
                 "interrupted; all replies so far are stored, run the same command again to resume"
@@ -249,8 +250,8 @@ def _collect_cascade(
 
     collection = CascadeCollection(config=models, rows=rows.first(limits.pop("limit")), output=output, **limits)
     if dry_run:
-        return show_estimate(asyncio.run(collection.estimate()), as_json=as_json)
-    log = asyncio.run(collection.run(None if as_json else cascades.progress_line))
+        return show_estimate(options.run_coroutine(collection.estimate()), as_json=as_json)
+    log = options.run_coroutine(collection.run(None if as_json else cascades.progress_line))
     log.write(output)
     cascades.show_collected_cascade(log, output, as_json=as_json)
 
@@ -404,7 +405,7 @@ def ask_command(
             body = {"messages": [{"role": "user", "content": question}], **settings}
             return await models.router(loaded, allow).decide(ChatRequest(body, id=name, group=group))
 
-    decision = asyncio.run(decide())
+    decision = options.run_coroutine(decide())
     if as_json:
         options.print_json(decision_json(decision))
     else:

@@ -1,6 +1,5 @@
 """The command that brings a database to a release and a configuration: records migrate."""
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import click
@@ -28,7 +27,7 @@ def records_migrate_command(*, config: str, as_json: bool) -> None:
 
     with gateway_installed():
         from conformal_arbitrage.gateway.preparation import prepare
-    done = asyncio.run(prepare(read_config(config)))
+    done = options.run_coroutine(prepare(read_config(config)))
     if as_json:
         options.print_json(_document(done))
         return

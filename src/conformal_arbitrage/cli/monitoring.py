@@ -1,6 +1,5 @@
 """The command monitor: where the policies of a gateway stand."""
 
-import asyncio
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -109,6 +108,8 @@ def _drawn_group(standings: "list[PolicyStanding]") -> str:
 
 def _watch(config: str, policy: str | None, seconds: float, group: str | None) -> None:
     """Show the table until interrupted, on one connection."""
+    import asyncio
+
     from rich.live import Live
 
     from conformal_arbitrage.live.config import read_config

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from conformal_arbitrage.scorelog.parts import ScoreParts
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
 
 
 class WrappingGroup(click.Group):
@@ -471,3 +472,10 @@ def _unbroken(cell: str) -> int:
     """Return the width of a short figure with its sign, or of the longest word."""
     figure = len(cell) <= 12 and any(sign.isdigit() for sign in cell)
     return len(cell) if figure else max(map(len, cell.split()), default=0)
+
+
+def run_coroutine(work: Coroutine[Any, Any, Value]) -> Value:
+    """Run a coroutine; asyncio is loaded with the first, since most commands do without."""
+    import asyncio
+
+    return asyncio.run(work)

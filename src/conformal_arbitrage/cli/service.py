@@ -1,6 +1,5 @@
 """The commands of the gateway: serve, keys, records."""
 
-import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -370,7 +369,7 @@ def with_store(
         finally:
             await store.close()
 
-    return asyncio.run(run())
+    return options.run_coroutine(run())
 
 
 def when(seconds: float | None) -> str:

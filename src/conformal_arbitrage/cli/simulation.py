@@ -7,7 +7,7 @@ import click
 from conformal_arbitrage.cli import options
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.evaluation.simulation import Simulation, SpanFigures
+    from conformal_arbitrage.evaluation.simulation import Simulation
 
 
 @click.command("simulate")
@@ -104,63 +104,10 @@ def simulate_command(
 
 def show_simulation(simulation: "Simulation") -> None:
     """Print a simulation for people."""
-    certificate, lines = simulation.certificate, simulation.lines
-    red = "cannot fire" if lines.red is None else f"stands at {lines.red * certificate.loss_bound:.4g}"
-    options.print_facts(
-        [
-            (
-                "certificate",
-                f"alpha {certificate.alpha:g} from {certificate.n} rows, {_promise(simulation)}; red {red}",
-            ),
-            *((f"at decision {moment.at:,}", text) for moment, text in _moments(simulation)),
-        ]
-    )
-    rows = [
-        [f"{way} monitor, {_PARTS[part]}", *_figures(one)]
-        for way, parts in simulation.outcomes.items()
-        for part, one in parts.items()
-    ]
-    options.print_table(["", "decisions", "loss", "excess losses", "Guardian share", "audit calls", "cost"], rows)
+    from conformal_arbitrage.evaluation import simulation_report
+
+    options.print_facts(simulation_report.simulation_facts(simulation))
+    options.print_table(simulation_report.HEADER, simulation_report.simulation_rows(simulation))
     if simulation.always is not None:
         click.echo(f"Always asking the Guardian would have cost ${simulation.always:,.2f}.")
-    click.echo(
-        options.wrapped(
-            "One run with one seed. The traffic is drawn from rows that were not used for calibration: their own mean "
-            "differs from alpha by luck, as a certificate's does."
-        )
-    )
-
-
-_PARTS = {"before": "before the change", "after": "after it", "all": "in all"}
-
-
-def _promise(simulation: "Simulation") -> str:
-    confidence = simulation.certificate.confidence
-    return "on average over calibrations" if confidence is None else f"with confidence {confidence:g}"
-
-
-def _moments(simulation: "Simulation") -> list[tuple[Any, str]]:
-    start = simulation.scenario.changes_at
-    texts: list[tuple[Any, str]] = []
-    for moment in simulation.moments:
-        if moment.kind == "change":
-            texts.append((moment, f"the Primary's loss grows {simulation.scenario.shift:g}-fold, at the same margins"))
-        elif moment.kind == "red":
-            late = "a false alarm" if moment.at <= start else f"{moment.at - start:,} decisions after the change"
-            texts.append((moment, f"red after {moment.audits:,} audits, {late}: every query is deferred from now on"))
-        else:
-            texts.append((moment, f"a new certificate from {moment.text}"))
-    if not any(moment.kind == "red" for moment in simulation.moments):
-        texts.append((simulation.moments[-1], "no alarm until the end")) if simulation.moments else None
-    return texts
-
-
-def _figures(one: "SpanFigures") -> list[str]:
-    return [
-        f"{one.decisions:,}",
-        f"{one.loss:.4f}",
-        f"{one.excess:,.0f}",
-        f"{100 * one.guardian_share:.1f} %",
-        f"{one.audit_calls:,}",
-        "unknown" if one.cost is None else f"${one.cost:,.2f}",
-    ]
+    click.echo(options.wrapped(simulation_report.CAVEAT))

@@ -1,6 +1,5 @@
 """The commands for webhooks: secret, test, list."""
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,7 @@ def webhooks_test_command(names: tuple[str, ...], *, config: str, as_json: bool)
             f"there is no webhook {unknown[0]!r} in {config}; {remedy}" if unknown else f"{config}: {remedy}"
         )
     chosen = [webhook for webhook in webhooks if not names or webhook.name in names]
-    attempts = asyncio.run(_send_tests(chosen))
+    attempts = options.run_coroutine(_send_tests(chosen))
     if as_json:
         options.print_json({"ok": all(one["problem"] is None for one in attempts), "webhooks": attempts})
     else:
@@ -74,6 +73,8 @@ def webhooks_test_command(names: tuple[str, ...], *, config: str, as_json: bool)
 
 
 async def _send_tests(webhooks: "list[WebhookEndpoint]") -> list[dict[str, Any]]:
+    import asyncio
+
     try:
         attempts = await asyncio.gather(*map(_send_test, webhooks))
     finally:
