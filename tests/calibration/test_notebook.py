@@ -54,6 +54,8 @@ def test_a_rule_off_the_scale_is_not_drawn():
     assert html_rule(1.5) == ""
     assert 'width="115"' in html_rule(0.25)
     assert "lead up to 0.25" in html_rule(0.25)
+    router = ScoreLog.from_router(confidence=[0.5] * 40, primary_grade=[1.0] * 40, guardian_grade=[1.0] * 40)
+    assert "confidence up to 0: ask" in calibrate(router, 0.1)._repr_html_()
 
 
 def test_an_interval_shows_its_mean_and_marks():

@@ -1,3 +1,4 @@
+import re
 from fractions import Fraction
 from math import floor
 
@@ -324,3 +325,13 @@ def test_built_in_and_user_defined_regret_agree_on_the_primary_alone():
         evaluate(log, [0.3], calibration_size=20, trials=1, loss=loss, loss_bound=1) for loss in (None, regret)
     )
     assert built_in.of("primary")[0].mean("loss") == own.of("primary")[0].mean("loss") == 1.0
+
+
+def test_two_dials_on_one_page_have_buttons_of_their_own(science):
+    frontier = evaluate(science, [0.05, 0.1], calibration_size=500, trials=2)
+    first, second = (frontier.dial()._repr_html_() for _ in range(2))
+    names = [set(re.findall(r' name="(\w+)"', page)) for page in (first, second)]
+    assert [len(name) for name in names] == [1, 1]
+    assert names[0].isdisjoint(names[1])
+    assert "alpha 0.05" in first
+    assert "<script" not in first

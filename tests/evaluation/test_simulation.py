@@ -170,3 +170,11 @@ def test_the_figure_is_drawn_with_and_without_an_alarm(shifted, tmp_path):
     assert (tmp_path / "one.png").stat().st_size > 20_000
     text = (tmp_path / "two.svg").read_text()
     assert text.startswith("<?xml")
+
+
+def test_in_a_notebook_it_shows_what_happened_and_the_losses(shifted):
+    page = shifted._repr_html_()
+    assert "red after" in page
+    assert page.count("<table>") == 2
+    assert "with monitor, after it" in page
+    assert page.count("<rect") == 3

@@ -440,8 +440,8 @@ class Certificate:
         return f"Certificate({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def _repr_html_(self) -> str:
-        table = html_table([("status", self.status), *self.facts(), ("loss", self.loss)]) + html_rule(self.relaxation)
-        return table + html_paragraph(self.guarantee)
+        rest = html_rule(self.relaxation, of="confidence" if self.router else "lead") + html_paragraph(self.guarantee)
+        return html_table([("status", self.status), *self.facts(), ("loss", self.loss)]) + rest
 
     @property
     def sizes(self) -> range:

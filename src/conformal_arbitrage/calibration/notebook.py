@@ -52,13 +52,18 @@ def html_bars(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
     return _figure(title, 22 + len(bars) * _ROW, parts)
 
 
-def html_rule(relaxation: float | None) -> str:
-    """Return a scale from 0 to 1 with the leads that defer and those that stand; nothing for a threshold off the scale."""
+def html_rule(relaxation: float | None, *, of: str = "lead") -> str:
+    """Return a scale from 0 to 1 with what defers and what stands; nothing for a threshold off the scale.
+
+    Args:
+        relaxation: the threshold.
+        of: what is compared with it: the Primary's lead, or its confidence.
+    """
     if relaxation is None or not 0 <= relaxation <= 1:
         return ""
     split = round(relaxation * _WIDTH, 1)
     parts = [
-        _text(0, 12, f"lead up to {relaxation:g}: ask the Guardian; above: the Primary's choice stands"),
+        _text(0, 12, f"{of} up to {relaxation:g}: ask the Guardian; above: the Primary's choice stands"),
         _rectangle(0, 18, split, _GREY),
         _rectangle(split, 18, _WIDTH - split, _BLUE),
     ]

@@ -5,6 +5,7 @@ Knows nothing of how a frontier was computed.
 
 from dataclasses import dataclass
 from html import escape
+from secrets import token_hex
 
 from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint
@@ -20,7 +21,7 @@ class FrontierDial:
 
     def _repr_html_(self) -> str:
         points = self.frontier.of("conformal")
-        name = f"ca{abs(hash((self.frontier.n, self.frontier.seed, tuple(point.alpha for point in points)))):x}"
+        name = f"ca{token_hex(4)}"  # of this picture: two dials on one page have buttons of their own
         shown = "".join(f"#{name}-{k}:checked~.{name}-{k}{{display:block}}" for k in range(len(points)))
         buttons = "".join(
             f'<input type="radio" name="{name}" id="{name}-{k}"{" checked" if k == 0 else ""}>'

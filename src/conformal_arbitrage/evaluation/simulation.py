@@ -186,6 +186,11 @@ class Simulation:
             "always_guardian_cost": self.always,
         }
 
+    def _repr_html_(self) -> str:
+        from conformal_arbitrage.evaluation.simulation_report import simulation_html
+
+        return simulation_html(self)
+
 
 def simulate(
     log: ScoreLog,
