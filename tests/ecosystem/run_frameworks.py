@@ -158,32 +158,58 @@ def agents_sdk():
     asyncio.run(work())
 
 
-def litellm_strategy():
-    """a routing strategy of its Router"""
+def litellm_plugin():
+    """a plugin of its Router, before routing"""
     import litellm
     from litellm_router import CertifiedRouting
 
-    def deployment(name, url):
-        return {"model_name": name, "litellm_params": {"model": "openai/m", "api_base": url, "api_key": "none"}}
+    def deployment(name, model, url):
+        return {"model_name": name, "litellm_params": {"model": model, "api_base": url, "api_key": "none"}}
 
-    router = litellm.Router(
-        [deployment("small", PRIMARY), deployment("large", GUARDIAN), deployment("routed", GUARDIAN)]
-    )
+    seen = []
 
     def confidence(messages):
+        seen.append(messages)
         return 0.1 if "slowly" in messages[-1]["content"] else 0.9
 
-    router.set_custom_routing_strategy(
-        CertifiedRouting(router, CERTIFICATE, confidence, primary="small", guardian="large")
+    small, large = ("openai/small", PRIMARY), ("openai/large", GUARDIAN)
+    router = litellm.Router(
+        [
+            deployment("chat", *small),
+            deployment("chat", *small),
+            deployment("chat", *large),
+            deployment("plain", *small),
+        ],
+        plugins=[CertifiedRouting(CERTIFICATE, confidence, primary=small[0], guardian=large[0])],
     )
-    asked = [[{"role": "user", "content": question}] for question in (EASY, HARD)]
-    replies = [router.completion(model="routed", messages=one) for one in asked]
-    assert [reply.choices[0].message.content for reply in replies] == [OURS, THEIRS]
 
-    async def both():
-        return [await router.acompletion(model="routed", messages=one) for one in asked]
+    async def ask(model, question):
+        reply = await router.acompletion(model=model, messages=[{"role": "user", "content": question}])
+        return reply.choices[0].message.content
 
-    assert [reply.choices[0].message.content for reply in asyncio.run(both())] == [OURS, THEIRS]
+    async def answers():
+        return [await ask("chat", question) for question in (EASY, HARD, HARD, EASY)], await ask("plain", HARD)
+
+    routed, alone = asyncio.run(answers())
+    assert routed == [OURS, THEIRS, THEIRS, OURS]
+    assert (alone, len(seen)) == (OURS, 4)  # the plugin has no say where there is nothing to choose
+
+
+def litellm_decisions():
+    """a decision model: the gateway's Decisions API"""
+    import litellm
+
+    menu = [{"value": "billing", "description": "money"}, {"value": "bug"}, {"value": "other"}]
+    question = {"type": "choice", "name": "team", "instructions": "Which team?", "choices": menu}
+    call = {"model": "openai/support", "api_base": f"{GATEWAY}/v1", "api_key": "none", "input": "I was charged twice."}
+    [answer] = litellm.decisions(questions=[question], **call).answers
+    assert (answer.name, answer.choice, answer.confidence) == ("team", "billing", 0.9)
+    assert {one.value: one.probability for one in answer.probabilities}["billing"] == 0.9
+    criteria = {"billing": "money", "bug": None, "other": None}
+    asked = {"team": {"type": "choice", "instructions": "Which team?", "criteria": criteria}}
+    state = {name: value for name, value in call.items() if name != "input"} | {"state": call["input"]}
+    reply = asyncio.run(litellm.asystemone(questions=asked, **state))  # the format of System One, translated
+    assert reply.answers["team"].choice == "billing"
 
 
 def llm_plugin():
@@ -202,7 +228,8 @@ def llm_plugin():
 RUNS = {
     pydantic_ai_model: "pydantic-ai-slim", pydantic_ai_approval: "pydantic-ai-slim",
     pydantic_ai_decisions: "pydantic-ai-slim", langchain_middleware: "langchain",
-    langgraph_interrupt: "langgraph", agents_sdk: "openai-agents", litellm_strategy: "litellm", llm_plugin: "llm",
+    langgraph_interrupt: "langgraph", agents_sdk: "openai-agents", litellm_plugin: "litellm",
+    litellm_decisions: "litellm", llm_plugin: "llm",
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_examples_route_by_certificate_in_their_frameworks(gateway, tmp_path):
         ".venv-frameworks", "run_frameworks.py", tmp_path, PRIMARY=gateway.primary.url,
         GUARDIAN=gateway.guardian.url, GATEWAY=gateway.url, CERTIFICATE=str(tmp_path / "talk.json"),
     )  # fmt: skip
-    assert len(outcomes) == 8
+    assert len(outcomes) == 9
     for one in outcomes:
         assert (one["package"], one["version"], one["run"]) in documented()
 
@@ -106,4 +106,4 @@ def test_examples_are_short_and_every_one_is_documented():
     pins = "".join((HERE / f"{name}.txt").read_text() for name in ("frameworks", "evaluations"))
     for package, version, _ in documented():
         assert f"{package}=={version}\n" in pins
-    assert len(documented()) == 9
+    assert len(documented()) == 10
