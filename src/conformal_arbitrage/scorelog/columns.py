@@ -42,7 +42,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawColumns:
-    """A score log before any rule was applied."""
+    """A score log before any rule was applied; `distinct` if it is known already that all ids are, and none is empty."""
 
     source: str
     columns: tuple[str, str]
@@ -52,6 +52,7 @@ class RawColumns:
     lists: Mapping[str, Lists] = field(default_factory=dict[str, Lists])
     outcomes: tuple[str, ...] = ()
     id: Strings | None = None
+    distinct: bool = False
     label: Floats | None = None
     group: Strings | None = None
     context: Strings | None = None
@@ -102,6 +103,7 @@ def read_columns(
     lists = {name: table.numbers(name) for name in named}
     has = {name for name in ("id", "label", "group", "context", "actions") if name in table.types}
     used = {*p_names, *g_names, *roles, *lists, *has, *(f"{role}_{name}" for role in roles for name in USAGE)}
+    ids, distinct = table.ids("id") if "id" in has else (None, False)
     kept_lists, extra = _read_rest(table, [name for name in table.types if name not in used], p[1])
     wide_single = {role for role, single in zip(roles, (p_single, g_single), strict=True) if single}
     return RawColumns(
@@ -112,7 +114,8 @@ def read_columns(
         single=table.single | _noted_single(table) | wide_single,
         lists=lists | kept_lists,
         outcomes=tuple(named),
-        id=table.texts("id") if "id" in has else None,
+        id=ids,
+        distinct=distinct,
         label=table.scalars("label") if "label" in has else None,
         group=table.texts("group") if "group" in has else None,
         context=table.texts("context") if "context" in has else None,
@@ -380,9 +383,9 @@ def _scores(
 ) -> tuple[Floats, Bools]:
     """Return a model's scores, with each row that has a NaN blanked throughout, and these rows."""
     values = _finite(raw, name, _with_nulls(lists, sizes, offsets), offsets)
-    unknown = np.isnan(values)
-    if not unknown.any():
+    if not np.isnan(values.max()):
         return values, np.zeros(len(sizes), dtype=np.bool_)
+    unknown = np.isnan(values)
     silent = np.logical_or.reduceat(unknown, offsets[:-1])
     return np.where(np.repeat(silent, sizes), blank, values), silent
 
@@ -425,11 +428,11 @@ def _check_lengths(raw: RawColumns, n: int) -> None:
 
 
 def _unique(raw: RawColumns) -> Strings | None:
-    if raw.id is None:
-        return None
+    if raw.id is None or raw.distinct:
+        return raw.id
     ids: list[str] = raw.id.tolist()
-    distinct = set(ids)
-    if len(distinct) == len(ids) and "" not in distinct:
+    names = set(ids)
+    if len(names) == len(ids) and "" not in names:
         return raw.id
     seen: dict[str, int] = {}
     for row, name in enumerate(ids):

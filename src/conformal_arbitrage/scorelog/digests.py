@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.core.arrays import Integers
 from conformal_arbitrage.scorelog.tables import Strings
+from conformal_arbitrage.scorelog.texts import framed
 
 LEAF: Final = 1 << 16
 FILES: Final = "files:"
@@ -33,9 +33,10 @@ def rows_digest(digits: int, arrays: Iterable[NDArray[Any] | None], ids: Strings
     digest = hashlib.sha256(f"score log 1;digits {digits};rows {len(present[0]) - 1}".encode())
     for values in present:
         digest.update(b";")
-        canonical = (values + 0).astype("<f8" if values.dtype.kind == "f" else "<i8")  # -0.0 becomes 0.0
+        canonical = (values + 0).astype("<f8" if values.dtype.kind == "f" else "<i8", copy=False)  # -0.0 becomes 0.0
         digest.update(canonical.data)
-    digest.update(_framed([] if ids is None else ids.tolist()))
+    for piece in framed(ids) if ids is not None else ():
+        digest.update(piece)
     return digest.hexdigest()
 
 
@@ -59,20 +60,3 @@ def files_digest(leaves: Iterable[Sequence[str]]) -> str:
     """Return the digest of a log in several files, given the digests of the leaves of each."""
     files = sorted(hashlib.sha256("".join(own).encode()).hexdigest() for own in leaves)
     return FILES + hashlib.sha256("".join(files).encode()).hexdigest()
-
-
-def _framed(texts: Sequence[str]) -> bytes:
-    """Return texts in UTF-8, one after the other, each after its length in four bytes."""
-    if not texts:
-        return b""
-    text = "".join(texts).encode()
-    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-    if len(text) != sizes.sum():  # not only ASCII
-        sizes = np.array([len(one.encode()) for one in texts])
-    starts = np.cumsum(sizes + 4) - sizes - 4
-    framed, is_text = np.empty(len(text) + 4 * len(texts), np.uint8), np.ones(len(text) + 4 * len(texts), np.bool_)
-    for byte in range(4):
-        framed[starts + byte] = (sizes >> (8 * byte)) & 255
-        is_text[starts + byte] = False
-    framed[is_text] = np.frombuffer(text, np.uint8)
-    return framed.tobytes()

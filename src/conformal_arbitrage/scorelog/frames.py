@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from itertools import chain
 from types import ModuleType, NoneType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from conformal_arbitrage.core.arrays import Floats, Integers, numbers_or_none
 from conformal_arbitrage.core.gaps import digits_of
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
+from conformal_arbitrage.scorelog.arrow import ArrowStream
 from conformal_arbitrage.scorelog.tables import (
     METADATA_KEY,
     ColumnReader,
@@ -33,15 +34,6 @@ from conformal_arbitrage.scorelog.tables import (
     strings,
     without_string_dtype,
 )
-
-
-@runtime_checkable
-class ArrowStream(Protocol):
-    """Anything with the Arrow PyCapsule interface: polars and pyarrow tables, record batches, relations."""
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return a capsule with an ArrowArrayStream."""
-        ...
 
 
 class FrameTable(ColumnReader):
@@ -71,6 +63,10 @@ class FrameTable(ColumnReader):
     def texts(self, name: str) -> Strings:
         """Return a column as text; see `numbers`."""
         return strings(_as_texts(self._cells[name]).tolist()) if name in self._lists else super().texts(name)
+
+    def ids(self, name: str) -> tuple[Strings, bool]:
+        """Return a column as text, and whether all entries are surely distinct; see `numbers`."""
+        return (self.texts(name), False) if name in self._lists else super().ids(name)
 
     def _load(self, frame: object) -> None:
         try:

@@ -107,10 +107,11 @@ class PartTable(ColumnReader):
         path = part.file.path
         super().__init__(path, hint="is the file complete, and has it changed since?", threads=1)
         register_storage(self._connection, path)
-        chosen = "* exclude (file_row_number)" if columns is None else ", ".join(quoted(name) for name in columns)
+        names = part.file.types if columns is None else columns
         source = f"read_parquet({literal(escaped(path))}, hive_partitioning=false, file_row_number=true)"
-        rows = f"file_row_number between {part.start} and {part.stop - 1}"
-        self._run(f"create view source as select {chosen} from {source} where {rows}")
+        whole = part.start == 0 and part.stop == part.file.rows
+        rows = "" if whole else f" where file_row_number between {part.start} and {part.stop - 1}"
+        self._run(f"create view source as select {', '.join(map(quoted, names))} from {source}{rows}")
         self.types = {name: kind for name, kind in part.file.types.items() if columns is None or name in columns}
         self.rows, self.first_row = part.stop - part.start, part.start
         self.metadata = as_document(part.file.document, path)
@@ -403,6 +404,22 @@ def _describe_files(paths: Sequence[str]) -> list[PartFile]:
     if not kept:
         raise ScoreLogError(f"{empty[0].path}: there are no rows; give it at least one")
     return kept
+
+
+def first_rows(source: str) -> PartTable:
+    """Open the first rows of a log, whichever of its columns play a role."""
+    (file,) = _describe_files(find_files(source)[:1])
+    part = ScorePart(
+        file=file,
+        start=0,
+        stop=min(file.rows, ROWS_PER_PART),
+        first=0,
+        primary="",
+        guardian=None,
+        outcomes=(),
+        binary=False,
+    )
+    return PartTable(part, None)
 
 
 def refuse_repeated_ids(log: ScoreParts) -> None:

@@ -7,9 +7,9 @@ Knows nothing of where a table comes from, nor of what a column means.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from conformal_arbitrage.core.arrays import Bools, Floats, Integers
 from conformal_arbitrage.errors import ScoreLogError
+from conformal_arbitrage.scorelog.arrow import ArrowError, ArrowStream, number_lists, text_bytes, text_lists
+from conformal_arbitrage.scorelog.texts import Strings, TextBytes
 
 if TYPE_CHECKING:
     import duckdb
 
-Strings = NDArray[Any]
-"""Text of any length, without a Python object per entry (numpy.dtypes.StringDType)."""
-
+_Result = TypeVar("_Result")
 Column = tuple[str, NDArray[Any]]
 
 METADATA_KEY = "conformal_arbitrage"
@@ -55,6 +55,7 @@ class ColumnReader:
         config: dict[str, str | bool | int | float | list[str]] = {
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
+            "arrow_large_buffer_size": "true",
         }
         if threads is not None:
             config["threads"] = threads
@@ -89,10 +90,7 @@ class ColumnReader:
             self._check_number_lists(name)
         elif not _NUMBER_LISTS.fullmatch(kind):
             raise ScoreLogError(f"{self.source}: column '{name}' is {kind}; it must hold a list of numbers in each row")
-        lists = f"(select {quoted(name)}::double[] as v from source)"
-        lengths = self._query(f"select coalesce(len(v), -1) as n from {lists}")["n"]
-        values = self._query(f"select unnest(v) as v from {lists}")["v"]
-        return _filled(values), np.asarray(lengths, dtype=np.int64)
+        return self._read(number_lists, f"select {quoted(name)}::double[] as v from source")
 
     def numbers_if_any(self, name: str) -> tuple[Floats, Integers] | None:
         """Return a list column as `numbers` does, or None if it holds anything else."""
@@ -103,10 +101,17 @@ class ColumnReader:
 
     def texts(self, name: str) -> Strings:
         """Return a column as text, one entry per row; lists and structures become JSON."""
+        return self._text_bytes(name).strings()
+
+    def ids(self, name: str) -> tuple[Strings, bool]:
+        """Return a column as text, and whether all entries are surely distinct and none is empty."""
+        return self._text_bytes(name).ids()
+
+    def _text_bytes(self, name: str) -> TextBytes:
         column, kind = quoted(name), self.types[name]
         nested = kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION"))
         text = f"to_json({column})::varchar" if nested else f"{column}::varchar"
-        return strings(self._query(f"select {text} as v from source")["v"].tolist())
+        return self._read(text_bytes, f"select {text} as v from source")
 
     def text_lists(self, name: str) -> tuple[Strings, Integers]:
         """Return a column of lists of text: flat, and each row's length (-1 for null)."""
@@ -115,10 +120,8 @@ class ColumnReader:
             column = f"from_json({column}, '[\"VARCHAR\"]')"
         elif not re.fullmatch(r"VARCHAR\[\d*\]", kind):
             raise ScoreLogError(f"{self.source}: column '{name}' is {kind}; it must hold a list of texts in each row")
-        lists = f"(select {column}::varchar[] as v from source)"
-        lengths = self._query(f"select coalesce(len(v), -1) as n from {lists}")["n"]
-        values = self._query(f"select unnest(v) as v from {lists}")["v"]
-        return strings(values.tolist()), np.asarray(lengths, dtype=np.int64)
+        flat, sizes = self._read(text_lists, f"select {column}::varchar[] as v from source")
+        return flat.strings(), sizes
 
     def scalars(self, name: str, *, truths: bool = False) -> Floats:
         """Return a column of single numbers; null is NaN. With `truths`, true and false count as 1 and 0."""
@@ -186,6 +189,13 @@ class ColumnReader:
         try:
             return self._connection.execute(sql).fetchnumpy()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportReturnType]
         except self._error as error:
+            raise self._translated(error) from error
+
+    def _read(self, reader: Callable[[ArrowStream], _Result], sql: str) -> _Result:
+        """Return what an Arrow reader makes of a query."""
+        try:
+            return reader(self._connection.sql(sql))
+        except (self._error, ArrowError) as error:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> ScoreLogError:
