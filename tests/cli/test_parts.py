@@ -1,6 +1,7 @@
 """Commands on logs in parts: a pattern, a folder, a URL."""
 
 import json
+import shlex
 
 import duckdb
 import numpy as np
@@ -60,7 +61,8 @@ def test_other_commands_look_at_a_declared_sample(run, folder, monkeypatch):
     monkeypatch.setattr(options, "SAMPLE", 400)
     shown = run("inspect", folder, "--json")
     assert "from a uniform sample of 400 of 600 rows" in shown.stderr
-    assert json.loads(shown.stdout)["rows"] == 400
+    document = json.loads(shown.stdout)
+    assert (document["rows"], document["sampled_rows"]) == (600, 400)
     shown = run("calibrate", folder, "--alpha", "0.2", "--json")
     assert "66.7 % of these rows were looked at before (inspect)" in shown.stderr
 
@@ -68,7 +70,7 @@ def test_other_commands_look_at_a_declared_sample(run, folder, monkeypatch):
 def test_a_sample_has_as_many_rows_as_asked_for(run, folder, tmp_path):
     shown = run("inspect", folder, "--sample", 250, "--json")
     assert "from a uniform sample of 250 of 600 rows" in shown.stderr
-    assert json.loads(shown.stdout)["rows"] == 250
+    assert json.loads(shown.stdout)["sampled_rows"] == 250
     split = ["split", folder, "a.parquet", "b.parquet", "--share", 0.5, "--json"]
     assert json.loads(run(*split, "--sample", 100).stdout) == {"explore": 50, "certify": 50}
     assert json.loads(run(*split, "--sample", 10_000).stdout) == {"explore": 300, "certify": 300}
@@ -222,12 +224,6 @@ def test_an_executor_of_the_callers_is_an_engine():
         assert sorted(as_engine(pool).run(len, ["a", "bc"])) == [1, 2]
 
 
-def test_digests_of_ids_that_are_not_ascii_are_those_of_each_by_itself():
-    texts = ["é", "a", "日本", ""]
-    framed = b"".join(len(one.encode()).to_bytes(4, "little") + one.encode() for one in texts)
-    assert digests._framed(texts) == framed  # pyright: ignore[reportPrivateUsage]
-
-
 def test_real_logs_give_the_same_certificate_in_parts(shared, tmp_path):
     names = {"science.parquet": ("qwen15b", "expert")}
     for path in sorted(shared.glob("*.parquet")):
@@ -242,3 +238,42 @@ def test_real_logs_give_the_same_certificate_in_parts(shared, tmp_path):
                 one, other = (calibrate(each, alpha, guardian_sees=sees) for each in (log, found))
                 assert (one.relaxation, one.empirical_risk, one.n) == (other.relaxation, other.empirical_risk, other.n)
     assert isinstance(one, Certificate)
+
+
+def test_recommend_chooses_and_certifies_on_a_declared_sample(run, folder, tmp_path):
+    shown = run("recommend", folder, "--alpha", 0.2, "--sample", 400, "--trials", 2, "-o", "plan.toml", "--json")
+    assert "a sample of 400 of 600 rows" in shown.stderr
+    assert "sample = 400" in (tmp_path / "plan.toml").read_text()
+    document = json.loads(shown.stdout)
+    split, by_hand = (shlex.split(command)[1:] for command in document["commands"])
+    run(*split, "--json")
+    run(*by_hand[:-1], "by-hand.json", "--json")
+    certificate, by_hand = (json.loads((tmp_path / name).read_text()) for name in ("certificate.json", "by-hand.json"))
+    for name in ("relaxation", "n", "log_sha256", "empirical_risk"):
+        assert certificate[name] == by_hand[name]
+    repeated = run("recommend", "--from", "plan.toml", "--json")
+    assert json.loads(repeated.stdout)["certificate"]["log_sha256"] == certificate["log_sha256"]
+    assert (
+        "--sample is for a log in parts"
+        in run("recommend", "tuning.parquet", "--alpha", 0.2, "--sample", 9, code=2).stderr
+    )
+
+
+def test_recommend_refuses_an_id_that_stands_in_two_files(run, tmp_path):
+    for name in ("one", "two"):
+        write_parts(some_log(80), tmp_path / "twice", []).joinpath("scores-00.parquet").rename(
+            tmp_path / "twice" / f"{name}.parquet"
+        )
+    shown = run("recommend", tmp_path / "twice", "--alpha", 0.2, code=2)
+    assert "'q0' is the id of more than one row" in shown.stderr
+
+
+def test_inspect_counts_in_all_rows_what_it_does_not_estimate(run, tmp_path):
+    log = some_log(600, missing=0.1)
+    folder = write_parts(log, tmp_path / "scores", [200])
+    document = json.loads(run("inspect", folder, "--sample", 150, "--json").stdout)
+    assert document["rows"] == 600
+    assert document["missing_guardian_rows"] == int(log.missing.sum())
+    assert (document["fewest_actions"], document["most_actions"]) == (int(log.sizes.min()), int(log.sizes.max()))
+    assert "150 of them, drawn uniformly" in run("inspect", folder, "--sample", 150).stdout
+    assert json.loads(run("inspect", folder, "--json").stdout)["sampled_rows"] is None

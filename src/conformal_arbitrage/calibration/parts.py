@@ -40,6 +40,8 @@ from conformal_arbitrage.scorelog.parts import ScorePart, ScoreParts, refuse_rep
 
 _Result = TypeVar("_Result")
 _FIRST: Final = 1 << 16
+_USUAL_SPAN: Final = 2.0
+"""With gaps up to this the first pass need not be repeated."""
 _DRAWN_AT_ONCE: Final = 1 << 20
 
 
@@ -109,8 +111,6 @@ class Survey:
         missing_loss: Number | None = 1 if self.measure.missing_loss is None else self.measure.missing_loss
         falls = replace(self.measure, missing_loss=missing_loss).falls(log)
         (buckets,) = Fold((self.bracket,))(falls.gap, falls.drop)
-        starts = log.offsets[:-1]
-        spans = np.maximum.reduceat(log.primary, starts) - np.minimum.reduceat(log.primary, starts)
         facts = PartFacts(
             part=part,
             rows=len(log),
@@ -121,13 +121,22 @@ class Survey:
             first_unknown=int(unknown.argmax()) if unknown.any() else None,
             router=log.is_router,
             scores=scores if not unknown.all() else (inf, -inf),
-            span=float(spans.max()),
+            span=_span(log),
             score_digits=log.score_digits,
             leaves=leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), log.id),
             total=falls.total,
             largest=falls.largest,
         )
         return facts, buckets
+
+
+def _span(log: ScoreLog) -> float:
+    """Return the largest gap of some rows; if all Primary scores together span little, that, which is as good."""
+    together = float(log.primary.max() - log.primary.min())
+    if together <= _USUAL_SPAN:
+        return together
+    starts = log.offsets[:-1]
+    return float((np.maximum.reduceat(log.primary, starts) - np.minimum.reduceat(log.primary, starts)).max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +274,7 @@ class SurveyedParts(FallSearch):
         low, high = check_guardian_scores(self.scores, log.source)
         worst = as_fraction(missing, name="loss_bound") if missing is not None and self.unknown else Fraction(0)
         digits = finest_tick(self.n, max(Fraction(high) - Fraction(low), worst))
-        if digits != guess or self.span > 2:
+        if digits != guess or self.span > _USUAL_SPAN:
             self.measure = replace(self.measure, tick_digits=digits)
             self._survey(Bracket(0.0, max(self.span, 1e-300), _FIRST, even=True))
         self.tick_digits = digits
@@ -351,6 +360,44 @@ def digest_parts(log: ScoreParts, engine: Engine) -> str:
     for part, own in done:
         leaves.setdefault(part.file.path, []).extend(own)
     return files_digest(leaves.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts:
+    """What is counted in every row of a log in parts; the loss of `unknown` rows is not known."""
+
+    source: str
+    rows: int
+    fewest_actions: int
+    most_actions: int
+    no_opinion: int
+    unknown: int
+
+
+def count_part(part: ScorePart) -> RowCounts:
+    """Count in the rows of a part."""
+    log = part.load([], ids=False)
+    return RowCounts(
+        source=part.name,
+        rows=len(log),
+        fewest_actions=int(log.sizes.min()),
+        most_actions=int(log.sizes.max()),
+        no_opinion=int(log.no_opinion.sum()),
+        unknown=int(log.unknown_loss.sum()),
+    )
+
+
+def count_rows(log: ScoreParts, engine: Engine) -> RowCounts:
+    """Count in all rows of a log."""
+    counts = list(engine.run(count_part, log.parts()))
+    return RowCounts(
+        source=log.source,
+        rows=sum(one.rows for one in counts),
+        fewest_actions=min(one.fewest_actions for one in counts),
+        most_actions=max(one.most_actions for one in counts),
+        no_opinion=sum(one.no_opinion for one in counts),
+        unknown=sum(one.unknown for one in counts),
+    )
 
 
 def _refuse_unfit(log: ScoreParts) -> None:

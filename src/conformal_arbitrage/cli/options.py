@@ -307,12 +307,9 @@ def read_log(
     from conformal_arbitrage.scorelog.log import ScoreLog
 
     guardian: str | None = guardian_column or "guardian"
-    if in_parts(path) and not whole:
-        return _sampled(path, primary_column, guardian, outcomes, sample or SAMPLE, binarized=binarized)
-    if sample is not None:
-        raise click.UsageError(
-            "--sample is for a log in parts: a pattern, a folder, a URL, or one Parquet file of more than 10 million rows"
-        )
+    rows = None if whole else sample_of(path, sample)
+    if rows is not None:
+        return _sampled(path, primary_column, guardian, outcomes, rows, binarized=binarized)
     if guardian_optional:
         with Table(path) as table:
             guardian = guardian if guardian in table.types else None
@@ -322,6 +319,17 @@ def read_log(
 
 SAMPLE = 1_000_000
 """Rows of a log in parts that commands look at which need them all at once."""
+
+
+def sample_of(path: str, sample: int | None) -> int | None:
+    """Return how many rows to draw from a log in parts; None for one that is read whole, which takes no --sample."""
+    if in_parts(path):
+        return sample or SAMPLE
+    if sample is not None:
+        raise click.UsageError(
+            "--sample is for a log in parts: a pattern, a folder, a URL, or one Parquet file of more than 10 million rows"
+        )
+    return None
 
 
 def in_parts(path: str) -> bool:

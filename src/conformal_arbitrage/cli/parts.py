@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from conformal_arbitrage.calibration.applying import DecisionCounts
     from conformal_arbitrage.calibration.certificate import Certificate
     from conformal_arbitrage.calibration.decisions import Decisions
+    from conformal_arbitrage.calibration.parts import RowCounts
     from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.scorelog.engines import Engine
     from conformal_arbitrage.scorelog.log import ScoreLog
@@ -147,6 +148,16 @@ def made_from(certificate: "Certificate", log: str, primary: str | None, guardia
     found = ScoreParts.read(log, primary=primary or names["primary"], guardian=guardian or names["guardian"])
     found = found.binarized() if certificate.binarized else found
     return digest_parts(found, as_engine(None)) == certificate.log_sha256
+
+
+def counts_of(log: str, primary: str | None, guardian: str | None, *, binarized: bool) -> "RowCounts":
+    """Return what is counted in all rows of a log in parts, of which a command sees a sample only."""
+    from conformal_arbitrage.calibration.parts import count_rows
+    from conformal_arbitrage.scorelog.engines import as_engine
+    from conformal_arbitrage.scorelog.parts import ScoreParts
+
+    found = ScoreParts.read(log, primary=primary or "primary", guardian=guardian or "guardian")
+    return count_rows(found.binarized() if binarized else found, as_engine(None))
 
 
 def lacks_guardian(scores: "ScoreLog | ScoreParts") -> bool:

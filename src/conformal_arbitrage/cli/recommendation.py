@@ -40,6 +40,7 @@ CERTIFICATE = "certificate.json"
     help="The Guardian; among several, the one that is right most often.  [default: guardian, or every column of scores]",
 )  # fmt: skip
 @click.option("--outcome", "outcomes", multiple=True, metavar="NAME", help="List column that is not a model's scores.")
+@options.sample
 @options.binarize
 @click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1].")
 @click.option(
@@ -79,15 +80,18 @@ def recommend_command(
     from conformal_arbitrage.scorelog.fitness import repeats
 
     plan, folder = _plan(log, plan_file, config, output, settings)
-    source = folder / plan.log
-    options.refuse_same(str(source), output)
-    secret = options.project_secret(config, Path(), folder, source.parent)
-    recommendation = plan.recommend(plan.logs(folder), None if secret is None else secret.boundary_key)
-    looks = options.describe_looks(recommendation.certified, str(source), config, fixed_before=fixed_before)
+    source = plan.source(folder)
+    options.refuse_same(source, output)
+    secret = options.project_secret(config, Path(), folder, Path(source).parent)
+    logs = plan.logs(folder)
+    if plan.sample is not None:
+        options.warn(f"from {len(logs[0]):,} rows: {logs[0].source}")
+    recommendation = plan.recommend(logs, None if secret is None else secret.boundary_key)
+    looks = options.describe_looks(recommendation.certified, source, config, fixed_before=fixed_before)
     certificate = recommendation.certificate
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate if secret is None else certificate.sign(secret)
-    options.remember_look(recommendation.tuning, str(source), "recommend")
+    options.remember_look(recommendation.tuning, source, "recommend")
     for problem in repeats(recommendation.certified).problems():
         options.warn(problem)
     done = plan.with_result(recommendation)
@@ -116,7 +120,15 @@ def _plan(
         raise click.UsageError("give the score log, or --from with a plan that names it")
     folder = Path(output).parent if output is not None else Path()
     settings["alpha"] = settings["alpha"] or repr(options.read_configured(config).alpha)
-    return RoutePlan(log=os.path.relpath(log, folder), **settings), folder
+    settings["sample"] = options.sample_of(log, settings["sample"])
+    return RoutePlan(log=_relative(log, folder), **settings), folder
+
+
+def _relative(log: str, folder: Path) -> str:
+    """Return a log as a plan in a folder names it; a URL as it is."""
+    from conformal_arbitrage.scorelog.parts import scheme_of
+
+    return os.path.relpath(log, folder) if scheme_of(log) is None else log
 
 
 def _compare(plan: "RoutePlan", done: "RoutePlan") -> None:

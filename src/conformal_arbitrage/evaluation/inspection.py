@@ -15,6 +15,7 @@ from conformal_arbitrage.calibration.learned_fit import learned_rows
 from conformal_arbitrage.calibration.learned_score import FEWEST_ROWS
 from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph, html_table
 from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
+from conformal_arbitrage.calibration.parts import RowCounts
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.core.arrays import Floats, Integers
 from conformal_arbitrage.core.choices import row_argmax
@@ -85,6 +86,8 @@ class Inspection:
         repeated_contexts: rows whose context stood in an earlier row.
         repeated_rows: rows that equal an earlier one in everything but the id.
         next_steps: what to run next, in words.
+        sampled_rows: of a log in parts, how many rows were drawn for all but the number of rows, of actions and of missing
+            scores, which are those of the whole log; None if all rows were looked at.
     """
 
     source: str
@@ -109,6 +112,21 @@ class Inspection:
     repeated_contexts: int
     repeated_rows: int
     next_steps: tuple[str, ...] = ()
+    sampled_rows: int | None = None
+
+    def with_counts(self, counts: RowCounts) -> "Inspection":
+        """Return the inspection of a sample with what was counted in all rows."""
+        return replace(
+            self,
+            source=counts.source,
+            rows=counts.rows,
+            fewest_actions=counts.fewest_actions,
+            most_actions=counts.most_actions,
+            no_opinion_rows=counts.no_opinion,
+            missing_guardian_rows=counts.unknown,
+            next_steps=tuple(step.replace(quote(self.source), quote(counts.source)) for step in self.next_steps),
+            sampled_rows=self.rows if self.rows < counts.rows else None,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection as a JSON document."""
@@ -119,6 +137,10 @@ class Inspection:
         most = "" if self.fewest_actions == self.most_actions else f" to {self.most_actions}"
         form = ", router form" if self.router_form else ""
         facts = [("rows", f"{self.rows}, {self.fewest_actions}{most} actions each{form}")]
+        if self.sampled_rows is not None:
+            facts.append(
+                ("looked at", f"{self.sampled_rows} of them, drawn uniformly; actions and missing scores in all")
+            )
         facts += [
             (name, f"Primary {_figure(means['primary'])}, Guardian {_figure(means['guardian'])}")
             for name, means in self.outcomes.items()

@@ -21,6 +21,7 @@ from conformal_arbitrage.evaluation.recommendation import TUNING_SHARE, recommen
 from conformal_arbitrage.evaluation.route_options import PromisedLoss, Recommendation
 from conformal_arbitrage.scorelog.files import Table, write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.parts import ScoreParts, first_rows, refuse_repeated_ids, scheme_of
 from conformal_arbitrage.types import MissingGuardian
 
 _NOT_SCORES = ("correct", "label", "actions")
@@ -53,6 +54,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             scores.
         guardian_columns: the same for the Guardian.
         text: also try a score that is learned from texts.
+        sample: of a log in parts, how many rows to draw and look at; None for one file, which is read whole.
         result: what came of it.
     """
 
@@ -73,24 +75,36 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guardian_cost: float | None = None
     primary_price: tuple[float, float] | None = None
     guardian_price: tuple[float, float] | None = None
+    sample: int | None = None
     result: PlanResult | None = None
 
+    def source(self, folder: Path) -> str:
+        """Return the log, given the folder of the plan: a path, a pattern or a URL."""
+        return self.log if scheme_of(self.log) is not None else str(folder / self.log)
+
     def logs(self, folder: Path) -> list[ScoreLog]:
-        """Read the log once for every pair of columns to choose from."""
-        path = folder / self.log
+        """Read the log once for every pair of columns to choose from; of one in parts the same sample each time."""
+        path = self.source(folder)
         primaries, guardians = self._columns(path)
         pairs = [(p, g) for p, g in product(primaries, guardians) if p != g]
         if not pairs:
             raise OptionError(
                 f"{path}: there is no pair of score columns; name them with --primary-column and --guardian-column"
             )
-        logs = [ScoreLog.read(path, primary=p, guardian=g, outcomes=self.outcomes) for p, g in pairs]
+        logs = [self._read(path, *pair) for pair in pairs]
         return [log.binarized() for log in logs] if self.binarize else logs
 
-    def _columns(self, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _read(self, path: str, primary: str, guardian: str) -> ScoreLog:
+        if self.sample is None:
+            return ScoreLog.read(path, primary=primary, guardian=guardian, outcomes=self.outcomes)
+        log = ScoreParts.read(path, primary=primary, guardian=guardian, outcomes=self.outcomes)
+        refuse_repeated_ids(log)
+        return log.sample(self.sample)
+
+    def _columns(self, path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the columns that may play each role."""
         primaries, guardians = self.primary_columns, self.guardian_columns
-        with Table(path) as table:
+        with Table(path) if self.sample is None else first_rows(path) as table:
             primaries = primaries or (("primary",) if "primary" in table.types else ())
             guardians = guardians or (("guardian",) if "guardian" in table.types else ())
             if not primaries or not guardians:
@@ -152,7 +166,8 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return the commands that come to the same certificate by hand."""
         if self.result is None:
             return []
-        result, log = self.result, os.path.relpath(folder / self.log)
+        result, log = self.result, self.source(folder)
+        log = log if scheme_of(log) is not None else os.path.relpath(log)
         columns = ["--primary-column", result.primary, "--guardian-column", result.guardian]
         rule = ["--boundary", result.boundary, "--loss", result.loss, "--score", result.score]
         rule += ["--text"] if result.text else []
@@ -168,6 +183,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             f"{self.share:g}",
             "--seed",
             str(self.seed),
+            *([] if self.sample is None else ["--sample", str(self.sample)]),
         ]
         rows = ["calibrate", "certify.parquet", "--alpha", self.alpha]
         calibrate = [*rows, *rule, *further, *columns, "-o", certificate]
