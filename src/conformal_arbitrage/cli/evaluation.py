@@ -47,7 +47,9 @@ def inspect_command(
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     inspection = inspect(scores, loss_bound=loss_bound, **costs)
     if options.in_parts(log):
-        inspection = inspection.with_counts(parts.counts_of(log, primary_column, guardian_column, binarized=binarize))
+        inspection = inspection.with_counts(
+            parts.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
+        )
     options.remember_look(scores, log, "inspect")
     if as_json:
         options.print_json(inspection.to_dict())

@@ -150,7 +150,7 @@ def made_from(certificate: "Certificate", log: str, primary: str | None, guardia
     return digest_parts(found, as_engine(None)) == certificate.log_sha256
 
 
-def counts_of(log: str, primary: str | None, guardian: str | None, *, binarized: bool) -> "RowCounts":
+def counts_of_parts(log: str, primary: str | None, guardian: str | None, *, binarized: bool) -> "RowCounts":
     """Return what is counted in all rows of a log in parts, of which a command sees a sample only."""
     from conformal_arbitrage.calibration.parts import count_rows
     from conformal_arbitrage.scorelog.engines import as_engine
