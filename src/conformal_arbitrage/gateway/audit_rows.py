@@ -234,8 +234,11 @@ def _served(record: DecisionRecord, audited: AuditedDecision, verdict: Verdict, 
 
 
 def _is_delivered(record: DecisionRecord) -> bool:
-    """Return whether the caller got an answer, as far as is known."""
-    return record.completion is None or record.completion.finish not in UNDELIVERED
+    """Return whether the caller got the answer that was decided, as far as is known."""
+    end = record.completion
+    if end is None or end.finish in UNDELIVERED:
+        return end is None
+    return end.call_review is None or end.call_review.verdict == "approved"
 
 
 def _same_models(record: DecisionRecord) -> bool:

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import GuardianError, LostClaimError, QuotaError, RequestError, StoreError
-from conformal_arbitrage.gateway.attempts import all_settled, is_continuable
+from conformal_arbitrage.gateway.attempts import all_settled, end_undelivered, is_continuable
 from conformal_arbitrage.gateway.audit_rows import still_unanswered
+from conformal_arbitrage.gateway.call_turns import CallTurns
 from conformal_arbitrage.gateway.chat_replies import (
     EVENT_STREAM,
     ChatShape,
@@ -45,7 +46,7 @@ from conformal_arbitrage.live.config import KEY_LABEL, GatewayConfig
 from conformal_arbitrage.live.policy import guardian_failure
 from conformal_arbitrage.store.base import Audit, SavedResponse, Store
 from conformal_arbitrage.store.ids import new_id
-from conformal_arbitrage.store.record import CompletionBody, DecisionBody, DecisionRecord, Event
+from conformal_arbitrage.store.record import DecisionBody, DecisionRecord, Event
 from conformal_arbitrage.store.review_base import ReviewRequest
 from conformal_arbitrage.types import ChatRequest, Chunk, Query
 from conformal_arbitrage.upstream.sse import delta_of
@@ -65,6 +66,7 @@ class DecisionRoutes:
         self._idempotency = Idempotency(store, metrics)
         self._sessions = Sessions(store)
         self._reviews = ReviewTurns(store, desk, self._idempotency, decider)
+        self._calls = CallTurns(store, desk, self._idempotency, decider, self._reviews)
 
     async def decisions(self, request: Incoming) -> Response:
         """Answer POST /v1/decisions."""
@@ -106,7 +108,8 @@ class DecisionRoutes:
         text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
         menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
         if chat.stream:
-            async with event_stream(request.send, policy.name, patient=policy.pair.review is not None) as events:
+            patient = policy.pair.review is not None or bool(policy.settings.review.tool_calls)
+            async with event_stream(request.send, policy.name, patient=patient) as events:
                 await self._stream(request, chat, policy, menu, events, shape)
             return events
         async with self._turn(request, policy) as turn:
@@ -146,30 +149,7 @@ class DecisionRoutes:
                 raise refusal from error
             finally:
                 if finish and turn.response is None and turn.outcomes:
-                    await self._end_undelivered(turn, policy, finish)
-
-    async def _end_undelivered(self, turn: Turn, policy: LivePolicy, finish: str) -> None:
-        """Record how far each decision came, and keep those of which nothing was sent for another attempt."""
-        if turn.opened is not None:
-            await turn.end_early(finish)
-            return
-        if finish == "cancelled":
-            await self._reviews.withdraw(turn)
-        self._metrics.undelivered(policy.name, turn.outcomes.values(), finish)
-        events: list[Event] = []
-        audits: list[Audit] = []
-        news = [outcome.event.id for outcome in turn.outcomes.values() if outcome.audit is not None]
-        for outcome in turn.outcomes.values():
-            audit = None if turn.reviewed else still_unanswered(outcome.audit, outcome.decision)
-            if outcome.event.id in turn.recorded:
-                events += [] if finish == "waiting" else [self._decider.completion(policy, outcome, finish)]
-            else:
-                events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
-                audit = audit or outcome.audit
-            audits += [] if audit is None else [audit]
-        begun = {place: outcome.event.id for place, outcome in turn.outcomes.items()}
-        digests = {id: self._decider.digest(turn.questions[place]) for place, id in begun.items()}
-        await turn.end_undelivered(events, audits, begun, digests, news)
+                    await end_undelivered(turn, policy, finish, self._decider, self._metrics, self._reviews)
 
     async def _stream(
         self,
@@ -183,8 +163,8 @@ class DecisionRoutes:
         async with self._turn(request, policy) as turn:
             if turn.response is not None:
                 pass
-            elif menu is None:
-                await self._stream_text(turn, events, policy, chat, request.caller.id, shape)
+            elif menu is None and not policy.settings.review.tool_calls:  # a call that was sent cannot wait
+                await self._stream_text(turn, events, policy, chat, request, shape)
             else:
                 start = time.perf_counter()
                 outcome = await self._decide(turn, policy, chat, menu, request)
@@ -201,26 +181,36 @@ class DecisionRoutes:
             group = policy.settings.group and chat.group_at(policy.settings.group)
             query = Query(chat.messages, menu.actions, id=new_id(), group=group)
             return await self._choose(turn, 0, policy, query, request, _session(chat))
-        return await _last(await self._text(turn, policy, chat, request.caller.id))
+        outcome = await _last(await self._text(turn, policy, chat, request))
+        if policy.settings.review.tool_calls:
+            _require_answers([outcome])
+            outcome = await self._calls.reviewed(turn, policy, outcome, chat, request)
+        return outcome
 
     async def _text(
-        self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, caller: str, *, live: bool = False
+        self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, request: Incoming, *, live: bool = False
     ) -> AsyncGenerator[Outcome | Chunk]:
         """Return the steps that answer a chat request in free text."""
         if policy.settings.sticky is not None:
-            return await self._session_text(turn, policy, chat, caller, live=live)
+            return await self._session_text(turn, policy, chat, request, live=live)
+        caller = request.caller.id
         earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body))
+        if turn.kept is not None:
+            return self._calls.resumed(turn, policy, turn.kept, request)
         group = policy.settings.group and chat.group_at(policy.settings.group)
         chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id, group=group)
         steps = self._decider.text(policy, chat_request, caller, earlier, session=_session(chat), live=live)
         return self._noted(turn, 0, steps)
 
     async def _session_text(
-        self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, caller: str, *, live: bool
+        self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, request: Incoming, *, live: bool
     ) -> AsyncGenerator[Outcome | Chunk]:
         """Return the steps that answer one turn of a session; a request that names none is a session of its own."""
+        caller = request.caller.id
         conversation = await self._sessions.current(policy, caller, chat.session)
         earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body, chat.session))
+        if turn.kept is not None:
+            return self._calls.resumed(turn, policy, turn.kept, request)
         if earlier is not None and earlier.decision.session != (conversation or earlier).id:
             if turn.claim is not None:
                 raise other_session()
@@ -275,7 +265,9 @@ class DecisionRoutes:
         elif self._store.has_undelivered:
             id = await self._store.take_undelivered(self._decider.digest(question))
         record = None if id is None else await self._store.record(id)
-        if record is None or not is_continuable(record, policy):
+        if record is not None and policy.pair.form == "text":
+            turn.kept = await self._calls.kept(policy, record)
+        if record is None or not (turn.kept is not None or is_continuable(record, policy)):
             if record is not None and turn.claim is not None:
                 raise begun_otherwise(policy.name)
             return None
@@ -300,7 +292,7 @@ class DecisionRoutes:
         events: EventStream,
         policy: LivePolicy,
         chat: CompletionRequest,
-        caller_id: str,
+        request: Incoming,
         shape: ReplyShape,
     ) -> None:
         """Pass on the Guardian's words as they come; any other answer is sent once it is complete."""
@@ -308,7 +300,7 @@ class DecisionRoutes:
         live = _LiveAnswer(turn, events, policy, self._metrics, shape)
         outcome: Outcome | None = None
         try:
-            steps = await self._text(turn, policy, chat, caller_id, live=True)
+            steps = await self._text(turn, policy, chat, request, live=True)
             async with aclosing(steps):
                 async for step in steps:
                     if isinstance(step, Outcome):
@@ -355,6 +347,10 @@ class DecisionRoutes:
         audits: list[Audit] = []
         news: list[str] = []
         for outcome in outcomes:
+            if outcome.ending is not None:
+                events.append(outcome.ending)
+                news.append(outcome.event.id)  # it was delivered, after all
+                continue
             if outcome.event.id in turn.recorded:
                 events.append(self._decider.completion(policy, outcome, _finish_of(policy, outcome)))
                 if outcome.audit is not None and (outcome.known_legs or outcome.decision.decided_by == "fallback"):

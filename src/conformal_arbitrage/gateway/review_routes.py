@@ -26,10 +26,14 @@ _LONGEST_WAIT = 55.0
 
 
 class Ballot(Struct, forbid_unknown_fields=True):
-    """A vote: the place of the chosen option as shown, and how many seconds the reviewer was active."""
+    """A vote: the place of the chosen option as shown, and how many seconds the reviewer was active.
+
+    About tool calls, `arguments` are those of the calls that wait, in order, where the reviewer changed any.
+    """
 
     choice: Annotated[int, Meta(ge=0, le=100_000)]
     active: float | None = None
+    arguments: list[str] | None = None
 
 
 class ReviewRoutes:
@@ -83,7 +87,7 @@ class ReviewRoutes:
         ballot: Ballot = converted(decoded(request.content, self._config), Ballot)
         if ballot.active is not None and not (isfinite(ballot.active) and 0 <= ballot.active < 86400):
             raise RequestError("active must be a number of seconds, from 0 to a day", status=422, param="active")
-        counts = await self._desk.vote(seat, token, ballot.choice, ballot.active)
+        counts = await self._desk.vote(seat, token, ballot.choice, ballot.active, ballot.arguments)
         if counts is None:
             raise RequestError(
                 "this question was given to someone else; claim another one", status=409, code="item_gone"
@@ -154,7 +158,10 @@ def _reply(reply: SavedResponse | None) -> object:
 
 
 def _shown(assignment: Assignment) -> Response:
-    return json_response({"kind": "choose", **asdict(assignment)})
+    document = asdict(assignment)
+    if assignment.kind != "approve":
+        del document["calls"]
+    return json_response(document)
 
 
 def _lost() -> RequestError:

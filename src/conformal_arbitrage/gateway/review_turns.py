@@ -81,8 +81,8 @@ class ReviewTurns:
 
         What is for good is recorded, and kept as the reply.
         """
-        if isinstance(error, RequestError) and error.code == PENDING and policy.pair.review is not None:
-            return await self._pending(turn, policy.pair.review)
+        if isinstance(error, RequestError) and error.code == PENDING:
+            return error if policy.pair.review is None else await self._pending(turn, policy.pair.review)
         if not isinstance(error, GuardianError):
             return None
         refusal = _expired(list(turn.outcomes.values()))
@@ -100,11 +100,14 @@ class ReviewTurns:
         await turn.commit(events, audits=audits, response=reply, news=news, reviews=ENDED)
 
     async def _pending(self, turn: Turn, terms: ReviewTerms) -> RequestError:
-        """Return what a caller is told whose request people have not decided yet."""
-        keyed = turn.renewing is None
         id = next(outcome.event.id for outcome in turn.outcomes.values() if outcome.decision.answer is None)
-        [backlog] = await self._store.team_backlogs({terms.name: self._desk.people()[terms.name]})
-        votes = [vote.held for vote in await self._store.cast_votes(days=1) if vote.team == terms.name and vote.held]
+        return await self.pending(turn, id, terms.name)
+
+    async def pending(self, turn: Turn, id: str, team: str) -> RequestError:
+        """Return what a caller is told whose request people of a team have not decided yet."""
+        keyed = turn.renewing is None
+        [backlog] = await self._store.team_backlogs({team: self._desk.people()[team]})
+        votes = [vote.held for vote in await self._store.cast_votes(days=1) if vote.team == team and vote.held]
         median = sorted(votes)[len(votes) // 2] if votes else None
         forecast = waiting_time(backlog.votes_needed, median, len(backlog.present))
         soon = _SOON if backlog.present else _LONGEST_RETRY
@@ -134,7 +137,7 @@ class ReviewTurns:
         outcomes = await self._store.review_outcomes({event.id for event in events})
         return [
             replace(event, body=replace(event.body, review=outcomes[event.id].facts))
-            if isinstance(event.body, CompletionBody) and event.id in outcomes
+            if isinstance(event.body, CompletionBody) and event.body.call_review is None and event.id in outcomes
             else event
             for event in events
         ]

@@ -10,7 +10,7 @@ Knows nothing of how a request becomes a decision, or of what reviewers' pages l
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.project_secret import subkey
 from conformal_arbitrage.errors import ArbitrageError, DeadlineError, RequestError, StoreError, UpstreamError
 from conformal_arbitrage.gateway.auth import ANONYMOUS, Caller
+from conformal_arbitrage.gateway.tool_calls import checked_edit
 from conformal_arbitrage.live.review_config import TeamConfig
 from conformal_arbitrage.live.reviews import ReviewTerms
 from conformal_arbitrage.monitoring.panels import count_votes
@@ -26,9 +27,12 @@ from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.record import AuditBody, Event, ReviewFacts
 from conformal_arbitrage.store.review_base import (
+    AWAITED,
     HeldReview,
     NewReview,
+    ProposedCall,
     ReviewItem,
+    ReviewKind,
     ReviewOutcome,
     ReviewPurpose,
     ReviewRequest,
@@ -62,20 +66,24 @@ class Assignment:
     """All that a reviewer is given of a question: nothing tells a caller's question from an audit or a second opinion.
 
     Attributes:
+        kind: whether to choose an option, or to approve tool calls.
         token: to vote with.
         policy: whose question it is.
         instructions: how to answer.
         context: the question.
         options: what to choose from, in the order to show.
         lease: seconds that it is theirs without a sign of life.
+        calls: the tool calls to approve, if the question is about these.
     """
 
+    kind: ReviewKind = "choose"
     token: str
     policy: str
     instructions: str
     context: str
     options: tuple[str, ...]
     lease: float
+    calls: tuple[ProposedCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,12 +222,14 @@ class Desk:
 
     def _assignment(self, held: HeldReview) -> Assignment:
         return Assignment(
+            kind=held.question.kind,
             token=held.token,
             policy=held.policy,
             instructions=self.instructions.get(held.policy, ""),
             context=str(held.question.context),
             options=held.question.options,
             lease=held.lease,
+            calls=held.question.calls,
         )
 
     async def renew(self, seat: Seat, token: str) -> bool:
@@ -236,14 +246,28 @@ class Desk:
         self.wake.set()
         return skipped
 
-    async def vote(self, seat: Seat, token: str, choice: int, active: float | None = None) -> float | None:
+    async def vote(
+        self,
+        seat: Seat,
+        token: str,
+        choice: int,
+        active: float | None = None,
+        arguments: Sequence[str] | None = None,
+    ) -> float | None:
         """Vote for an option by its place as shown.
+
+        Args:
+            seat: who votes.
+            token: of the question.
+            choice: the option's place.
+            active: seconds that they were active.
+            arguments: those of the tool calls that wait, if the question is about these and they were changed.
 
         Returns:
             Seconds until the vote counts; None if the place was given to someone else.
 
         Raises:
-            RequestError: there is no such option.
+            RequestError: there is no such option, or the arguments are not what the tools take.
         """
         question = await self._store.held_question(token, seat.reviewer)
         if question is not None and not 0 <= choice < len(question.options):
@@ -251,7 +275,8 @@ class Desk:
                 f"choice must be from 0 to {len(question.options) - 1}, the place of an option; got {choice}",
                 status=422, code="no_such_option", param="choice",
             )  # fmt: skip
-        counts = await self._store.vote_review(token, seat.reviewer, choice, active=active)
+        edit = None if question is None else checked_edit(question, choice, arguments)
+        counts = await self._store.vote_review(token, seat.reviewer, choice, active=active, edit=edit)
         if counts is not None:
             asyncio.get_running_loop().call_later(counts, self.wake.set)
         return counts
@@ -410,7 +435,7 @@ class Concluder:
         size = 0 if item.question is None else item.question.size
         cost = None if item.price is None else item.price * len(item.votes)
         facts = _facts(item)
-        state = "decided" if item.purpose == "decide" else "closed"
+        state = "decided" if item.purpose in AWAITED else "closed"
         outcome = ReviewOutcome(state=state, action=verdict, size=size, team=item.team, cost=cost, facts=facts)
         events: list[Event] = []
         if item.purpose == "audit":

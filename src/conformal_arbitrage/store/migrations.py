@@ -24,7 +24,7 @@
     reviews      questions for people; `held` and `votes` are counted in the row itself, which every change locks
     review_claims  who holds an item, and until when without a sign of life
     review_seen  who voted on a decision, skipped it or read its record, and is not asked about it again
-    votes        each counts from `counts` on, unless it is withdrawn before
+    votes        each counts from `counts` on, unless it is withdrawn before; `edit` has changed arguments of tool calls
     review_requests  requests of callers that people decide; the body is there until the request is complete
     presence     when each reviewer was last there
     review_calls  when webhooks were last told that questions wait for a team
@@ -271,6 +271,11 @@ def m014_reviews(session: Session) -> None:
         session.define(statement)
 
 
+def m015_edited_calls(session: Session) -> None:
+    """Let a vote carry the arguments of tool calls as the reviewer changed them."""
+    session.define("alter table votes add column edit {text}")
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -286,10 +291,11 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m012_console,
     m013_readable_by,
     m014_reviews,
+    m015_edited_calls,
 )
 """The function at index k takes a database from version k to k + 1."""
 
-ADDITIVE = frozenset({m013_readable_by, m014_reviews})
+ADDITIVE = frozenset({m013_readable_by, m014_reviews, m015_edited_calls})
 """Those that leave a database usable for releases that do not know them."""
 
 

@@ -15,12 +15,35 @@ from conformal_arbitrage.monitoring.panels import PanelRule
 from conformal_arbitrage.monitoring.reviewing import SecondOpinion
 from conformal_arbitrage.store.record import Event, JSONObject, ReviewFacts, ReviewVote
 
-ReviewPurpose = Literal["decide", "audit", "overlap"]
+ReviewPurpose = Literal["decide", "audit", "overlap", "call"]
+AWAITED = ("decide", "call")
+"""The purposes of items that a caller's request waits for: a deferral, and a tool call to approve."""
+ReviewKind = Literal["choose", "approve"]
 ReviewState = Literal["open", "decided", "closed", "expired", "failed", "withdrawn"]
 ReviewEnd = Literal["decided", "closed", "expired", "failed"]
 
 
-class ReviewQuestion(Struct, frozen=True, kw_only=True):
+class ProposedCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool call of an answer that is held back.
+
+    Attributes:
+        name: of the tool.
+        arguments: as the model wrote them.
+        held: it is one of those that wait for a person; the others are given out or withheld with them.
+        place: among the tool calls of the answer; None if it is malformed, and can only be approved or rejected.
+        free: its input is text of any kind, not JSON.
+        schema: of its arguments, if the request has one.
+    """
+
+    name: str
+    arguments: str
+    held: bool
+    place: int | None = None
+    free: bool = False
+    schema: JSONObject | None = None
+
+
+class ReviewQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What people are shown of a question.
 
     Attributes:
@@ -28,12 +51,21 @@ class ReviewQuestion(Struct, frozen=True, kw_only=True):
         options: the actions, in the order shown.
         places: the index of each option in the whole menu.
         size: the number of actions of the whole menu.
+        calls: the tool calls to approve, if it is about these.
+        answer: the message that has them, which is given out if they are approved.
     """
 
     context: str | Sequence[JSONObject]
     options: tuple[str, ...]
     places: tuple[int, ...]
     size: int
+    calls: tuple[ProposedCall, ...] = ()
+    answer: JSONObject | None = None
+
+    @property
+    def kind(self) -> ReviewKind:
+        """Whether people choose an option, or approve tool calls."""
+        return "approve" if self.calls else "choose"
 
 
 class NewReview(Struct, frozen=True, kw_only=True):
@@ -41,7 +73,7 @@ class NewReview(Struct, frozen=True, kw_only=True):
 
     Attributes:
         decision: the decision's id.
-        purpose: whether a caller waits, or an audit, or it is a second opinion.
+        purpose: whether a caller waits, or an audit, or it is a second opinion, or it is about tool calls.
         protocol: digest of how people are asked.
         identities_sha256: fingerprint of the identities of the policy's models.
         panel, rule: how votes are counted.
@@ -167,6 +199,14 @@ class ReviewOutcome(Struct, frozen=True, kw_only=True):
     facts: ReviewFacts | None = None
 
 
+class HeldAnswer(Struct, frozen=True, kw_only=True):
+    """An answer whose tool calls wait for a person: what they are shown, how far they have come, and what they wrote."""
+
+    question: ReviewQuestion
+    outcome: ReviewOutcome
+    edit: str | None = None
+
+
 class TeamBacklog(Struct, frozen=True, kw_only=True):
     """What a team has before it, and what it did.
 
@@ -234,8 +274,17 @@ class ReviewStore(Protocol):
         """Return the question that a token stands for, held or voted on; None if it is not theirs."""
         ...
 
-    async def vote_review(self, token: str, reviewer: str, choice: int, *, active: float | None = None) -> float | None:
+    async def vote_review(
+        self, token: str, reviewer: str, choice: int, *, active: float | None = None, edit: str | None = None
+    ) -> float | None:
         """Vote for an option by its place as shown; the same token twice is one vote.
+
+        Args:
+            token: of the claim.
+            reviewer: who votes.
+            choice: the place of the option.
+            active: seconds that they were active.
+            edit: the arguments of tool calls as they changed them, as JSON.
 
         Returns:
             Seconds until the vote counts; None if the place was given to someone else.
@@ -268,6 +317,10 @@ class ReviewStore(Protocol):
 
     async def review_outcomes(self, decisions: Collection[str]) -> Mapping[str, ReviewOutcome]:
         """Return how far callers' questions have come, by decision."""
+        ...
+
+    async def held_answer(self, decision: str) -> HeldAnswer | None:
+        """Return an answer that is held back, or was until its request is complete; None if there is none."""
         ...
 
     async def decided_requests(self, *, limit: int = 20) -> list[ReviewRequest]:

@@ -15,7 +15,7 @@ from conformal_arbitrage.monitoring.panels import count_votes
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_review_question, encode_review_question
 from conformal_arbitrage.store.ids import new_id
-from conformal_arbitrage.store.review_base import HeldReview, NewReview, ReviewQuestion, ReviewRequest
+from conformal_arbitrage.store.review_base import AWAITED, HeldReview, NewReview, ReviewQuestion, ReviewRequest
 
 LONGEST_HOLD = 1200.0
 """Seconds that a reviewer can hold an item in all."""
@@ -37,7 +37,7 @@ def put_items(session: Session, items: Sequence[NewReview], request: str | None 
         needed = count_votes((), panel=item.panel, rule=item.rule).needed
         deadline = None if item.deadline is None else now + item.deadline
         row = (
-            new_id(), item.decision, item.purpose, item.policy, item.team, request if item.purpose == "decide" else None,
+            new_id(), item.decision, item.purpose, item.policy, item.team, request if item.purpose in AWAITED else None,
             encode_review_question(item.question, item.decision), item.protocol, item.identities_sha256, item.menu,
             item.panel, item.rule, int(item.escalates), item.price, item.lease, item.undo, int(item.drawn), needed, "open",
             now + item.due, deadline, now,
@@ -235,7 +235,9 @@ def held_question(session: Session, token: str, reviewer: str) -> ReviewQuestion
     return decode_review_question(rows[0][1], rows[0][0]) if rows else None
 
 
-def vote(session: Session, token: str, reviewer: str, choice: int, *, active: float | None) -> float | None:
+def vote(
+    session: Session, token: str, reviewer: str, choice: int, *, active: float | None, edit: str | None
+) -> float | None:
     """Cast a vote; after the item has ended it is recorded as late, which the reviewer is not told."""
     note_presence(session, reviewer)
     now = session.now()
@@ -256,11 +258,11 @@ def vote(session: Session, token: str, reviewer: str, choice: int, *, active: fl
     late = state != "open" or level != levels[0][0]
     place = choice if payload is None else decode_review_question(payload, item).places[choice]
     session.run(
-        "insert into votes (token, item, reviewer, level, at, counts, choice, held, active, late) "
-        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (token) do update set at = excluded.at, "
+        "insert into votes (token, item, reviewer, level, at, counts, choice, held, active, late, edit) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (token) do update set at = excluded.at, "
         "counts = excluded.counts, choice = excluded.choice, held = excluded.held, active = excluded.active, "
-        "late = excluded.late, withdrawn = null",
-        *(token, item, reviewer, levels[0][0], now, now + undo, place, max(0.0, now - since), active, int(late)),
+        "late = excluded.late, edit = excluded.edit, withdrawn = null",
+        *(token, item, reviewer, levels[0][0], now, now + undo, place, max(0.0, now - since), active, int(late), edit),
     )
     _note_seen(session, item, reviewer, "voted", now)
     if not late:

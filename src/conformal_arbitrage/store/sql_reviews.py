@@ -14,6 +14,7 @@ from conformal_arbitrage.store.ledger import note_news
 from conformal_arbitrage.store.record import Event
 from conformal_arbitrage.store.review_base import (
     CastVote,
+    HeldAnswer,
     HeldReview,
     NewReview,
     ReviewEnd,
@@ -63,9 +64,13 @@ class SQLReviews(SQLJobs):
         """See `ReviewStore.held_question`."""
         return await self._read(lambda session: reviews.held_question(session, token, reviewer))
 
-    async def vote_review(self, token: str, reviewer: str, choice: int, *, active: float | None = None) -> float | None:
+    async def vote_review(
+        self, token: str, reviewer: str, choice: int, *, active: float | None = None, edit: str | None = None
+    ) -> float | None:
         """See `ReviewStore.vote_review`."""
-        return await self._write(lambda session: reviews.vote(session, token, reviewer, choice, active=active))
+        return await self._write(
+            lambda session: reviews.vote(session, token, reviewer, choice, active=active, edit=edit)
+        )
 
     async def undo_review(self, token: str, reviewer: str) -> HeldReview | None:
         """See `ReviewStore.undo_review`."""
@@ -97,6 +102,10 @@ class SQLReviews(SQLJobs):
     async def review_outcomes(self, decisions: Collection[str]) -> Mapping[str, ReviewOutcome]:
         """See `ReviewStore.review_outcomes`."""
         return await self._read(lambda session: review_ends.review_outcomes(session, decisions))
+
+    async def held_answer(self, decision: str) -> HeldAnswer | None:
+        """See `ReviewStore.held_answer`."""
+        return await self._read(lambda session: review_ends.held_answer(session, decision))
 
     async def decided_requests(self, *, limit: int = 20) -> list[ReviewRequest]:
         """See `ReviewStore.decided_requests`."""

@@ -6,6 +6,7 @@ Knows nothing of how votes become a verdict.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
@@ -19,6 +20,8 @@ from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.visits import Visit, Visitor
 from conformal_arbitrage.gateway.review_figures import team_figures
 from conformal_arbitrage.gateway.reviewing import Assignment, Seat
+from conformal_arbitrage.gateway.tool_calls import ARGUMENTS, editable, shown_arguments, visible
+from conformal_arbitrage.store.review_base import ProposedCall
 
 _DAY = 86400.0
 _LONGEST_TOKEN = 64
@@ -30,6 +33,16 @@ class ReviewerDay:
 
     done: int
     median: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownCall:
+    """A tool call on the page: `field` names what its arguments are changed in; None if they cannot be there."""
+
+    name: str
+    text: str
+    field: str | None
+    held: bool
 
 
 class ReviewPage:
@@ -59,7 +72,13 @@ class ReviewPage:
             return await self._page(visit, seat, state="paused")
         said, undo = "", ""
         if act == "vote":
-            said, undo = await self._vote(visit, seat, token)
+            try:
+                said, undo = await self._vote(visit, seat, token)
+            except RequestError as error:
+                if error.param != ARGUMENTS:
+                    raise
+                item = await self._parts.desk.take(seat)
+                return await self._page(visit, seat, item=item, said=str(error), typed=visit.form)
         elif act == "skip":
             said = "Left to someone else." if await self._parts.desk.skip(seat, token) else _GONE
         item = await self._parts.desk.take(seat)
@@ -71,7 +90,8 @@ class ReviewPage:
             choice = int(visit.form.get("choice", ""))
         except ValueError as error:
             raise RequestError("Choose one of the options first.", status=422) from error
-        counts = await self._parts.desk.vote(seat, token, choice, _active(visit.form.get("active", "")))
+        active, arguments = _active(visit.form.get("active", "")), _arguments(visit.form)
+        counts = await self._parts.desk.vote(seat, token, choice, active, arguments)
         if counts is None:
             return _GONE, ""
         return "Recorded.", token if counts > 0 else ""
@@ -102,9 +122,11 @@ class ReviewPage:
 
     async def _page(
         self, visit: Visit, seat: Seat | None, *, item: Assignment | None = None, state: str = "empty", said: str = "",
-        undo: str = "", why: str = "",
+        undo: str = "", why: str = "", typed: Mapping[str, str] | None = None,
     ) -> Response:  # fmt: skip
         values: dict[str, Any] = {"item": item, "state": state, "said": said, "undo": undo, "why": why}
+        values["calls"] = () if item is None else _shown_calls(item.calls, typed or {})
+        values["chosen"] = (typed or {}).get("choice", "")
         since = await self._parts.news.since()
         waiting, day = 0, ReviewerDay(done=0, median=None)
         if seat is not None:
@@ -123,6 +145,26 @@ class ReviewPage:
         votes = await self._parts.store.cast_votes(days=1.0)
         held = [vote.held for vote in votes if vote.reviewer == reviewer and vote.at >= today and not vote.skipped]
         return ReviewerDay(done=len(held), median=median(held) if held else None)
+
+
+def _shown_calls(calls: Sequence[ProposedCall], typed: Mapping[str, str]) -> list[ShownCall]:
+    """Return tool calls as the page shows them, with what was typed already."""
+    places = {call.place: f"{ARGUMENTS}-{number}" for number, call in enumerate(editable(calls))}
+    shown: list[ShownCall] = []
+    for call in calls:
+        field = places.get(call.place) if call.held else None
+        text = shown_arguments(call)
+        name = visible(call.name)
+        shown.append(ShownCall(name=name, text=typed.get(field or "", text), field=field, held=call.held))
+    return shown
+
+
+def _arguments(form: Mapping[str, str]) -> list[str] | None:
+    """Return the arguments of tool calls in the order of their fields; None if the form has none."""
+    texts: list[str] = []
+    while (field := f"{ARGUMENTS}-{len(texts)}") in form:
+        texts.append(form[field])
+    return texts or None
 
 
 _GONE = "That question was given to someone else meanwhile."
