@@ -90,7 +90,27 @@ def shoot(url: str, out: Path) -> None:
             page.keyboard.press("p")
             page.wait_for_selector("#begin")
             context.close()
+        width, _ = SIZES["wide"]
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme="light")
+        grade(context.new_page(), url, out / "console-grade-wide.png")
+        context.close()
         browser.close()
+
+
+def grade(page: "Page", url: str, path: Path) -> None:
+    """Answer questions until there are answers to grade, and save what that looks like."""
+    page.goto(f"{url}/console/review")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#item")
+    while not page.locator("#item .graded").count():
+        before = page.locator("#item").get_attribute("data-token")
+        page.keyboard.press("1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f"#item:not([data-token='{before}'])")
+    page.keyboard.press("1")
+    save(page, path, whole=True)
+    page.keyboard.press("p")
+    page.wait_for_selector("#begin")
 
 
 def save(page: "Page", path: Path, *, whole: bool = False) -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.cli import console_demo
+from conformal_arbitrage.gateway.grading import GradingFeed
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import open_record
 from tests.conftest import BUNDLED
@@ -23,13 +24,15 @@ def test_the_console_is_filled_once_with_traffic_audits_and_an_alarm(tmp_path, m
         try:
             await store.fold_tallies()
             versions = {one.name: one for one in await store.policies()}
+            feed = GradingFeed(store, read_config(path), ProjectSecret.find(tmp_path).keys[0])
+            await feed.run_once()  # as a gateway does that is started later
             places.append(await store.open_places())
             return versions, {one.policy: one for one in await store.tallies(since=0.0)}
         finally:
             await store.close()
 
     versions, tallies = asyncio.run(read())
-    assert places == [len(console_demo.LETTERS)]
+    assert places == [len(console_demo.LETTERS) + len(console_demo.QUESTIONS)]
     assert tallies["science"].decisions == 60
     assert tallies["exams"].decisions == 260
     assert tallies["exams"].audit_calls > 0

@@ -84,6 +84,11 @@ def test_filters_without_a_meaning_are_refused(admin, query):
     assert admin.open(f"/console/decisions{query}").status_code == 400
 
 
+def test_a_slash_at_the_end_leads_to_the_overview(filled, admin):
+    assert admin.open("/console/").url == filled.url + "/console"
+    assert admin.open("/console/nothing").status_code == 404
+
+
 def test_one_decision_is_told_in_a_sentence_and_a_picture(filled, admin):
     page = admin.open(f"/console/decisions/{filled.record}")
     text = words(page)

@@ -5,6 +5,7 @@ import time
 
 import requests
 
+from conformal_arbitrage.gateway import grading
 from tests.gateway.house import House, section, until
 
 TEAM = "support team"
@@ -40,6 +41,33 @@ class PeopleHouse(House):
         return Reviewer(self, {"Authorization": f"Bearer {self.key(scope, label)[0]}"}, label)
 
 
+class GradingHouse(House):
+    """A house in free text whose answers people grade: [policies.support.graders] in `graders`."""
+
+    def __init__(
+        self, folder, *, graders=None, review=None, members=("ann", "bob", "cid"), leads=(), policy=None, **options
+    ):
+        self.graders, self.members, self.leads = graders or {}, members, leads
+        self.review = {"undo": 0.0, **(review or {})}
+        settings = {"content": "full", "grading": "review", "audit_rate": 1.0, **(policy or {})}
+        super().__init__(folder, form="text", policy=settings, **options)
+
+    def start(self):
+        grading.PAUSE = 0.1  # which is short for people, and long for a test
+        super().start()
+
+    def _write(self, first):
+        super()._write(first)
+        parts = [
+            section(f'teams."{TEAM}"', {"members": list(self.members), "leads": list(self.leads)}),
+            section("policies.support.review", self.review),
+        ]
+        parts += [section("policies.support.graders", self.graders)] if self.graders else []
+        self.path.write_text("\n".join([self.path.read_text(), *parts]))
+
+    reviewer = PeopleHouse.reviewer
+
+
 class Reviewer:
     """Somebody with a key of scope review."""
 
@@ -61,6 +89,9 @@ class Reviewer:
 
     def vote(self, held, choice):
         return self.post(f"{held['token']}/vote", {"choice": choice})
+
+    def grade(self, held, *grades):
+        return self.post(f"{held['token']}/vote", {"grades": grades})
 
     def decide(self, choice):
         """Take the next question and vote."""

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.gateway.house import DECISION, UNSURE, error_of, until, votes
-from tests.gateway.people import LONG, Later, PeopleHouse
+from tests.gateway.people import LONG, TEAM, Later, PeopleHouse
 
 SURE = (0.9, 0.1)
 
@@ -86,6 +86,19 @@ def test_a_caller_who_is_gone_does_not_wait_for_a_second_opinion(crew):
     location = asked(house, **{"Idempotency-Key": "k"}).result().headers["location"]
     ann.decide(1)
     until(lambda: house.get(location).json()["status"] == "decided", LONG)
+
+
+def test_a_reviewer_cannot_read_from_metrics_whether_a_caller_waits(crew):
+    house, (ann, bob) = crew()
+    call = asked(house)
+    until(lambda: house.with_store(lambda store: store.open_places()), LONG)
+    name = "arbitrage_oldest_review_seconds"
+    for headers, told in ((house.keyed("metrics"), True), (bob.headers, False), (house.keyed("admin"), True)):
+        text = house.get("/metrics", headers=headers).text
+        assert (name in text) == told
+        assert f'arbitrage_reviews_open{{team="{TEAM}"}} 1.0' in text
+    ann.decide(1)
+    assert call.result().status_code == 200
 
 
 def test_callers_who_wait_do_not_keep_reviewers_out(crew):

@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from conformal_arbitrage.monitoring.panels import PANELS, count_votes, median_grades
+from conformal_arbitrage.monitoring.panels import GRADE_PAIRS, PANELS, count_grades, count_votes, median_grades
 
 
 def majority(choices, panel=3):
@@ -49,3 +49,28 @@ def test_stopping_early_never_changes_the_verdict(panel):
 
 def test_grades_are_medians():
     assert median_grades([(1.0, 0.0), (0.5, 0.5), (0.0, 1.0)]) == (0.5, 0.5)
+
+
+def place(primary, guardian):
+    return GRADE_PAIRS.index((primary, guardian))
+
+
+def test_one_grader_decides_alone_and_two_of_three_who_agree_are_enough():
+    assert count_grades([], panel=1).needed == 1
+    assert count_grades([place(0.5, 1.0)], panel=1).verdict == place(0.5, 1.0)
+    agreed = [place(0.5, 1.0)] * 2
+    assert count_votes(agreed, panel=3, rule="median").verdict == place(0.5, 1.0)
+    assert count_grades(agreed[:1], panel=3).needed == 2
+    split = count_grades([place(0.5, 1.0), place(0.5, 0.0)], panel=3)
+    assert (split.verdict, split.needed, split.split) == (None, 3, False)
+
+
+@pytest.mark.parametrize("panel", PANELS[:2])
+def test_the_verdict_of_graders_is_the_median_of_each_answer_however_early_it_ends(panel):
+    for choices in product(range(len(GRADE_PAIRS)), repeat=panel):
+        whole = count_grades(choices, panel=panel)
+        assert GRADE_PAIRS[whole.verdict] == median_grades([GRADE_PAIRS[choice] for choice in choices])
+        for k in range(panel):
+            part = count_grades(choices[:k], panel=panel)
+            assert part.verdict in (None, whole.verdict)
+            assert part.verdict is not None or k < part.needed <= panel

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage.monitoring.panels import count_votes
+from conformal_arbitrage.monitoring.panels import GRADE_PAIRS, count_votes
 from conformal_arbitrage.monitoring.reviewing import (
     FEWEST_ITEMS,
     SecondOpinion,
@@ -9,6 +9,7 @@ from conformal_arbitrage.monitoring.reviewing import (
     agreement_by_person,
     cohen_kappa,
     erlang_c,
+    grade_agreement,
     krippendorff,
     plan_staffing,
     waiting_time,
@@ -68,6 +69,28 @@ def test_one_menu_gives_alpha_with_a_range_around_it():
     assert figure.share == pytest.approx(0.8)
     assert figure.corrected == pytest.approx(krippendorff(pairs))
     assert figure.lower < figure.corrected < figure.upper
+
+
+def test_grades_give_alpha_with_distances_over_both_answers():
+    right, half = GRADE_PAIRS.index((1.0, 1.0)), GRADE_PAIRS.index((0.5, 1.0))
+    wrong = GRADE_PAIRS.index((0.0, 1.0))
+
+    def figure(other):
+        return grade_agreement(opinions([(right, right)] * 20 + [(wrong, wrong)] * 10 + [(right, other)] * 10, size=9))
+
+    near, far = figure(half), figure(wrong)
+    assert near.share == far.share == pytest.approx(1 - 10 / 80)
+    assert near.lower < near.corrected < near.upper
+    assert far.corrected < near.corrected < 1
+    units = [[1.0, 1.0]] * 20 + [[0.0, 0.0]] * 10 + [[1.0, 0.5]] * 10 + [[1.0, 1.0]] * 40
+    assert near.corrected == pytest.approx(krippendorff(units, scale="interval"))
+    assert grade_agreement(opinions([(right, right)] * (FEWEST_ITEMS - 1), size=9)) is None
+
+
+def test_an_answer_that_was_graded_alone_counts_once():
+    """Its partner failed, and has no grade on which people could agree."""
+    figure = grade_agreement(opinions([(0, 1)] * 15 + [(2, 2)] * 15, size=3))
+    assert figure.share == pytest.approx(0.5)
 
 
 def test_everybody_is_compared_with_the_others_only():

@@ -2,7 +2,7 @@
 
 One policy gets questions like those it was calibrated on. The other was calibrated on questions that the small model finds
 easy, and then gets harder ones: its audits show it, and an alarm puts it into safe mode. A third one asks people about
-letters, which wait for whoever opens the review page.
+letters, which wait for whoever opens the review page, and the answers of a fourth one wait to be graded there.
 
 Knows nothing of terminals.
 """
@@ -45,6 +45,7 @@ def fill_console(folder: Path) -> Path:
         calibrate(bound.select(np.sort(rows)), ALPHA).sign(secret).save(folder / f"{name}.json")
     texts, scores = [text for text, _ in LETTERS], [list(each) for _, each in LETTERS]
     ScoreLog.from_arrays(scores, scores, id=texts).write(folder / "letters.parquet")
+    write_text(folder / "assistants.py", ASSISTANTS)
     config = folder / FILE
     write_text(config, CONSOLE_CONFIGURATION)
     if not (folder / "console.sqlite").exists():
@@ -76,6 +77,8 @@ async def _fill(config: Path, log: ScoreLog, traffic: dict[str, Sequence[int]]) 
                 await asyncio.gather(*(_send(session, log, policy, row) for row in rows[start : start + _AT_ONCE]))
             await _settled(session, policy)
         await asyncio.gather(*(_write_letter(session, text) for text, _ in LETTERS))
+        for question in QUESTIONS:
+            await _ask_assistants(session, question)
 
 
 async def _settled(session: Any, policy: str) -> None:
@@ -107,6 +110,14 @@ async def _write_letter(session: Any, text: str) -> None:
             raise ConfigError(f"the demo's gateway answered {response.status}: {await response.text()}")
 
 
+async def _ask_assistants(session: Any, question: str) -> None:
+    """Ask for an answer in free text; both assistants give one, for people to grade."""
+    body = {"model": "answers", "messages": [{"role": "user", "content": question}]}
+    async with session.post("/v1/chat/completions", json=body) as response:
+        if response.status != 200:
+            raise ConfigError(f"the demo's gateway answered {response.status}: {await response.text()}")
+
+
 TEAMS = ("Billing", "Technical support", "Account and security", "Sales")
 LETTERS = (
     (
@@ -122,8 +133,46 @@ LETTERS = (
 )
 """Letters to a support desk, each with what a small model thinks of the teams."""
 
+QUESTIONS = {
+    "My invoice shows VAT although our company has a VAT number. How do I get it corrected?": (
+        "I am sorry about that! VAT is always charged and cannot be removed. You can claim it back from your tax office at "
+        "the end of the year.",
+        "Add the VAT number under Settings, Company, and press Reissue next to the invoice. The corrected one replaces it "
+        "within a day; the amount is returned to your card in 5 to 10 days.",
+    ),
+    "Can I move my booking to next Friday without a fee?": (
+        "Yes: up to 48 hours before it begins, changes are free. Open the booking and press Change date.",
+        "Yes, if it begins in more than 48 hours. Open Bookings, choose it, and press Change date.",
+    ),
+    "How many people can be on one team?": (
+        "There is no limit on the number of people.",
+        "Up to 50 on the standard plan. Larger teams need the enterprise plan.",
+    ),
+}
+"""Questions to a support desk, each with what a quick assistant and a thorough one answer."""
+
+ASSISTANTS = f"""\
+# Two assistants that know a few questions, for the demo of grading.
+from conformal_arbitrage.scorers.base import Answer
+
+ANSWERS = {QUESTIONS!r}
+
+
+class Assistant:
+    def __init__(self, name, place):
+        self.identity, self._place = {{"kind": "function", "name": name}}, place
+
+    async def answer(self, request):
+        both = ANSWERS.get(request.messages[-1]["content"], ("I do not know.", "I cannot tell from here."))
+        return Answer(message={{"role": "assistant", "content": both[self._place]}}, confidence=0.5)
+
+
+quick, thorough = Assistant("quick assistant", 0), Assistant("thorough assistant", 1)
+"""
+
 CONSOLE_CONFIGURATION = f"""\
-# For `arbitrage serve --config console.toml`: the bundled questions, and letters that people answer; see /console.
+# For `arbitrage serve --config console.toml`: the bundled questions, letters that people answer, and answers that they
+# grade; see /console.
 alpha = {ALPHA}
 
 [primary]
@@ -148,6 +197,16 @@ kind = "human"
 name = "support team"
 instructions = "Which team should answer this message?"
 
+[models.quick]
+kind = "function"
+function = "assistants:quick"
+name = "quick assistant"
+
+[models.thorough]
+kind = "function"
+function = "assistants:thorough"
+name = "thorough assistant"
+
 [teams."support team"]
 members = ["reviewer-1", "reviewer-2"]
 
@@ -162,6 +221,14 @@ content = "full"
 
 [policies.letters.review]
 wait = 1
+
+[policies.answers]
+primary = "quick"
+guardian = "thorough"
+form = "text"
+mode = "shadow"
+content = "full"
+grading = "review"
 
 [policies.science]
 certificate = "science.json"

@@ -111,7 +111,7 @@ async def read_backlog(store: Store, config: Config, policy: str, *, grade: str,
     chained = settings is not None and settings.cascade
     if chained:  # in enforce mode, which models were asked depends on scores
         records = [record for record in records if record.decision.mode == "shadow"]
-    rows = [_gradable(record, trusted, compares=grade in COMPARISONS, chained=chained) for record in records]
+    rows = [to_grade(record, trusted, compares=grade in COMPARISONS, chained=chained) for record in records]
     return Backlog(
         gradable=tuple([row for row in rows if isinstance(row, Gradable)][:limit]),
         graded=rows.count("graded"),
@@ -121,10 +121,21 @@ async def read_backlog(store: Store, config: Config, policy: str, *, grade: str,
     )
 
 
-def _gradable(
-    record: DecisionRecord, trusted: Collection[str | None] | None, *, compares: bool, chained: bool
+def to_grade(
+    record: DecisionRecord,
+    trusted: Collection[str | None] | None = None,
+    *,
+    compares: bool = False,
+    chained: bool = False,
 ) -> Gradable | Obstacle:
-    """Return a row to grade, or the name of what keeps it from being graded."""
+    """Return a row to grade, or the name of what keeps it from being graded.
+
+    Args:
+        record: a decision in free text that is fit for calibration.
+        trusted: the keys whose labels are expected answers; None for all.
+        compares: whether the grader needs an expected answer.
+        chained: whether the answers of a whole cascade are graded.
+    """
     graded = [feedback.grades for feedback in record.feedback if feedback.grades is not None]
     if graded and (not chained or any(grades.chain for grades in graded)):
         return "graded"

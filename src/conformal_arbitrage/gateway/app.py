@@ -31,6 +31,7 @@ from conformal_arbitrage.gateway.console.visits import Doorkeeper
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.decision_routes import DecisionRoutes
 from conformal_arbitrage.gateway.draining import Drain
+from conformal_arbitrage.gateway.grading import GradingFeed
 from conformal_arbitrage.gateway.housekeeping import Housekeeper
 from conformal_arbitrage.gateway.limits import RequestLimits
 from conformal_arbitrage.gateway.metrics import Metrics
@@ -106,6 +107,7 @@ def create_app(parts: Parts) -> ASGIApp:
                 "webhooks": WebhookSender(parts.store, parts.webhooks, parts.metrics).run,
                 "renewal": partial(parts.renewer.run, routes.watcher),
                 "reviews": Concluder(parts.store, parts.desk, routes.deciding.complete).run,
+                "grading": GradingFeed(parts.store, parts.config, parts.secret).run,
             }
         )
         yield
@@ -238,7 +240,8 @@ class _Routes:
                 self._metrics.review_backlogs(await self._parts.store.team_backlogs(self._parts.desk.people()))
             if webhooks := [webhook.name for webhook in self._parts.webhooks]:
                 self._metrics.webhook_backlog(webhooks, await self._parts.store.delivery_backlog())
-        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+        text = self._metrics.text(blind=request.caller.scope == "review")
+        return Response(text, media_type="text/plain; version=0.0.4")
 
 
 def _may_expire(policy: LivePolicy) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_OLDEST_REVIEW = b"oldest_review_seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class Metrics:
         self.reviews_open = self._gauge("reviews_open", "Questions that wait for people", "team")
         self.reviewers_present = self._gauge("reviewers_present", "People of a team seen in two minutes", "team")
         self.review_votes = self._gauge("review_votes_last_hour", "Votes of a team in the last hour", "team")
-        self.oldest_review = self._gauge("oldest_review_seconds", "Age of the oldest question of a caller", "team")
+        self.oldest_review = self._gauge(_OLDEST_REVIEW.decode(), "Age of the oldest question of a caller", "team")
         self._watch_losses()
 
     def review_backlogs(self, backlogs: Iterable[TeamBacklog]) -> None:
@@ -287,6 +288,9 @@ class Metrics:
             self.audits_waiting.labels(one.policy).set(one.waiting)
             self.oldest_audit.labels(one.policy).set(one.oldest)
 
-    def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def text(self, *, blind: bool = False) -> bytes:
+        """Return all metrics in Prometheus' text format; `blind` leaves out how long callers have waited for people."""
+        text = generate_latest(self.registry)
+        if not blind:
+            return text
+        return b"".join(line for line in text.splitlines(keepends=True) if _OLDEST_REVIEW not in line)

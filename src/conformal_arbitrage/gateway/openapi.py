@@ -156,10 +156,13 @@ _SCHEMAS: dict[str, Any] = {
     ),
     "Nothing": {"type": "object"},
     "Assignment": _object(
-        ["token", "kind", "policy", "instructions", "context", "options", "lease"], token=_TEXT, kind=_TEXT, policy=_TEXT,
-        instructions=_TEXT, context=_TEXT, options=_array(_TEXT), lease=_NUMBER,
+        ["token", "kind", "policy", "instructions", "context", "lease"], token=_TEXT, kind={"enum": ["choose", "grade"]},
+        policy=_TEXT, instructions=_TEXT, context=_TEXT, options=_array(_TEXT), answers=_array(_TEXT), lease=_NUMBER,
     ),
-    "Ballot": _object(["choice"], more=False, choice={"type": "integer", "minimum": 0}, active=_nullable(_NUMBER)),
+    "Ballot": _object(
+        [], more=False, choice=_nullable({"type": "integer", "minimum": 0}), active=_nullable(_NUMBER),
+        grades=_nullable({"type": "array", "items": {"enum": [0, 0.5, 1]}, "minItems": 1, "maxItems": 2}),
+    ),
     "Voted": _object(["counts_in"], counts_in=_NUMBER),
     "ReviewProgress": _object(
         ["id", "status", "reply"], id=_TEXT, status={"enum": ["waiting", "decided", "expired", "failed"]}, reply={}

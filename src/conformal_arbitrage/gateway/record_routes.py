@@ -15,6 +15,7 @@ from starlette.responses import Response
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.chat_requests import converted, decoded
+from conformal_arbitrage.gateway.grading import yet_to_judge
 from conformal_arbitrage.gateway.middleware import Incoming, json_response
 from conformal_arbitrage.gateway.policy_table import PolicyTable
 from conformal_arbitrage.live.config import GatewayConfig
@@ -109,9 +110,9 @@ class RecordRoutes:
 
     async def _under_review(self, records: Sequence[DecisionRecord]) -> frozenset[str]:
         """Return the ids of the records that people have yet to judge."""
-        reviewed = {policy.name for policy in self._policies.all() if policy.pair.review is not None}
-        ids = [record.id for record in records if record.policy in reviewed]
-        return await self._store.under_review(ids) if ids else frozenset()
+        by_people = {one.name for one in self._policies.all() if one.pair.review or one.settings.grading == "review"}
+        settings = {policy.name: policy.settings for policy in self._policies.all()}
+        return await yet_to_judge(self._store, settings, [record for record in records if record.policy in by_people])
 
     def _shown(self, record: DecisionRecord, caller: Caller) -> dict[str, object]:
         """Return a record as a document; a key of scope call sees no more of it than replies show."""

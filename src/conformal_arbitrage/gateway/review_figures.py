@@ -10,7 +10,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from conformal_arbitrage.gateway.reviewing import Desk
-from conformal_arbitrage.monitoring.reviewing import Agreement, agreement, agreement_by_person, waiting_time
+from conformal_arbitrage.monitoring.reviewing import (
+    GRADES,
+    Agreement,
+    agreement,
+    agreement_by_person,
+    grade_agreement,
+    waiting_time,
+)
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.review_base import CastVote, TeamBacklog
 
@@ -45,6 +52,7 @@ class TeamFigures:
         forecast: seconds that a new question waits; None if that cannot be said.
         votes, skips, median, p90: as in `ReviewerFigures`.
         agreement: on questions with a second opinion; None if there are too few.
+        grade_agreement: likewise on answers that two people graded.
         reviewers: everybody who voted or skipped.
     """
 
@@ -55,6 +63,7 @@ class TeamFigures:
     median: float | None
     p90: float | None
     agreement: Agreement | None
+    grade_agreement: Agreement | None
     reviewers: tuple[ReviewerFigures, ...]
 
 
@@ -82,7 +91,8 @@ async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFig
                 skips=everyone.skips,
                 median=everyone.median,
                 p90=everyone.p90,
-                agreement=agreement(opinions),
+                agreement=agreement([one for one in opinions if one.menu != GRADES]),
+                grade_agreement=grade_agreement([one for one in opinions if one.menu == GRADES]),
                 reviewers=tuple(people),
             )
         )

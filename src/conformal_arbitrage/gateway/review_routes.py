@@ -26,12 +26,15 @@ _LONGEST_WAIT = 55.0
 
 
 class Ballot(Struct, forbid_unknown_fields=True):
-    """A vote: the place of the chosen option as shown, and how many seconds the reviewer was active.
+    """A vote: the place of the chosen option as shown, or a grade for each answer in the order shown.
 
-    About tool calls, `arguments` are those of the calls that wait, in order, where the reviewer changed any.
+    Attributes:
+        active: how many seconds the reviewer was.
+        arguments: about tool calls, those of the calls that wait, in order, where the reviewer changed any.
     """
 
-    choice: Annotated[int, Meta(ge=0, le=100_000)]
+    choice: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    grades: tuple[float, ...] | None = None
     active: float | None = None
     arguments: list[str] | None = None
 
@@ -87,7 +90,10 @@ class ReviewRoutes:
         ballot: Ballot = converted(decoded(request.content, self._config), Ballot)
         if ballot.active is not None and not (isfinite(ballot.active) and 0 <= ballot.active < 86400):
             raise RequestError("active must be a number of seconds, from 0 to a day", status=422, param="active")
-        counts = await self._desk.vote(seat, token, ballot.choice, ballot.active, ballot.arguments)
+        vote = ballot.choice if ballot.grades is None else ballot.grades
+        if vote is None or (ballot.choice is not None and ballot.grades is not None):
+            raise RequestError("a vote has a choice or, where answers are graded, grades", status=422, param="choice")
+        counts = await self._desk.vote(seat, token, vote, ballot.active, ballot.arguments)
         if counts is None:
             raise RequestError(
                 "this question was given to someone else; claim another one", status=409, code="item_gone"
@@ -161,6 +167,8 @@ def _shown(assignment: Assignment) -> Response:
     document = asdict(assignment)
     if assignment.kind != "approve":
         del document["calls"]
+    if assignment.kind == "grade":
+        document["answers"] = document.pop("options")
     return json_response(document)
 
 

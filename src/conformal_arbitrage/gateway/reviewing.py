@@ -20,12 +20,12 @@ from conformal_arbitrage.calibration.project_secret import subkey
 from conformal_arbitrage.errors import ArbitrageError, DeadlineError, RequestError, StoreError, UpstreamError
 from conformal_arbitrage.gateway.auth import ANONYMOUS, Caller
 from conformal_arbitrage.gateway.tool_calls import checked_edit
+from conformal_arbitrage.gateway.verdicts import Vote, failure_events, outcome_of, place_of_vote, verdict_events
 from conformal_arbitrage.live.review_config import TeamConfig
 from conformal_arbitrage.live.reviews import ReviewTerms
 from conformal_arbitrage.monitoring.panels import count_votes
 from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.store.base import Store
-from conformal_arbitrage.store.record import AuditBody, Event, ReviewFacts
 from conformal_arbitrage.store.review_base import (
     AWAITED,
     HeldReview,
@@ -66,12 +66,12 @@ class Assignment:
     """All that a reviewer is given of a question: nothing tells a caller's question from an audit or a second opinion.
 
     Attributes:
-        kind: whether to choose an option, or to approve tool calls.
+        kind: whether to choose an option, to grade answers, or to approve tool calls.
         token: to vote with.
         policy: whose question it is.
         instructions: how to answer.
         context: the question.
-        options: what to choose from, in the order to show.
+        options: what to choose from, or the answers to grade, in the order to show.
         lease: seconds that it is theirs without a sign of life.
         calls: the tool calls to approve, if the question is about these.
     """
@@ -221,11 +221,12 @@ class Desk:
         return None if held is None else self._assignment(held)
 
     def _assignment(self, held: HeldReview) -> Assignment:
+        own = held.question.instructions
         return Assignment(
             kind=held.question.kind,
             token=held.token,
             policy=held.policy,
-            instructions=self.instructions.get(held.policy, ""),
+            instructions=self.instructions.get(held.policy, "") if own is None else own,
             context=str(held.question.context),
             options=held.question.options,
             lease=held.lease,
@@ -250,16 +251,16 @@ class Desk:
         self,
         seat: Seat,
         token: str,
-        choice: int,
+        vote: Vote,
         active: float | None = None,
         arguments: Sequence[str] | None = None,
     ) -> float | None:
-        """Vote for an option by its place as shown.
+        """Vote for an option by its place as shown, or give every answer a grade, in the order shown.
 
         Args:
             seat: who votes.
             token: of the question.
-            choice: the option's place.
+            vote: the option's place, or the grades.
             active: seconds that they were active.
             arguments: those of the tool calls that wait, if the question is about these and they were changed.
 
@@ -267,16 +268,13 @@ class Desk:
             Seconds until the vote counts; None if the place was given to someone else.
 
         Raises:
-            RequestError: there is no such option, or the arguments are not what the tools take.
+            RequestError: there is no such option or grade, the question takes the other kind of vote, or the arguments are
+                not what the tools take.
         """
         question = await self._store.held_question(token, seat.reviewer)
-        if question is not None and not 0 <= choice < len(question.options):
-            raise RequestError(
-                f"choice must be from 0 to {len(question.options) - 1}, the place of an option; got {choice}",
-                status=422, code="no_such_option", param="choice",
-            )  # fmt: skip
-        edit = None if question is None else checked_edit(question, choice, arguments)
-        counts = await self._store.vote_review(token, seat.reviewer, choice, active=active, edit=edit)
+        place = place_of_vote(question, vote)
+        edit = None if question is None else checked_edit(question, place, arguments)
+        counts = await self._store.vote_review(token, seat.reviewer, place, active=active, edit=edit)
         if counts is not None:
             asyncio.get_running_loop().call_later(counts, self.wake.set)
         return counts
@@ -432,39 +430,10 @@ class Concluder:
         return item.seen >= set(team.leads if item.level else team.members)
 
     async def _decide(self, item: ReviewItem, verdict: int) -> None:
-        size = 0 if item.question is None else item.question.size
-        cost = None if item.price is None else item.price * len(item.votes)
-        facts = _facts(item)
-        state = "decided" if item.purpose in AWAITED else "closed"
-        outcome = ReviewOutcome(state=state, action=verdict, size=size, team=item.team, cost=cost, facts=facts)
-        events: list[Event] = []
-        if item.purpose == "audit":
-            body = AuditBody(
-                scores=tuple(float(k == verdict) for k in range(size)),
-                cost=cost,
-                served=item.team,
-                identities_sha256=item.identities_sha256,
-                review=facts,
-            )
-            events = [Event(id=item.decision, body=body)]
-        await self._store.end_review(item, state, outcome=outcome, events=events)
+        outcome = outcome_of(item, verdict)
+        end = "decided" if item.purpose in AWAITED else "closed"
+        await self._store.end_review(item, end, outcome=outcome, events=verdict_events(item, outcome))
 
     async def _fail(self, item: ReviewItem) -> None:
         """End an item on which nobody can decide; the row of an audit stays, without a score."""
-        events: list[Event] = []
-        if item.purpose == "audit" or (item.purpose == "decide" and item.drawn):
-            reason = "missing: nobody could tell" if not item.votes else "missing: no verdict"
-            body = AuditBody(error=reason, identities_sha256=item.identities_sha256, review=_facts(item))
-            events = [Event(id=item.decision, body=body)]
-        await self._store.end_review(item, "failed", events=events)
-
-
-def _facts(item: ReviewItem) -> ReviewFacts:
-    return ReviewFacts(
-        item=item.id,
-        protocol=item.protocol,
-        rule=item.rule,
-        level=item.level,
-        votes=(*item.earlier, *item.votes),
-        withdrawn=item.withdrawn,
-    )
+        await self._store.end_review(item, "failed", events=failure_events(item))

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config_checks import check_config, line_of
-from conformal_arbitrage.live.review_config import ReviewConfig, TeamConfig
+from conformal_arbitrage.live.review_config import GradersConfig, ReviewConfig, TeamConfig
 from conformal_arbitrage.monitoring.lines import AlarmLine
 from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorers.chat import ChatConfig
@@ -97,7 +97,9 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         tighten: whether the gateway may raise the relaxation by itself while the policy is amber because of its losses.
         aliases: further model names for this policy.
         allow: tolerated differences between certificate and models, which forfeit the guarantee.
-        review: how long callers and people wait, if people answer as the Guardian.
+        review: how long callers and people wait, if people answer as the Guardian, or grade.
+        grading: "review" lets people grade both answers, in free text; "by hand" leaves that to `records grade`.
+        graders: who does so, and how.
     """
 
     primary: str | None = None
@@ -126,6 +128,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     aliases: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     review: ReviewConfig = ReviewConfig()
+    grading: Literal["by hand", "review"] = "by hand"
+    graders: GradersConfig = GradersConfig()
 
 
 class WebhookConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -210,7 +214,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         primary, guardian: the pair of the short form.
         models: further models, for policies that name theirs.
         cascade: models under one promise, by name.
-        teams: people who answer as a Guardian of the same name.
+        teams: people who answer as a Guardian of the same name, or grade answers.
     """
 
     alpha: float = 0.05

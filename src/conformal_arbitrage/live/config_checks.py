@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.monitoring.panels import PANELS
 from conformal_arbitrage.scorers.kinds import ROLES, ModelConfig
 from conformal_arbitrage.upstream.webhook import url_mistake
 
@@ -219,6 +220,29 @@ def _check_reviews(config: "Config", refusal: Callable[..., ConfigError]) -> Non
         if review.late == "fallback" and config.task.safe_action is None and not review.tool_calls:
             problem = 'late = "fallback" gives the safe action; set safe_action in [task], or use "pending"'
             raise refusal(place, "late", f"[policies.{name}.review] {problem}")
+        if (mistake := _grading_mistake(config, name)) is not None:
+            section, key, problem = mistake
+            raise refusal(("policies", name, *section), key, f"[{'.'.join(('policies', name, *section))}] {problem}")
+
+
+def _grading_mistake(config: "Config", name: str) -> tuple[tuple[str, ...], str, str] | None:
+    """Return what a policy gets wrong about people who grade: the subsection, the key, and why; None if nothing."""
+    policy, graders = config.policies[name], ("graders",)
+    if policy.grading == "by hand":
+        unused = policy.graders != type(policy.graders)()
+        return (graders, "team", 'is used with grading = "review"; set that, or drop the section') if unused else None
+    if config.form_of(name) != "text" or policy.cascade:
+        return (), "grading", 'grading = "review" is for two answers in free text: set form = "text", without cascade'
+    if policy.content != "full":
+        return (), "grading", 'grading = "review" shows people both answers, which takes content = "full"'
+    if policy.graders.team not in config.teams and (policy.graders.team is not None or len(config.teams) != 1):
+        known = ", ".join(config.teams) or "none"
+        return graders, "team", f"team names a section [teams.NAME], of {known}; got {policy.graders.team!r}"
+    if policy.graders.panel not in PANELS:
+        return graders, "panel", f"panel must be 1, 3 or 5; got {policy.graders.panel!r}"
+    if not 0 <= policy.graders.overlap <= 1:
+        return graders, "overlap", f"overlap must be a share, from 0 to 1; got {policy.graders.overlap!r}"
+    return None
 
 
 _LONGEST_PATTERN = 128

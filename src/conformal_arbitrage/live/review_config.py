@@ -1,4 +1,6 @@
-"""The sections of arbitrage.toml about people who answer as a Guardian: [teams.NAME] and [policies.NAME.review].
+"""The sections of arbitrage.toml about people who answer as a Guardian, or grade answers.
+
+These are [teams.NAME], [policies.NAME.review] and [policies.NAME.graders].
 
 Knows nothing of how a file is read, or of the queue.
 """
@@ -9,7 +11,7 @@ from msgspec import Struct
 
 
 class TeamConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """People who answer as a Guardian through the review queue; the team has the Guardian's name.
+    """People who answer through the review queue: as a Guardian of the same name, or by grading answers.
 
     Attributes:
         members: labels of their API keys.
@@ -44,3 +46,19 @@ class ReviewConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     audit_spread: float = 3600.0
     tool_calls: tuple[str, ...] = ()
     team: str | None = None
+
+
+class GradersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who grades both answers of a policy in free text, and how.
+
+    Attributes:
+        team: a section [teams.NAME]; unless set, the only one.
+        panel: how many people grade each pair of answers: 1, 3 or 5; the median of their grades counts.
+        instructions: shown above every pair.
+        overlap: the share of pairs that one more person is shown, to measure how far people agree.
+    """
+
+    team: str | None = None
+    panel: int = 1
+    instructions: str = ""
+    overlap: float = 0.0

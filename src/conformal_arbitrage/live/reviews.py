@@ -1,4 +1,6 @@
-"""How people answer as the Guardian of a policy: whose team, how they vote, and the identity that a certificate is bound to.
+"""How people answer as the Guardian of a policy, or grade answers: whose team, how they vote, and their identity.
+
+A certificate is bound to that identity.
 
 Knows nothing of queues, databases or HTTP.
 """
@@ -9,7 +11,7 @@ from typing import Literal
 
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.review_config import ReviewConfig, TeamConfig
-from conformal_arbitrage.monitoring.panels import PanelRule
+from conformal_arbitrage.monitoring.panels import GRADE_PAIRS, GRADE_SCALE, PanelRule
 from conformal_arbitrage.scorers.base import Identity
 from conformal_arbitrage.scorers.human import HumanConfig
 from conformal_arbitrage.scorers.order import content_order
@@ -19,6 +21,8 @@ from conformal_arbitrage.upstream.base import fingerprint
 
 REVIEW_PAGE = "review 1"
 """What a reviewer is shown; raised whenever that is something else."""
+GRADE_PAGE = "grade 1"
+"""What a grader is shown; raised likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,85 @@ class ReviewTerms:
             places=tuple(places[k] for k in order),
             size=size,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradingTerms:
+    """How people grade the answers of a policy.
+
+    Attributes:
+        name: the team's.
+        team: who is on it.
+        panel: how many grade each pair.
+        instructions: shown above every pair.
+        overlap: the share of pairs with a second opinion.
+        settings: how long a pair is held, and a vote can be taken back.
+    """
+
+    name: str
+    team: TeamConfig
+    panel: int
+    instructions: str
+    overlap: float
+    settings: ReviewConfig
+
+    @property
+    def identity(self) -> Identity:
+        """All that the grades depend on; who is on the team is no part of it."""
+        return {
+            "kind": "human",
+            "name": self.name,
+            "page": GRADE_PAGE,
+            "scale": list(GRADE_SCALE),
+            "order": "drawn",
+            "identical": "not shown",
+            "panel": self.panel,
+            "rule": "median",
+            "escalation": "leads" if self.team.leads else "none",
+            "instructions_sha256": hashlib.sha256(self.instructions.encode()).hexdigest(),
+            "skip": "someone else",
+        }
+
+    def question(self, context: str, primary: str | None, guardian: str, *, swapped: bool) -> ReviewQuestion:
+        """Return what a grader is shown of two answers; nothing in it tells whose is whose.
+
+        Args:
+            context: the conversation.
+            primary: the Primary's answer; None if it failed, so that the other is graded alone.
+            guardian: the Guardian's answer.
+            swapped: whether the Guardian's is shown first, as a draw says.
+        """
+        shown = list(range(len(GRADE_SCALE))) if primary is None else _places(swapped=swapped)
+        answers = [guardian] if primary is None else [guardian, primary] if swapped else [primary, guardian]
+        return ReviewQuestion(
+            context=context,
+            options=tuple(answers),
+            places=tuple(shown),
+            size=len(shown),
+            instructions=self.instructions,
+            grader=self.identity,
+        )
+
+
+def _places(*, swapped: bool) -> list[int]:
+    """Return the place of every pair of grades as shown among those of the Primary and the Guardian."""
+    return [GRADE_PAIRS.index((second, first) if swapped else (first, second)) for first, second in GRADE_PAIRS]
+
+
+def grading_terms(config: Config, policy: str) -> GradingTerms | None:
+    """Return how people grade the answers of a policy; None if they do not, through the review queue."""
+    settings = config.policies[policy]
+    if settings.grading != "review":
+        return None
+    name = settings.graders.team or next(iter(config.teams))
+    return GradingTerms(
+        name=name,
+        team=config.teams[name],
+        panel=settings.graders.panel,
+        instructions=settings.graders.instructions,
+        overlap=settings.graders.overlap,
+        settings=settings.review,
+    )
 
 
 def review_terms(config: Config, policy: str) -> ReviewTerms | None:

@@ -15,6 +15,7 @@ from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import ROLES, SECTIONS, Config
 from conformal_arbitrage.live.grading import SEVERAL
 from conformal_arbitrage.live.repinning import PinnedChange
+from conformal_arbitrage.live.reviews import grading_terms
 from conformal_arbitrage.store.base import PolicyVersion
 from conformal_arbitrage.types import as_object
 
@@ -94,9 +95,24 @@ def grader_change(config: Config, identities: object) -> str | None:
 
 def _difference(config: Config, then: Mapping[str, Any]) -> str | None:
     how = f"python:{then['name']}" if then.get("kind") == "python" else str(then.get("kind"))
+    if "page" in then:
+        return _team_difference(config, then)
     try:
         now = dict(Models(config, Extras(keyless=True)).grader(how).identity)
     except ArbitrageError as error:
         return f"the grader {how} cannot be had any more ({error})"
+    return _changed(how, then, now)
+
+
+def _team_difference(config: Config, then: Mapping[str, Any]) -> str | None:
+    """Return how those who graded through the review queue differ from whoever does today."""
+    everyone = [terms.identity for policy in config.policies if (terms := grading_terms(config, policy)) is not None]
+    reasons = [_changed("human", then, now) for now in everyone]
+    if not reasons:
+        return 'people graded through the review queue, and no policy has grading = "review" any more'
+    return None if None in reasons else reasons[0]
+
+
+def _changed(how: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     changed = [name for name in dict.fromkeys([*then, *now]) if then.get(name) != now.get(name)]
     return f"the grader {how} has changed since ({', '.join(changed)})" if changed else None

@@ -15,10 +15,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from conformal_arbitrage.monitoring.panels import GRADE_PAIRS, GRADE_SCALE
+
 FEWEST_ITEMS = 30
 """With fewer items there is no figure of agreement."""
 _RESAMPLES = 2000
 _SEED = 20_240_229
+GRADES = "grades"
+"""The menu of those who grade answers: `GRADE_PAIRS`."""
 Scale = Literal["nominal", "ordinal", "interval"]
 Matrix = NDArray[np.float64]
 
@@ -31,7 +35,7 @@ class SecondOpinion:
         first: who voted first, and for which option.
         second: who was asked for a second opinion, and what they chose.
         size: the number of options.
-        menu: a name for the menu; equal for equal options.
+        menu: a name for the menu; equal for equal options, and `GRADES` for grades.
     """
 
     first: tuple[str, int]
@@ -46,7 +50,7 @@ class Agreement:
 
     Attributes:
         items: on how many questions that is measured.
-        share: of these, on how many they chose the same.
+        share: of these, on how many they chose the same; of grades, how many answers got the same.
         corrected: that share beyond chance: Krippendorff's alpha if all menus are the same, else the mean of
             (a - 1/n) / (1 - 1/n) over questions with n options.
         lower, upper: a 95 % range of the corrected share, by resampling questions.
@@ -74,12 +78,39 @@ def agreement(opinions: Sequence[SecondOpinion], *, scale: Scale = "nominal") ->
         same = (pairs[rows, 0] == pairs[rows, 1]).astype(np.float64)
         return float(((same - 1 / sizes[rows]) / (1 - 1 / sizes[rows])).mean())
 
-    everything = np.arange(len(usable))
-    rng = np.random.default_rng(_SEED)
-    resampled = [corrected(rng.integers(0, len(usable), len(usable))) for _ in range(_RESAMPLES // (8 if alike else 1))]
-    lower, upper = np.quantile(resampled, (0.025, 0.975)).tolist()
     share = float((pairs[:, 0] == pairs[:, 1]).mean())
-    return Agreement(items=len(usable), share=share, corrected=corrected(everything), lower=lower, upper=upper)
+    return _measured(len(usable), share, corrected, _RESAMPLES // (8 if alike else 1))
+
+
+def grade_agreement(opinions: Sequence[SecondOpinion]) -> Agreement | None:
+    """Return how far second opinions on grades agree with the first; None with fewer than `FEWEST_ITEMS`.
+
+    The share is that of answers with the same grade, and beyond chance it is Krippendorff's alpha with squared distances.
+
+    Args:
+        opinions: choices among `GRADE_PAIRS`; where their number is that of the grades, the Guardian's answer was graded
+            alone.
+    """
+    if len(opinions) < FEWEST_ITEMS:
+        return None
+    units: list[list[tuple[float, float]]] = []
+    for one in opinions:
+        both = list(zip(GRADE_PAIRS[one.first[1]], GRADE_PAIRS[one.second[1]], strict=True))
+        units.append(both if one.size > len(GRADE_SCALE) else both[1:])
+
+    def corrected(rows: NDArray[np.intp]) -> float:
+        return krippendorff([unit for row in rows for unit in units[int(row)]], scale="interval")
+
+    share = float(np.mean([first == second for unit in units for first, second in unit]))
+    return _measured(len(opinions), share, corrected, _RESAMPLES // 8)
+
+
+def _measured(items: int, share: float, corrected: Callable[[NDArray[np.intp]], float], resamples: int) -> Agreement:
+    """Return a figure of agreement with its range, by resampling questions."""
+    rng = np.random.default_rng(_SEED)
+    resampled = [corrected(rng.integers(0, items, items)) for _ in range(resamples)]
+    lower, upper = np.quantile(resampled, (0.025, 0.975)).tolist()
+    return Agreement(items=items, share=share, corrected=corrected(np.arange(items)), lower=lower, upper=upper)
 
 
 def agreement_by_person(opinions: Sequence[SecondOpinion]) -> dict[str, tuple[int, float]]:

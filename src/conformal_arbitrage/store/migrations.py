@@ -276,6 +276,14 @@ def m015_edited_calls(session: Session) -> None:
     session.define("alter table votes add column edit {text}")
 
 
+def m016_grading_marks(session: Session) -> None:
+    """Note how far each chain of events was read for answers that people are to grade."""
+    session.define(
+        "create table grading_marks (policy {text} not null, writer {text} not null, seq {integer} not null, "
+        "primary key (policy, writer))"
+    )
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -292,10 +300,11 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m013_readable_by,
     m014_reviews,
     m015_edited_calls,
+    m016_grading_marks,
 )
 """The function at index k takes a database from version k to k + 1."""
 
-ADDITIVE = frozenset({m013_readable_by, m014_reviews, m015_edited_calls})
+ADDITIVE = frozenset({m013_readable_by, m014_reviews, m015_edited_calls, m016_grading_marks})
 """Those that leave a database usable for releases that do not know them."""
 
 

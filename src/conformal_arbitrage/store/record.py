@@ -110,7 +110,7 @@ class ReviewVote(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         reviewer: who voted.
-        choice: index of the action in the whole menu; of two answers, the grade of each.
+        choice: index of the action in the whole menu; of two answers, the grades of the Primary's and the Guardian's.
         held: seconds that they had the question before them.
         level: 1 if they voted as a lead, after a panel without a verdict.
         late: it came after the question had been decided otherwise, and changed nothing.
@@ -222,6 +222,8 @@ class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         comment: anything else.
         by: the key that sent it.
         grader: the identity of what made the grades, if a grader of this package did.
+        review: how people came to the grades, if they were asked through the review queue; without grades, why there are
+            none.
         at: when it was recorded; set by the store.
     """
 
@@ -234,6 +236,7 @@ class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     comment: str | None = None
     by: str | None = None
     grader: JSONObject | None = None
+    review: ReviewFacts | None = None
     at: float | None = None
 
 

@@ -11,14 +11,14 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from conformal_arbitrage.monitoring.panels import PanelRule
+from conformal_arbitrage.monitoring.panels import ReviewRule
 from conformal_arbitrage.monitoring.reviewing import SecondOpinion
-from conformal_arbitrage.store.record import Event, JSONObject, ReviewFacts, ReviewVote
+from conformal_arbitrage.store.record import DecisionRecord, Event, JSONObject, ReviewFacts, ReviewVote
 
-ReviewPurpose = Literal["decide", "audit", "overlap", "call"]
+ReviewPurpose = Literal["decide", "audit", "grade", "overlap", "call"]
 AWAITED = ("decide", "call")
 """The purposes of items that a caller's request waits for: a deferral, and a tool call to approve."""
-ReviewKind = Literal["choose", "approve"]
+ReviewKind = Literal["choose", "grade", "approve"]
 ReviewState = Literal["open", "decided", "closed", "expired", "failed", "withdrawn"]
 ReviewEnd = Literal["decided", "closed", "expired", "failed"]
 
@@ -48,11 +48,14 @@ class ReviewQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         context: the question, text or messages.
-        options: the actions, in the order shown.
-        places: the index of each option in the whole menu.
-        size: the number of actions of the whole menu.
+        options: the actions, or the answers to grade, in the order shown.
+        places: the index of each option in the whole menu; of answers to grade, for every way to grade them as shown, its
+            place among the pairs of grades.
+        size: the number of actions of the whole menu, or of ways to grade the answers.
         calls: the tool calls to approve, if it is about these.
         answer: the message that has them, which is given out if they are approved.
+        instructions: shown above the question; None for those that the policy has when it is shown.
+        grader: the identity of those who grade, as they are asked; None if it is a choice.
     """
 
     context: str | Sequence[JSONObject]
@@ -61,10 +64,14 @@ class ReviewQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     size: int
     calls: tuple[ProposedCall, ...] = ()
     answer: JSONObject | None = None
+    instructions: str | None = None
+    grader: JSONObject | None = None
 
     @property
     def kind(self) -> ReviewKind:
-        """Whether people choose an option, or approve tool calls."""
+        """Whether people choose an option, grade answers, or approve tool calls."""
+        if self.grader is not None:
+            return "grade"
         return "approve" if self.calls else "choose"
 
 
@@ -73,7 +80,8 @@ class NewReview(Struct, frozen=True, kw_only=True):
 
     Attributes:
         decision: the decision's id.
-        purpose: whether a caller waits, or an audit, or it is a second opinion, or it is about tool calls.
+        purpose: whether a caller waits, or it is an audit, or answers are graded, or it is a second opinion, or it is about
+            tool calls.
         protocol: digest of how people are asked.
         identities_sha256: fingerprint of the identities of the policy's models.
         panel, rule: how votes are counted.
@@ -95,7 +103,7 @@ class NewReview(Struct, frozen=True, kw_only=True):
     protocol: str
     identities_sha256: str
     panel: int = 1
-    rule: PanelRule = "majority"
+    rule: ReviewRule = "majority"
     escalates: bool = False
     price: float | None = None
     due: float = 0.0
@@ -146,7 +154,8 @@ class ReviewItem(Struct, frozen=True, kw_only=True):
     """An item for which something is due.
 
     Attributes:
-        votes: those that count at this level, with the option's index in the whole menu, in order.
+        votes: those that count at this level, with the option's index in the whole menu, or the place of the pair of
+            grades, in order.
         earlier: those that counted at the level before.
         withdrawn: how many were undone.
         next_count: seconds until the next vote counts; None if all do.
@@ -164,7 +173,7 @@ class ReviewItem(Struct, frozen=True, kw_only=True):
     identities_sha256: str
     question: ReviewQuestion | None
     panel: int
-    rule: PanelRule
+    rule: ReviewRule
     escalates: bool
     price: float | None
     level: int
@@ -228,6 +237,20 @@ class TeamBacklog(Struct, frozen=True, kw_only=True):
     votes_last_hour: int = 0
 
 
+class GradingNews(Struct, frozen=True, kw_only=True):
+    """Decisions of a policy about which something was recorded, that may have answers to grade.
+
+    Attributes:
+        records: the decisions, each as a whole.
+        seen: for every chain of events, how far it had been read before.
+        read: and how far it has been now; passed back, so that each piece of news is dealt with once.
+    """
+
+    records: tuple[DecisionRecord, ...] = ()
+    seen: Mapping[str, int] = {}
+    read: Mapping[str, int] = {}
+
+
 class CastVote(Struct, frozen=True, kw_only=True):
     """One vote of the last thirty days, for figures; `held` in seconds."""
 
@@ -243,6 +266,38 @@ class ReviewStore(Protocol):
 
     async def put_reviews(self, items: Sequence[NewReview]) -> None:
         """Put audits into the queue, in place of what waits among the audits under the same id."""
+        ...
+
+    async def grading_news(self, policy: str, *, limit: int = 50) -> GradingNews:
+        """Return what is new of a policy since its answers were last put into the queue; nothing is noted.
+
+        Args:
+            policy: whose news.
+            limit: how many decisions, at most.
+        """
+        ...
+
+    async def put_grading(
+        self,
+        policy: str,
+        news: GradingNews,
+        *,
+        items: Sequence[NewReview],
+        events: Sequence[Event],
+        graded: Collection[str],
+    ) -> bool:
+        """Deal with news: put answers into the queue, record what is known without people, and note how far that was read.
+
+        Args:
+            policy: whose news.
+            news: from `grading_news`.
+            items: answers to grade.
+            events: grades that need no person.
+            graded: decisions whose answers have grades: what people were to grade of them is withdrawn.
+
+        Returns:
+            Whether nobody else had dealt with it; otherwise nothing was written.
+        """
         ...
 
     async def take_review(

@@ -206,8 +206,8 @@ def review_outcomes(session: Session, decisions: Collection[str]) -> dict[str, R
         return {}
     marks = ", ".join("?" * len(decisions))
     rows = session.rows(
-        f"select decision, purpose, state, outcome from reviews where decision in ({marks}) and purpose <> 'overlap' "
-        "order by purpose in ('decide', 'call')",
+        f"select decision, purpose, state, outcome from reviews where decision in ({marks}) and "
+        "purpose in ('decide', 'call', 'audit') order by purpose in ('decide', 'call')",
         *decisions,
     )
     return {decision: _outcome(decision, *rest) for decision, *rest in rows}

@@ -6,7 +6,7 @@ Knows nothing of SQLite, PostgreSQL or threads.
 from collections.abc import Collection, Mapping, Sequence
 
 from conformal_arbitrage.monitoring.reviewing import SecondOpinion
-from conformal_arbitrage.store import review_ends, reviews
+from conformal_arbitrage.store import grading, review_ends, reviews
 from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import encode
@@ -14,6 +14,7 @@ from conformal_arbitrage.store.ledger import note_news
 from conformal_arbitrage.store.record import Event
 from conformal_arbitrage.store.review_base import (
     CastVote,
+    GradingNews,
     HeldAnswer,
     HeldReview,
     NewReview,
@@ -41,6 +42,31 @@ class SQLReviews(SQLJobs):
     async def put_reviews(self, items: Sequence[NewReview]) -> None:
         """See `ReviewStore.put_reviews`."""
         await self._write(lambda session: reviews.put_audits(session, items))
+
+    async def grading_news(self, policy: str, *, limit: int = 50) -> GradingNews:
+        """See `ReviewStore.grading_news`."""
+        return await self._scan(lambda session: grading.grading_news(session, policy, limit=limit))
+
+    async def put_grading(
+        self,
+        policy: str,
+        news: GradingNews,
+        *,
+        items: Sequence[NewReview],
+        events: Sequence[Event],
+        graded: Collection[str],
+    ) -> bool:
+        """See `ReviewStore.put_grading`."""
+        texts = [(event, encode(event.body, event.id)) for event in events]
+
+        def put(session: Session) -> bool:
+            if not grading.put_grading(session, policy, news, items=items, graded=graded):
+                return False
+            append(session, texts)
+            note_news(session, [event.id for event in events])
+            return True
+
+        return await self._write(put)
 
     async def take_review(
         self, reviewer: str, *, teams: Collection[str], leads: Collection[str], lease: float | None = None

@@ -56,7 +56,7 @@ def fold(session: Session) -> int:
     marks = {writer: int(seq) for writer, seq in session.rows("select writer, seq from tally_marks")}
     sums: defaultdict[_Place, list[float]] = defaultdict(lambda: [0.0] * len(_COUNTS))
     count = 0
-    for writer in _writers(session):
+    for writer in event_writers(session):
         events = session.rows(
             "select seq, kind, id, at, body, policy, decided_by from events where writer = ? and seq > ? "
             "order by seq limit ?",
@@ -81,13 +81,14 @@ def fold(session: Session) -> int:
 def _has_new(session: Session) -> bool:
     """Tell whether there are events that were not counted."""
     marks = {writer: int(seq) for writer, seq in session.rows("select writer, seq from tally_marks")}
-    for writer in _writers(session):
+    for writer in event_writers(session):
         if session.rows("select 1 from events where writer = ? and seq > ? limit 1", writer, marks.get(writer, 0)):
             return True
     return False
 
 
-def _writers(session: Session) -> Iterator[str]:
+def event_writers(session: Session) -> Iterator[str]:
+    """Yield the writers of events, each of a chain of its own."""
     writer: str | None = ""
     while writer is not None:
         [(writer,)] = session.rows("select min(writer) from events where writer > ?", writer)

@@ -111,6 +111,8 @@ _REASONS = {
 
 
 async def _nothing_there(visit: Visit) -> Response:
+    if not visit.named("rest"):
+        return redirect("/console")
     raise RequestError("There is no such page.", status=404)
 
 

@@ -14,6 +14,7 @@ from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.console.charts import Bar, confidence_chart, score_chart
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.visits import Visit
+from conformal_arbitrage.gateway.grading import yet_to_judge
 from conformal_arbitrage.store.ids import time_of
 from conformal_arbitrage.store.record import DecisionRecord, document
 from conformal_arbitrage.types import Leg
@@ -59,7 +60,7 @@ class DecisionPage:
         record = await self._parts.store.record(id[:64])
         if record is None or not visit.who.sees(record.policy):
             raise RequestError("There is no such decision: it was never recorded, or it was pruned.", status=404)
-        withheld = await self._is_withheld(visit, record.id)
+        withheld = await self._is_withheld(visit, record)
         text = msgspec.json.format(msgspec.json.encode(document(record)), indent=2).decode()
         try:
             asked = time_of(record.id)
@@ -70,15 +71,15 @@ class DecisionPage:
             json=text, withheld=withheld,
         )  # fmt: skip
 
-    async def _is_withheld(self, visit: Visit, id: str) -> bool:
+    async def _is_withheld(self, visit: Visit, record: DecisionRecord) -> bool:
         """Tell whether people still decide a question, so that reviewers must not see what the models said.
 
         An administrator may, and cannot vote on it from then on.
         """
-        if not await self._parts.store.under_review([id]):
+        if not await yet_to_judge(self._parts.store, self._parts.config.policies, [record]):
             return False
         if visit.who.is_admin:
-            await self._parts.store.note_reader(id, visit.who.name)
+            await self._parts.store.note_reader(record.id, visit.who.name)
         return not visit.who.is_admin
 
 

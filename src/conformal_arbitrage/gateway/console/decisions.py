@@ -15,6 +15,7 @@ from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.rendering import redirect
 from conformal_arbitrage.gateway.console.visits import Visit, Visitor
+from conformal_arbitrage.gateway.grading import yet_to_judge
 from conformal_arbitrage.store.ids import time_of
 from conformal_arbitrage.store.record import DecisionRecord
 
@@ -138,7 +139,7 @@ class DecisionsPage:
 
     async def _hidden(self, records: list[DecisionRecord]) -> frozenset[str]:
         """Return the ids of decisions that people are still deciding."""
-        return await self._parts.store.under_review([record.id for record in records])
+        return await yet_to_judge(self._parts.store, self._parts.config.policies, records)
 
 
 def _asked(record: DecisionRecord) -> float:

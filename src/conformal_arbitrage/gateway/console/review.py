@@ -21,6 +21,7 @@ from conformal_arbitrage.gateway.console.visits import Visit, Visitor
 from conformal_arbitrage.gateway.review_figures import team_figures
 from conformal_arbitrage.gateway.reviewing import Assignment, Seat
 from conformal_arbitrage.gateway.tool_calls import ARGUMENTS, editable, shown_arguments, visible
+from conformal_arbitrage.gateway.verdicts import Vote
 from conformal_arbitrage.store.review_base import ProposedCall
 
 _DAY = 86400.0
@@ -86,12 +87,8 @@ class ReviewPage:
 
     async def _vote(self, visit: Visit, seat: Seat, token: str) -> tuple[str, str]:
         """Vote; return what to say, and the token to take the vote back with."""
-        try:
-            choice = int(visit.form.get("choice", ""))
-        except ValueError as error:
-            raise RequestError("Choose one of the options first.", status=422) from error
         active, arguments = _active(visit.form.get("active", "")), _arguments(visit.form)
-        counts = await self._parts.desk.vote(seat, token, choice, active, arguments)
+        counts = await self._parts.desk.vote(seat, token, _vote_of(visit.form), active, arguments)
         if counts is None:
             return _GONE, ""
         return "Recorded.", token if counts > 0 else ""
@@ -168,6 +165,19 @@ def _arguments(form: Mapping[str, str]) -> list[str] | None:
 
 
 _GONE = "That question was given to someone else meanwhile."
+
+
+def _vote_of(form: Mapping[str, str]) -> Vote:
+    """Return what someone chose, or their grades in the order shown.
+
+    Raises:
+        RequestError: they did neither.
+    """
+    try:
+        grades = tuple(float(form[name]) for name in ("grade-1", "grade-2") if name in form)
+        return grades or int(form.get("choice", ""))
+    except ValueError as error:
+        raise RequestError("Choose one of the options first, or grade each answer.", status=422) from error
 
 
 def _active(text: str) -> float | None:
