@@ -87,6 +87,11 @@ bench-connections: .venv/.installed-dev  ## many connections to one gateway
 bench-records: .venv/.installed-dev  ## decisions beside 300,000 records and a reader of them
 	$(BIN)/python -m benchmarks.records $(BENCH)
 
+# Pages of the console with a million decisions; BENCH="--database postgres" for PostgreSQL.
+.PHONY: bench-console
+bench-console: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.console $(BENCH)
+
 # Logs in parts on every engine; SCALE="--rows 100000000" for the large one, SCALE="--engine local[2]" for Spark (extra spark).
 .PHONY: bench-scale
 bench-scale: .venv/.installed-dev  ## logs in parts on every engine (SCALE)

@@ -6,7 +6,8 @@ from itertools import count
 import pytest
 
 from tests.console.filled import Filled
-from tests.gateway.house import House
+from tests.gateway.house import UNSURE, House, votes
+from tests.gateway.people import PeopleHouse
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -23,6 +24,20 @@ def house(tmp_path):
             return started.enter_context(kind(folder, **options))
 
         yield start
+
+
+@pytest.fixture
+def crew(house):
+    """A gateway with a team of two and a lead; keys by name."""
+
+    def start(**options):
+        gate = house(PeopleHouse, primary=votes(*UNSURE), **{"members": ("ann", "bob"), "leads": ("lea",), **options})
+        gate.secrets = {name: gate.key("review", name)[0] for name in ("ann", "bob", "cid")}
+        gate.secrets["lea"] = gate.key("admin", "lea")[0]
+        gate.headers = gate.keyed("call")
+        return gate
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from tests.console.filled import EVIL, Visit
 from tests.console.test_browser import violations
 from tests.console.test_pages import words
 from tests.gateway.house import UNSURE, until, votes
-from tests.gateway.people import LONG, Later, PeopleHouse
+from tests.gateway.people import LONG, Later
 
 CHOICES = ("Billing", EVIL[0], EVIL[4])
 BODY = {
@@ -16,20 +16,6 @@ BODY = {
     "input": f"{EVIL[1]} I was charged twice.",
     "questions": [{"type": "choice", "instructions": "Which team?", "choices": [{"value": one} for one in CHOICES]}],
 }
-
-
-@pytest.fixture
-def crew(house):
-    """A gateway with a team of two and a lead; keys by name."""
-
-    def start(**options):
-        gate = house(PeopleHouse, primary=votes(*UNSURE), **{"members": ("ann", "bob"), "leads": ("lea",), **options})
-        gate.secrets = {name: gate.key("review", name)[0] for name in ("ann", "bob", "cid")}
-        gate.secrets["lea"] = gate.key("admin", "lea")[0]
-        gate.headers = gate.keyed("call")
-        return gate
-
-    return start
 
 
 def asked(gate, body=BODY):

@@ -17,7 +17,9 @@ import pytest
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.cli.tour import write_gateway
-from tests.gateway.house import hanging, says, until
+from conformal_arbitrage.live.config import read_config
+from tests.gateway.house import UNSURE, hanging, says, until, votes
+from tests.gateway.people import PeopleHouse
 
 ARBITRAGE = [sys.executable, "-m", "conformal_arbitrage"]
 BUNDLED = Path(__file__).parents[2] / "src" / "conformal_arbitrage" / "data" / "science.parquet"
@@ -169,6 +171,40 @@ def test_the_printed_call_of_models_behind_endpoints_works(house, form):
         reply = paste(lines)
     answer = reply["answers"][0] if form == "menu" else reply
     assert answer["arbitrage"]["guarantee"] == "crc"
+
+
+def test_where_people_answer_the_printed_call_says_where_and_can_be_sent_again(house):
+    from conformal_arbitrage.gateway.advice import example_call, example_note
+
+    config = house(PeopleHouse, primary=votes(*UNSURE), review={"wait": 20.0}).config
+    assert "-H 'Idempotency-Key: first'" in example_call(config, "http://here", keyed=False)
+    note = example_note(config, "http://here")
+    assert "'support team'" in note
+    assert "http://here/console/review" in note
+    assert "held for 20 s" in note
+
+
+def test_a_policy_with_two_models_is_tried_before_one_with_people(house):
+    from conformal_arbitrage.gateway.advice import example_call, example_note
+
+    gate = house(PeopleHouse, primary=votes(*UNSURE))
+    text = (
+        gate.path.read_text()
+        + f"""
+[models.large]
+kind = "decisions"
+url = "{gate.primary.url}"
+model = "m"
+[policies.models]
+mode = "shadow"
+guardian = "large"
+"""
+    )
+    gate.path.write_text(text)
+    config = read_config(gate.path)
+    assert '"model": "models"' in example_call(config, "http://here", keyed=False)
+    assert "Idempotency-Key" not in example_call(config, "http://here", keyed=False)
+    assert example_note(config, "http://here") is None
 
 
 def test_the_first_key_says_that_every_call_now_needs_one_and_later_ones_do_not(house):

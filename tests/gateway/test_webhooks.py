@@ -21,8 +21,10 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import SQLiteStore, open_store
 from conformal_arbitrage.upstream.webhook import WebhookEndpoint, signing_keys
+from tests.console.filled import Visit
+from tests.console.test_pages import words
 from tests.gateway.durability import OURS, Gateway, decision_request, encoded, run_sql, write_config
-from tests.gateway.house import until
+from tests.gateway.house import error_of, until
 from tests.gateway.test_monitor import AUDITED, red
 from tests.receiver import SECRET, Endless, Receiver, silent
 from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
@@ -361,6 +363,36 @@ def test_the_commands(house, at_once, tmp_path, monkeypatch):
         assert "certificate.installed" in run("webhooks", "list", "--config", gateway.path).stdout
     plain = house()
     assert "add a section [gateway.webhooks.NAME]" in run("webhooks", "test", "--config", plain.path, code=2).stderr
+
+
+def test_a_test_message_is_sent_by_a_route_and_by_a_button(house, at_once):
+    with Receiver() as receiver:
+        gateway = house(**told(receiver, events=["alarm.raised"]))
+        path = "/v1/arbitrage/webhooks/alerts/test"
+        document = gateway.post(path, {}).json()
+        assert (document["webhook"], document["status"], document["problem"]) == ("alerts", 200, None)
+        [message] = receiver.verified()
+        assert (message["type"], message["data"]) == ("webhook.test", {})
+        error_of(gateway.post("/v1/arbitrage/webhooks/other/test", {}), 404, "webhook_not_found")
+        visit = Visit(gateway)
+        page = visit.send_form("/console/webhooks/alerts/test", visit.open("/console/health"))
+        assert "accepted the test message with status 200" in words(page)
+        assert len(receiver.verified()) == 2
+        assert receiver.url not in page.text
+        assert deliveries(gateway) == []  # it is neither queued nor sent again
+        for scope in ("call", "review"):
+            error_of(gateway.post(path, {}, headers=gateway.keyed(scope)), 403)
+
+
+def test_a_test_message_that_fails_says_why(house, at_once):
+    with Receiver(lambda number, request: 500) as receiver:
+        gateway = house(**told(receiver, events=["alarm.raised"]))
+        document = gateway.post("/v1/arbitrage/webhooks/alerts/test", {}).json()
+        assert (document["status"], document["problem"]) == (500, "status 500")
+        visit = Visit(gateway)
+        page = visit.send_form("/console/webhooks/alerts/test", visit.open("/console/health"))
+        assert "did not accept the test message: status 500" in words(page)
+    assert "the connection failed" in gateway.post("/v1/arbitrage/webhooks/alerts/test", {}).json()["problem"]
 
 
 def test_the_example_receiver_takes_signed_messages_and_no_others(house, at_once, tmp_path, monkeypatch):

@@ -47,6 +47,10 @@ class _Moment(click.ParamType[float]):
     "--rows-per-file", type=click.IntRange(1), metavar="N",
     help=f"Rows of each file in a folder, of which one is in memory.  [default: {_ROWS_PER_FILE}]",
 )  # fmt: skip
+@click.option(
+    "--unseen", is_flag=True,
+    help="Leave out rows that the console may show, to certify a budget that was chosen there.",
+)  # fmt: skip
 @click.option("--since", type=_Moment(), metavar="TIME", help="Only decisions recorded then or later (ISO 8601, UTC).")
 @click.option("--until", type=_Moment(), metavar="TIME", help="Only decisions recorded before.")
 @options.config_file
@@ -58,6 +62,7 @@ def records_export_command(
     score_log: bool,
     everything: bool,
     rows_per_file: int | None,
+    unseen: bool,
     since: float | None,
     until: float | None,
     config: str,
@@ -71,10 +76,11 @@ def records_export_command(
     arbitrage records export --policy support --score-log -o may.parquet --since 2026-05-01 --until 2026-06-01
     """
     from conformal_arbitrage.collecting.from_records import TimeWindow
+    from conformal_arbitrage.collecting.looking import LookingPart
     from conformal_arbitrage.live.config import read_config
 
     with gateway_installed():
-        from conformal_arbitrage.gateway.server import identities_of
+        from conformal_arbitrage.gateway.server import identities_of, secret_of
     if score_log == everything:
         raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
     in_files = output.endswith("/") or Path(output).is_dir()
@@ -83,11 +89,12 @@ def records_export_command(
     configuration = read_config(config)
     known = policy in configuration.policies
     identities = identities_of(configuration, policy) if known else None
-    window = TimeWindow(since=since, until=until)
+    wanted = LookingPart(secret_of(configuration).keys).is_unseen if unseen else None
+    window = TimeWindow(since=since, until=until, wanted=wanted)
     if identities is not None and configuration.policies[policy].cascade:
         if in_files or window != TimeWindow():
             raise click.UsageError(
-                "a folder, --since and --until are for two models; a cascade is exported as one file"
+                "a folder, --since, --until and --unseen are for two models; a cascade is exported as one file"
             )
         return _export_cascade(config, policy, output, identities, everything=everything, as_json=as_json)
     export = _Export(config, configuration, policy, identities, window, everything=everything)

@@ -41,7 +41,7 @@ def serve_command(*, config: str, host: str | None, port: int | None, no_migrate
 
     with gateway_installed():
         from conformal_arbitrage import gateway
-        from conformal_arbitrage.gateway.advice import KEY_VARIABLE, example_call
+        from conformal_arbitrage.gateway.advice import KEY_VARIABLE, example_call, example_note
     configuration = read_config(config)
     configured = configuration.gateway
     listening = structs.replace(
@@ -52,6 +52,8 @@ def serve_command(*, config: str, host: str | None, port: int | None, no_migrate
     def announce(url: str) -> None:
         attempt = f"With an API key in ${KEY_VARIABLE}, try" if keyed else "Try"
         click.echo(f"Listening on {url}. {attempt}:\n\n{example_call(configuration, url, keyed=keyed)}\n")
+        if (note := example_note(configuration, url)) is not None:
+            click.echo(f"{options.wrapped(note)}\n")
         click.echo(f"The console is at {url}/console.\n")
 
     gateway.run(structs.replace(configuration, gateway=listening), started=announce, migrating=not no_migrate)

@@ -1,6 +1,5 @@
 """The commands for webhooks: secret, test, list."""
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +8,7 @@ from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.service import when, with_store
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.upstream.webhook import WebhookAttempt, WebhookEndpoint
+    from conformal_arbitrage.upstream.webhook import WebhookEndpoint
 
 
 @click.group("webhooks", cls=options.WrappingGroup)
@@ -75,8 +74,10 @@ def webhooks_test_command(names: tuple[str, ...], *, config: str, as_json: bool)
 async def _send_tests(webhooks: "list[WebhookEndpoint]") -> list[dict[str, Any]]:
     import asyncio
 
+    from conformal_arbitrage.live.webhooks import send_test
+
     try:
-        attempts = await asyncio.gather(*map(_send_test, webhooks))
+        attempts = await asyncio.gather(*map(send_test, webhooks))
     finally:
         for webhook in webhooks:
             await webhook.close()
@@ -84,17 +85,6 @@ async def _send_tests(webhooks: "list[WebhookEndpoint]") -> list[dict[str, Any]]
         {"webhook": webhook.name, "status": attempt.status, "seconds": attempt.seconds, "problem": attempt.problem}
         for webhook, attempt in zip(webhooks, attempts, strict=True)
     ]
-
-
-async def _send_test(webhook: "WebhookEndpoint") -> "WebhookAttempt":
-    import msgspec
-
-    from conformal_arbitrage.store import new_id
-
-    id = f"evt_{new_id()}"
-    message: dict[str, object] = {"id": id, "object": "event", "type": "webhook.test"}
-    message |= {"created_at": int(time.time()), "data": dict[str, object]()}
-    return await webhook.send(id, msgspec.json.encode(message))
 
 
 @webhooks_command.command("list")

@@ -7,7 +7,7 @@ Knows nothing of HTTP.
 """
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,10 +29,16 @@ _NAN = float("nan")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeWindow:
-    """Which decisions count, by when they were recorded, in seconds; `since` is included, `until` is not."""
+    """Which decisions count.
+
+    Attributes:
+        since, until: when they were recorded, in seconds; `since` is included, `until` is not.
+        wanted: which ids count; None for all.
+    """
 
     since: float | None = None
     until: float | None = None
+    wanted: Callable[[str], bool] | None = None
 
 
 ALWAYS = TimeWindow()
@@ -130,7 +136,8 @@ async def score_log_of(
     by_session = any(record.decision.session is not None for record in decisions)
     if by_session and window != ALWAYS:
         raise StoreError(
-            f"policy {policy!r} decides by session, and a window of time would cut sessions in two; export all of them"
+            f"policy {policy!r} decides by session, and a window of time or a part of the rows would cut sessions in "
+            "two; export all of them"
         )
     records = decisions if everything else _audited_sessions(decisions) if by_session else fit_only(decisions, policy)
     facts = RowFacts()
@@ -242,7 +249,8 @@ async def decision_pages(store: Store, policy: str, window: TimeWindow) -> Async
         policy=policy, since=window.since, until=window.until, before=before, limit=_PAGE
     ):
         before = page[-1].id
-        yield [record for record in page if not record.decision.cancelled]
+        wanted = window.wanted
+        yield [record for record in page if not record.decision.cancelled and (wanted is None or wanted(record.id))]
 
 
 def _menu_log(records: Sequence[DecisionRecord]) -> ScoreLog:

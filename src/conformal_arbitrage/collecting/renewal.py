@@ -28,7 +28,7 @@ from conformal_arbitrage.calibration.renewal import (
     tightened,
 )
 from conformal_arbitrage.calibration.verify import options_of
-from conformal_arbitrage.collecting.stored_rows import log_rows, rows_log
+from conformal_arbitrage.collecting.stored_rows import is_known, log_rows, rows_log
 from conformal_arbitrage.errors import ConfigError, StoreError
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
@@ -327,7 +327,7 @@ async def tighter(store: Store, policy: RenewablePolicy, ahead: Outlook, *, now:
     source = _Rows(store, policy)
     settled = await source.count(ahead.installed, until=now - policy.wait(ahead.certificate))
     rows = await source.live(ahead.installed)
-    rows = [row for k, row in enumerate(rows) if k < settled or _is_known(row)]
+    rows = [row for k, row in enumerate(rows) if k < settled or is_known(row)]
     if not rows:
         raise StoreError(
             f"policy {ahead.policy} has no rows since version {ahead.version} was installed; wait for some"
@@ -337,10 +337,6 @@ async def tighter(store: Store, policy: RenewablePolicy, ahead: Outlook, *, now:
     largest = float(margins[np.isfinite(margins)].max(initial=0.0))
     certificate = tightened(ahead.certificate, fresh, largest, ahead.chain)
     return None if certificate is None else Successor(certificate=certificate.sign(policy.secret), log=log)
-
-
-def _is_known(row: CalibrationRow) -> bool:
-    return (row.grades if row.form == "text" else row.guardian) is not None
 
 
 async def install_successor(store: Store, ahead: Outlook, next: Successor, *, by: str) -> PolicyVersion | None:

@@ -60,6 +60,19 @@ def rows_log(
     return log.binarized() if certificate.binarized else log
 
 
+def uncertified_log(rows: Sequence[CalibrationRow]) -> ScoreLog:
+    """Return rows as a log where there is no certificate yet, of the form of the first row, graded as it was."""
+    source = "the stored rows"
+    if rows[0].form == "text":
+        return replace(_router_log([row for row in rows if row.form == "text"], None)[0], source=source)
+    return replace(_menu_log([row for row in rows if row.form == "menu"]), source=source)
+
+
+def is_known(row: CalibrationRow) -> bool:
+    """Tell whether the outcome of a row is known."""
+    return (row.grades if row.form == "text" else row.guardian) is not None
+
+
 def _with_groups(log: ScoreLog, rows: Sequence[CalibrationRow], certificate: Certificate) -> ScoreLog:
     """Return a log with the groups of its rows, in the column that the certificate takes them from."""
     if certificate.by is None:
@@ -92,7 +105,7 @@ def _correct(row: CalibrationRow) -> list[float]:
     return [float(action == row.label) for action in range(row.size)]
 
 
-def _router_log(rows: Sequence[CalibrationRow], certificate: Certificate) -> tuple[ScoreLog, dict[str, Any]]:
+def _router_log(rows: Sequence[CalibrationRow], certificate: Certificate | None) -> tuple[ScoreLog, dict[str, Any]]:
     grader = _grader_of(rows, certificate)
     grades = [_grades(row, grader) for row in rows]
     log = ScoreLog.from_router(
@@ -109,9 +122,9 @@ def _confidence(row: CalibrationRow) -> float:
     return _NAN if first is None else first
 
 
-def _grader_of(rows: Sequence[CalibrationRow], certificate: Certificate) -> JSONObject | None:
+def _grader_of(rows: Sequence[CalibrationRow], certificate: Certificate | None) -> JSONObject | None:
     """Return whose grades count: the certificate's grader, or that of the first row that has grades."""
-    if isinstance(certificate.identities, dict) and "grader" in certificate.identities:
+    if certificate is not None and isinstance(certificate.identities, dict) and "grader" in certificate.identities:
         return certificate.identities["grader"]
     return next((row.grader or BY_FEEDBACK for row in rows if row.grades is not None), None)
 

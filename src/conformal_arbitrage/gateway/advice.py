@@ -12,23 +12,44 @@ from typing import Any
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.gateway.cascades import certificate_file
 from conformal_arbitrage.live.config import ROLES, Config
+from conformal_arbitrage.live.reviews import review_terms
 
 KEY_VARIABLE = "ARBITRAGE_KEY"
 """The shell variable that the printed call takes an API key from."""
 
 
 def example_call(config: Config, url: str, *, keyed: bool) -> str:
-    """Return a shell command that asks the first policy a question it can answer.
+    """Return a shell command that asks the first policy whose Guardian is a model, or else the first, what it can answer.
+
+    One that people may have to answer carries a key, so that the same call again waits for the same review.
 
     Args:
         config: the whole configuration.
         url: where the gateway listens.
         keyed: whether calls need an API key.
     """
-    path, body = _example_request(config, next(iter(config.policies)))
+    policy = _example_policy(config)
+    path, body = _example_request(config, policy)
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
+    again = " -H 'Idempotency-Key: first'" if review_terms(config, policy) is not None else ""
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
-    return f"curl {url}{path} -H 'Content-Type: application/json'{key} -d {data}"
+    return f"curl {url}{path} -H 'Content-Type: application/json'{key}{again} -d {data}"
+
+
+def example_note(config: Config, url: str) -> str | None:
+    """Return what to know of the printed call: that people answer it, and where; None if a model does."""
+    terms = review_terms(config, _example_policy(config))
+    if terms is None:
+        return None
+    return (
+        f"The Guardian is the team {terms.name!r}: what goes to it waits at {url}/console/review for somebody to answer. "
+        f"The call is held for {terms.settings.wait:g} s; sent again as it is, it waits for the same answer."
+    )
+
+
+def _example_policy(config: Config) -> str:
+    models = (name for name in config.policies if review_terms(config, name) is None)
+    return next(models, next(iter(config.policies)))
 
 
 def _example_request(config: Config, policy: str) -> tuple[str, Mapping[str, Any]]:

@@ -55,6 +55,7 @@ from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.review_routes import ReviewRoutes
 from conformal_arbitrage.gateway.reviewing import Concluder, Desk
 from conformal_arbitrage.gateway.watcher import Watcher
+from conformal_arbitrage.gateway.webhook_routes import WebhookTests
 from conformal_arbitrage.gateway.webhooks import WebhookSender
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store.base import Scope, Store
@@ -174,6 +175,7 @@ class _Routes:
             ("PUT", "/v1/arbitrage/policies/{name}", "admin", records.install),
             ("POST", "/v1/arbitrage/policies/{name}/rollback", "admin", records.rollback),
             *reviews.routes(),
+            ("POST", "/v1/arbitrage/webhooks/{name}/test", "admin", WebhookTests(parts.webhooks).test),
             ("GET", "/metrics", "metrics", self._figures),
         ]
         return [(method, path, self._guarded(path, scope, handler)) for method, path, scope, handler in routes]
@@ -204,6 +206,7 @@ class _Routes:
                 config=parts.config, store=parts.store, policies=parts.policies, watcher=self.watcher,
                 renewer=parts.renewer, background=self.background, breakers=parts.breakers, refresher=self._refresher,
                 doorkeeper=doorkeeper, pages=Pages(), news=News(parts.store), clock=parts.clock, desk=parts.desk,
+                webhooks=WebhookTests(parts.webhooks), secret=parts.secret,
             )
         )  # fmt: skip
         return pages.routes(lambda app, path: AccessLog(app, path, self._metrics, parts.log))

@@ -33,6 +33,7 @@ from conformal_arbitrage.scorers.base import Answer, Scores, checked_scores
 from conformal_arbitrage.store.base import Audit, Store
 from conformal_arbitrage.store.record import AuditBody, Event, MenuQuestion
 from conformal_arbitrage.store.review_base import NewReview
+from conformal_arbitrage.store.row_base import scores_of
 from conformal_arbitrage.types import ChatRequest, Leg, Query
 from conformal_arbitrage.upstream.base import IN_BACKGROUND
 
@@ -125,7 +126,7 @@ class Auditor:
     async def _audit(self, audit: Audit) -> _Ending:
         IN_BACKGROUND.set(True)  # in the context of this task alone
         try:
-            if (items := self._for_people(audit)) is not None:
+            if (items := await self._for_people(audit)) is not None:
                 await self._store.put_reviews(items)
                 return self._ended(audit, "given to people")
             body = await self._ask(audit)
@@ -134,16 +135,20 @@ class Auditor:
         await self._store.commit([Event(id=audit.id, body=body)])
         return self._ended(audit, "answered" if body.error is None else "failed")
 
-    def _for_people(self, audit: Audit) -> list[NewReview] | None:
+    async def _for_people(self, audit: Audit) -> list[NewReview] | None:
         """Return what to put into the review queue in place of an audit; None if a model answers it."""
         policy = self._of_same_models(audit)
         terms, question = policy.pair.review, audit.question
         if self._desk is None or terms is None or not isinstance(question, MenuQuestion):
             return None
         query = Query(question.context, question.actions, id=audit.id)
+        record = await self._store.record(audit.id) if terms.shows_primary else None
+        if terms.shows_primary and record is None:  # without the Primary's choice people could tell it from a question
+            raise RequestError("the record with the Primary's choice is gone", code="no_record")
         return self._desk.items(
             terms, "audit", query, size=len(question.actions), policy=policy.name,
             identities=policy.identities_sha256, drawn=True,
+            primary=None if record is None else scores_of(record, "primary"),
         )  # fmt: skip
 
     def _of_same_models(self, audit: Audit) -> LivePolicy:

@@ -16,6 +16,7 @@ SIGN_EVERY = 1.0
 SWEEP_EVERY = 60.0
 PRUNE_EVERY = 3600.0
 COUNT_EVERY = 5.0
+GATHER_EVERY = 60.0
 _DAY = 86400.0
 
 
@@ -37,6 +38,7 @@ class Housekeeper:
             group.create_task(_repeat(self._store.seal, SIGN_EVERY))
             group.create_task(_repeat(self._store.sweep, SWEEP_EVERY))
             group.create_task(_repeat(self._store.fold_tallies, COUNT_EVERY))
+            group.create_task(_repeat(self._store.gather_rows, GATHER_EVERY))
             if self._retain_days is not None:
                 group.create_task(_repeat(self._prune, PRUNE_EVERY))
 

@@ -158,6 +158,7 @@ _SCHEMAS: dict[str, Any] = {
     "Assignment": _object(
         ["token", "kind", "policy", "instructions", "context", "lease"], token=_TEXT, kind={"enum": ["choose", "grade"]},
         policy=_TEXT, instructions=_TEXT, context=_TEXT, options=_array(_TEXT), answers=_array(_TEXT), lease=_NUMBER,
+        primary_choice=_nullable({"type": "integer"}),
     ),
     "Ballot": _object(
         [], more=False, choice=_nullable({"type": "integer", "minimum": 0}), active=_nullable(_NUMBER),
@@ -168,6 +169,10 @@ _SCHEMAS: dict[str, Any] = {
         ["id", "status", "reply"], id=_TEXT, status={"enum": ["waiting", "decided", "expired", "failed"]}, reply={}
     ),
     "TeamFigures": _object(["object", "data"], object=_TEXT, data=_array(_MAP)),
+    "WebhookTest": _object(
+        ["webhook", "status", "seconds", "problem"], webhook=_TEXT, status=_nullable({"type": "integer"}),
+        seconds=_NUMBER, problem=_nullable(_TEXT),
+    ),
     "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run=_BOOLEAN),
 }  # fmt: skip
 _ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503, 504)
@@ -275,6 +280,9 @@ def schema() -> dict[str, Any]:
             )
         },
         **_review_paths(),
+        "/v1/arbitrage/webhooks/{name}/test": {
+            "post": _operation("testWebhook", "Send a test message", body="Nothing", reply="WebhookTest", params=name)
+        },
         "/metrics": {"get": _operation("metrics", "Figures for Prometheus", media=("text/plain",))},
         "/": {"get": _operation("home", "What this is, and where to go from here")},
         "/health/live": {"get": _operation("live", "The process runs")},

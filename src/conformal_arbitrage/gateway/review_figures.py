@@ -14,6 +14,7 @@ from conformal_arbitrage.monitoring.reviewing import (
     GRADES,
     Agreement,
     agreement,
+    agreement_by_pair,
     agreement_by_person,
     grade_agreement,
     waiting_time,
@@ -54,6 +55,7 @@ class TeamFigures:
         agreement: on questions with a second opinion; None if there are too few.
         grade_agreement: likewise on answers that two people graded.
         reviewers: everybody who voted or skipped.
+        pairs: every two people with enough second opinions in common: who, on how many questions, and Cohen's kappa.
     """
 
     backlog: TeamBacklog
@@ -65,6 +67,7 @@ class TeamFigures:
     agreement: Agreement | None
     grade_agreement: Agreement | None
     reviewers: tuple[ReviewerFigures, ...]
+    pairs: tuple[tuple[str, str, int, float], ...] = ()
 
 
 async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFigures]:
@@ -82,6 +85,7 @@ async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFig
             _person(name, [vote for vote in own if vote.reviewer == name], alike.get(name))
             for name in sorted({vote.reviewer for vote in own})
         ]
+        choices = [one for one in opinions if one.menu != GRADES]
         everyone = _person("", own, None)
         figures.append(
             TeamFigures(
@@ -91,9 +95,10 @@ async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFig
                 skips=everyone.skips,
                 median=everyone.median,
                 p90=everyone.p90,
-                agreement=agreement([one for one in opinions if one.menu != GRADES]),
+                agreement=agreement(choices),
                 grade_agreement=grade_agreement([one for one in opinions if one.menu == GRADES]),
                 reviewers=tuple(people),
+                pairs=tuple((*pair, *kappa) for pair, kappa in agreement_by_pair(choices).items()),
             )
         )
     return figures

@@ -63,6 +63,7 @@ class ReviewTurns:
             policy=policy.name,
             identities=policy.identities_sha256,
             drawn=outcome.audit is not None,
+            primary=next((leg.scores for leg in start.pending.legs if leg.role == "primary"), None),
         )
         path = str(request.scope["path"])
         waiting = ReviewRequest(

@@ -74,6 +74,7 @@ class Assignment:
         options: what to choose from, or the answers to grade, in the order to show.
         lease: seconds that it is theirs without a sign of life.
         calls: the tool calls to approve, if the question is about these.
+        primary_choice: the place of what the Primary would choose, where people are shown it; the same in an audit.
     """
 
     kind: ReviewKind = "choose"
@@ -84,6 +85,7 @@ class Assignment:
     options: tuple[str, ...]
     lease: float
     calls: tuple[ProposedCall, ...] = ()
+    primary_choice: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,8 +128,20 @@ class Desk:
         policy: str,
         identities: str,
         drawn: bool,
+        primary: Sequence[float | None] | None,
     ) -> list[NewReview]:
-        """Return the items to put into the queue about a question: one, or a second opinion beside it."""
+        """Return the items to put into the queue about a question: one, or a second opinion beside it.
+
+        Args:
+            terms: how people are asked.
+            purpose: of the question.
+            query: what they are asked, perhaps with a part of its menu.
+            size: the number of actions of the whole menu.
+            policy: whose question it is.
+            identities: fingerprint of the identities of its models.
+            drawn: the audit coin drew it.
+            primary: the Primary's scores, which people may be shown the first choice of.
+        """
         settings, id = terms.settings, str(query.id)
         due = settings.wait / 2
         if purpose == "audit":
@@ -137,7 +151,7 @@ class Desk:
             purpose=purpose,
             policy=policy,
             team=terms.name,
-            question=terms.question(query, size),
+            question=terms.question(query, size, primary),
             protocol=terms.protocol,
             identities_sha256=identities,
             panel=terms.panel,
@@ -231,6 +245,7 @@ class Desk:
             options=held.question.options,
             lease=held.lease,
             calls=held.question.calls,
+            primary_choice=held.question.primary,
         )
 
     async def renew(self, seat: Seat, token: str) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.monitoring.panels import PANELS
+from conformal_arbitrage.scorers.human import HumanConfig
 from conformal_arbitrage.scorers.kinds import ROLES, ModelConfig
 from conformal_arbitrage.upstream.webhook import url_mistake
 
@@ -198,7 +199,11 @@ _LONGEST_WAIT = 55.0
 
 
 def _check_reviews(config: "Config", refusal: Callable[..., ConfigError]) -> None:
-    """Refuse a team without people, and times that callers or reviewers cannot wait."""
+    """Refuse a team without people, showing what nobody sees, and times that callers or reviewers cannot wait."""
+    for name, model in config.sections.items():
+        if isinstance(model, HumanConfig) and model.primary_choice == "shown" and model.name not in config.teams:
+            problem = 'primary_choice = "shown" is for a team; the terminal shows nothing of the Primary'
+            raise refusal(tuple(name.split(".", 1)), "primary_choice", f"[{name}] {problem}")
     for name, team in config.teams.items():
         if not team.members:
             raise refusal(("teams", name), "members", f"[teams.{name}] members is empty; name the labels of API keys")

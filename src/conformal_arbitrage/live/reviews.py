@@ -6,6 +6,7 @@ Knows nothing of queues, databases or HTTP.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,6 +39,7 @@ class ReviewTerms:
         price: dollars per counted vote; None if unknown.
         settings: how long callers and reviewers wait.
         shuffled: whether each question's options are shown in an order of its own.
+        shows_primary: whether people see what the Primary would choose, in deferrals, audits and second opinions alike.
     """
 
     name: str
@@ -49,6 +51,7 @@ class ReviewTerms:
     price: float | None
     settings: ReviewConfig
     shuffled: bool
+    shows_primary: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -59,7 +62,7 @@ class ReviewTerms:
             "name": self.name,
             "page": REVIEW_PAGE,
             "option_order": "shuffled by content" if self.shuffled else "as given",
-            "primary_choice": "hidden",
+            "primary_choice": "shown" if self.shows_primary else "hidden",
             "panel": self.panel,
             "rule": self.rule,
             "escalation": escalation,
@@ -72,20 +75,24 @@ class ReviewTerms:
         """A digest of the identity, which every vote's record carries."""
         return fingerprint(self.identity)
 
-    def question(self, query: Query, size: int) -> ReviewQuestion:
+    def question(self, query: Query, size: int, primary: Sequence[float | None] | None) -> ReviewQuestion:
         """Return what people are shown: of a deferral, an audit and a second opinion the same.
 
         Args:
             query: the question, perhaps with a part of its menu.
             size: the number of actions of the whole menu.
+            primary: the Primary's scores over the whole menu; None if it had none.
         """
         places = query.places or tuple(range(len(query.actions)))
         order = content_order(query) if self.shuffled else list(range(len(query.actions)))
+        shown = tuple(places[k] for k in order)
+        first = _first_choice(primary) if self.shows_primary else None
         return ReviewQuestion(
             context=query.text,
             options=tuple(query.actions[k] for k in order),
-            places=tuple(places[k] for k in order),
+            places=shown,
             size=size,
+            primary=shown.index(first) if first in shown else None,
         )
 
 
@@ -168,6 +175,12 @@ def grading_terms(config: Config, policy: str) -> GradingTerms | None:
     )
 
 
+def _first_choice(scores: Sequence[float | None] | None) -> int | None:
+    """Return the place of the highest score, the first among equals; None without scores."""
+    known = [] if scores is None else [(-score, place) for place, score in enumerate(scores) if score is not None]
+    return min(known)[1] if known else None
+
+
 def review_terms(config: Config, policy: str) -> ReviewTerms | None:
     """Return how people are asked as the Guardian of a policy; None if its Guardian is a model, or sits at the terminal."""
     model = config.section(config.section_of(policy, "guardian"))
@@ -184,4 +197,5 @@ def review_terms(config: Config, policy: str) -> ReviewTerms | None:
         price=model.price_per_call,
         settings=config.policies[policy].review,
         shuffled=config.task.shuffle_options,
+        shows_primary=model.primary_choice == "shown",
     )

@@ -1,14 +1,18 @@
-"""The webhooks of a configuration: endpoints with the keys that sign for them.
+"""The webhooks of a configuration: endpoints with the keys that sign for them, and a message to try one with.
 
-Knows nothing of what they are told.
+Knows nothing of what else they are told.
 """
 
 import os
+import time
 from pathlib import Path
+
+import msgspec
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import Config, WebhookConfig
-from conformal_arbitrage.upstream.webhook import WebhookEndpoint, signing_keys
+from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.upstream.webhook import WebhookAttempt, WebhookEndpoint, signing_keys
 
 
 def webhooks_of(config: Config) -> list[WebhookEndpoint]:
@@ -42,3 +46,11 @@ def _keys_of(config: Config, name: str, webhook: WebhookConfig) -> tuple[bytes, 
             f"{section} {path}: the secret cannot be read ({reason}); `arbitrage webhooks secret > {path.name}` writes one"
         ) from error
     return signing_keys(text, source=f"{section} {path}")
+
+
+async def send_test(webhook: WebhookEndpoint) -> WebhookAttempt:
+    """Send a signed message of type webhook.test once; it is neither queued nor sent again."""
+    id = f"evt_{new_id()}"
+    message: dict[str, object] = {"id": id, "object": "event", "type": "webhook.test"}
+    message |= {"created_at": int(time.time()), "data": dict[str, object]()}
+    return await webhook.send(id, msgspec.json.encode(message))

@@ -6,7 +6,7 @@ third vote that is only asked for after two that differ makes agreement look bet
 Knows nothing of queues, clocks or databases.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
@@ -120,6 +120,24 @@ def agreement_by_person(opinions: Sequence[SecondOpinion]) -> dict[str, tuple[in
         for person in {one.first[0], one.second[0]} if one.first[0] != one.second[0] else ():
             same[person].append(one.first[1] == one.second[1])
     return {person: (len(equal), sum(equal) / len(equal)) for person, equal in same.items()}
+
+
+def agreement_by_pair(opinions: Sequence[SecondOpinion]) -> dict[tuple[str, str], tuple[int, float]]:
+    """Return, for every two people with enough questions in common, how many those are and Cohen's kappa.
+
+    Questions count if their menu is the one that most have: places in other menus mean something else.
+    """
+    menus = Counter((one.menu, one.size) for one in opinions if one.size > 1)
+    if not menus:
+        return {}
+    [(menu, _)] = menus.most_common(1)
+    common: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for one in opinions:
+        if (one.menu, one.size) == menu and one.first[0] != one.second[0]:
+            first, second = sorted((one.first, one.second))
+            common[first[0], second[0]].append((first[1], second[1]))
+    kappas = {pair: (len(choices), cohen_kappa(choices)) for pair, choices in sorted(common.items())}
+    return {pair: (count, kappa) for pair, (count, kappa) in kappas.items() if kappa is not None}
 
 
 def krippendorff(units: Sequence[Sequence[float]], *, scale: Scale = "nominal") -> float:
@@ -243,16 +261,27 @@ def plan_staffing(
     reviews = calls_per_hour * asked * votes_per_item * (1 + overlap)
     load = reviews * seconds / 3600
     people, rows = int(load) + 1, list[Staffing]()
+    blocked = _erlang_b(people, load)
     while not rows or rows[-1].waiting > 0.01:
-        waiting = erlang_c(people, load) * exp(-(people - load) * wait / seconds)
+        waiting = _delayed(blocked, people, load) * exp(-(people - load) * wait / seconds)
         rows.append(Staffing(people=people, busy=load / people, waiting=waiting))
         people += 1
+        blocked = load * blocked / (people + load * blocked)
     return StaffingPlan(reviews_per_hour=reviews, load=load, wait=wait, rows=tuple(rows))
 
 
 def erlang_c(people: int, load: float) -> float:
     """Return the share of questions that find everybody busy: Erlang's C for a load below the number of people."""
+    return _delayed(_erlang_b(people, load), people, load)
+
+
+def _erlang_b(people: int, load: float) -> float:
+    """Return the share that would be turned away if nobody waited: Erlang's B, by its recursion."""
     blocked = 1.0
     for k in range(1, people + 1):
-        blocked = load * blocked / (k + load * blocked)  # Erlang's B, by its recursion
+        blocked = load * blocked / (k + load * blocked)
+    return blocked
+
+
+def _delayed(blocked: float, people: int, load: float) -> float:
     return blocked / (1 - load / people * (1 - blocked))

@@ -5,7 +5,7 @@ Knows nothing of what the question is about.
 
 from collections.abc import Callable
 from string import ascii_lowercase
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from conformal_arbitrage.errors import UpstreamError
 from conformal_arbitrage.monitoring.panels import PANELS, PanelRule
@@ -27,6 +27,7 @@ class HumanConfig(ModelConfig, frozen=True, kw_only=True, tag="human"):
         rule: of a panel, whether more than half decides, or all alike.
         instructions: shown above every question.
         overlap: the share of questions that one more person is shown, to measure how far people agree.
+        primary_choice: of a team, whether people see what the Primary would choose: everywhere, in audits too.
     """
 
     name: str
@@ -34,6 +35,7 @@ class HumanConfig(ModelConfig, frozen=True, kw_only=True, tag="human"):
     rule: PanelRule = "majority"
     instructions: str = ""
     overlap: float = 0.0
+    primary_choice: Literal["hidden", "shown"] = "hidden"
 
     is_person: ClassVar[bool] = True
     untested: ClassVar[str | None] = "A person: nothing to test."

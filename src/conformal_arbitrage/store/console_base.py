@@ -3,11 +3,13 @@
 Knows nothing of SQL, cookies or pages.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
 from conformal_arbitrage.store.record import DecisionRecord
+from conformal_arbitrage.store.row_base import CalibrationRow
 
 if TYPE_CHECKING:
     from conformal_arbitrage.store.base import Scope
@@ -93,6 +95,24 @@ class ConsoleStore(Protocol):
 
     async def tallies(self, *, since: float) -> list[PolicyTally]:
         """Return the counts of every version of every policy, from the hour of a time on."""
+        ...
+
+    async def hourly_decisions(self, policy: str, *, since: float) -> dict[int, int]:
+        """Return how many decisions a policy made in each hour since 1970, from the hour of a time on."""
+        ...
+
+    async def answered_in_time(self, policy: str, wait: float, *, days: float = 1.0) -> tuple[int, int]:
+        """Return how many callers' questions people decided within `wait` seconds, of all that ended in the last days."""
+        ...
+
+    async def latest_rows(
+        self, policy: str, *, identities_sha256: str, limit: int, wanted: Callable[[str], bool]
+    ) -> list[CalibrationRow]:
+        """Return those of the latest calibration rows of a policy, made by these models, that are wanted by their id.
+
+        Raises:
+            StoreError: a row is not what was written.
+        """
         ...
 
     async def open_places(self) -> int:

@@ -56,6 +56,7 @@ class ReviewQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         answer: the message that has them, which is given out if they are approved.
         instructions: shown above the question; None for those that the policy has when it is shown.
         grader: the identity of those who grade, as they are asked; None if it is a choice.
+        primary: the place, as shown, of what the Primary would choose; None if that is not shown.
     """
 
     context: str | Sequence[JSONObject]
@@ -66,6 +67,7 @@ class ReviewQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     answer: JSONObject | None = None
     instructions: str | None = None
     grader: JSONObject | None = None
+    primary: int | None = None
 
     @property
     def kind(self) -> ReviewKind:

@@ -7,7 +7,7 @@ Knows nothing of threads, or of how a transaction begins and ends.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -138,6 +138,18 @@ def live_rows(
         *([] if limit is None else [limit]),
     )
     return [_decoded(session, row) for row in rows]
+
+
+def latest_rows(
+    session: Session, policy: str, *, identities_sha256: str, limit: int, wanted: Callable[[str], bool]
+) -> list[CalibrationRow]:
+    """Return those that are wanted by their id of the latest rows, the last one first."""
+    rows = session.rows(
+        f"select {_COLUMNS} from calibration_rows where policy = ? and log = ? and place = 0 and identities = ? "
+        "order by id desc limit ?",
+        *(policy, _LIVE, identities_sha256, limit),
+    )
+    return [_decoded(session, row) for row in rows if wanted(row[3])]
 
 
 def _decoded(session: Session, row: Sequence[Any]) -> CalibrationRow:

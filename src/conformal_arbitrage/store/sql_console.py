@@ -3,14 +3,23 @@
 Knows nothing of SQLite, PostgreSQL or threads.
 """
 
+from collections.abc import Callable
 from typing import Any
 
-from conformal_arbitrage.store import sign_ins, tallies
+from conformal_arbitrage.store import rows, sign_ins, tallies
 from conformal_arbitrage.store.console_base import Mark, PolicyTally, SignIn
 from conformal_arbitrage.store.record import DecisionRecord
+from conformal_arbitrage.store.row_base import CalibrationRow
 from conformal_arbitrage.store.sql_jobs import SQLJobs
 
 _PLACES = "select coalesce(sum(needed - held - votes), 0) from reviews where state = 'open'"
+
+
+_IN_TIME = (
+    "select coalesce(sum(case when outcome is not null and closed - created <= ? then 1 else 0 end), 0), count(*) "
+    "from reviews where closed > ? and policy = ? and purpose = 'decide'"
+)
+_DAY = 86400.0
 
 
 class SQLConsole(SQLJobs):
@@ -47,10 +56,28 @@ class SQLConsole(SQLJobs):
         """See `ConsoleStore.tallies`."""
         return await self._scan(lambda session: tallies.tallies(session, since=since))
 
+    async def hourly_decisions(self, policy: str, *, since: float) -> dict[int, int]:
+        """See `ConsoleStore.hourly_decisions`."""
+        return await self._scan(lambda session: tallies.hourly_decisions(session, policy, since=since))
+
+    async def answered_in_time(self, policy: str, wait: float, *, days: float = 1.0) -> tuple[int, int]:
+        """See `ConsoleStore.answered_in_time`."""
+        [(answered, ended)] = await self._scan(
+            lambda session: session.rows(_IN_TIME, wait, session.now() - days * _DAY, policy)
+        )
+        return int(answered), int(ended)
+
+    async def latest_rows(
+        self, policy: str, *, identities_sha256: str, limit: int, wanted: Callable[[str], bool]
+    ) -> list[CalibrationRow]:
+        """See `ConsoleStore.latest_rows`."""
+        options: dict[str, Any] = {"identities_sha256": identities_sha256, "limit": limit, "wanted": wanted}
+        return await self._scan(lambda session: rows.latest_rows(session, policy, **options))
+
     async def open_places(self) -> int:
         """See `ConsoleStore.open_places`."""
-        rows = await self._read(lambda session: session.rows(_PLACES))
-        return int(rows[0][0])
+        [(places,)] = await self._read(lambda session: session.rows(_PLACES))
+        return int(places)
 
     async def marked_decisions(
         self,

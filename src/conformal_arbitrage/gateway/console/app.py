@@ -67,6 +67,7 @@ class Console:
             ("POST", "/console/keys", "admin", keys.create),
             ("POST", "/console/keys/revoke", "admin", keys.revoke),
             ("GET", "/console/health", "review", self.health.health),
+            ("POST", "/console/webhooks/{name}/test", "admin", self.health.test_webhook),
             ("GET", "/console/events", "review", self._events),
             ("GET", "/console/sign-in", None, self._sign_in_form),
             ("POST", "/console/sign-in", None, self._sign_in),

@@ -99,10 +99,12 @@ def confidence_chart(confidence: float, relaxation: float) -> "Markup":
     )
 
 
-def frontier_chart(points: Sequence[tuple[float, float]], here: tuple[float, float] | None, alpha: float) -> "Markup":
-    """Draw loss against the Guardian's share, with where the policy stands now."""
-    title = "Loss against the share of queries that go to the Guardian"
-    return _twice(lambda width: _frontier_svg(points, here, alpha, width), title)
+def frontier_chart(
+    points: Sequence[tuple[float, float]], here: tuple[float, float], shown: tuple[float, float], alpha: float
+) -> "Markup":
+    """Draw the loss against the Guardian's share: a dot where alpha is now, a ring around the budget that is shown."""
+    title = "Estimated loss against the share of questions that go to the Guardian"
+    return _twice(lambda width: _frontier_svg(points, here, shown, alpha, width), title)
 
 
 def _twice(draw: Callable[[int], tuple[str, int, str]], title: str) -> "Markup":
@@ -306,7 +308,11 @@ def _confidence_svg(confidence: float, relaxation: float, width: int) -> tuple[s
 
 
 def _frontier_svg(
-    points: Sequence[tuple[float, float]], here: tuple[float, float] | None, alpha: float, width: int
+    points: Sequence[tuple[float, float]],
+    here: tuple[float, float],
+    shown: tuple[float, float],
+    alpha: float,
+    width: int,
 ) -> tuple[str, int, str]:
     narrow = width == NARROW
     frame = _Frame(width, 210, right=16 if narrow else 96)
@@ -318,7 +324,7 @@ def _frontier_svg(
     parts.append(f'<path class="alpha" d="M{frame.left} {y:.1f}H{frame.right}"/>')
     parts += _labels(frame, [(y, f"alpha {alpha:.3g}", "alpha-name")], narrow=narrow)
     parts.append(f'<path class="mean" d="{_path((frame.x(share), frame.y(loss)) for share, loss in points)}"/>')
-    if here is not None:
-        parts.append(f'<circle class="dot" cx="{frame.x(here[0]):.1f}" cy="{frame.y(here[1]):.1f}" r="5"/>')
+    for (share, loss), kind, radius in ((here, "dot", 5), (shown, "ring", 9)):
+        parts.append(f'<circle class="{kind}" cx="{frame.x(share):.1f}" cy="{frame.y(loss):.1f}" r="{radius}"/>')
     parts.append(f'<path class="cursor" d="M0 {frame.top}V{frame.bottom}"/>')
     return "".join(parts), 210, f' data-left="{frame.left}" data-span="{frame.right - frame.left}"'

@@ -3,7 +3,9 @@
 Knows nothing of decisions.
 """
 
+import logging
 import time
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -12,7 +14,11 @@ from starlette.responses import Response
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.visits import Visit
+from conformal_arbitrage.store.base import DeliveryBacklog
 from conformal_arbitrage.store.migrations import MIGRATIONS
+from conformal_arbitrage.upstream.webhook import WebhookAttempt
+
+_log = logging.getLogger("conformal_arbitrage.gateway")
 
 
 class HealthPage:
@@ -24,7 +30,17 @@ class HealthPage:
 
     async def health(self, visit: Visit) -> Response:
         """Show how the gateway is."""
-        store = self._parts.store
+        return await self._full(visit)
+
+    async def test_webhook(self, visit: Visit) -> Response:
+        """POST /console/webhooks/{name}/test: send a webhook a test message, and show what came back."""
+        name = visit.named("name")
+        attempt = await self._parts.webhooks.attempt(name)
+        _log.info("%s tested webhook %s: %s", visit.who.key_id, name, attempt.problem or "accepted")
+        return await self._full(visit, name, attempt)
+
+    async def _full(self, visit: Visit, tested: str = "", attempt: WebhookAttempt | None = None) -> Response:
+        store, webhooks = self._parts.store, self._parts.config.gateway.webhooks
         begun = time.perf_counter()
         await store.writable()
         took = time.perf_counter() - begun
@@ -33,7 +49,9 @@ class HealthPage:
             error=None,
             took=took,
             audits=await store.audit_backlog(),
-            webhooks=await store.delivery_backlog() if self._parts.config.gateway.webhooks else None,
+            webhooks=_lines(webhooks, await store.delivery_backlog()) if webhooks else [],
+            tested=tested,
+            attempt=attempt,
         )
 
     def without_store(self, visit: Visit, error: StoreError) -> Response:
@@ -41,7 +59,7 @@ class HealthPage:
         message = (
             str(error) if visit.visitor is not None else "The store does not answer; the gateway's log has the reason."
         )
-        return self._page(visit, error=message, took=None, audits=[], webhooks=None)
+        return self._page(visit, error=message, took=None, audits=[], webhooks=[], tested="", attempt=None)
 
     def _page(self, visit: Visit, *, error: str | None, **values: Any) -> Response:
         parts = self._parts
@@ -58,3 +76,9 @@ class HealthPage:
 
 def _kind(database: str) -> str:
     return "PostgreSQL" if "://" in database else "SQLite"
+
+
+def _lines(names: Iterable[str], backlogs: Sequence[DeliveryBacklog]) -> list[tuple[str, DeliveryBacklog | None]]:
+    """Return every webhook with what waits for it."""
+    waiting = {one.endpoint: one for one in backlogs}
+    return [(name, waiting.get(name)) for name in names]

@@ -141,17 +141,28 @@ def summed(tallies: Sequence[PolicyTally]) -> dict[str, PolicyTally]:
 
 def saved(tally: PolicyTally) -> Saved:
     """Return what was saved: the decisions with a known cost, times the Guardian's mean cost, less what was spent."""
-    priced = tally.decisions - tally.unknown_cost
-    calls, cost, of = tally.audit_calls, tally.audit_cost, "audits"
-    if not calls:
-        calls, cost, of = tally.guardian_calls, tally.guardian_cost, "deferrals"
-    if not calls or not priced:
+    priced, mean = tally.decisions - tally.unknown_cost, guardian_cost(tally)
+    if mean is None or not priced:
         return Saved(dollars=None, basis="no answer of the Guardian has a known cost yet")
-    each = cost / calls
+    each, basis = mean
     return Saved(
         dollars=priced * each - tally.cost,
-        basis=f"against always asking the Guardian, at its mean cost over {calls:,} {of}",
+        basis=f"against always asking the Guardian, at its mean cost over {basis}",
     )
+
+
+def guardian_cost(tally: PolicyTally) -> tuple[float, str] | None:
+    """Return what an answer of the Guardian costs on average, and over what; None if that is unknown.
+
+    Audits come first: deferred questions are the harder ones.
+    """
+    for calls, cost, of in (
+        (tally.audit_calls, tally.audit_cost, "audits"),
+        (tally.guardian_calls, tally.guardian_cost, "deferrals"),
+    ):
+        if calls:
+            return cost / calls, f"{calls:,} {of}"
+    return None
 
 
 def drawn(course: LossCourse) -> DrawnCourse:

@@ -16,6 +16,7 @@ from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.gateway.watcher import Watcher
+from conformal_arbitrage.gateway.webhook_routes import WebhookTests
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.upstream.breaker import Breaker
@@ -37,6 +38,8 @@ class ConsoleParts:
     pages: Pages
     news: News
     desk: Desk
+    webhooks: WebhookTests
+    secret: bytes
     clock: Callable[[], float]
 
     def policy(self, visit: Visit) -> LivePolicy:

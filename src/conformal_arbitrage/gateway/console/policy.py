@@ -16,6 +16,7 @@ from starlette.responses import Response
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.collecting.renewal import Outlook
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, OptionError, RequestError, StoreError
+from conformal_arbitrage.gateway.console.frontier import Frontiers
 from conformal_arbitrage.gateway.console.overview import DAYS, OverviewPage, summed
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.rendering import redirect
@@ -43,6 +44,7 @@ class PolicyPage:
     def __init__(self, parts: ConsoleParts, overview: OverviewPage) -> None:
         self._parts = parts
         self._overview = overview
+        self._frontiers = Frontiers(parts)
 
     async def policy(self, visit: Visit) -> Response:
         """GET: everything about a policy."""
@@ -54,10 +56,11 @@ class PolicyPage:
         tallies = summed(await parts.store.tallies(since=now - DAYS * _DAY))
         history = [_shown(version) for version in await parts.store.policy_history(live.name)]
         earlier = _earlier(history)
+        card = await self._overview.card(live, tallies, now)
         values: dict[str, Any] = {
             "live": live, "certificate": live.certificate, "days": DAYS, "history": history, "earlier": earlier,
-            "card": await self._overview.card(live, tallies, now), "ahead": await self._ahead(live),
-            "identities": _identities(live), "install": None, "refused": None,
+            "card": card, "ahead": await self._ahead(live), "identities": _identities(live), "install": None,
+            "refused": None, "looked": await self._frontiers.shown(live, card.tally, visit.query),
         }  # fmt: skip
         return parts.pages.page("policy.html", visit, since=since, **{**values, **more})
 

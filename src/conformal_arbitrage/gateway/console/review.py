@@ -16,12 +16,15 @@ from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.auth import Caller
+from conformal_arbitrage.gateway.console.overview import DAYS, summed
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.visits import Visit, Visitor
 from conformal_arbitrage.gateway.review_figures import team_figures
 from conformal_arbitrage.gateway.reviewing import Assignment, Seat
+from conformal_arbitrage.gateway.staffing import ASSUMED_SECONDS, Workload, joint, share_now, team_traffic, workload
 from conformal_arbitrage.gateway.tool_calls import ARGUMENTS, editable, shown_arguments, visible
 from conformal_arbitrage.gateway.verdicts import Vote
+from conformal_arbitrage.store.console_base import PolicyTally
 from conformal_arbitrage.store.review_base import ProposedCall
 
 _DAY = 86400.0
@@ -44,6 +47,22 @@ class ShownCall:
     text: str
     field: str | None
     held: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamPlan:
+    """What a team's policies ask of it.
+
+    Attributes:
+        people: how many it takes in the busiest hour of the week, as questions are deferred now; None without traffic.
+        seconds: that a vote takes.
+        answered, ended: callers' questions of the last day that were decided within `wait`, and all of them.
+    """
+
+    people: Workload | None
+    seconds: float
+    answered: int
+    ended: int
 
 
 class ReviewPage:
@@ -110,7 +129,28 @@ class ReviewPage:
         if not visit.who.is_admin:
             teams = [team for team in teams if visit.who.name in self._parts.desk.people()[team.backlog.team]]
         since = await self._parts.news.since()
-        return self._parts.pages.page("team.html", visit, since=since, teams=teams)
+        plans = {team.backlog.team: await self._plan(team.backlog.team) for team in teams}
+        return self._parts.pages.page("team.html", visit, since=since, teams=teams, plans=plans)
+
+    async def _plan(self, team: str) -> TeamPlan:
+        """Return how many people the policies of a team take, and how many callers were answered in time."""
+        parts, now = self._parts, self._parts.clock()
+        tallies = summed(await parts.store.tallies(since=now - DAYS * _DAY))
+        loads: list[Workload] = []
+        seconds, answered, ended = ASSUMED_SECONDS, 0, 0
+        for live in parts.policies.all():
+            terms = live.pair.review
+            if terms is None or terms.name != team:
+                continue
+            traffic = await team_traffic(parts.store, live, terms, now=now)
+            seconds = traffic.seconds
+            if traffic.calls:
+                tally = tallies.get(live.name, PolicyTally(policy=live.name, version=0))
+                loads.append(workload(live, terms, traffic, share=share_now(live, tally)))
+            counted = await parts.store.answered_in_time(live.name, terms.settings.wait)
+            answered, ended = answered + counted[0], ended + counted[1]
+        people = joint(loads, seconds) if loads else None
+        return TeamPlan(people=people, seconds=seconds, answered=answered, ended=ended)
 
     def _seat(self, visitor: Visitor) -> Seat:
         label = "" if visitor.keyless else visitor.name
