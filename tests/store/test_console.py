@@ -8,6 +8,7 @@ import pytest
 
 from conformal_arbitrage.store import AuditBody, CompletionBody, new_id, tallies
 from conformal_arbitrage.store.base import Audit
+from conformal_arbitrage.store.dialect import SQLITE, Session
 from conformal_arbitrage.store.ledger_base import LedgerKey, NewRow
 from conformal_arbitrage.store.record import DecisionBody, MenuQuestion
 from conformal_arbitrage.types import Leg, Spent
@@ -165,3 +166,72 @@ def test_what_the_console_asks_is_answered_by_an_index(tmp_path, opened, sql_tex
         steps = [row[3] for row in connection.execute(f"explain query plan {sql_text}")]
     assert steps
     assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in steps), steps
+
+
+FILTERS = [
+    {},
+    {"policy": "support"},
+    {"decided_by": "primary"},
+    {"decided_by": "guardian"},
+    {"decided_by": "fallback"},
+    {"since": 1.0, "until": 4e9},
+    {"policy": "support", "decided_by": "guardian", "since": 1.0, "until": 4e9},
+    {"mark": "audited"},
+    {"mark": "audited", "policy": "support", "since": 1.0, "until": 4e9},
+    {"mark": "no guarantee"},
+    {"mark": "no guarantee", "policy": "support", "since": 1.0, "until": 4e9},
+]
+SMALL = ("tallies", "ledgers", "SCAN r", "Subquery Scan on r")
+"""Tables with a row for each hour, or each version of a policy, and decisions that a fallback took over after the Guardian
+failed, which have an index of their own: reading all of these is no harm."""
+
+
+def steps(session, text, values):
+    """How a database would answer a query, if it had a reason to use an index."""
+    if session.dialect is SQLITE:
+        return [row[3] for row in session.rows(f"explain query plan {text}", *values)]
+    for way in ("seqscan", "bitmapscan", "sort"):
+        session.run(f"set local enable_{way} = off")
+    return [row[0].strip() for row in session.rows(f"explain (costs off) {text}", *values)]
+
+
+def test_every_filter_of_the_decisions_page_is_answered_by_an_index(store, monkeypatch):
+    """By the plan, not by the clock: no page reads more than it shows, however many decisions there are."""
+    key = LedgerKey(policy="support", version=1, identities_sha256="i")
+    question = MenuQuestion(context="?", actions=("a", "b"))
+    ids = sorted(new_id() for _ in range(4))
+    for id, who in zip(ids, ("primary", "guardian", "fallback", "primary"), strict=True):
+        facts = {"audited": True} if who == "primary" else {"no_guarantee": "it is so"}
+        audit = Audit(id=id, policy="support", question=question, row=NewRow(key=key, drawn=1.0, due=2.0))
+        commit(store, decision(id, body=body(PRIMARY, **facts), decided_by=who), audits=[audit])
+    asyncio.run(store.fold_tallies())
+    asked, rows = [], Session.rows
+
+    def noted(session, text, *values):
+        asked.append((text, values))
+        return rows(session, text, *values)
+
+    monkeypatch.setattr(Session, "rows", noted)
+    for wanted in (one | more for one in FILTERS for more in ({}, {"before": ids[-1]})):
+        page = store.marked_decisions(**wanted) if "mark" in wanted else store.records(**wanted)
+        assert asyncio.run(page) or "before" in wanted, wanted
+    asyncio.run(store.under_review(ids))
+    monkeypatch.undo()
+    queries = {text: values for text, values in asked if text.startswith("select")}
+    assert len(queries) >= 8
+
+    def explain(session):
+        return {text: steps(session, text, values) for text, values in queries.items()}
+
+    for text, plan in asyncio.run(store._scan(explain)).items():
+        whole = [
+            one
+            for one in plan
+            if one.startswith(("SCAN", "Seq Scan", "->  Seq Scan")) and "USING" not in one and not one.endswith(SMALL)
+        ]
+        sorts = [one for one in plan if "TEMP B-TREE FOR ORDER BY" in one or one.startswith(("Sort", "->  Sort"))]
+        assert not whole, (text, plan)
+        assert not sorts or " limit " not in text or "(select distinct id" in text, (
+            text,
+            plan,
+        )  # a page that was found may be sorted

@@ -319,7 +319,8 @@ def _frontier_svg(
     frame.y1 = max([1.3 * alpha, *(loss for _, loss in points)])
     parts = frame.grid()
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        parts.append(_text(frame.x(share), frame.bottom + 18, f"{100 * share:.0f} %", anchor="middle"))
+        anchor = "end" if narrow and share == 1 else "middle"
+        parts.append(_text(frame.x(share), frame.bottom + 18, f"{100 * share:.0f} %", anchor=anchor))
     y = frame.y(alpha)
     parts.append(f'<path class="alpha" d="M{frame.left} {y:.1f}H{frame.right}"/>')
     parts += _labels(frame, [(y, f"alpha {alpha:.3g}", "alpha-name")], narrow=narrow)

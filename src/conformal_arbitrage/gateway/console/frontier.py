@@ -29,7 +29,7 @@ from conformal_arbitrage.gateway.staffing import TeamTraffic, Workload, share_no
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
 from conformal_arbitrage.store.console_base import PolicyTally
 
-_LATEST = 10_000
+_LATEST = 5_000
 """So many of the latest rows are looked through; those in the looking part are shown."""
 _KEPT = 60.0
 """Seconds that a frontier is kept."""
@@ -95,8 +95,7 @@ class Frontiers:
             now = workload(live, terms, traffic, share=share_now(live, tally)) if traffic.calls else None
         if isinstance(frontier, str):
             return ShownFrontier(why=frontier, traffic=traffic, now=now)
-        points = frontier.points[::-1]  # by rising share of the Guardian, as in the picture
-        here = frontier.nearest(self._alpha(live))
+        points, here = frontier.points, frontier.nearest(self._alpha(live))
         chosen = frontier.nearest(_number(query.get("alpha", ""), 1e9) or here.alpha)
         places = [(point.share, point.loss) for point in (here, chosen)]
         return ShownFrontier(

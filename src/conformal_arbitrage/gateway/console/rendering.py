@@ -122,7 +122,7 @@ def _navigation(visit: Visit) -> list[tuple[str, str, bool]]:
 def _is_here(path: str, link: str) -> bool:
     if link == "/console":
         return path == link or path.startswith("/console/policies/")
-    return path.startswith(link)
+    return path.startswith((link, "/console/webhooks/") if link == "/console/health" else link)
 
 
 def redirect(path: str) -> Response:
