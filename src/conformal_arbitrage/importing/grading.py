@@ -4,11 +4,21 @@ Knows nothing of any tool's files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.importing.pairing import LoggedAnswer, Pair
+from conformal_arbitrage.importing.pairing import (
+    Imported,
+    LoggedAnswer,
+    ModelRun,
+    Pair,
+    Tally,
+    Unpaired,
+    counted,
+    paired,
+    router_log,
+)
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.live.grading import COMPARISONS, Comparison, FunctionGrader, Grader
@@ -19,6 +29,36 @@ from conformal_arbitrage.upstream.base import together
 from conformal_arbitrage.upstream.budget import SpendingLimit
 
 GRADING_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradingStep:
+    """How answers without grades get them.
+
+    Attributes:
+        grade: the grader; None if the export holds grades.
+        expected: a table with `id` and `expected`.
+        confidences: a table with `id` and `confidence`.
+        config: the configuration with the judge.
+        max_cost: dollars that the judge may cost.
+    """
+
+    grade: str | None = None
+    expected: str | Path | None = None
+    confidences: str | Path | None = None
+    config: str | Path = "arbitrage.toml"
+    max_cost: float | None = None
+
+
+async def import_runs(
+    source: str, runs: Sequence[ModelRun], step: GradingStep, *, unused: Tally, unpaired: Unpaired
+) -> Imported:
+    """Return the answers of two models, Primary first, as a score log in router form."""
+    pairs = paired(*runs, unpaired=unpaired, unused=unused)
+    pairs = with_columns(pairs, expected=step.expected, confidences=step.confidences)
+    log = router_log(await graded(pairs, step.grade, config=step.config, max_cost=step.max_cost), unused)
+    models = runs[0].model, runs[1].model
+    return Imported(log=log, source=source, models=models, unused=unused, notes=counted(log))
 
 
 async def graded(

@@ -23,17 +23,8 @@ from conformal_arbitrage.importing.documents import (
     read_documents,
     text_of,
 )
-from conformal_arbitrage.importing.grading import graded, with_columns
-from conformal_arbitrage.importing.pairing import (
-    Imported,
-    LoggedAnswer,
-    ModelRun,
-    Tally,
-    Unpaired,
-    counted,
-    paired,
-    router_log,
-)
+from conformal_arbitrage.importing.grading import GradingStep, import_runs
+from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, ModelRun, Tally, Unpaired
 from conformal_arbitrage.types import as_list, as_object, is_list, is_object
 
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -90,10 +81,8 @@ async def read_inspect(
         )
         for log in logs
     ]
-    pairs = paired(*runs, unpaired=unpaired, unused=unused)
-    pairs = await graded(with_columns(pairs, expected=None, confidences=confidences), grade)
-    log = router_log(pairs, unused)
-    return Imported(log=log, source="inspect", models=(logs[0].model, logs[1].model), unused=unused, notes=counted(log))
+    step = GradingStep(grade=grade, confidences=confidences)
+    return await import_runs("inspect", runs, step, unused=unused, unpaired=unpaired)
 
 
 def _read_log(path: str | Path) -> EvalFile:

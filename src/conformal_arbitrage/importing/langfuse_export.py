@@ -14,9 +14,10 @@ from typing import Any
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.importing.completions import conversation, reply_confidence, reply_text
 from conformal_arbitrage.importing.documents import Document, as_number, field_of, number_of, read_documents, text_of
+from conformal_arbitrage.importing.grading import GradingStep
 from conformal_arbitrage.importing.inspect_eval import score_value
 from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, Tally, Unpaired
-from conformal_arbitrage.importing.traffic import GradingStep, ModelCall, joined
+from conformal_arbitrage.importing.traffic import ModelCall, joined
 
 ScoresOf = Mapping[tuple[str, str], float | None]
 """Values by the id of an observation or trace, and the score's name."""

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from conformal_arbitrage.importing.completions import conversation, reply_confidence, reply_text, tokens_of
 from conformal_arbitrage.importing.documents import Document, as_number, field_of, number_of, read_documents, text_of
+from conformal_arbitrage.importing.grading import GradingStep
 from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, Tally, Unpaired
-from conformal_arbitrage.importing.traffic import GradingStep, ModelCall, joined
+from conformal_arbitrage.importing.traffic import ModelCall, joined
 
 _CHAT = ("completion", "acompletion", "responses", "aresponses")
 _REDACTED = "redacted-by-litellm"

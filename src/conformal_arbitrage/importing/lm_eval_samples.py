@@ -14,18 +14,9 @@ from typing import Any
 
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.importing.documents import Document, as_number, files_of, read_documents
-from conformal_arbitrage.importing.grading import graded, with_columns
+from conformal_arbitrage.importing.grading import GradingStep, import_runs
 from conformal_arbitrage.importing.menus import MenuRow, menu_log
-from conformal_arbitrage.importing.pairing import (
-    Imported,
-    LoggedAnswer,
-    ModelRun,
-    Tally,
-    Unpaired,
-    counted,
-    paired,
-    router_log,
-)
+from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, ModelRun, Tally, Unpaired
 from conformal_arbitrage.types import as_list, as_object
 
 _NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
@@ -118,10 +109,8 @@ async def read_lm_eval(
         ModelRun(model=name, answers={id: _answer(one, metric, grade) for id, one in run.items()})
         for name, run in zip(names, (ours, theirs), strict=True)
     ]
-    pairs = paired(*runs, unpaired=unpaired, unused=unused)
-    pairs = await graded(with_columns(pairs, expected=None, confidences=confidences), grade)
-    log = router_log(pairs, unused)
-    return Imported(log=log, source="lm-eval", models=names, unused=unused, notes=counted(log))
+    step = GradingStep(grade=grade, confidences=confidences)
+    return await import_runs("lm-eval", runs, step, unused=unused, unpaired=unpaired)
 
 
 def _samples(path: str | Path, tasks: Sequence[str], filter: str | None, unused: Tally) -> dict[str, Sample]:

@@ -8,17 +8,8 @@ from pathlib import Path
 from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.importing.completions import conversation, reply_confidence, reply_text, tokens_of
 from conformal_arbitrage.importing.documents import Document, field_of, read_documents
-from conformal_arbitrage.importing.grading import graded, with_columns
-from conformal_arbitrage.importing.pairing import (
-    Imported,
-    LoggedAnswer,
-    ModelRun,
-    Tally,
-    Unpaired,
-    counted,
-    paired,
-    router_log,
-)
+from conformal_arbitrage.importing.grading import GradingStep, import_runs
+from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, ModelRun, Tally, Unpaired
 from conformal_arbitrage.types import Messages
 
 
@@ -50,11 +41,8 @@ async def read_openai_batch(
     unused = Tally()
     questions = {} if requests is None else _questions(requests)
     runs = [_run(path, questions) for path in (primary, guardian)]
-    pairs = paired(*runs, unpaired=unpaired, unused=unused)
-    pairs = with_columns(pairs, expected=expected, confidences=confidences)
-    log = router_log(await graded(pairs, grade, config=config, max_cost=max_cost), unused)
-    names = runs[0].model, runs[1].model
-    return Imported(log=log, source="openai-batch", models=names, unused=unused, notes=counted(log))
+    step = GradingStep(grade=grade, expected=expected, confidences=confidences, config=config, max_cost=max_cost)
+    return await import_runs("openai-batch", runs, step, unused=unused, unpaired=unpaired)
 
 
 def _questions(path: str | Path) -> dict[str, Messages]:

@@ -8,20 +8,10 @@ Knows nothing of the tool that exported them.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.importing.grading import graded, with_columns
-from conformal_arbitrage.importing.pairing import (
-    Imported,
-    LoggedAnswer,
-    ModelRun,
-    Tally,
-    Unpaired,
-    counted,
-    paired,
-    router_log,
-)
+from conformal_arbitrage.importing.grading import GradingStep, import_runs
+from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, ModelRun, Tally, Unpaired
 from conformal_arbitrage.upstream.base import fingerprint
 
 
@@ -42,25 +32,6 @@ class ModelCall:
     answer: LoggedAnswer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradingStep:
-    """How answers without grades get them.
-
-    Attributes:
-        grade: the grader; None if the export holds grades.
-        expected: a table with `id` and `expected`.
-        confidences: a table with `id` and `confidence`.
-        config: the configuration with the judge.
-        max_cost: dollars that the judge may cost.
-    """
-
-    grade: str | None = None
-    expected: str | Path | None = None
-    confidences: str | Path | None = None
-    config: str | Path = "arbitrage.toml"
-    max_cost: float | None = None
-
-
 async def joined(
     source: str,
     calls: Iterable[ModelCall],
@@ -75,10 +46,7 @@ async def joined(
     for call in every:
         if not set(call.models) & set(models):
             unused.add("calls of other models", call.models[0])
-    pairs = paired(*runs, unpaired=unpaired, unused=unused)
-    pairs = with_columns(pairs, expected=step.expected, confidences=step.confidences)
-    log = router_log(await graded(pairs, step.grade, config=step.config, max_cost=step.max_cost), unused)
-    return Imported(log=log, source=source, models=models, unused=unused, notes=counted(log))
+    return await import_runs(source, runs, step, unused=unused, unpaired=unpaired)
 
 
 def _answers(calls: Iterable[ModelCall], model: str, unused: Tally) -> dict[str, LoggedAnswer]:
