@@ -95,8 +95,8 @@ class Recorded:
     def __init__(self):
         self.statements = []
 
-    def define(self, statement):
-        self.statements.append(statement)
+    def define(self, *statements):
+        self.statements.extend(statements)
 
     run = define
 

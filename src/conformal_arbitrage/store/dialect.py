@@ -108,9 +108,10 @@ class Session:
         """Return the database's time, in seconds since 1970; all gateways that share a database go by it."""
         return self.began or float(self.rows(f"select {self.dialect.now}")[0][0])
 
-    def define(self, sql: str) -> None:
-        """Run a statement that names column types."""
-        self.run(sql.format_map(self.dialect.types))
+    def define(self, *statements: str) -> None:
+        """Run statements that name column types."""
+        for sql in statements:
+            self.run(sql.format_map(self.dialect.types))
 
     def _execute(self, sql: str, values: Sequence[Any]) -> Cursor:
         return self._connection.execute(_with_placeholders(sql, self.dialect.placeholder), values)

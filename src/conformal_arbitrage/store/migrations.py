@@ -49,7 +49,7 @@ from conformal_arbitrage.store.dialect import Session
 
 def m001_first_tables(session: Session) -> None:
     """Create the tables of the first release."""
-    for statement in (
+    session.define(
         "create table events (writer {text} not null, seq {integer} not null, hash {text} not null, id {text}, "
         "kind {text}, at {real}, body {text}, policy {text}, key_id {text}, decided_by {text}, primary key (writer, seq))",
         "create unique index decisions on events (id) where kind = 'decision'",
@@ -73,36 +73,33 @@ def m001_first_tables(session: Session) -> None:
         "insert into changes (count) values (0)",
         "create table keys (id {text} primary key, sha256 {text} not null unique, scope {text} not null, "
         "label {text} not null, created {real} not null, revoked {real})",
-    ):
-        session.define(statement)
+    )
 
 
 def m002_decisions_begun(session: Session) -> None:
     """Create the table of decisions that another attempt under the same idempotency key continues."""
-    for statement in (
+    session.define(
         "create table begun (key_id {text} not null, name {text} not null, place {integer} not null, "
         "body_sha256 {text} not null, id {text} not null, expires {real} not null, primary key (key_id, name, place))",
         "create index begun_by_expiry on begun (expires)",
-    ):
-        session.define(statement)
+    )
 
 
 def m003_audit_retries_and_spending(session: Session) -> None:
     """Count the attempts and the age of audits, and create the table of limits that gateways share."""
-    for statement in (
+    session.define(
         "alter table audits add column attempts {integer} not null default 0",
         "alter table audits add column queued {real} not null default 0",
         "create index audits_by_lease on audits (lease, id)",
         "create table spending (name {text} not null, part {integer} not null, reserved {integer} not null, "
         "spent {integer} not null, primary key (name, part))",
-    ):
-        session.define(statement)
+    )
     session.run(f"update audits set queued = {session.dialect.now}")
 
 
 def m004_seals(session: Session) -> None:
     """Create what makes later changes visible, and what retries without a key continue."""
-    for statement in (
+    session.define(
         "alter table events add column seal {text}",
         "alter table checkpoints add column seal {text}",
         "alter table replays add column seal {text}",
@@ -116,8 +113,7 @@ def m004_seals(session: Session) -> None:
         "alter table changes add column undelivered_until {real} not null default 0",
         "alter table keys add column expires {real}",
         "alter table keys add column policies {text}",
-    ):
-        session.define(statement)
+    )
 
 
 REPLACED = """kind = 'completion' and body like '%"decided_by":"fallback"%'"""
@@ -129,43 +125,40 @@ def m005_every_filter(session: Session) -> None:
 
     A filter that names neither a key nor a policy, or not who decided, takes one range of an index for each value.
     """
-    for statement in (
+    session.define(
         "drop index decisions_by_time",
         "create index decisions_by_time on events (at, id) where kind = 'decision'",
         "create index decisions_by_key on events (key_id, policy, decided_by, at, id) where kind = 'decision'",
         "create index decisions_by_policy on events (policy, decided_by, at, id) where kind = 'decision'",
         f"create index replaced_decisions on events (id) where {REPLACED}",
         "create table probes (id {text} primary key, body {bytes} not null)",
-    ):
-        session.define(statement)
+    )
 
 
 def m006_conversations(session: Session) -> None:
     """Create the table of sessions, each with the model that answers all of its turns."""
-    for statement in (
+    session.define(
         "create table conversations (key_id {text} not null, policy {text} not null, name {text} not null, "
         "id {text} not null, decided_by {text} not null, version {integer} not null, expires {real} not null, "
         "primary key (key_id, policy, name))",
         "create index conversations_by_expiry on conversations (expires)",
-    ):
-        session.define(statement)
+    )
 
 
 def m007_deliveries(session: Session) -> None:
     """Create the table of messages to webhooks."""
-    for statement in (
+    session.define(
         "create table deliveries (id {text} not null, endpoint {text} not null, type {text} not null, "
         "body {text} not null, created {real} not null, due {real} not null, attempts {integer} not null default 0, "
         "done {real}, error {text}, seal {text}, primary key (id, endpoint))",
         "create index deliveries_by_due on deliveries (endpoint, due, id) where done is null",
         "create index deliveries_by_time on deliveries (created, id)",
-    ):
-        session.define(statement)
+    )
 
 
 def m008_ledger(session: Session) -> None:
     """Create the ledger of audited decisions, and the index of alarms; audits know whose models they are for."""
-    for statement in (
+    session.define(
         "create table ledgers (number {integer} primary key, policy {text} not null, version {integer} not null, "
         "lifts {integer} not null, identities {text} not null, segment {text} not null, length {integer} not null, "
         "known {integer} not null, changes {integer} not null, "
@@ -179,21 +172,19 @@ def m008_ledger(session: Session) -> None:
         "create index ledger_with_news on ledger (id) where news > 0",
         "create unique index notices on events (policy, id) where kind in ('alarm', 'lift')",
         "alter table audits add column identities {text} not null default ''",
-    ):
-        session.define(statement)
+    )
 
 
 def m009_calibration_rows(session: Session) -> None:
     """Create the table of rows that are fit for calibration, which survives pruning."""
-    for statement in (
+    session.define(
         "create table calibration_rows (policy {text} not null, log {text} not null, place {integer} not null, "
         "id {text} not null, identities {text} not null, body {text} not null, seal {text}, "
         "primary key (policy, log, place, id))",
         "create index calibration_rows_by_id on calibration_rows (log, id)",
         "create table gathered (writer {text} primary key, seq {integer} not null)",
         "insert into gathered (writer, seq) values ('', 0)",
-    ):
-        session.define(statement)
+    )
 
 
 def m010_margins_of_audits(session: Session) -> None:
@@ -212,7 +203,7 @@ def m012_console(session: Session) -> None:
     counts = ("decisions", "by_primary", "by_guardian", "by_fallback", "no_guarantee", "unknown_cost", "guardian_calls")
     columns = [f"{name} {{integer}} not null" for name in (*counts, "audit_calls")]
     columns += [f"{name} {{real}} not null" for name in ("cost", "guardian_cost", "audit_cost")]
-    for statement in (
+    session.define(
         "create table sign_ins (sha256 {text} primary key, key_id {text} not null, created {real} not null, "
         "seen {real} not null, expires {real} not null)",
         "create index sign_ins_by_expiry on sign_ins (expires)",
@@ -223,8 +214,7 @@ def m012_console(session: Session) -> None:
         "insert into tally_marks (writer, seq) values ('', 0)",
         "create table unguaranteed (policy {text} not null, id {text} not null, primary key (policy, id))",
         "create index ledger_by_number_and_id on ledger (ledger, id)",
-    ):
-        session.define(statement)
+    )
 
 
 def m013_readable_by(session: Session) -> None:
@@ -234,7 +224,7 @@ def m013_readable_by(session: Session) -> None:
 
 def m014_reviews(session: Session) -> None:
     """Create the review queue: items, who holds them, who saw them, votes, the requests that wait, and who is there."""
-    for statement in (
+    session.define(
         "create table reviews (id {text} primary key, decision {text} not null, purpose {text} not null, "
         "policy {text} not null, team {text} not null, request {text}, payload {text}, protocol {text} not null, "
         "identities {text} not null, menu {text} not null, panel {integer} not null, rule {text} not null, "
@@ -267,8 +257,7 @@ def m014_reviews(session: Session) -> None:
         "create index review_requests_by_expiry on review_requests (expires)",
         "create table presence (reviewer {text} primary key, seen {real} not null)",
         "create table review_calls (team {text} primary key, called {real} not null)",
-    ):
-        session.define(statement)
+    )
 
 
 def m015_edited_calls(session: Session) -> None:
