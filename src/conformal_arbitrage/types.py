@@ -23,6 +23,8 @@ JSON = dict[str, Any] | list[Any] | str | float | bool | None
 """A decoded JSON value; `isinstance` narrows it to something typed."""
 Chunk = Mapping[str, Any]
 """A chunk of a streamed chat completion."""
+DAY = 86400.0
+"""In seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

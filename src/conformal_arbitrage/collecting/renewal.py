@@ -36,10 +36,8 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.store.base import PolicyVersion, Store
 from conformal_arbitrage.store.record import AlarmBody
 from conformal_arbitrage.store.row_base import CalibrationRow
-from conformal_arbitrage.types import as_object
+from conformal_arbitrage.types import DAY, as_object
 from conformal_arbitrage.upstream.base import fingerprint
-
-_DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +65,7 @@ class RenewablePolicy:
         """Return the seconds after which an outcome that is not known counts as missing."""
         form: Literal["menu", "text"] = "text" if certificate.router else "menu"
         kind = AuditedDecision(decided_by="primary", form=form, binarized=certificate.binarized)
-        return due_days(kind, human_guardian=self.human_guardian) * _DAY
+        return due_days(kind, human_guardian=self.human_guardian) * DAY
 
 
 def renewable(config: Config, policy: str, identities: Mapping[str, Any], secret: ProjectSecret) -> RenewablePolicy:

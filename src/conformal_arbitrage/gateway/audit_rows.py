@@ -35,9 +35,8 @@ from conformal_arbitrage.store.record import (
     FeedbackBody,
     MenuQuestion,
 )
-from conformal_arbitrage.types import DecidedBy, Decision
+from conformal_arbitrage.types import DAY, DecidedBy, Decision
 
-_DAY = 86400.0
 _DECIDERS: dict[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
 Trusted = Callable[[FeedbackBody], bool]
 
@@ -136,7 +135,7 @@ def drawn_audit(
         row = NewRow(
             key=key,
             drawn=drawn,
-            due=drawn + _DAY * due_days(audited, human_guardian=watched.by_people),
+            due=drawn + DAY * due_days(audited, human_guardian=watched.by_people),
             loss=loss,
             slot=None if session is None else session_slot(session, drawn),
             margin=decision.margin if isfinite(decision.margin) else None,

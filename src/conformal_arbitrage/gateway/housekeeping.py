@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.types import DAY
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 SIGN_EVERY = 1.0
@@ -17,7 +18,6 @@ SWEEP_EVERY = 60.0
 PRUNE_EVERY = 3600.0
 COUNT_EVERY = 5.0
 GATHER_EVERY = 60.0
-_DAY = 86400.0
 
 
 class Housekeeper:
@@ -44,7 +44,7 @@ class Housekeeper:
 
     async def _prune(self) -> None:
         if self._retain_days is not None:
-            removed = await self._store.prune(before=time.time() - self._retain_days * _DAY)
+            removed = await self._store.prune(before=time.time() - self._retain_days * DAY)
             if removed:
                 _log.info("removed %d decisions older than %g days (retain_days)", removed, self._retain_days)
 

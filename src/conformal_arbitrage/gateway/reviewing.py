@@ -37,7 +37,7 @@ from conformal_arbitrage.store.review_base import (
     ReviewPurpose,
     ReviewRequest,
 )
-from conformal_arbitrage.types import Query, Spent
+from conformal_arbitrage.types import DAY, Query, Spent
 from conformal_arbitrage.upstream.base import fingerprint
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -47,7 +47,7 @@ TICK = 0.25
 _CALL_EVERY = 5.0
 _NEXT_ATTEMPT = 30.0
 """Seconds before a request is completed again that could not be, as while its policy is out of service."""
-_SECOND_OPINION_DUE, _SECOND_OPINION_ENDS = 86400.0, 14 * 86400.0
+_SECOND_OPINION_DUE, _SECOND_OPINION_ENDS = DAY, 14 * DAY
 """Seconds until a second opinion comes before other questions, and until it is given up."""
 _OPEN = ReviewOutcome(state="open")
 

@@ -12,11 +12,10 @@ from conformal_arbitrage.live.aging import AgeLimits
 from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
 from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.live.guarding import CertificateGuard
+from conformal_arbitrage.types import DAY
 
 if TYPE_CHECKING:
     from conformal_arbitrage.gateway.policy_table import LivePolicy
-
-_DAY = 86400.0
 
 
 def is_guarded(live: "LivePolicy", certificate: Certificate) -> bool:
@@ -58,7 +57,7 @@ def expired_policy(live: "LivePolicy", now: float, decisions: int | None) -> "Li
         now: the time.
         decisions: how many there were under its certificate, if they are counted.
     """
-    reason = age_limits(live.settings).expiry((now - live.installed) / _DAY, decisions)
+    reason = age_limits(live.settings).expiry((now - live.installed) / DAY, decisions)
     if reason is None or live.expired or live.rule is None:
         return live
     forfeited = live.forfeited or reason

@@ -24,8 +24,7 @@ from conformal_arbitrage.monitoring.age import (
     next_range,
 )
 from conformal_arbitrage.monitoring.limits import Limits
-
-_DAY = 86400.0
+from conformal_arbitrage.types import DAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +105,8 @@ def age_of(
         decisions: how many there were under it, if they are counted.
     """
     limits = limits or AgeLimits()
-    share, days = certificate.alpha / certificate.loss_bound, max(0.0, now - installed) / _DAY
-    lately = known.since(now - limits.fresh_days * _DAY)
+    share, days = certificate.alpha / certificate.loss_bound, max(0.0, now - installed) / DAY
+    lately = known.since(now - limits.fresh_days * DAY)
     net, window = certificate.loss == NET, limits.fresh_days
     stale = freshness(lately, share, last_known=_date(known.last), days=window, signed=net) if days >= window else None
     return Age(

@@ -30,8 +30,7 @@ from conformal_arbitrage.monitoring.states import Cause, Standing
 from conformal_arbitrage.store.base import PolicyVersion, Store
 from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows, Notice
 from conformal_arbitrage.store.record import AlarmBody
-
-DAY = 86400.0
+from conformal_arbitrage.types import DAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from html import escape
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import CertificateError
 from conformal_arbitrage.live.aging import luck_words
-from conformal_arbitrage.live.monitored import DAY, PolicyStanding, drawn_ledgers, drawn_moments
+from conformal_arbitrage.live.monitored import PolicyStanding, drawn_ledgers, drawn_moments
 from conformal_arbitrage.live.report_figure import figure_svg
 from conformal_arbitrage.live.report_style import STYLE
 from conformal_arbitrage.live.reporting import MonthReport
@@ -18,6 +18,7 @@ from conformal_arbitrage.live.watching import as_evidence
 from conformal_arbitrage.monitoring.states import Standing
 from conformal_arbitrage.store.base import PolicyVersion
 from conformal_arbitrage.store.record import AlarmBody, LiftBody
+from conformal_arbitrage.types import DAY
 
 _MEANING = {
     "kept": "With the confidence stated below, the loss so far is at most alpha.",

@@ -18,11 +18,11 @@ from conformal_arbitrage.store.encoding import encode_json
 from conformal_arbitrage.store.heads import CHUNK
 from conformal_arbitrage.store.ids import new_id
 from conformal_arbitrage.store.record import AlarmBody, NoticeBody
-from conformal_arbitrage.types import as_object
+from conformal_arbitrage.types import DAY, as_object
 
-KEPT_SECONDS = 30 * 86400.0
+KEPT_SECONDS = 30 * DAY
 """How long a delivery stays listed; none is tried for so long."""
-_LONGEST_WAIT = 2 * 86400.0
+_LONGEST_WAIT = 2 * DAY
 """No delivery is due later than that from now: one that is was postponed before the database's clock was set back."""
 _COLUMNS = "id, endpoint, type, body, created"
 _OWN = "id = ? and endpoint = ? and done is null"

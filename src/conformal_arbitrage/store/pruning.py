@@ -23,9 +23,8 @@ from conformal_arbitrage.store.record import (
 )
 from conformal_arbitrage.store.review_ends import erase_reviews
 from conformal_arbitrage.store.rows import keep
-from conformal_arbitrage.types import Leg
+from conformal_arbitrage.types import DAY, Leg
 
-_DAY = 86400.0
 _BEYOND = 2**62  # above the number of any event
 _ERASED = "erased"
 GONE = 410
@@ -54,8 +53,8 @@ def prune(session: Session, *, before: float) -> int:
 def prune_replays(session: Session, *, before: float) -> None:
     """Remove the responses, and the claims behind them, that were stored before a time."""
     for table in ("replays", "begun"):
-        session.run(f"delete from {table} where expires < ?", before + _DAY)
-    session.run("delete from claims where expires < ? and state = 'finished'", before + _DAY)
+        session.run(f"delete from {table} where expires < ?", before + DAY)
+    session.run("delete from claims where expires < ? and state = 'finished'", before + DAY)
 
 
 def _events(session: Session, id: str) -> list[StoredLink]:

@@ -27,13 +27,13 @@ from conformal_arbitrage.store.review_base import (
     TeamBacklog,
 )
 from conformal_arbitrage.store.reviews import put_items, put_request
+from conformal_arbitrage.types import DAY
 
 PRESENT_SECONDS = 120.0
 """Somebody seen within so many seconds is there."""
 UNTAKEN_SECONDS = 30.0
 _KEPT_SECONDS = 1500.0
 """How long a question outlives its item for those who still hold it; longer than anybody can."""
-_DAY = 86400.0
 _ITEM = (
     "id, decision, purpose, policy, team, protocol, identities, payload, panel, rule, escalates, price, level, revision, "
     "drawn, deadline, created"
@@ -336,7 +336,7 @@ def _backlog(team: str, items: Sequence[Any] | None, now: float, present: tuple[
 
 def cast_votes(session: Session, *, days: float) -> list[CastVote]:
     """Return votes that were not withdrawn, and skips, oldest first."""
-    since = session.now() - days * _DAY
+    since = session.now() - days * DAY
     votes = session.rows(
         "select v.reviewer, r.team, v.at, v.held from votes v join reviews r on r.id = v.item "
         "where v.at > ? and v.withdrawn is null order by v.at",
@@ -353,7 +353,7 @@ def second_opinions(session: Session, *, days: float) -> list[tuple[str, SecondO
         "select o.team, o.menu, o.panel, o.decision, v.reviewer, v.choice, o.outcome from reviews o "
         "join votes v on v.item = o.id and v.withdrawn is null and v.late = 0 "
         "where o.purpose = 'overlap' and o.state = 'closed' and o.closed > ?",
-        session.now() - days * _DAY,
+        session.now() - days * DAY,
     )
     opinions: list[tuple[str, SecondOpinion]] = []
     for team, menu, _, decision, second, other, text in rows:

@@ -16,10 +16,10 @@ from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_review_question, encode_review_question
 from conformal_arbitrage.store.ids import new_id
 from conformal_arbitrage.store.review_base import AWAITED, HeldReview, NewReview, ReviewQuestion, ReviewRequest
+from conformal_arbitrage.types import DAY
 
 LONGEST_HOLD = 1200.0
 """Seconds that a reviewer can hold an item in all."""
-_DAY = 86400.0
 _MOST = 20
 _COLUMNS = (
     "id, decision, purpose, policy, team, request, payload, protocol, identities, menu, panel, rule, escalates, price, "
@@ -54,7 +54,7 @@ def put_items(session: Session, items: Sequence[NewReview], request: str | None 
 def put_request(session: Session, request: ReviewRequest, deadline: float) -> str:
     """Note a request that waits for people, and keep what was begun under its key until a day after the deadline."""
     now = session.now()
-    expires = now + deadline + _DAY
+    expires = now + deadline + DAY
     session.run(
         "insert into review_requests (id, key_id, name, policy, route, body, created, expires) "
         "values (?, ?, ?, ?, ?, ?, ?, ?) on conflict (key_id, name) do update set body = excluded.body, "

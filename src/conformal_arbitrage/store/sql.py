@@ -46,13 +46,13 @@ from conformal_arbitrage.store.record import (
 )
 from conformal_arbitrage.store.review_base import ReviewWork
 from conformal_arbitrage.store.review_ends import do_review_work
+from conformal_arbitrage.types import DAY
 
 CHANGE_COUNT = "select count, undelivered_until from changes"
 
 KEEP_SECONDS = 600.0
 """How long a retry without a key may continue a decision, from its first attempt."""
 
-_DAY = 86400.0
 _LONGEST_LEASE = 120.0
 """No lease ends later than that from now: one that does was written before the database's clock was set back."""
 
@@ -112,7 +112,7 @@ def _settle(session: Session, claim: Claim, response: SavedResponse | None, now:
     """Mark a claim as decided, or as finished with a response, if the owner still holds it."""
     held = session.run(
         "update claims set state = ?, expires = ? where key_id = ? and name = ? and owner = ? and state <> 'finished'",
-        *("decided" if response is None else "finished", now + _DAY, claim.key_id, claim.name, claim.owner),
+        *("decided" if response is None else "finished", now + DAY, claim.key_id, claim.name, claim.owner),
     )
     if not held:
         raise LostClaimError(f"the idempotency key {claim.name!r} is no longer held by this request; send it again")
@@ -123,7 +123,7 @@ def _settle(session: Session, claim: Claim, response: SavedResponse | None, now:
             "insert into replays (key_id, name, status, headers, body, expires, seal) values (?, ?, ?, ?, ?, ?, ?) "
             "on conflict (key_id, name) do update set status = excluded.status, headers = excluded.headers, "
             "body = excluded.body, expires = excluded.expires, seal = excluded.seal",
-            *(*row, now + _DAY, session.seals.sign("replay", *row)),
+            *(*row, now + DAY, session.seals.sign("replay", *row)),
         )
 
 
@@ -184,7 +184,7 @@ def claim(session: Session, key_id: str, name: str, body_sha256: str, *, lease: 
         "body_sha256 = excluded.body_sha256, state = 'pending', lease = excluded.lease, expires = excluded.expires "
         "where claims.expires <= ? or (claims.state <> 'finished' and (claims.lease <= ? or claims.lease > ?) "
         "and claims.body_sha256 = excluded.body_sha256)",
-        *(key_id, name, body_sha256, owner, now + lease, now + _DAY, now, now, now + _LONGEST_LEASE),
+        *(key_id, name, body_sha256, owner, now + lease, now + DAY, now, now, now + _LONGEST_LEASE),
     )
     if not taken:
         return _refusal(session, key_id, name, body_sha256)
@@ -225,7 +225,7 @@ def renew(session: Session, claim: Claim, *, lease: float) -> bool:
     now = session.now()
     held = session.run(
         "update claims set lease = ?, expires = ? where key_id = ? and name = ? and owner = ? and state <> 'finished'",
-        *(now + lease, now + _DAY, claim.key_id, claim.name, claim.owner),
+        *(now + lease, now + DAY, claim.key_id, claim.name, claim.owner),
     )
     return held == 1
 

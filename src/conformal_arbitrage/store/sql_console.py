@@ -11,6 +11,7 @@ from conformal_arbitrage.store.console_base import Mark, PolicyTally, SignIn
 from conformal_arbitrage.store.record import DecisionRecord
 from conformal_arbitrage.store.row_base import CalibrationRow
 from conformal_arbitrage.store.sql_jobs import SQLJobs
+from conformal_arbitrage.types import DAY
 
 _PLACES = "select coalesce(sum(needed - held - votes), 0) from reviews where state = 'open'"
 
@@ -19,7 +20,6 @@ _IN_TIME = (
     "select coalesce(sum(case when outcome is not null and closed - created <= ? then 1 else 0 end), 0), count(*) "
     "from reviews where closed > ? and policy = ? and purpose = 'decide'"
 )
-_DAY = 86400.0
 
 
 class SQLConsole(SQLJobs):
@@ -63,7 +63,7 @@ class SQLConsole(SQLJobs):
     async def answered_in_time(self, policy: str, wait: float, *, days: float = 1.0) -> tuple[int, int]:
         """See `ConsoleStore.answered_in_time`."""
         [(answered, ended)] = await self._scan(
-            lambda session: session.rows(_IN_TIME, wait, session.now() - days * _DAY, policy)
+            lambda session: session.rows(_IN_TIME, wait, session.now() - days * DAY, policy)
         )
         return int(answered), int(ended)
 

@@ -28,12 +28,12 @@ from conformal_arbitrage.gateway.policy_table import LivePolicy
 from conformal_arbitrage.gateway.staffing import TeamTraffic, Workload, share_now, team_traffic, workload
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
 from conformal_arbitrage.store.console_base import PolicyTally
+from conformal_arbitrage.types import DAY
 
 _LATEST = 5_000
 """So many of the latest rows are looked through; those in the looking part are shown."""
 _KEPT = 60.0
 """Seconds that a frontier is kept."""
-_DAY = 86400.0
 _MOST_CALLS, _LONGEST_VOTE = 100_000.0, 1200.0
 
 
@@ -131,7 +131,7 @@ class Frontiers:
         kind = AuditedDecision(
             decided_by="primary", form=live.pair.form, binarized=certificate is not None and certificate.binarized
         )
-        wait = due_days(kind, human_guardian=live.pair.review is not None) * _DAY
+        wait = due_days(kind, human_guardian=live.pair.review is not None) * DAY
         try:
             frontier = await asyncio.to_thread(
                 looked_frontier, rows, certificate, alpha=self._alpha(live), settled=self._parts.clock() - wait,

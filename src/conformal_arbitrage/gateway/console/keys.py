@@ -15,6 +15,7 @@ from conformal_arbitrage.gateway.console.rendering import redirect
 from conformal_arbitrage.gateway.console.visits import Visit
 from conformal_arbitrage.store.base import Scope
 from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.types import DAY
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _SCOPES: dict[Scope, str] = {
@@ -24,7 +25,6 @@ _SCOPES: dict[Scope, str] = {
     "metrics": "read /metrics only",
 }
 _LONGEST_LABEL = 200
-_DAY = 86400.0
 
 
 class KeysPage:
@@ -103,4 +103,4 @@ def _expiry(days: str) -> float | None:
         raise RequestError("Days are a number.", status=422) from error
     if not 0 < value <= 36500:
         raise RequestError("A key is valid for more than 0 and at most 36,500 days.", status=422)
-    return time.time() + value * _DAY
+    return time.time() + value * DAY

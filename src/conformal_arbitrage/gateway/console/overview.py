@@ -18,9 +18,9 @@ from conformal_arbitrage.gateway.console.visits import Visit
 from conformal_arbitrage.gateway.policy_table import LivePolicy
 from conformal_arbitrage.store.console_base import PolicyTally
 from conformal_arbitrage.store.review_base import TeamBacklog
+from conformal_arbitrage.types import DAY
 
 DAYS = 30
-_DAY = 86400.0
 _TABLE_ROWS = 12
 
 
@@ -74,7 +74,7 @@ class OverviewPage:
         parts = self._parts
         since = await parts.news.since()
         now = parts.clock()
-        tallies = summed(await parts.store.tallies(since=now - DAYS * _DAY))
+        tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
         seen = [live for live in parts.policies.all() if visit.who.sees(live.name)]
         seen.sort(key=lambda live: (live.alarm is None, live.mode == "shadow", live.name))  # what needs someone first
         cards = [await self.card(live, tallies, now) for live in seen]

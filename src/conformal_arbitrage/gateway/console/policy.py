@@ -24,9 +24,9 @@ from conformal_arbitrage.gateway.console.visits import Visit
 from conformal_arbitrage.gateway.policy_table import LivePolicy, identities_of_pair
 from conformal_arbitrage.store.base import PolicyVersion
 from conformal_arbitrage.store.record import JSONObject
+from conformal_arbitrage.types import DAY
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
-_DAY = 86400.0
 _LONGEST_REASON = 2000
 
 
@@ -53,7 +53,7 @@ class PolicyPage:
     async def _page(self, visit: Visit, live: LivePolicy, **more: Any) -> Response:
         parts, now = self._parts, self._parts.clock()
         since = await parts.news.since()
-        tallies = summed(await parts.store.tallies(since=now - DAYS * _DAY))
+        tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
         history = [_shown(version) for version in await parts.store.policy_history(live.name)]
         earlier = _earlier(history)
         card = await self._overview.card(live, tallies, now)

@@ -26,8 +26,8 @@ from conformal_arbitrage.gateway.tool_calls import ARGUMENTS, editable, shown_ar
 from conformal_arbitrage.gateway.verdicts import Vote
 from conformal_arbitrage.store.console_base import PolicyTally
 from conformal_arbitrage.store.review_base import ProposedCall
+from conformal_arbitrage.types import DAY
 
-_DAY = 86400.0
 _LONGEST_TOKEN = 64
 
 
@@ -135,7 +135,7 @@ class ReviewPage:
     async def _plan(self, team: str) -> TeamPlan:
         """Return how many people the policies of a team take, and how many callers were answered in time."""
         parts, now = self._parts, self._parts.clock()
-        tallies = summed(await parts.store.tallies(since=now - DAYS * _DAY))
+        tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
         loads: list[Workload] = []
         seconds, answered, ended = ASSUMED_SECONDS, 0, 0
         for live in parts.policies.all():
@@ -178,7 +178,7 @@ class ReviewPage:
 
     async def _day(self, reviewer: str) -> ReviewerDay:
         now = time.time()
-        today = now - now % _DAY
+        today = now - now % DAY
         votes = await self._parts.store.cast_votes(days=1.0)
         held = [vote.held for vote in votes if vote.reviewer == reviewer and vote.at >= today and not vote.skipped]
         return ReviewerDay(done=len(held), median=median(held) if held else None)
@@ -226,4 +226,4 @@ def _active(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if isfinite(value) and 0 <= value < _DAY else None
+    return value if isfinite(value) and 0 <= value < DAY else None
