@@ -70,7 +70,7 @@ def replay(log: ScoreLog, certificate: Certificate) -> tuple[int, float]:
     start = time.perf_counter()
     for k, (scores, name, group) in enumerate(rows):
         length = None if tokens is None else float(tokens[k])
-        candidates, margin, use = certificate.learned_sight(scores, id=name, group=group, tokens=length)
+        candidates, margin, use = certificate.sight(scores, id=name, group=group, tokens=length)
         different += (tuple(candidates), margin, use) != (
             replayed[k].candidates, replayed[k].margin, replayed[k].learned,
         )  # fmt: skip

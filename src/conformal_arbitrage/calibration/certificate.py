@@ -5,6 +5,7 @@ Knows nothing of how the threshold was found, nor of live models, evaluation or 
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from sys import maxsize
@@ -25,6 +26,7 @@ from conformal_arbitrage.calibration.decisions import (
 )
 from conformal_arbitrage.calibration.documents import (
     SCHEMA,
+    check_signature,
     convert_document,
     joined_arrays,
     read_document,
@@ -247,13 +249,8 @@ class Certificate:
         Raises:
             CertificateError: it is unsigned, was changed, or was signed with another secret.
         """
-        if self.signature is None:
-            raise CertificateError(f"{source}: is unsigned; calibrate again with the project's secret at hand")
-        if not secret.verifies(signed_bytes(replace(self, signature=None).to_dict()), self.signature):
-            raise CertificateError(
-                f"{source}: the signature is not that of this project's secret {secret.id}: the certificate was changed, "
-                f"or signed with another secret ({self.secret_id}); calibrate again, or add that secret after a comma"
-            )
+        content = signed_bytes(replace(self, signature=None).to_dict())
+        check_signature(content, self.signature, secret, signed_with=self.secret_id, source=source)
 
     def candidates(
         self,
@@ -281,33 +278,25 @@ class Certificate:
         group: Membership = None,
         tokens: float | None = None,
         text: str | None = None,
-    ) -> tuple[list[int], float]:
-        """Return one query's candidates as plain integers, and its margin."""
-        if self.learned is not None:
-            return self.learned_sight(primary_scores, id=id, group=group, tokens=tokens, text=text)[:2]
-        self._refuse_single(not _are_floats(primary_scores) and is_single(primary_scores))
-        relaxation, boundary_u = self.threshold(group)
-        u = 0.0 if boundary_u is None else self._draw(id)
-        return row_sight(primary_scores, relaxation, digits=self.score_digits, u=u, boundary_u=boundary_u)
-
-    def learned_sight(
-        self,
-        primary_scores: object,
-        *,
-        id: str | None = None,
-        group: Membership = None,
-        tokens: float | None = None,
-        text: str | None = None,
     ) -> tuple[list[int], float, LearnedUse | None]:
-        """Return the same under a learned score, and how that decided."""
+        """Return one query's candidates as plain integers, its margin, and how a learned score decided if there is one."""
         plain = _are_floats(primary_scores)
         self._refuse_single(not plain and is_single(primary_scores))
+        if self.learned is not None:
+            scores: Any = primary_scores if plain else as_row(primary_scores)[:, 0].tolist()
+            return self._learned_sight(scores, id, group, tokens, text)
+        relaxation, boundary_u = self.threshold(group)
+        u = 0.0 if boundary_u is None else self._draw(id)
+        return *row_sight(primary_scores, relaxation, digits=self.score_digits, u=u, boundary_u=boundary_u), None
+
+    def _learned_sight(
+        self, scores: Sequence[float], id: str | None, group: Membership, tokens: float | None, text: str | None
+    ) -> tuple[list[int], float, LearnedUse | None]:
         if group is not None and not isinstance(group, str):
             raise OptionError(f"several groups and learned do not go together: {refusal('several groups', 'learned')}")
-        gaps = row_gaps(primary_scores, digits=self.score_digits)
-        scores: Any = primary_scores if plain else as_row(primary_scores)[:, 0].tolist()
-        kept, use = self.learned_score().decide(scores, gaps, self._draw(id), group, tokens, text)
-        return [gaps.index(0.0)] if kept else list(range(len(gaps))), row_margin(gaps), use
+        gaps = row_gaps(scores, digits=self.score_digits)
+        stands, use = self.learned_score().decide(scores, gaps, self._draw(id), group, tokens, text)
+        return [gaps.index(0.0)] if stands else list(range(len(gaps))), row_margin(gaps), use
 
     def uncovered_features(self, use: LearnedUse | None) -> str | None:
         """Return why a decision is not covered: it lacks a feature that every logged row has; None if it is."""
@@ -356,21 +345,17 @@ class Certificate:
             tokens: the Primary's output tokens, if they are a feature of the learned score.
             text: the question as plain text, if it is a feature of the learned score.
         """
-        use = None
-        if self.learned is None:
-            kept, margin = self.sight(primary_scores, id=id, group=group)
-        else:
-            kept, margin, use = self.learned_sight(primary_scores, id=id, group=group, tokens=tokens, text=text)
-        deferred = len(kept) > 1
-        action: int | None = kept[0]
+        candidates, margin, use = self.sight(primary_scores, id=id, group=group, tokens=tokens, text=text)
+        deferred = len(candidates) > 1
+        action: int | None = candidates[0]
         if deferred:
             size = len(row_gaps(primary_scores, digits=self.score_digits))
-            shown = kept if self.guardian_sees == "candidates" else range(size)
+            shown = candidates if self.guardian_sees == "candidates" else range(size)
             action = None if guardian is None else guardian_choice(guardian, shown, size=size)
         return Decision(
             id=id,
             action=action,
-            candidates=tuple(kept),
+            candidates=tuple(candidates),
             decided_by="guardian" if deferred else "primary",
             margin=margin,
             relaxation=self.threshold(group)[0],
@@ -466,8 +451,7 @@ class Certificate:
         """Return the certificate with the key behind its draws, if that is derived from the project's secret."""
         if self.key_sha256 is None or self.key is not None:
             return self
-        keys = {hashlib.sha256(key).hexdigest(): key for key in secret.boundary_keys}
-        return replace(self, key=keys.get(self.key_sha256))
+        return replace(self, key=secret.find_boundary_key(self.key_sha256))
 
     def _with_key(self, key: bytes) -> "Certificate":
         if not isinstance(key, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import CertificateError, LaterCertificateError
 from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.types import as_object
@@ -109,3 +110,27 @@ def signed_bytes(document: Mapping[str, Any]) -> bytes:
         terms = as_object(covered["learned"])
         covered["learned"] = {name: value for name, value in terms.items() if name not in _ADDED or value is not None}
     return json.dumps(covered, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def check_signature(
+    content: bytes, signature: str | None, secret: ProjectSecret, *, signed_with: str | None, source: str
+) -> None:
+    """Check that a certificate is as it was signed.
+
+    Args:
+        content: what the signature covers.
+        signature: the signature; None if there is none.
+        secret: the project's secret.
+        signed_with: the fingerprint of the secret that signed it, as the certificate states it.
+        source: where the certificate came from.
+
+    Raises:
+        CertificateError: it is unsigned, was changed, or was signed with another secret.
+    """
+    if signature is None:
+        raise CertificateError(f"{source}: is unsigned; calibrate again with the project's secret at hand")
+    if not secret.verifies(content, signature):
+        raise CertificateError(
+            f"{source}: the signature is not that of this project's secret {secret.id}: the certificate was changed, "
+            f"or signed with another secret ({signed_with}); calibrate again, or add that secret after a comma"
+        )

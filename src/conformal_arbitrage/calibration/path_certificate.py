@@ -21,7 +21,7 @@ from conformal_arbitrage.calibration.chain_tuning import (
     asked_costs,
     stop_losses,
 )
-from conformal_arbitrage.calibration.documents import read_document, write_document
+from conformal_arbitrage.calibration.documents import check_signature, read_document, write_document
 from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.path_guarantee import chain_text, path_guarantee_text, path_summary
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
@@ -197,13 +197,8 @@ class PathCertificate:
         Raises:
             CertificateError: it is unsigned, was changed, or was signed with another secret.
         """
-        if self.signature is None:
-            raise CertificateError(f"{source}: is unsigned; calibrate again with the project's secret at hand")
-        if not secret.verifies(replace(self, signature=None)._canonical(), self.signature):
-            raise CertificateError(
-                f"{source}: the signature is not that of this project's secret {secret.id}: the certificate was changed, "
-                f"or signed with another secret ({self.secret_id}); calibrate again, or add that secret after a comma"
-            )
+        content = replace(self, signature=None)._canonical()
+        check_signature(content, self.signature, secret, signed_with=self.secret_id, source=source)
 
     def _canonical(self) -> bytes:
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -241,8 +236,7 @@ class PathCertificate:
 
     def with_key_of(self, secret: ProjectSecret) -> "PathCertificate":
         """Return the certificate with the key behind its draws, if that is derived from the project's secret."""
-        keys = {hashlib.sha256(key).hexdigest(): key for key in secret.boundary_keys}
-        return self if self.key is not None else replace(self, key=keys.get(self.key_sha256))
+        return self if self.key is not None else replace(self, key=secret.find_boundary_key(self.key_sha256))
 
     def with_key(self, key: bytes) -> "PathCertificate":
         """Return the certificate with its key.

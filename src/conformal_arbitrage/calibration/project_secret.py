@@ -6,6 +6,7 @@ query's id alone, so that calibrating again, on whatever rows, cannot draw again
 Knows nothing of thresholds, certificates or configurations.
 """
 
+import hashlib
 import hmac
 import os
 import re
@@ -102,14 +103,14 @@ class ProjectSecret:
         return subkey(self.keys[0], "boundary v1")
 
     @property
-    def boundary_keys(self) -> tuple[bytes, ...]:
-        """The same for every secret of a rotation."""
-        return tuple(subkey(key, "boundary v1") for key in self.keys)
-
-    @property
     def record_keys(self) -> tuple[bytes, ...]:
         """The keys that sign the decision record: the first signs, all verify."""
         return tuple(subkey(key, "record v1") for key in self.keys)
+
+    def find_boundary_key(self, sha256: str) -> bytes | None:
+        """Return the key behind draws that has this digest, of any secret of a rotation; None if no secret has it."""
+        keys = (subkey(key, "boundary v1") for key in self.keys)
+        return next((key for key in keys if hashlib.sha256(key).hexdigest() == sha256), None)
 
     def sign(self, content: bytes) -> str:
         """Return the signature of a document."""

@@ -1,10 +1,10 @@
-"""Cascades in the gateway: their certificates, their rules, and all their models in shadow mode.
+"""Cascades in the gateway: their certificates, and all their models in shadow mode.
 
 Knows nothing of requests over HTTP, or of which policies there are.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from conformal_arbitrage.calibration.certificate import Certificate
@@ -12,8 +12,7 @@ from conformal_arbitrage.calibration.combinations import Feature
 from conformal_arbitrage.calibration.documents import read_document
 from conformal_arbitrage.calibration.path_certificate import PathCertificate, is_path_document
 from conformal_arbitrage.errors import ScorerError, StaleCalibrationError
-from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
-from conformal_arbitrage.live.config import PolicyConfig, Task
+from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.live.policy import Answered, answered, scored
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answerer, Scorer
@@ -57,40 +56,6 @@ def served_cascade(name: str, document: JSONObject, *, cascade: bool) -> PathCer
             f"policy {name}: the certificate is for a cascade of several models; set cascade = true in [policies.{name}]"
         )
     return PathCertificate.from_dict(dict(document), source=f"policy {name}")
-
-
-def router_of_cascade(
-    models: Mapping[str, Answerer],
-    guardian: Answerer,
-    guardian_name: str,
-    certificate: PathCertificate,
-    task: Task,
-    *,
-    allow: Collection[str],
-    forfeited: str | None,
-) -> CascadeRouter:
-    """Return the rule of a cascade in free text."""
-    return CascadeRouter(
-        models=models, guardian=guardian, guardian_name=guardian_name, certificate=certificate,
-        safe_answer=task.safe_answer, allow=allow, forfeited=forfeited,
-    )  # fmt: skip
-
-
-def chooser_of_cascade(
-    models: Mapping[str, Scorer],
-    guardian: Scorer,
-    guardian_name: str,
-    certificate: PathCertificate,
-    task: Task,
-    *,
-    allow: Collection[str],
-    forfeited: str | None,
-) -> CascadeChooser:
-    """Return the rule of a cascade over menus."""
-    return CascadeChooser(
-        models=models, guardian=guardian, guardian_name=guardian_name, certificate=certificate,
-        safe_action=task.safe_action, allow=allow, forfeited=forfeited,
-    )  # fmt: skip
 
 
 async def all_scored(models: Mapping[str, Scorer], query: Query) -> list[Leg]:

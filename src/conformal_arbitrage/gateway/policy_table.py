@@ -21,12 +21,7 @@ from conformal_arbitrage.errors import (
     StaleCalibrationError,
 )
 from conformal_arbitrage.gateway.audit_rows import WatchedPolicy
-from conformal_arbitrage.gateway.cascades import (
-    cascade_features,
-    chooser_of_cascade,
-    router_of_cascade,
-    served_cascade,
-)
+from conformal_arbitrage.gateway.cascades import cascade_features, served_cascade
 from conformal_arbitrage.gateway.certificate_files import (
     check_intact,
     draw_keys,
@@ -37,7 +32,7 @@ from conformal_arbitrage.gateway.certificate_files import (
 from conformal_arbitrage.gateway.upkeep import is_guarded
 from conformal_arbitrage.live.binding import check_group_source
 from conformal_arbitrage.live.build import bind_menu, bind_text
-from conformal_arbitrage.live.cascade import CascadeRule
+from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter, CascadeRule
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter
 from conformal_arbitrage.live.reviews import ReviewTerms
@@ -327,11 +322,17 @@ class PolicyTable:
             refuse_combination(feature, "path")
         bound = served_cascade(name, document, cascade=settings.cascade)
         forfeited = self._check_signature(name, bound) or voided(version)
-        parts = (pair.guardian_name, bound.with_key_of(self._secret), task)
+        certificate = bound.with_key_of(self._secret)
         if isinstance(pair, MenuPair):
-            rule = chooser_of_cascade(pair.models, pair.guardian, *parts, allow=settings.allow, forfeited=forfeited)
+            rule = CascadeChooser(
+                models=pair.models, guardian=pair.guardian, guardian_name=pair.guardian_name, certificate=certificate,
+                safe_action=task.safe_action, allow=settings.allow, forfeited=forfeited,
+            )  # fmt: skip
         else:
-            rule = router_of_cascade(pair.models, pair.guardian, *parts, allow=settings.allow, forfeited=forfeited)
+            rule = CascadeRouter(
+                models=pair.models, guardian=pair.guardian, guardian_name=pair.guardian_name, certificate=certificate,
+                safe_answer=task.safe_answer, allow=settings.allow, forfeited=forfeited,
+            )  # fmt: skip
         return LivePolicy(
             name=name,
             version=0 if version is None else version.version,

@@ -25,6 +25,9 @@ from conformal_arbitrage.live.policy import (
     scored,
     stream_answered,
     top_of,
+    with_answer,
+    with_leg,
+    with_safe_action,
 )
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.base import Answerer, Identity, Scorer
@@ -91,31 +94,31 @@ class CascadeRouter:
             live: yield the Guardian's chunks as they arrive, before the final decision.
         """
         if pending is None:
-            asked = _Asked()
+            replies = _Replies()
             for name in self.certificate.chain.models:
-                pending = await self._ask_next(request, asked, self.models[name])
+                pending = await self._ask_next(request, replies, self.models[name])
                 yield pending
                 if pending.decided_by == "primary":
                     return
         if pending is None or pending.decided_by == "primary":
             return
         if not live:
-            yield self._conclude(pending, await answered("guardian", self.guardian, request))
+            yield with_answer(pending, await answered("guardian", self.guardian, request), self.safe_answer)
             return
         async with aclosing(stream_answered("guardian", self.guardian, request)) as items:
             async for item in items:
-                yield self._conclude(pending, item) if isinstance(item, Answered) else item
+                yield with_answer(pending, item, self.safe_answer) if isinstance(item, Answered) else item
 
-    async def _ask_next(self, request: ChatRequest, asked: "_Asked", model: Answerer) -> Decision:
+    async def _ask_next(self, request: ChatRequest, replies: "_Replies", model: Answerer) -> Decision:
         """Ask one more model; its answer stands, or the decision is pending."""
         leg, answer = await answered("primary", model, request)
-        asked.legs.append(leg)
-        asked.confidences.append(None if answer is None else confidence_of(answer.confidence))
-        asked.texts.append(None if answer is None else _text_or_none(answer.message))
-        stands = answer is not None and self.certificate.stops(asked.confidences, asked.texts, id=str(request.id))
+        replies.legs.append(leg)
+        replies.confidences.append(None if answer is None else confidence_of(answer.confidence))
+        replies.texts.append(None if answer is None else _text_or_none(answer.message))
+        stands = answer is not None and self.certificate.stops(replies.confidences, replies.texts, id=str(request.id))
         reason = self._no_guarantee or self._other_settings(request)
         standing = answer.message if stands and answer is not None else None
-        return _pending(request.id, asked.legs, asked.confidences[-1], standing, reason)
+        return _pending(request.id, replies.legs, replies.confidences[-1], standing, reason)
 
     def _other_settings(self, request: ChatRequest) -> str | None:
         """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
@@ -124,16 +127,6 @@ class CascadeRouter:
         chain = {name: self.models[name].identity for name in self.certificate.chain.models}
         differing = overridden(request.body, {**chain, self.guardian_name: self.guardian.identity})
         return settings_reason(request.body, differing, self.certificate.identities)
-
-    def _conclude(self, pending: Decision, guardian: Answered) -> Decision:
-        both = _with_guardian(pending, guardian.leg)
-        if guardian.answer is not None:
-            return replace(both, answer=guardian.answer.message)
-        if self.safe_answer is None:
-            return both
-        message = {"role": "assistant", "content": self.safe_answer}
-        reason = both.no_guarantee or "the Guardian failed and the safe answer was given in its place"
-        return replace(both, answer=message, decided_by="fallback", no_guarantee=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,15 +175,11 @@ class CascadeChooser:
                 return pending
             legs = list(pending.legs)
         leg = await scored("guardian", self.guardian, query)
-        both = _with_guardian(pending, leg)
-        if leg.scores is not None:
-            chosen = top_of(leg.scores)
-            return replace(both, action=chosen, answer=query.actions[chosen])
-        if self.safe_action is None or self.safe_action not in query.actions:
-            return both
-        reason = both.no_guarantee or "the Guardian failed and the safe action was taken in its place"
-        chosen = query.actions.index(self.safe_action)
-        return replace(both, action=chosen, answer=self.safe_action, decided_by="fallback", no_guarantee=reason)
+        both = with_leg(pending, leg)
+        if leg.scores is None:
+            return with_safe_action(both, query, self.safe_action)
+        chosen = top_of(leg.scores)
+        return replace(both, action=chosen, answer=query.actions[chosen])
 
     async def _ask_next(self, query: Query, legs: Sequence[Leg]) -> Decision:
         """Ask the next model after those that have a leg; its choice stands, or the decision is pending."""
@@ -209,7 +198,7 @@ CascadeRule = CascadeRouter | CascadeChooser
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Replies:
     """What the models of a chain have said so far."""
 
     legs: list[Leg] = field(default_factory=list[Leg])
@@ -258,10 +247,6 @@ def _pending(
     )
 
 
-def _with_guardian(pending: Decision, leg: Leg) -> Decision:
-    return replace(pending, legs=(*pending.legs, leg), spent=pending.spent + leg.spent)
-
-
 def _complete(decision: Decision, remedy: str) -> Decision:
     if decision.answer is None:
         raise guardian_failure(decision.legs[-1], remedy)
@@ -284,9 +269,9 @@ def check_cascade(
     certificate.secret()
     absent = [name for name in certificate.chain.models if name not in models]
     if absent or certificate.guardian != guardian_name:
-        asked = f"{', '.join(certificate.chain.models)} and the Guardian {certificate.guardian}"
+        expected = f"{', '.join(certificate.chain.models)} and the Guardian {certificate.guardian}"
         raise CertificateError(
-            f"the certificate's cascade asks {asked}; this one has {', '.join(models) or 'none'} and the Guardian "
+            f"the certificate's cascade asks {expected}; this one has {', '.join(models) or 'none'} and the Guardian "
             f"{guardian_name}; correct [cascade] models, or calibrate again"
         )
     chain = {name: models[name].identity for name in certificate.chain.models}

@@ -97,9 +97,9 @@ class ConformalArbitrage:
 
     def conclude(self, query: Query, pending: Decision, leg: Leg) -> Decision:
         """Complete a pending decision with the Guardian's leg, however late that came and wherever it was waited for."""
-        both = _with_leg(pending, leg)
+        both = with_leg(pending, leg)
         if leg.scores is None:
-            return self._fall_back(query, both)
+            return with_safe_action(both, query, self.safe_action)
         places = self.menu(query, pending).places or range(len(query.actions))
         chosen = places[top_of(leg.scores)]
         return replace(both, action=chosen, answer=query.actions[chosen])
@@ -129,14 +129,6 @@ class ConformalArbitrage:
 
     def _outside(self, size: int) -> str | None:
         return None if size in self._sizes else self.certificate.outside(size)
-
-    def _fall_back(self, query: Query, both: Decision) -> Decision:
-        """Return the decision with the safe action, or as it is if there is none."""
-        if self.safe_action is None or self.safe_action not in query.actions:
-            return both
-        chosen = query.actions.index(self.safe_action)
-        reason = both.no_guarantee or "the Guardian failed and the safe action was taken in its place"
-        return replace(both, action=chosen, answer=self.safe_action, decided_by="fallback", no_guarantee=reason)
 
     def _remedy(self, query: Query) -> str:
         if self.safe_action is None:
@@ -196,7 +188,7 @@ class ConformalRouter:
         request = _identified(request)
         decision = pending = await self._ask_primary(request)
         if pending.decided_by != "primary":
-            decision = self._conclude(pending, await answered("guardian", self.guardian, request))
+            decision = with_answer(pending, await answered("guardian", self.guardian, request), self.safe_answer)
         if decision.answer is None:
             raise guardian_failure(decision.legs[-1], _NO_SAFE_ANSWER)
         return decision
@@ -243,11 +235,11 @@ class ConformalRouter:
         if pending.decided_by == "primary":
             return
         if not live:
-            yield self._conclude(pending, await answered("guardian", self.guardian, request))
+            yield with_answer(pending, await answered("guardian", self.guardian, request), self.safe_answer)
             return
         async with aclosing(stream_answered("guardian", self.guardian, request)) as items:
             async for item in items:
-                yield self._conclude(pending, item) if isinstance(item, Answered) else item
+                yield with_answer(pending, item, self.safe_answer) if isinstance(item, Answered) else item
 
     async def _ask_primary(self, request: ChatRequest) -> Decision:
         """Return the Primary's decision, or the one that the Guardian has to complete."""
@@ -276,16 +268,6 @@ class ConformalRouter:
         identities = {"primary": self.primary.identity, "guardian": self.guardian.identity}
         differing = overridden(request.body, identities)
         return settings_reason(request.body, differing, self.certificate.identities)
-
-    def _conclude(self, pending: Decision, guardian: "Answered") -> Decision:
-        both = _with_leg(pending, guardian.leg)
-        if guardian.answer is not None:
-            return replace(both, answer=guardian.answer.message)
-        if self.safe_answer is None:
-            return both
-        message = {"role": "assistant", "content": self.safe_answer}
-        reason = both.no_guarantee or "the Guardian failed and the safe answer was given in its place"
-        return replace(both, answer=message, decided_by="fallback", no_guarantee=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,8 +377,30 @@ def leg_of(role: Role, outcome: Scores | Answer | ScorerError, start: float) -> 
     return Leg(role=role, scores=scores, spent=outcome.spent, seconds=seconds, served=outcome.served, reply=reply)
 
 
-def _with_leg(pending: Decision, leg: Leg) -> Decision:
+def with_leg(pending: Decision, leg: Leg) -> Decision:
+    """Return a pending decision with one more leg."""
     return replace(pending, legs=(*pending.legs, leg), spent=pending.spent + leg.spent)
+
+
+def with_answer(pending: Decision, guardian: Answered, safe_answer: str | None) -> Decision:
+    """Complete a pending decision with the Guardian's answer; if it failed, with the safe answer, or with none."""
+    both = with_leg(pending, guardian.leg)
+    if guardian.answer is not None:
+        return replace(both, answer=guardian.answer.message)
+    if safe_answer is None:
+        return both
+    message = {"role": "assistant", "content": safe_answer}
+    reason = both.no_guarantee or "the Guardian failed and the safe answer was given in its place"
+    return replace(both, answer=message, decided_by="fallback", no_guarantee=reason)
+
+
+def with_safe_action(decision: Decision, query: Query, safe_action: str | None) -> Decision:
+    """Return a decision whose Guardian failed with the safe action, or as it is if there is none."""
+    if safe_action is None or safe_action not in query.actions:
+        return decision
+    chosen = query.actions.index(safe_action)
+    reason = decision.no_guarantee or "the Guardian failed and the safe action was taken in its place"
+    return replace(decision, action=chosen, answer=safe_action, decided_by="fallback", no_guarantee=reason)
 
 
 def _are_finite(scores: tuple[float, ...], count: int) -> bool:
@@ -462,10 +466,11 @@ def sighted(
     id, group = question.id, question.group
     if certificate.learned is None:
         relaxation = certificate.relaxation if certificate.groups is None else certificate.threshold(group)[0]
-        return Sighted(*certificate.sight(scores, id=id, group=group), relaxation)
+        candidates, margin, _ = certificate.sight(scores, id=id, group=group)
+        return Sighted(candidates, margin, relaxation)
     tokens = spent.output_tokens if spent.calls else None
     text = question.text if "text" in certificate.learned.features else None
-    candidates, margin, use = certificate.learned_sight(scores, id=id, group=group, tokens=tokens, text=text)
+    candidates, margin, use = certificate.sight(scores, id=id, group=group, tokens=tokens, text=text)
     return Sighted(candidates, margin, None, use, certificate.uncovered_features(use))
 
 
