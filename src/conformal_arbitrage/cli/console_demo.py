@@ -18,7 +18,7 @@ from msgspec import structs
 
 from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
-from conformal_arbitrage.cli.tour import ALPHA, GUARDIAN_COST, PRIMARY_COST
+from conformal_arbitrage.cli.tour import ALPHA, MODELS, ask_gateway
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.scorelog.files import write_text
@@ -74,7 +74,8 @@ async def _fill(config: Path, log: ScoreLog, traffic: dict[str, Sequence[int]]) 
     async with running(listening) as (url, _), aiohttp.ClientSession(url) as session:
         for policy, rows in traffic.items():
             for start in range(0, len(rows), _AT_ONCE):
-                await asyncio.gather(*(_send(session, log, policy, row) for row in rows[start : start + _AT_ONCE]))
+                batch = rows[start : start + _AT_ONCE]
+                await asyncio.gather(*(ask_gateway(session, log, row, policy) for row in batch))
             await _settled(session, policy)
         await asyncio.gather(*(_write_letter(session, text) for text, _ in LETTERS))
         for question in QUESTIONS:
@@ -88,17 +89,6 @@ async def _settled(session: Any, policy: str) -> None:
             if (await response.json()).get("audits", {}).get("pending") == 0:
                 return
         await asyncio.sleep(_STEP)
-
-
-async def _send(session: Any, log: ScoreLog, policy: str, row: int) -> None:
-    choices = [{"value": str(k)} for k in range(int(log.sizes[row]))]
-    question = {"type": "choice", "instructions": "Answer this science question.", "choices": choices}
-    name = "" if log.id is None else str(log.id[row])
-    async with session.post(
-        "/v1/decisions", json={"model": policy, "input": name, "questions": [question]}
-    ) as response:
-        if response.status != 200:
-            raise ConfigError(f"the demo's gateway answered {response.status}: {await response.text()}")
 
 
 async def _write_letter(session: Any, text: str) -> None:
@@ -173,20 +163,7 @@ quick, thorough = Assistant("quick assistant", 0), Assistant("thorough assistant
 CONSOLE_CONFIGURATION = f"""\
 # For `arbitrage serve --config console.toml`: the bundled questions, letters that people answer, and answers that they
 # grade; see /console.
-alpha = {ALPHA}
-
-[primary]
-kind = "replay"
-log = "science.parquet"
-column = "qwen15b"
-price_per_call = {PRIMARY_COST}
-
-[guardian]
-kind = "replay"
-log = "science.parquet"
-column = "expert"
-price_per_call = {GUARDIAN_COST}
-
+{MODELS}
 [models.reader]
 kind = "replay"
 log = "letters.parquet"

@@ -5,7 +5,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,18 +72,17 @@ _guardian_sees = click.option(
     show_default=True,
     help="Actions that a deferral shows the Guardian: every one, or the candidates as in the paper.",
 )
+_boundary = partial(
+    click.option, "--boundary", type=click.Choice(["include", "random"]), default="include", show_default=True
+)
 _loss_bound = click.option(
     "--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."
 )
 rule = chained(
     _guardian_sees,
-    click.option(
-        "--boundary",
-        type=click.Choice(["include", "random"]),
-        default="include",
-        show_default=True,
+    _boundary(
         help="Keep every action exactly at the threshold gap, or a random share of them, which spends the whole budget "
-        "and needs the project's secret.",
+        "and needs the project's secret."
     ),
     click.option(
         "--loss",
@@ -103,13 +102,7 @@ rule = chained(
 )
 threshold = chained(
     _guardian_sees,
-    click.option(
-        "--boundary",
-        type=click.Choice(["include", "random"]),
-        default="include",
-        show_default=True,
-        help="Keep every action exactly at the threshold gap, or a random share of them.",
-    ),
+    _boundary(help="Keep every action exactly at the threshold gap, or a random share of them."),
     _loss_bound,
     binarize,
     click.option(

@@ -182,7 +182,7 @@ async def _through_the_gateway(config: Config, log: ScoreLog, rows: Sequence[int
     from conformal_arbitrage.gateway import running
 
     async with running(config) as (url, _), aiohttp.ClientSession(url) as session:
-        questions = asyncio.gather(*(_ask(session, log, row) for row in rows))
+        questions = asyncio.gather(*(ask_gateway(session, log, row) for row in rows))
         if threading.current_thread() is threading.main_thread():
             # in place of the gateway's handler, which would answer all of them first
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, questions.cancel)
@@ -192,11 +192,16 @@ async def _through_the_gateway(config: Config, log: ScoreLog, rows: Sequence[int
             return None
 
 
-async def _ask(session: Any, log: ScoreLog, row: int) -> dict[str, Any]:
+async def ask_gateway(session: Any, log: ScoreLog, row: int, policy: str = "science") -> dict[str, Any]:
+    """Ask a gateway about a row of the log, whose scores it replays.
+
+    Raises:
+        ConfigError: it answered with an error.
+    """
     choices = [{"value": str(k)} for k in range(int(log.sizes[row]))]
     question = {"type": "choice", "instructions": "Answer this science question.", "choices": choices}
     name = "" if log.id is None else str(log.id[row])
-    body = {"model": "science", "input": name, "questions": [question]}
+    body = {"model": policy, "input": name, "questions": [question]}
     async with session.post("/v1/decisions", json=body) as response:
         document = await response.json()
     if response.status != 200:
@@ -204,8 +209,7 @@ async def _ask(session: Any, log: ScoreLog, row: int) -> dict[str, Any]:
     return document["answers"][0]
 
 
-CONFIGURATION = f"""\
-# The bundled questions served by replaying what was recorded: `arbitrage serve --config arbitrage.toml`.
+MODELS = f"""\
 alpha = {ALPHA}
 
 [primary]
@@ -219,7 +223,12 @@ kind = "replay"
 log = "science.parquet"
 column = "expert"
 price_per_call = {GUARDIAN_COST}
+"""
+"""The models of the bundled questions, and the risk budget."""
 
+CONFIGURATION = f"""\
+# The bundled questions served by replaying what was recorded: `arbitrage serve --config arbitrage.toml`.
+{MODELS}
 [gateway]
 database = "decisions.sqlite"
 

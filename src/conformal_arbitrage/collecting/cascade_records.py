@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from conformal_arbitrage.collecting.from_records import decisions_of
 from conformal_arbitrage.collecting.grade_records import chain_texts
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.live.cascade import top_choice
@@ -21,7 +22,6 @@ from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody
 from conformal_arbitrage.types import Leg
 from conformal_arbitrage.upstream.base import fingerprint
 
-_PAGE = 1000
 _NAN = float("nan")
 
 
@@ -40,7 +40,7 @@ async def cascade_log_of(
     Raises:
         StoreError: there are no such rows, or they are in free text, or other models made them.
     """
-    records = [one for one in await _records(store, policy) if _is_complete(one)]
+    records = [one for one in await decisions_of(store, policy) if _is_complete(one)]
     if not records:
         raise StoreError(
             f"policy {policy!r} has no rows of shadow mode on record, and only in shadow mode are all models of a cascade "
@@ -60,18 +60,7 @@ async def cascade_log_of(
 
 
 def _is_complete(record: DecisionRecord) -> bool:
-    decision = record.decision
-    return decision.mode == "shadow" and not decision.cancelled and not decision.overridden
-
-
-async def _records(store: Store, policy: str) -> list[DecisionRecord]:
-    """Return the records of a policy, oldest first."""
-    records: list[DecisionRecord] = []
-    before: str | None = None
-    while page := await store.records(policy=policy, before=before, limit=_PAGE):
-        records += page
-        before = page[-1].id
-    return records[::-1]
+    return record.decision.mode == "shadow" and not record.decision.overridden
 
 
 def _legs(record: DecisionRecord, role: str) -> list[Leg]:
@@ -127,20 +116,20 @@ def _text_log(
             f'grade --policy {policy} --grade HOW` first, with content = "full" in the policy'
         )
     grader = next(one.grader or {"kind": "feedback"} for one in graded if one is not None)
-    kept = [None if one is None or (one.grader or {"kind": "feedback"}) != grader else one.grades for one in graded]
+    grades = [None if one is None or (one.grader or {"kind": "feedback"}) != grader else one.grades for one in graded]
     columns: dict[str, ModelColumns] = {}
     for place, name in enumerate(models):
         legs = [_legs(record, "primary")[place] for record in records]
         columns[name] = ModelColumns(
             confidence=[_NAN if leg.scores is None else leg.scores[0] for leg in legs],
-            grade=[_NAN if one is None else one.chain[place] for one in kept],
+            grade=[_NAN if one is None else one.chain[place] for one in grades],
             cost=_costs(legs),
             answer=[chain_texts(record)[place] for record in records],
         )
     return CascadeLog.from_columns(
         id=[record.id for record in records],
         models=columns,
-        guardian_grade=[_NAN if one is None else one.guardian for one in kept],
+        guardian_grade=[_NAN if one is None else one.guardian for one in grades],
         guardian_cost=_costs([next(iter(_legs(record, "guardian")), None) for record in records]),
         guardian=guardian,
         identities=None if identities is None else {**identities, "grader": dict(grader)},

@@ -132,7 +132,7 @@ async def score_log_of(
     Raises:
         StoreError: there are no such rows, or the policy was served in both forms, or by session and by query.
     """
-    decisions = await _decisions(store, policy, window)
+    decisions = await decisions_of(store, policy, window)
     by_session = any(record.decision.session is not None for record in decisions)
     if by_session and window != ALWAYS:
         raise StoreError(
@@ -211,7 +211,7 @@ async def fit_records(store: Store, policy: str) -> list[DecisionRecord]:
     Raises:
         StoreError: there are none.
     """
-    return fit_only(await _decisions(store, policy, ALWAYS), policy)
+    return fit_only(await decisions_of(store, policy), policy)
 
 
 def fit_only(decisions: Sequence[DecisionRecord], policy: str) -> list[DecisionRecord]:
@@ -234,8 +234,8 @@ def _audited_sessions(decisions: Sequence[DecisionRecord]) -> list[DecisionRecor
     return [record for record in decisions if fit(first[record.decision.session])]
 
 
-async def _decisions(store: Store, policy: str, window: TimeWindow) -> list[DecisionRecord]:
-    """Return the decisions of a policy, oldest first."""
+async def decisions_of(store: Store, policy: str, window: TimeWindow = ALWAYS) -> list[DecisionRecord]:
+    """Return the decisions of a policy, oldest first, without those whose caller left."""
     decisions: list[DecisionRecord] = []
     async for page in decision_pages(store, policy, window):
         decisions += page
