@@ -160,12 +160,16 @@ def profile(url: str, rows: int, concurrency: int, folder: Path) -> None:
         pstats.Stats(profiler).sort_stats(order).print_stats(35)
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
 def table(ours: Measured, theirs: Measured, rows: int, concurrency: int) -> list[Row]:
     ideal = concurrency / LATENCY
     what = f"{rows:,} rows x 2 calls, {concurrency} at once, {LATENCY * 1e3:.0f} ms latency"
     return [
-        (f"{what}: share of the ideal rate", f"{ours.rate / ideal:.0%}", "at least 85%", f"{ours.rate:,.0f} calls/s"),
-        ("  the openai SDK, same bodies", f"{theirs.rate / ideal:.0%}", "", f"{theirs.rate:,.0f} calls/s"),
+        (f"{what}: share of the ideal rate", _percent(ours.rate / ideal), "at least 85 %", f"{ours.rate:,.0f} calls/s"),
+        ("  the openai SDK, same bodies", _percent(theirs.rate / ideal), "", f"{theirs.rate:,.0f} calls/s"),
         (
             "CPU per call: ours, SQLite included / the openai SDK's",
             f"{ours.cpu_per_call / theirs.cpu_per_call:.2f} x",

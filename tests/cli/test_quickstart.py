@@ -94,7 +94,7 @@ def test_endpoints_start_from_their_questions():
     assert start["commands"] == [
         "arbitrage check",
         "arbitrage collect q.jsonl -o log.parquet",
-        "arbitrage recommend log.parquet -o plan.toml",
+        "arbitrage recommend log.parquet -o route.toml",
     ]
     assert read_config().task.form == "menu"
     Path("t.csv").write_text("question,answer\n2+2?,4\n")

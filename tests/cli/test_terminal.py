@@ -1,6 +1,7 @@
 """What people see at a terminal of 80 columns, and what they are asked."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_a_plan_says_what_red_is(run, narrow):
     shown = run("plan", "--alpha", "0.05", "--audit-rate", "0.05", "--decisions-per-day", "10000").stdout
     assert_whole(shown)
     assert "Red is the monitor's alarm" in shown
+
+
+def test_a_recommendation_is_wrapped_and_its_commands_can_be_pasted(run, narrow):
+    shown = run("recommend", "log.parquet", *PAIR, "--alpha", "0.05", "--trials", "2").stdout
+    assert_whole(shown)
+    by_hand = shown.partition("By hand:\n")[2].replace(" \\\n   ", "")
+    for command in by_hand.splitlines():
+        run(*shlex.split(command)[1:])
 
 
 @pytest.mark.parametrize(("reply", "code"), [("y\n", 0), ("n\n", 130)])

@@ -373,7 +373,7 @@ def test_a_dry_run_sends_nothing_and_prices_the_requests_at_their_limits(run):
     assert shown["cost"] == pytest.approx(cost)
     assert f"Cost: about ${cost:.2g}. Nothing was sent" in table
     assert [model["role"] for model in shown["models"]] == ["primary", "guardian"]
-    assert [line.split()[0] for line in table.splitlines() if upstream.url in line] == ["primary", "guardian"]
+    assert [line.split()[0] for line in table.splitlines() if upstream.url in line] == ["Primary", "Guardian"]
 
 
 def test_a_dry_run_counts_samples_ratings_and_judgements(run):

@@ -263,6 +263,8 @@ def test_the_commands_and_the_plan_of_a_score_from_texts_come_to_the_same_certif
 
 def test_a_wrong_use_is_one_line(run):
     assert "give the score log, or --from" in run("recommend", "--alpha", "0.05", code=2).stderr
+    missing = run("recommend", "--from", "plan.toml", code=2).stderr
+    assert "there is no such file; write it with `arbitrage recommend LOG --alpha A -o plan.toml`" in missing
     Path("plan.toml").write_text('log = "log.parquet"\nalpha = 0.05\n')
     assert "not a plan of `arbitrage recommend`" in run("recommend", "--from", "plan.toml", code=2).stderr
     Path("plan.toml").write_text('log = "log.parquet"\nalpha = "0.05"\n')

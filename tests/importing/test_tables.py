@@ -68,6 +68,8 @@ def test_tables_without_win_rates_are_refused(tmp_path, options, problem):
 def test_wide_columns_become_menus(tmp_path):
     path = tmp_path / "wide.csv"
     path.write_text("id,p_yes,p_no,g_yes,g_no,label,note\na,0.7,0.3,1,0,0,x\nb,,0.5,0,1,1,y\n")
+    with pytest.raises(ScoreLogError, match=r"no column 'p_maybe'.*with --primary and --guardian"):
+        read_wide(path, primary=["p_yes", "p_maybe"], guardian=["g_yes", "g_no"])
     imported = read_wide(path, primary=["p_yes", "p_no"], guardian=["g_yes", "g_no"])
     assert imported.log.actions.tolist() == ["yes", "no"] * 2
     assert imported.log.no_opinion.tolist() == [False, True]

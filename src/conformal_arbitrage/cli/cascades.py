@@ -202,7 +202,7 @@ def _show_path_certificate(certificate: "PathCertificate", output: str | None, *
         options.print_json(certificate.to_dict())
         return
     options.print_facts(certificate.facts())
-    click.echo(f"\n{certificate.summary}\n")
+    click.echo(f"\n{options.wrapped(certificate.summary)}\n")
     if output is None:
         click.echo(options.wrapped(certificate.guarantee))
         return

@@ -67,7 +67,7 @@ def calibrate_command(
     arbitrage calibrate log.parquet -o certificate.json          alpha from arbitrage.toml
     arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95    of this one certificate
     arbitrage calibrate cascade.parquet --path --alpha 0.05           of a cascade of several models
-    arbitrage calibrate log.parquet --alpha 0.05 --score auto         a score learned from the same rows
+    arbitrage calibrate log.parquet --alpha 0.05 --score auto         a score learned from these rows
     arbitrage calibrate 's3://lake/scores/*.parquet' --alpha 0.05     a log in parts, of any size
     """
     from conformal_arbitrage.calibration.calibrate import calibrate
@@ -193,7 +193,7 @@ def _show_certificate(
         return
     luck = ("many decisions", luck_words(certificate))
     options.print_facts([*certificate.facts(), luck, _describe_use(**use)])
-    click.echo(f"\n{certificate.summary}\n")
+    click.echo(f"\n{options.wrapped(certificate.summary)}\n")
     if output is not None:
         beside = "" if certificate.fit is None else f" (its arrays: {sidecar_path(output)})"
         click.echo(f"Written: {output}, with the whole guarantee and its conditions{beside}.")

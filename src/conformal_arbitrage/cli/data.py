@@ -31,7 +31,8 @@ def router_log_command(
     The columns id, group, context, primary_cost and guardian_cost are kept.
 
     \b
-    arbitrage router-log runs.csv --confidence score --primary-grade small_ok --guardian-grade big_ok -o log.parquet
+    arbitrage router-log runs.csv --confidence score --primary-grade small_ok \\
+        --guardian-grade big_ok -o log.parquet
     """
     from conformal_arbitrage.scorelog.log import ScoreLog
 

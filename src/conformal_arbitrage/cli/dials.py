@@ -43,7 +43,7 @@ def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
         return
     luck = [] if path is not None else [("many decisions", luck_words(load_certificate(certificate, None)))]
     options.print_facts([*loaded.facts(), *luck])
-    click.echo(f"\n{loaded.summary}\n\n{options.wrapped(loaded.guarantee)}")
+    click.echo(f"\n{options.wrapped(loaded.summary)}\n\n{options.wrapped(loaded.guarantee)}")
 
 
 @certificate_command.command("choose")
@@ -77,4 +77,4 @@ def choose_command(certificate: str, *, alpha: float, output: str | None, as_jso
         options.print_json(chosen.to_dict())
         return
     options.print_facts(chosen.facts())
-    click.echo(f"\n{chosen.summary}\n\nWritten: {output or certificate}")
+    click.echo(f"\n{options.wrapped(chosen.summary)}\n\nWritten: {output or certificate}")

@@ -73,7 +73,8 @@ def records_export_command(
     \b
     arbitrage records export --policy support --score-log -o log.parquet
     arbitrage records export --policy support --score-log -o log/ --rows-per-file 1000000
-    arbitrage records export --policy support --score-log -o may.parquet --since 2026-05-01 --until 2026-06-01
+    arbitrage records export --policy support --score-log -o may.parquet \\
+        --since 2026-05-01 --until 2026-06-01
     """
     from conformal_arbitrage.collecting.from_records import TimeWindow
     from conformal_arbitrage.collecting.looking import LookingPart

@@ -146,7 +146,7 @@ def _show_checks(results: "list[ProbeResult]") -> None:
     header = ["model", "kind", "answers", "served", "seconds", "cost", "mode", "logprobs"]
     rows = [
         [
-            one.role,
+            options.role_name(one.role),
             one.kind,
             "no" if one.problem else "yes" if one.tested else "not asked",
             one.served or one.model or "",
@@ -160,7 +160,7 @@ def _show_checks(results: "list[ProbeResult]") -> None:
     options.print_table(header, rows)
     for one in results:
         for note in one.notes:
-            click.echo(f"  {one.role}: {note}")
+            click.echo(f"  {options.role_name(one.role)}: {note}")
 
 
 @click.command("collect")
@@ -207,7 +207,8 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
 
     \b
     arbitrage collect questions.jsonl -o log.parquet --dry-run
-    arbitrage collect questions.csv -o log.parquet --choice-columns A,B,C,D --answer-column answer --max-cost 5.00
+    arbitrage collect questions.csv -o log.parquet --choice-columns A,B,C,D \\
+        --answer-column answer --max-cost 5.00
     arbitrage collect tickets.csv -o log.parquet --question-column text --choices billing,bug,other
     arbitrage collect requests.jsonl -o log.parquet --form text --grade json-equal
     arbitrage collect questions.jsonl -o cascade.parquet --path
@@ -293,7 +294,7 @@ def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool, **count
     header = ["role", "endpoint", "calls", "input tokens", "output tokens", "cost"]
     rows = [
         [
-            one.role,
+            options.role_name(one.role),
             one.origin,
             f"{one.spent.calls}",
             f"{one.spent.input_tokens}",
@@ -459,7 +460,7 @@ def _show_decision(decision: "Decision", alpha: float) -> None:
     answer = answer_text(decision.answer) if isinstance(decision.answer, Mapping) else str(decision.answer)
     facts = [
         ("answer", answer),
-        ("decided by", decision.decided_by),
+        ("decided by", options.role_name(decision.decided_by)),
         ("why", _why(decision)),
         (
             "guarantee",
@@ -469,7 +470,7 @@ def _show_decision(decision: "Decision", alpha: float) -> None:
     ]
     facts += [
         (
-            leg.role,
+            options.role_name(leg.role),
             f"{leg.seconds:.2f} s, cost {dollars(leg.spent.cost)}" + (f", failed: {leg.error}" if leg.error else ""),
         )
         for leg in decision.legs

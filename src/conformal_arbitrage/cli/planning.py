@@ -137,10 +137,11 @@ def _report_people(people: dict[str, float | None], audit_rate: float | None, *,
         options.print_json({"reviews": asdict(plan)})
         return
     click.echo(f"{plan.reviews_per_hour:,.0f} votes an hour keep {plan.load:.1f} people busy on average.")
-    lines = [[f"{row.people}", f"{row.busy:.0%}", f"{row.waiting:.1%}"] for row in plan.rows]
+    lines = [[f"{row.people}", f"{100 * row.busy:.0f} %", f"{100 * row.waiting:.1f} %"] for row in plan.rows]
     options.print_table(["people at work", "busy", f"questions not taken within {plan.wait:g} s"], lines)
     click.echo(
         options.wrapped(
-            "A plan, no promise: questions are taken to arrive at random, and votes to take times that vary."
+            "This is an estimate, not a promise: it assumes that questions arrive at random and that some votes take longer "
+            "than others."
         )
     )

@@ -51,14 +51,14 @@ CERTIFICATE = "certificate.json"
     "--text", is_flag=True, help="Also try a score learned from the texts of the queries; needs the extra `text`."
 )
 @options.costs
-@click.option("--from", "plan_file", metavar="FILE", help="Repeat the recommendation of this plan, and compare.")
+@click.option("--from", "plan_file", metavar="FILE", help="Repeat the recommendation of this route plan, and compare.")
 @click.option("--config", metavar="FILE", help="Source of alpha if not given.  [default: arbitrage.toml]")
 @click.option(
     "--fixed-before", is_flag=True, help="State that alpha and loss were fixed before these rows were looked at."
 )
 @click.option(
     "-o", "--output", metavar="FILE",
-    help=f"Write the plan to this file, and {CERTIFICATE} beside it.  [default: write nothing]",
+    help=f"Write the route plan to this file, and {CERTIFICATE} beside it.  [default: write nothing]",
 )  # fmt: skip
 @options.as_json
 def recommend_command(
@@ -74,8 +74,8 @@ def recommend_command(
     """Choose how to route on a part of a log, and certify the choice on the rest.
 
     \b
-    arbitrage recommend log.parquet --alpha 0.05 -o plan.toml
-    arbitrage recommend --from plan.toml                         the same again
+    arbitrage recommend log.parquet --alpha 0.05 -o route.toml
+    arbitrage recommend --from route.toml                         the same again
     """
     from conformal_arbitrage.scorelog.fitness import repeats
 
@@ -114,10 +114,10 @@ def _plan(
             name for name in settings if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         ]
         if log is not None or own:
-            raise click.UsageError("--from takes the log and every setting from the plan; give none besides")
+            raise click.UsageError("--from takes the log and every setting from the plan; drop the other options")
         return read_route_plan(plan_file), Path(plan_file).parent
     if log is None:
-        raise click.UsageError("give the score log, or --from with a plan that names it")
+        raise click.UsageError("give the score log, or --from with a route plan that names it")
     folder = Path(output).parent if output is not None else Path()
     settings["alpha"] = settings["alpha"] or repr(options.read_configured(config).alpha)
     settings["sample"] = options.sample_of(log, settings["sample"])
@@ -153,16 +153,14 @@ def _show(
     lines = [recommendation.why_this_loss(), recommendation.more_rows(), *_left_out(recommendation)]
     for line in lines:
         click.echo(options.wrapped(line))
-    click.echo(f"\n{recommendation.certificate.summary}\n")
+    click.echo(f"\n{options.wrapped(recommendation.certificate.summary)}\n")
     if output is not None:
-        click.echo(
-            f"Written: {_written(recommendation, output, certificate)}, with the whole guarantee and its conditions."
-        )
+        files = _written(recommendation, output, certificate)
+        click.echo(options.wrapped(f"Written: {files}, with the whole guarantee and its conditions."))
         if not recommendation.certificate.signed:
-            click.echo(
-                "It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one."
-            )
-    click.echo("By hand: " + "\n         ".join(commands))
+            unsigned = "It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one."
+            click.echo(options.wrapped(unsigned))
+    click.echo("\n".join(["By hand:", *map(options.wrapped_command, commands)]))
 
 
 def _written(recommendation: "Recommendation", output: str, certificate: str) -> str:

@@ -143,7 +143,9 @@ def _show_installed(
         options.print_json(document)
         return
     options.print_facts(certificate.facts())
-    click.echo(f"\n{certificate.summary}\n\nInstalled: version {version.version} of policy {ahead.policy}.")
+    click.echo(
+        f"\n{options.wrapped(certificate.summary)}\n\nInstalled: version {version.version} of policy {ahead.policy}."
+    )
     if output is not None:
         click.echo(f"Written: {output}, the rows it was calibrated on.")
 

@@ -365,7 +365,7 @@ def _next_steps(log: ScoreLog, worth: bool, shares: tuple[float, float] | None) 
     steps: list[str] = []
     if worth:
         steps.append(
-            f"Next: arbitrage recommend {quote(log.source)}{columns} --alpha A -o plan.toml, with the alpha that you need, "
+            f"Next: arbitrage recommend {quote(log.source)}{columns} --alpha A -o route.toml, with the alpha that you need, "
             "not the one that looks best here; it chooses options on one part of the rows and certifies on the rest."
         )
     if worth and shares is not None:

@@ -207,10 +207,16 @@ def read_route_plan(path: str | Path) -> RoutePlan:
     Raises:
         ConfigError: the file is absent, or not a plan.
     """
+    if not Path(path).exists():
+        raise ConfigError(
+            f"{path}: there is no such file; write it with `arbitrage recommend LOG --alpha A -o {path}`, or name another"
+        )
     try:
         return convert(tomllib.loads(Path(path).read_text(encoding="utf-8")), RoutePlan)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
-        raise ConfigError(f"{path}: not a plan of `arbitrage recommend` ({error}); write one with -o") from error
+        raise ConfigError(
+            f"{path}: not a plan of `arbitrage recommend` ({error}); write one with `arbitrage recommend LOG -o {path}`"
+        ) from error
 
 
 def _toml(value: Any) -> str:

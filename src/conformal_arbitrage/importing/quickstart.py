@@ -19,7 +19,7 @@ from conformal_arbitrage.scorelog.files import Table
 from conformal_arbitrage.scorers.kinds import Form
 
 Have = Literal["csv", "endpoints", "eval"]
-LOG, PLAN, CERTIFICATE = "log.parquet", "plan.toml", "certificate.json"
+LOG, PLAN, CERTIFICATE = "log.parquet", "route.toml", "certificate.json"
 _NOT_SCORES = ("id", "label", "group", "context", "actions", "correct")
 _CONFIDENCES = ("confidence", "score", "router_score", "primary_confidence")
 _SURE = {"confidence", "conf", "prob", "probability", "sure", "certainty"}

@@ -67,6 +67,13 @@ def read_wide(
         guardian: the Guardian's columns, in the same order.
         outcomes: list columns to report besides `correct`.
     """
+    with Table(path) as table:
+        for name in (*primary, *guardian):
+            if name not in table.types:
+                raise ScoreLogError(
+                    f"{path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}; name one column per "
+                    "option with --primary and --guardian, separated by commas"
+                )
     log = ScoreLog.read(path, primary=primary, guardian=guardian, outcomes=outcomes)
     unused = Tally()
     for name in log.extra:
