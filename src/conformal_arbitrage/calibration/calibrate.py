@@ -421,10 +421,10 @@ def _net_terms(
         return {}
     decisions = decide_rows(log, relaxation=relaxation, boundary_u=boundary_u, u=options.drawing(log), sees_all=True)
     worst = float(as_fraction(1 if options.loss_bound is None else options.loss_bound, name="loss_bound"))
-    kept = np.where(decisions.deferred, 0.0, np.nan_to_num(net_losses(log, grades), nan=worst))
+    losses = np.where(decisions.deferred, 0.0, np.nan_to_num(net_losses(log, grades), nan=worst))
     return {
-        "regret": float(np.maximum(kept, 0.0).sum() / len(log)),
-        "spread": float(np.sqrt((kept**2).sum()) / len(log)),
+        "regret": float(np.maximum(losses, 0.0).sum() / len(log)),
+        "spread": float(np.sqrt((losses**2).sum()) / len(log)),
     }
 
 

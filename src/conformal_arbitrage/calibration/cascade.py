@@ -142,7 +142,7 @@ def certify_chain(log: CascadeLog, alpha: Number, options: CascadeOptions, tuned
     entries = chain.entries(rows.confidence[:, places], rows.answer[:, places])
     stop = calibrate_path(entries, rounded_losses(losses, v), u, alpha=budget)
     chosen = path_choice(entries, u, stop)
-    kept = np.column_stack([losses, np.zeros(n)])[np.arange(n), chosen]
+    row_losses = np.column_stack([losses, np.zeros(n)])[np.arange(n), chosen]
     cost = asked_costs(rows, places)[np.arange(n), chosen]
     certificate = PathCertificate(
         status="always_defer" if stop is None else "ok",
@@ -165,9 +165,9 @@ def certify_chain(log: CascadeLog, alpha: Number, options: CascadeOptions, tuned
             fixed=options.chain is not None,
             estimates=tuned.estimates,
         ),
-        empirical_risk=float(kept.mean()),
-        regret=float(np.maximum(kept, 0.0).mean()) if options.loss == "net" else None,
-        spread=float(np.sqrt((kept**2).sum()) / n),
+        empirical_risk=float(row_losses.mean()),
+        regret=float(np.maximum(row_losses, 0.0).mean()) if options.loss == "net" else None,
+        spread=float(np.sqrt((row_losses**2).sum()) / n),
         cost=float(cost.mean()),
         guardian_cost=float(rows.guardian_cost.mean()),
         guardian_share=float((chosen < 0).mean()),

@@ -200,8 +200,8 @@ def _session_promise(alpha: float, n: int) -> str:
 
 
 def _in_full_sight(loss: float, *, router: bool) -> str:
-    seen = "With both answers in sight" if router else "With every action in sight"
-    return f" {seen} it is declared to be {_at_most(loss)} for every query."
+    sight = "With both answers in sight" if router else "With every action in sight"
+    return f" {sight} it is declared to be {_at_most(loss)} for every query."
 
 
 def _at_most(loss: float) -> str:
@@ -225,10 +225,8 @@ def _loss(loss: str, bound: float, *, binarized: bool, router: bool, unit: str |
     if unit == "session":
         return _SESSION_LOSS.format(bound=as_written(bound))
     if loss == "net":
-        given = "answer given" if router else "action taken"
-        what = (
-            f"the grade of the Guardian's choice minus that of the {given}, negative where the latter is the better one"
-        )
+        choice = "answer given" if router else "action taken"
+        what = f"the grade of the Guardian's choice minus that of the {choice}, negative where the latter is the better one"
         return f"The loss is {what}; it is assumed to be at most {as_written(bound)}."
     if loss != "guardian_regret":
         what = f"the user's own '{loss}', on its monotone envelope"

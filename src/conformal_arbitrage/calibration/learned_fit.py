@@ -188,7 +188,7 @@ def learn_score(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibr
     score = LearnedScore(
         rows=chosen, packed=packed, digits=log.score_digits, budget=budget, with_margin=with_margin
     )  # fmt: skip
-    kept = left_out_kept(chosen.fits(), budget=spendable_losses(alpha, bound, n - 1), with_margin=with_margin)
+    kept_rows = left_out_kept(chosen.fits(), budget=spendable_losses(alpha, bound, n - 1), with_margin=with_margin)
     alone = int((log.sizes == 1).sum())
     terms = LearnedTerms(
         features=_names(rows.inputs),
@@ -200,11 +200,11 @@ def learn_score(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibr
         columns=len(chosen.features.penalties()),
         rounded_rows=int(rows.rounded.sum()),
         missing=_missing(rows.inputs),
-        deferred=(n - alone - int(kept.sum())) / n,
+        deferred=(n - alone - int(kept_rows.sum())) / n,
         sha256=hashlib.sha256(packed).hexdigest(),
         text_sha256=None if rows.inputs.text is None else text_embedding().sha256,
     )
-    return LearnedFit(score=score, terms=terms, total=int(chosen.loss[kept].sum()) * bound)
+    return LearnedFit(score=score, terms=terms, total=int(chosen.loss[kept_rows].sum()) * bound)
 
 
 def _names(rows: RowInputs) -> tuple[FeatureName, ...]:

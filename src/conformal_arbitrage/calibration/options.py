@@ -215,8 +215,8 @@ class CalibrationOptions:
             ("merged groups", self.merges),
         ]  # fmt: skip
         for feature, wanted in features:
-            for kind, given in kinds:
-                if wanted and given:
+            for kind, is_set in kinds:
+                if wanted and is_set:
                     refuse_combination(feature, kind)
 
     def delta(self, groups: int = 1) -> float | None:

@@ -213,10 +213,10 @@ class FallSearch(ABC):
 
     def thresholds(self, limits: Sequence[int]) -> list[RiskThreshold | None]:
         """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
-        found = crossings(self.scan_falls, self.total, limits, self._span, first=_FIRST)
+        steps = crossings(self.scan_falls, self.total, limits, self._span, first=_FIRST)
         if self._options.grid is not None:
-            return [None if one is None else self._on_grid(one) for one in found]
-        return [None if one is None else self._threshold(one, limit) for one, limit in zip(found, limits, strict=True)]
+            return [None if one is None else self._on_grid(one) for one in steps]
+        return [None if one is None else self._threshold(one, limit) for one, limit in zip(steps, limits, strict=True)]
 
     def _threshold(self, one: Crossing, limit: int) -> RiskThreshold:
         unit = 10**self.tick_digits

@@ -53,10 +53,10 @@ def path_summary(models: Sequence[str], guardian: str, alpha: float, n: int, los
     """Return the guarantee in two lines, for a screen."""
     if status == "always_defer":
         return f"Every query goes to {guardian}: {n} rows are too few for alpha {as_written(alpha)}."
-    kept = " (gains counted)" if loss == "net" else ""
+    net = " (gains counted)" if loss == "net" else ""
     return (
         f"{chain_text((*models, guardian))}: the first answer before the path's stop is given, else the Guardian's.\n"
-        f"The expected loss of the next decision{kept} is at most {as_written(alpha)}, if traffic, models and settings stay "
+        f"The expected loss of the next decision{net} is at most {as_written(alpha)}, if traffic, models and settings stay "
         f"as in these {n} rows."
     )
 

@@ -90,13 +90,13 @@ def _shared_promise(alpha: float, fewest: int) -> str:
 def _group_list(by: str, groups: Mapping[str, GroupThreshold], fewest: int) -> str:
     """Return which groups have a threshold, which share one, and which are deferred."""
     own = {name: group for name, group in groups.items() if group.n >= fewest}
-    kept = [f"{name} ({group.n} rows)" for name, group in own.items() if group.relaxation is not None]
+    named = [f"{name} ({group.n} rows)" for name, group in own.items() if group.relaxation is not None]
     shared = [
         f"{name} ({group.n} rows)" for name, group in groups.items() if name not in own and group.relaxation is not None
     ]
     deferred = [f"{name} ({group.n} rows)" for name, group in groups.items() if group.relaxation is None]
     parts = [f"Groups are given by '{by}'."]
-    parts += [f"Those with a threshold are {', '.join(kept)}."] if kept else []
+    parts += [f"Those with a threshold are {', '.join(named)}."] if named else []
     parts += [f"Those that share one are {', '.join(shared)}."] if shared else []
     parts += [f"Always deferred, since their rows cannot keep the budget: {', '.join(deferred)}."] if deferred else []
     rest = "A query of no known group is deferred, and one of several groups gets the largest threshold of theirs."

@@ -164,10 +164,10 @@ class FallQueries:
         ticks = [
             f"((v{k} * '1e12'::float8 + {_HALF_UP_SIGNED}) - {_HALF_UP_SIGNED})::bigint as g{k}" for k in self._places
         ]
-        kept = ["silent", "missing", "bad", "size", *([] if id is None else ["id"])]
+        columns = ["silent", "missing", "bad", "size", *([] if id is None else ["id"])]
         fence = self.dialect.fence
         return (
-            f"(select *, {', '.join(ticks)} from (select {', '.join([*kept, *scores, *values])} "
+            f"(select *, {', '.join(ticks)} from (select {', '.join([*columns, *scores, *values])} "
             f"from ({flags}{fence}) e{fence}) r{fence}) q"
         )
 
@@ -230,8 +230,8 @@ class FallQueries:
         """Return all falls, one below the other."""
         places = range(1, 2) if self.alone_only else self._places
         gaps, falls = (", ".join(f"{name}{j}" for j in places) for name in ("gap", "fall"))
-        kept = "" if id is None else "id, "
-        return f"select {kept}unnest(array[{gaps}]) as gap, unnest(array[{falls}]) as fall from {self._losses(id)}"
+        id_column = "" if id is None else "id, "
+        return f"select {id_column}unnest(array[{gaps}]) as gap, unnest(array[{falls}]) as fall from {self._losses(id)}"
 
 
 _POWER: Final = (

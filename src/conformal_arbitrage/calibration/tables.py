@@ -235,8 +235,8 @@ def refuse_options(options: CalibrationOptions) -> None:
         "margins=": options.margins,
         "confidence=": options.confidence is not None,
     }
-    for name, given in needs.items():
-        if given:
+    for name, is_set in needs.items():
+        if is_set:
             raise OptionError(
                 f"{name} is not computed by SQL; export the table as Parquet files, and calibrate them in parts"
             )

@@ -74,12 +74,12 @@ def text_embedding() -> TextEmbedding:
     Raises:
         OptionError: the extra is not installed, or its files are not those that this release knows.
     """
-    found = importlib.util.find_spec(_PACKAGE)  # without importing it: that would bring HTTP clients along
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(_PACKAGE)  # without importing it: that would bring HTTP clients along
+    if spec is None or spec.origin is None:
         raise OptionError(
             f"texts as features need the packages {_PACKAGE} and tokenizers; run `pip install 'conformal-arbitrage[text]'`"
         )
-    folder = Path(found.origin).parent
+    folder = Path(spec.origin).parent
     try:
         weights, words = (folder / _TABLE).read_bytes(), (folder / _TOKENIZER).read_bytes()
         tokenizer = importlib.import_module("tokenizers").Tokenizer.from_buffer(words)

@@ -111,48 +111,52 @@ def calibrate_path_command(alpha: str, loss: Any, secret: "ProjectSecret | None"
     """Calibrate a cascade as the command line says, sign and write its certificate, and show it."""
     from conformal_arbitrage.calibration.cascade import calibrate_cascade
 
-    given = click.get_current_context().params
-    scores = read_cascade(given["log"], given["guardian_column"], given["models"])
+    parameters = click.get_current_context().params
+    scores = read_cascade(parameters["log"], parameters["guardian_column"], parameters["models"])
     certificate = calibrate_cascade(
         scores,
         alpha,
-        key=path_key(secret, given["key_file"]),
+        key=path_key(secret, parameters["key_file"]),
         loss=loss,
-        chain=named(given["chain"]),
-        tuning_share=given["tuning_share"],
-        seed=given["seed"],
-        missing_guardian=given["missing_guardian"],
+        chain=named(parameters["chain"]),
+        tuning_share=parameters["tuning_share"],
+        seed=parameters["seed"],
+        missing_guardian=parameters["missing_guardian"],
     )
-    looks = options.describe_looks(scores, given["log"], given["config"], fixed_before=given["fixed_before"])
+    looks = options.describe_looks(
+        scores, parameters["log"], parameters["config"], fixed_before=parameters["fixed_before"]
+    )
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate if secret is None else certificate.sign(secret)
-    if given["output"] is not None:
-        certificate.save(given["output"])
-    _show_path_certificate(certificate, given["output"], as_json=given["as_json"])
+    if parameters["output"] is not None:
+        certificate.save(parameters["output"])
+    _show_path_certificate(certificate, parameters["output"], as_json=parameters["as_json"])
 
 
 def evaluate_path_command(loss: Any) -> None:
     """Run held-out trials of a cascade as the command line says, and show what they cost and lose."""
     from conformal_arbitrage.evaluation.cascades import evaluate_cascade
 
-    given = click.get_current_context().params
-    if given["form"] not in (None, "json"):
-        raise click.UsageError(f"trials of a cascade are printed as a table or with --json, not with --{given['form']}")
-    scores = read_cascade(given["log"], given["guardian_column"], given["models"])
+    parameters = click.get_current_context().params
+    if parameters["form"] not in (None, "json"):
+        raise click.UsageError(
+            f"trials of a cascade are printed as a table or with --json, not with --{parameters['form']}"
+        )
+    scores = read_cascade(parameters["log"], parameters["guardian_column"], parameters["models"])
     evaluation = evaluate_cascade(
         scores,
-        given["alphas"],
-        calibration_size=given["calibration_size"],
-        test_size=given["test_size"],
-        trials=given["trials"],
-        seed=given["seed"],
+        parameters["alphas"],
+        calibration_size=parameters["calibration_size"],
+        test_size=parameters["test_size"],
+        trials=parameters["trials"],
+        seed=parameters["seed"],
         loss=loss,
-        chain=named(given["chain"]),
-        tuning_share=given["tuning_share"],
-        missing_guardian=given["missing_guardian"],
+        chain=named(parameters["chain"]),
+        tuning_share=parameters["tuning_share"],
+        missing_guardian=parameters["missing_guardian"],
     )
-    options.remember_look(scores, given["log"], "evaluate")
-    if given["form"] == "json":
+    options.remember_look(scores, parameters["log"], "evaluate")
+    if parameters["form"] == "json":
         options.print_json(evaluation.to_dict())
         return
     header = ["alpha", "loss", "trials over alpha", "cost / Guardian alone", "Guardian answers", "chains chosen"]
@@ -332,14 +336,14 @@ def ask_path(
     if as_json:
         options.print_json(decision_json(decision))
         return
-    asked = [*certificate.chain.models, certificate.guardian][: len(decision.legs)]
+    chain = [*certificate.chain.models, certificate.guardian][: len(decision.legs)]
     promise = f"expected loss at most {certificate.alpha:g}" if decision.no_guarantee is None else "none: "
     answer = decision.answer if isinstance(decision.answer, str) else str(decision.answer.get("content"))
     options.print_facts(
         [
             ("answer", answer),
-            ("answered by", asked[-1] if decision.decided_by != "fallback" else "the safe answer"),
-            ("asked", ", ".join(asked)),
+            ("answered by", chain[-1] if decision.decided_by != "fallback" else "the safe answer"),
+            ("asked", ", ".join(chain)),
             ("guarantee", promise + (decision.no_guarantee or "")),
             ("id", str(decision.id)),
         ]

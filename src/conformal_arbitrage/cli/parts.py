@@ -96,8 +96,8 @@ def read_scores(
         path = find_files(log)[0]
         with FileList([path]) as listed:
             column = column if column in listed.types_of(path) else None
-    found = ScoreParts.read(log, primary=primary or "primary", guardian=column, outcomes=outcomes)
-    return found.binarized() if binarized else found
+    parts = ScoreParts.read(log, primary=primary or "primary", guardian=column, outcomes=outcomes)
+    return parts.binarized() if binarized else parts
 
 
 def find_scores(
@@ -145,9 +145,9 @@ def made_from(certificate: "Certificate", log: str, primary: str | None, guardia
     if not (options.in_parts(log) and certificate.log_sha256.startswith(FILES)):
         return False
     names = certificate.columns
-    found = ScoreParts.read(log, primary=primary or names["primary"], guardian=guardian or names["guardian"])
-    found = found.binarized() if certificate.binarized else found
-    return digest_parts(found, as_engine(None)) == certificate.log_sha256
+    parts = ScoreParts.read(log, primary=primary or names["primary"], guardian=guardian or names["guardian"])
+    parts = parts.binarized() if certificate.binarized else parts
+    return digest_parts(parts, as_engine(None)) == certificate.log_sha256
 
 
 def counts_of_parts(log: str, primary: str | None, guardian: str | None, *, binarized: bool) -> "RowCounts":

@@ -165,12 +165,12 @@ def _serve(folder: Path, log: ScoreLog) -> Served:
     if answers is None:
         raise KeyboardInterrupt
     chosen = np.array([int(answer["choice"]) for answer in answers])
-    seen = [answer["arbitrage"] for answer in answers]
+    decisions = [answer["arbitrage"] for answer in answers]
     return Served(
         questions=len(rest),
-        deferred=sum(one["decided_by"] == "guardian" for one in seen),
+        deferred=sum(one["decided_by"] == "guardian" for one in decisions),
         loss=0.0 if log.label is None else float((chosen != log.label[rest]).mean()),
-        cost=round(sum(leg["cost"] for one in seen for leg in one["legs"]), COST_DIGITS),
+        cost=round(sum(leg["cost"] for one in decisions for leg in one["legs"]), COST_DIGITS),
         always=GUARDIAN_COST * len(rest),
     )
 

@@ -162,8 +162,8 @@ def chain_texts(record: DecisionRecord) -> tuple[str | None, ...]:
     """Return what every model said that a cascade asked before the Guardian; None for one that failed."""
     content = record.decision.content
     every = None if content is None else content.chain_answers
-    said = every if isinstance(every, tuple) else (_primary_text(record),)
-    return tuple(text or None for text in said)
+    answers = every if isinstance(every, tuple) else (_primary_text(record),)
+    return tuple(text or None for text in answers)
 
 
 def _may_label(feedback: FeedbackBody, trusted: Collection[str | None] | None) -> bool:
@@ -181,9 +181,9 @@ def _primary_text(record: DecisionRecord) -> str | None:
 def _guardian_text(record: DecisionRecord) -> str | None:
     """Return what the Guardian answered: to the caller, or else in an audit."""
     content = record.decision.content
-    given = None if content is None else content.answer
-    if record.decided_by == "guardian" and isinstance(given, Mapping):
-        return answer_text(given)
+    answer = None if content is None else content.answer
+    if record.decided_by == "guardian" and isinstance(answer, Mapping):
+        return answer_text(answer)
     return None if record.audit is None else record.audit.answer
 
 

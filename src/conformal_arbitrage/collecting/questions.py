@@ -162,8 +162,8 @@ def read_requests(
             texts = _column(table, question_column, "--question-column")
             settings = _rows_of(table, tuple(SETTINGS))
             bodies = [
-                {_MESSAGES: [{"role": "user", "content": text}], **given}
-                for text, given in zip(texts, settings, strict=True)
+                {_MESSAGES: [{"role": "user", "content": text}], **fields}
+                for text, fields in zip(texts, settings, strict=True)
             ]
         else:
             bodies = _bodies(table, _BODY)

@@ -102,9 +102,9 @@ def path_corners(risks: Floats, losses: Floats, costs: Floats, levels: int) -> F
     order = np.lexsort((cost, loss))
     best = np.minimum.accumulate(cost[order])
     falls = np.concatenate([[True], best[1:] < best[:-1]])
-    kept = order[falls & (cost[order] < cost[0])]  # the first of all policies never stops
+    cheaper = order[falls & (cost[order] < cost[0])]  # the first of all policies never stops
     mesh = np.stack(np.meshgrid(*grids, indexing="ij"), axis=-1).reshape(-1, len(grids))
-    corners = np.maximum.accumulate(np.vstack([np.zeros(len(grids)), mesh[kept]]), axis=0)
+    corners = np.maximum.accumulate(np.vstack([np.zeros(len(grids)), mesh[cheaper]]), axis=0)
     raised = (np.diff(corners, axis=0) > 0).any(axis=1)
     return corners[np.concatenate([[True], raised])]
 

@@ -67,8 +67,8 @@ def _events(entries: Floats, losses: Integers, u: Floats) -> tuple[Floats, Float
     level = np.take_along_axis(losses, records, axis=1)
     change = np.diff(level, axis=1, prepend=0)
     position = np.take_along_axis(entries, stages, axis=1)
-    taken = moved & np.isfinite(position)
-    return position[taken], np.broadcast_to(u[:, None], stages.shape)[taken], change[taken]
+    finite = moved & np.isfinite(position)
+    return position[finite], np.broadcast_to(u[:, None], stages.shape)[finite], change[finite]
 
 
 def path_choice(entries: Floats, u: Floats, stop: PathStop | None) -> Indices:

@@ -210,8 +210,8 @@ class RiskCurve:
         """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
         if self.signed or self.grid is not None:
             return [None if j >= len(self.peaks) else self._threshold(j) for j in first_within(self.peaks, limits)]
-        found = crossings_here(self.falls.total, self.falls.gap, self.falls.drop, limits)
-        return [None if one is None else self._spent(one, limit) for one, limit in zip(found, limits, strict=True)]
+        steps = crossings_here(self.falls.total, self.falls.gap, self.falls.drop, limits)
+        return [None if one is None else self._spent(one, limit) for one, limit in zip(steps, limits, strict=True)]
 
     def _threshold(self, index: int) -> RiskThreshold:
         u = None if self.boundary_u is None else float(self.boundary_u[index])
@@ -238,8 +238,8 @@ class RiskCurve:
             alpha = list(alpha) if alpha.ndim else alpha[()]
         several = isinstance(alpha, Sequence) and not isinstance(alpha, str)
         alphas: list[Number] = list(alpha) if several else [alpha]  # pyright: ignore[reportArgumentType, reportUnknownVariableType, reportAssignmentType]
-        found = self.thresholds(self.limits(alphas, loss_bound))
-        relaxations = [np.nan if one is None else one.relaxation for one in found]
+        thresholds = self.thresholds(self.limits(alphas, loss_bound))
+        relaxations = [np.nan if one is None else one.relaxation for one in thresholds]
         return np.array(relaxations) if several else np.float64(relaxations[0])  # pyright: ignore[reportReturnType]
 
     def exact_total(self, index: int) -> Fraction:

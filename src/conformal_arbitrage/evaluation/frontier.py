@@ -331,10 +331,10 @@ def _check_sweep(
 def _check_outcomes(log: ScoreLog, alphas: object, delta_of: str) -> None:
     if isinstance(alphas, str | float | int):
         raise OptionError(f"alphas must be a list of budgets; got {alphas!r}")
-    taken = set(log.outcome_names) & set(_FIGURES)
-    if taken:
+    clashes = set(log.outcome_names) & set(_FIGURES)
+    if clashes:
         raise OptionError(
-            f"{log.source}: an outcome cannot be named '{min(taken)}', which is a figure; rename the column"
+            f"{log.source}: an outcome cannot be named '{min(clashes)}', which is a figure; rename the column"
         )
     if delta_of != "correct":
         log.outcome(delta_of)

@@ -54,9 +54,9 @@ def note_look(path: Path, log: ScoreLog | CascadeLog, command: str) -> None:
     Raises:
         OutputError: the file cannot be written; nothing else is affected.
     """
-    kept = _kept(_digests(log))
-    looks = [look for look in _read(path) if not (look["command"] == command and np.array_equal(look["rows"], kept))]
-    looks.append({"command": command, "time": datetime.now(UTC).isoformat(timespec="seconds"), "rows": kept})
+    digests = _kept(_digests(log))
+    looks = [look for look in _read(path) if not (look["command"] == command and np.array_equal(look["rows"], digests))]
+    looks.append({"command": command, "time": datetime.now(UTC).isoformat(timespec="seconds"), "rows": digests})
     documents = [look | {"rows": base64.b64encode(look["rows"].tobytes()).decode()} for look in looks[-MOST_LOOKS:]]
     write_text(path, json.dumps({"looks": documents}, indent=1) + "\n")
 

@@ -94,8 +94,8 @@ def learn_skips(
         raise OptionError(f"{log.source}: skipping needs losses in [0, 1]; divide the Guardian's scores by their range")
     budget = check_alpha(alpha, Fraction(1))
     tuning, rest = split(log, share=share, seed=seed)
-    given = resolve_options(costs, CostOptions, keywords, name="costs")
-    prices = _worthwhile(costs_of(tuning, given), log.source)
+    cost_options = resolve_options(costs, CostOptions, keywords, name="costs")
+    prices = _worthwhile(costs_of(tuning, cost_options), log.source)
     if len(tuning) < _FEWEST_ROWS:
         raise OptionError(f"{log.source}: {len(tuning)} rows to learn on are too few; it takes {_FEWEST_ROWS} or more")
     options = CalibrationOptions(
@@ -106,7 +106,7 @@ def learn_skips(
     trial = _Trial(inputs=inputs, costs=prices, budget=float(budget * (len(tuning) + 1) - 1), seed=seed)
     threshold, cost, without = trial.best_threshold(log.source)
     rule = _rule(inputs, threshold, group_source)
-    left = with_skips(_priced(rest, given), rule)
+    left = with_skips(_priced(rest, cost_options), rule)
     skipped = float((left.no_opinion & ~rest.no_opinion).mean())
     ratio = float(prices.primary.sum() / prices.guardian.full().sum())
     return SkipChoice(

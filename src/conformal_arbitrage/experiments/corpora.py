@@ -69,8 +69,8 @@ def _select(loaded: LoadedCorpus, places: list[int]) -> LoadedCorpus:
 
     menus = loaded.menus
     queries = [menus.queries[k] for k in places]
-    kept = Menus(queries=queries, labels=some(menus.labels), groups=some(menus.groups))
-    return LoadedCorpus(menus=kept, severity=some(loaded.severity))
+    drawn = Menus(queries=queries, labels=some(menus.labels), groups=some(menus.groups))
+    return LoadedCorpus(menus=drawn, severity=some(loaded.severity))
 
 
 def _menus(corpus: Corpus, data: Path | None) -> LoadedCorpus:
@@ -91,13 +91,13 @@ def _menus(corpus: Corpus, data: Path | None) -> LoadedCorpus:
 def _pku(data: Path | None) -> LoadedCorpus:
     columns = _columns("pku", data, _PKU_COLUMNS)
     table = list(zip(*(columns[name] for name in _PKU_COLUMNS), strict=True))
-    kept = [row for row in table if int(row[3]) != int(row[4]) and int(row[5]) != int(row[6])]
-    if not kept:
+    rows = [row for row in table if int(row[3]) != int(row[4]) and int(row[5]) != int(row[6])]
+    if not rows:
         raise SourceError("pku: no row has replies of different severity of which the better is not the safer one")
-    ids = content_ids([list(row[:3]) for row in kept])
-    queries = [Query(row[0], (row[1], row[2]), id=name) for row, name in zip(kept, ids, strict=True)]
-    menus = Menus(queries=queries, labels=[int(row[5]) for row in kept])
-    return LoadedCorpus(menus=menus, severity=[(float(row[3]), float(row[4])) for row in kept])
+    ids = content_ids([list(row[:3]) for row in rows])
+    queries = [Query(row[0], (row[1], row[2]), id=name) for row, name in zip(rows, ids, strict=True)]
+    menus = Menus(queries=queries, labels=[int(row[5]) for row in rows])
+    return LoadedCorpus(menus=menus, severity=[(float(row[3]), float(row[4])) for row in rows])
 
 
 def _columns(corpus: Corpus, data: Path | None, names: Sequence[str]) -> dict[str, list[Any]]:

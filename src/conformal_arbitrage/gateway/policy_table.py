@@ -248,8 +248,8 @@ class PolicyTable:
             return
         self._states[name] = state
         if newest is not own:
-            told = "version %d was made for other models or by a later release; version %d stays in force here"
-            _log.warning(told, newest.version, own.version, extra={"policy": name})
+            message = "version %d was made for other models or by a later release; version %d stays in force here"
+            _log.warning(message, newest.version, own.version, extra={"policy": name})
         if state[1:] == before[1:] and name in self._live:
             return  # only the newest changed, and a guard or an expiry may have changed the policy in force since
         self._live.pop(name, None)

@@ -103,10 +103,10 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the conversation: the instructions, if any, are a system message before the input."""
     instructions = body.get("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    given: JSON = body.get("input")
-    if isinstance(given, str):
-        return [*system, {"role": "user", "content": given}]
-    items = given if is_list(given) else []
+    content: JSON = body.get("input")
+    if isinstance(content, str):
+        return [*system, {"role": "user", "content": content}]
+    items = content if is_list(content) else []
     if not items or not all(map(is_object, items)):
         raise RequestError("input must be a text or a list of items", param="input")
     return [*system, *merged_calls([item_message(as_object(item)) for item in items])]

@@ -126,10 +126,10 @@ class ReviewRoutes:
             await asyncio.sleep(TICK)
 
     async def _progress(self, request: Incoming, decision: str) -> dict[str, object]:
-        asked = await self._store.review_request(decision)
-        if asked is None or asked[0].key_id != request.caller.id:  # a reviewer may be asked about it next
+        review = await self._store.review_request(decision)
+        if review is None or review[0].key_id != request.caller.id:  # a reviewer may be asked about it next
             raise RequestError("there is no such review", status=404, code="review_not_found")
-        waiting, outcome = asked
+        waiting, outcome = review
         request.caller.check_policy(waiting.policy)
         reply = None if waiting.body else await self._store.saved_response(waiting.key_id, waiting.name)
         return {"id": decision, "status": _status(waiting, outcome, reply), "reply": _reply(reply)}

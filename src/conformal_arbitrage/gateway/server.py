@@ -219,15 +219,15 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Drain and stop on SIGTERM; stop on SIGINT, or on a second signal."""
         loop = asyncio.get_running_loop()
-        taken = _STOPPING if threading.current_thread() is threading.main_thread() else ()
-        for number in taken:
+        signals = _STOPPING if threading.current_thread() is threading.main_thread() else ()
+        for number in signals:
             loop.add_signal_handler(number, self.stop, number)
         try:
             yield
         finally:
             if self._stopping is not None:
                 self._stopping.cancel()
-            for number in taken:
+            for number in signals:
                 loop.remove_signal_handler(number)
 
     def stop(self, number: int) -> None:

@@ -60,13 +60,13 @@ def tokens_of(body: object) -> tuple[float | None, float | None]:
 
 def conversation(value: object) -> Messages:
     """Return a question as messages: a list of them, a request that holds one, a single message, or a plain text."""
-    given = unfolded(value)
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    document = as_object(given)
+    content = unfolded(value)
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    document = as_object(content)
     if "role" in document:
         return [document]
     inner = document.get("messages") or document.get("input") or document.get("prompt")
-    if inner is not None and inner is not given:
+    if inner is not None and inner is not content:
         return conversation(inner)
-    return [message for message in as_list(given) if is_object(message) and "role" in message]
+    return [message for message in as_list(content) if is_object(message) and "role" in message]

@@ -39,8 +39,8 @@ def files_of(path: str | Path, endings: Sequence[str], *, name: str = "") -> lis
     """Return a file, or the files with these endings anywhere in a folder, sorted by name."""
     place = Path(path)
     if place.is_dir():
-        found = (one for one in place.rglob(f"{name}*") if one.is_file() and one.name.endswith(tuple(endings)))
-        return sorted(found)
+        files = (one for one in place.rglob(f"{name}*") if one.is_file() and one.name.endswith(tuple(endings)))
+        return sorted(files)
     if not place.is_file():
         raise ScoreLogError(f"{place}: there is no such file or folder, or it may not be read")
     if not place.name.endswith(tuple(endings)):

@@ -52,9 +52,9 @@ class Sample:
     @property
     def arguments(self) -> list[tuple[str, str]]:
         """The context and continuation of each option, without the unconditional ones that mutual information adds."""
-        given = as_object(self.document.get("arguments"))
-        asked = [as_object(one) for _, one in sorted(given.items(), key=lambda item: _number_in(item[0]))]
-        pairs = [(str(one.get("arg_0", "")), str(one.get("arg_1", ""))) for one in asked]
+        arguments = as_object(self.document.get("arguments"))
+        requests = [as_object(one) for _, one in sorted(arguments.items(), key=lambda item: _number_in(item[0]))]
+        pairs = [(str(one.get("arg_0", "")), str(one.get("arg_1", ""))) for one in requests]
         half = len(pairs) // 2
         if half > 1 and not any(context for context, _ in pairs[half:]) and all(context for context, _ in pairs[:half]):
             return pairs[:half]

@@ -468,20 +468,20 @@ def write_pinned(path: str | Path, pinned: Mapping[str, Pinned]) -> None:
         ConfigError: the file does not write its models as sections; it is left unchanged.
     """
     source = Path(path)
-    kept: list[str] = []
+    lines: list[str] = []
     dropping = False
     for line in source.read_text(encoding="utf-8").splitlines():
         header = re.match(r"\s*\[\s*(.+?)\s*\]\s*(#.*)?$", line)
         if header is not None:
             dropping = header[1] in {f"{role}.pinned" for role in pinned}
         if not dropping:
-            kept.append(line)
-    while kept and not kept[-1].strip():
-        kept.pop()
+            lines.append(line)
+    while lines and not lines[-1].strip():
+        lines.pop()
     for role, values in pinned.items():
-        kept += ["", f"[{role}.pinned]  # written by `arbitrage check`; part of the identity"]
-        kept += [f"{name} = {_toml(value)}" for name, value in structs.asdict(values).items() if value is not None]
-    text = "\n".join(kept) + "\n"
+        lines += ["", f"[{role}.pinned]  # written by `arbitrage check`; part of the identity"]
+        lines += [f"{name} = {_toml(value)}" for name, value in structs.asdict(values).items() if value is not None]
+    text = "\n".join(lines) + "\n"
     try:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -205,8 +205,8 @@ def _cause(alarm: AlarmBody | None) -> Cause | None:
 async def _ledgers(store: Store, version: PolicyVersion, settings: PolicyConfig) -> list[WatchedLedger]:
     """Return the ledgers of a version, those with the newest rows last."""
     keys = [one.key for one in await store.ledgers(version.name) if one.key.version == version.version]
-    found = [_watched(key, version, settings, await store.ledger(key)) for key in keys]
-    return sorted(found, key=lambda one: float(one.rows.drawn.max(initial=0.0)))
+    ledgers = [_watched(key, version, settings, await store.ledger(key)) for key in keys]
+    return sorted(ledgers, key=lambda one: float(one.rows.drawn.max(initial=0.0)))
 
 
 def _empty(version: PolicyVersion, settings: PolicyConfig, ledgers: Sequence[WatchedLedger]) -> list[WatchedLedger]:

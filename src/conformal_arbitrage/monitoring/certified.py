@@ -60,8 +60,8 @@ def ledger_names(certificate: Certificate) -> dict[str, str]:
     shared = SHARED
     while shared in groups:
         shared += "'"
-    kept = {name: one for name, one in groups.items() if one.relaxation is not None}
-    return {name: shared if one.n < fewest else name for name, one in kept.items()}
+    thresholds = {name: one for name, one in groups.items() if one.relaxation is not None}
+    return {name: shared if one.n < fewest else name for name, one in thresholds.items()}
 
 
 def _rows(certificate: Certificate, group: str | None) -> int:

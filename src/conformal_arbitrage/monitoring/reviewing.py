@@ -257,8 +257,8 @@ def plan_staffing(
         overlap: the share of questions with a second opinion.
         wait: seconds within which a question should be taken.
     """
-    asked = guardian_share + audit_rate * (1 - guardian_share)
-    reviews = calls_per_hour * asked * votes_per_item * (1 + overlap)
+    share = guardian_share + audit_rate * (1 - guardian_share)
+    reviews = calls_per_hour * share * votes_per_item * (1 + overlap)
     load = reviews * seconds / 3600
     people, rows = int(load) + 1, list[Staffing]()
     blocked = _erlang_b(people, load)

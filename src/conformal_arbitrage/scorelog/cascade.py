@@ -143,7 +143,7 @@ class CascadeLog:
             )
         ids = _unique_ids(id, source)
         n = len(ids)
-        columns = {name: _checked_model(name, given, n, source) for name, given in models.items()}
+        columns = {name: _checked_model(name, model, n, source) for name, model in models.items()}
         order = sorted(columns, key=lambda name: (float(columns[name].cost.mean()), name))
         texts = np.column_stack([columns[name].texts for name in order])
         confidence = np.column_stack([columns[name].confidence for name in order])

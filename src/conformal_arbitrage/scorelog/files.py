@@ -107,9 +107,9 @@ class Table(ColumnReader):
         kinds = [
             f"string_agg(distinct json_type(json, {literal(_pointer(k))}), ' ') as k{i}" for i, k in enumerate(keys)
         ]
-        seen = self._query(f"select {', '.join(kinds)} from raw") if keys else {}
+        types = self._query(f"select {', '.join(kinds)} from raw") if keys else {}
         columns = [
-            f"(json ->> {literal(_pointer(k))})::{_json_type(k, str(seen[f'k{i}'].tolist()[0]))} as {quoted(k)}"
+            f"(json ->> {literal(_pointer(k))})::{_json_type(k, str(types[f'k{i}'].tolist()[0]))} as {quoted(k)}"
             for i, k in enumerate(keys)
         ]
         self._run(f"create table source as select {', '.join(columns) or 'json'} from raw")
@@ -171,10 +171,10 @@ def writable(target: str | Path) -> Path:
     """Return where a name leads, links followed; refuse it if that cannot be a file."""
     try:
         real = Path(os.path.realpath(target))
-        taken = real.exists() and not real.is_file()
+        occupied = real.exists() and not real.is_file()
     except (OSError, ValueError) as error:  # a ValueError is a zero byte in the name
         raise OutputError(f"{str(target)!r}: cannot be written ({error}); give another name") from error
-    if not Path(target).name or taken:
+    if not Path(target).name or occupied:
         raise OutputError(f"{str(target)!r}: cannot be written (not the name of a file); give another name")
     return real
 

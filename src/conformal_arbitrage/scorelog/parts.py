@@ -207,12 +207,12 @@ class ScoreParts:
 
     def parts(self) -> list[ScorePart]:
         """Return all parts, in order."""
-        found: list[ScorePart] = []
+        parts: list[ScorePart] = []
         first = 0
         for file in self.files:
             for start in range(0, file.rows, self.rows_per_part):
                 stop = min(start + self.rows_per_part, file.rows)
-                found.append(
+                parts.append(
                     ScorePart(
                         file=file,
                         start=start,
@@ -225,7 +225,7 @@ class ScoreParts:
                     )
                 )
             first += file.rows
-        return found
+        return parts
 
     def sample(self, rows: int, *, seed: int = 0) -> ScoreLog:
         """Return a uniform sample of the rows, drawn without replacement, in order; all of them if there are no more.
@@ -365,28 +365,26 @@ class FileList(ColumnReader):
 
     def rows_of_files(self) -> dict[str, int]:
         """Return the number of rows of each file, from the footers."""
-        found = self._query(f"select file_name as f, num_rows as n from parquet_file_metadata({self._paths})")
-        return dict(zip(found["f"].tolist(), [int(n) for n in found["n"].tolist()], strict=True))
+        rows = self._query(f"select file_name as f, num_rows as n from parquet_file_metadata({self._paths})")
+        return dict(zip(rows["f"].tolist(), [int(n) for n in rows["n"].tolist()], strict=True))
 
     def documents(self) -> dict[str, str]:
         """Return the JSON document of each file that carries one."""
         where = f"where decode(key) = {literal(METADATA_KEY)}"
-        found = self._query(
-            f"select file_name as f, decode(value) as v from parquet_kv_metadata({self._paths}) {where}"
-        )
-        return dict(zip(found["f"].tolist(), found["v"].tolist(), strict=True))
+        rows = self._query(f"select file_name as f, decode(value) as v from parquet_kv_metadata({self._paths}) {where}")
+        return dict(zip(rows["f"].tolist(), rows["v"].tolist(), strict=True))
 
     def types_of(self, path: str) -> dict[str, str]:
         """Return DuckDB's type of each column of a file."""
         source = f"read_parquet({literal(escaped(path))}, hive_partitioning=false)"
-        found = self._query(f"describe select * from {source}")
-        return dict(zip(found["column_name"].tolist(), found["column_type"].tolist(), strict=True))
+        columns = self._query(f"describe select * from {source}")
+        return dict(zip(columns["column_name"].tolist(), columns["column_type"].tolist(), strict=True))
 
     def repeated_id(self) -> str | None:
         """Return an id that occurs twice, or None; DuckDB counts distinct ids on disk where memory does not suffice."""
         source = f"read_parquet({self._paths}, hive_partitioning=false)"
-        found = self._query(f'select count(*) as n, count(distinct "id"::varchar) as d from {source}')
-        if int(found["n"][0]) == int(found["d"][0]):
+        counts = self._query(f'select count(*) as n, count(distinct "id"::varchar) as d from {source}')
+        if int(counts["n"][0]) == int(counts["d"][0]):
             return None
         twice = f'select "id"::varchar as v from {source} group by 1 having count(*) > 1 order by 1 limit 1'
         return str(self._query(twice)["v"][0])
@@ -400,10 +398,10 @@ def _describe_files(paths: Sequence[str]) -> list[PartFile]:
             for path in paths
         ]
     empty = [file for file in files if file.rows == 0]
-    kept = [file for file in files if file.rows > 0]
-    if not kept:
+    filled = [file for file in files if file.rows > 0]
+    if not filled:
         raise ScoreLogError(f"{empty[0].path}: there are no rows; give it at least one")
-    return kept
+    return filled
 
 
 def first_rows(source: str) -> PartTable:

@@ -134,11 +134,11 @@ class ChatAnswerer:
         yield await self._finished(request, item)  # by now its slot is free for the call that rates the answer
 
     def _call(self, request: ChatRequest, sample: int = 0) -> Call:
-        given = request.body
-        limits = [given[name] for name in _TOKEN_FIELDS if given.get(name) is not None]
+        incoming = request.body
+        limits = [incoming[name] for name in _TOKEN_FIELDS if incoming.get(name) is not None]
         limit = limits[0] if limits else self.settings.max_tokens
         fields = {
-            name: given[name] for name in sorted(given) if name not in _TOKEN_FIELDS
+            name: incoming[name] for name in sorted(incoming) if name not in _TOKEN_FIELDS
         }  # equal requests, equal bytes
         body = {**self._defaults, **fields, "model": self.settings.model}
         if limits:

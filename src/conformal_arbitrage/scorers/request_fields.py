@@ -121,11 +121,11 @@ def overridden(body: Mapping[str, Any], identities: Mapping[str, Identity]) -> d
         body: the request.
         identities: of both models, by role; where they say that requests keep their own settings, nothing differs.
     """
-    given = sorted(body.keys() & SETTINGS.keys())
-    if not given or all(identity.get("settings") == AS_REQUESTED for identity in identities.values()):
+    names = sorted(body.keys() & SETTINGS.keys())
+    if not names or all(identity.get("settings") == AS_REQUESTED for identity in identities.values()):
         return {}
     differing: dict[str, str] = {}
-    for name in given:
+    for name in names:
         pinned = {role: identity.get(_PINNED_AS.get(name, "")) for role, identity in identities.items()}
         if body[name] is not None and any(value != body[name] for value in pinned.values()):
             differing[name] = _remedies(name, body[name], pinned)

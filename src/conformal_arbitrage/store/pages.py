@@ -144,13 +144,13 @@ def _replaced(
 ) -> set[_Place]:
     """Return the decisions recorded as the Guardian's that a safe action replaced later."""
     named = {"policy": wanted.policy, "key_id": wanted.key_id}
-    given = {f"d.{name} = ?": value for name, value in named.items() if value is not None}
-    where = " and ".join(["d.kind = 'decision'", *given, *(_of_decision(bound) for bound in bounds)])
+    conditions = {f"d.{name} = ?": value for name, value in named.items() if value is not None}
+    where = " and ".join(["d.kind = 'decision'", *conditions, *(_of_decision(bound) for bound in bounds)])
     sql = (
         f"select d.at, d.id from (select distinct id from events where {REPLACED}) r join events d on d.id = r.id "
         f"where {where} order by d.at desc, d.id desc limit ?"
     )
-    return {(at, id) for at, id in session.rows(sql, *given.values(), *values, count)}
+    return {(at, id) for at, id in session.rows(sql, *conditions.values(), *values, count)}
 
 
 def _of_decision(bound: str) -> str:

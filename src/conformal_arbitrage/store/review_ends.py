@@ -127,8 +127,8 @@ def _item(session: Session, row: Sequence[Any], now: float) -> ReviewItem:
         "order by counts, token",
         id,
     )
-    kept = [vote for vote in votes if vote[5] is None]
-    here = [vote for vote in kept if vote[3] == level]
+    standing = [vote for vote in votes if vote[5] is None]
+    here = [vote for vote in standing if vote[3] == level]
     later = [counts - now for *_, counts, _ in here if counts > now]
     seen = session.rows("select reviewer from review_seen where decision = ?", decision)
     return ReviewItem(
@@ -148,7 +148,7 @@ def _item(session: Session, row: Sequence[Any], now: float) -> ReviewItem:
         revision=revision,
         drawn=bool(drawn),
         votes=tuple(_vote(vote) for vote in here if vote[4] <= now),
-        earlier=tuple(_vote(vote) for vote in kept if vote[3] < level),
+        earlier=tuple(_vote(vote) for vote in standing if vote[3] < level),
         withdrawn=sum(withdrawn is not None for *_, withdrawn in votes),
         next_count=min(later, default=None),
         seen=frozenset(reviewer for (reviewer,) in seen),

@@ -136,9 +136,11 @@ class SQLStore(SQLConsole, SQLReviews):
             raise OptionError("response= and begun= belong to a claim; pass claim= too")
         texts = [(event, encode(event.body, event.id)) for event in events]
         questions = [(audit, encode(audit.question, audit.id) if audit.ask else None) for audit in audits]
-        told = self._webhooks
+        webhooks = self._webhooks
         await self._write(
-            operations.Commit(texts, claim, response, questions, begun or {}, undelivered or {}, news, reviews, told)
+            operations.Commit(
+                texts, claim, response, questions, begun or {}, undelivered or {}, news, reviews, webhooks
+            )
         )
         self.has_undelivered = self.has_undelivered or bool(undelivered)
 

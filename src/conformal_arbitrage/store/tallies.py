@@ -240,8 +240,8 @@ def decisions_under(session: Session, policy: str, version: int) -> int:
 def _tally(row: Sequence[Any]) -> PolicyTally:
     policy, version, *values = row
     named = dict(zip(_COUNTS, values, strict=True))
-    kept: dict[str, Any] = {name: float(value) if name in _MONEY else round(value) for name, value in named.items()}
-    return PolicyTally(policy=policy, version=int(version), **kept)
+    counts: dict[str, Any] = {name: float(value) if name in _MONEY else round(value) for name, value in named.items()}
+    return PolicyTally(policy=policy, version=int(version), **counts)
 
 
 def forget_pruned(session: Session, *, before: float) -> None:

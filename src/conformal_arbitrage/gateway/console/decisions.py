@@ -58,8 +58,8 @@ class DecisionFilter:
             "first": f"from {self.first}",
             "last": f"to {self.last}",
         }
-        given = {name: text for name, text in texts.items() if getattr(self, name)}
-        return [(text, self.link(**{name: "", "before": ""})) for name, text in given.items()]
+        active = {name: text for name, text in texts.items() if getattr(self, name)}
+        return [(text, self.link(**{name: "", "before": ""})) for name, text in active.items()]
 
     def link(self, **changed: str) -> str:
         """Return the address of these filters with some of them changed."""
@@ -126,16 +126,16 @@ class DecisionsPage:
             return await store.records(
                 policy=wanted.policy or None, decided_by=wanted.who or None, before=before, limit=PAGE + 1, **times
             )
-        found: list[DecisionRecord] = []
+        records: list[DecisionRecord] = []
         for _ in range(_MOST_LOOKED_AT):
             batch = await store.marked_decisions(
                 wanted.mark, policy=wanted.policy or None, before=before, limit=PAGE + 1, **times
             )
-            found += [one for one in batch if wanted.who in ("", one.decided_by)]
-            if len(batch) <= PAGE or len(found) > PAGE or not wanted.who:
+            records += [one for one in batch if wanted.who in ("", one.decided_by)]
+            if len(batch) <= PAGE or len(records) > PAGE or not wanted.who:
                 break
             before = batch[-1].id
-        return found[: PAGE + 1]
+        return records[: PAGE + 1]
 
     async def _hidden(self, records: list[DecisionRecord]) -> frozenset[str]:
         """Return the ids of decisions that people are still deciding."""

@@ -75,9 +75,10 @@ class OverviewPage:
         since = await parts.news.since()
         now = parts.clock()
         tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
-        seen = [live for live in parts.policies.all() if visit.who.sees(live.name)]
-        seen.sort(key=lambda live: (live.alarm is None, live.mode == "shadow", live.name))  # what needs someone first
-        cards = [await self.card(live, tallies, now) for live in seen]
+        visible = [live for live in parts.policies.all() if visit.who.sees(live.name)]
+        # what needs someone first
+        visible.sort(key=lambda live: (live.alarm is None, live.mode == "shadow", live.name))
+        cards = [await self.card(live, tallies, now) for live in visible]
         broken = {name: error for name, error in parts.policies.out_of_service().items() if visit.who.sees(name)}
         return parts.pages.page(
             "overview.html", visit, since=since, cards=cards, broken=broken, days=DAYS, now=now,
@@ -108,10 +109,10 @@ class OverviewPage:
 
     def _picture(self, policy: str, course: LossCourse) -> DrawnCourse:
         """Return the picture of a course, which is drawn once."""
-        kept = self._drawn.get(policy)
-        if kept is None or kept[0] is not course:
-            kept = self._drawn[policy] = course, drawn(course)
-        return kept[1]
+        picture = self._drawn.get(policy)
+        if picture is None or picture[0] is not course:
+            picture = self._drawn[policy] = course, drawn(course)
+        return picture[1]
 
     async def _waiting(self, live: LivePolicy) -> TeamBacklog | None:
         """Return what the team behind a policy has before it; None if no people answer."""

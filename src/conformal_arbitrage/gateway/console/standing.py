@@ -144,10 +144,10 @@ class Courses:
             return None
         key = with_fields(watched.key, group=group)
         change = next((one.change for one in await self._store.ledgers(live.name) if one.key == key), -1)
-        kept = self._kept.get(live.name)
+        cached = self._kept.get(live.name)
         begun = time.monotonic()
-        if kept is not None and kept[0] == key and (kept[1] == change or begun < kept[2]):
-            return kept[3]
+        if cached is not None and cached[0] == key and (cached[1] == change or begun < cached[2]):
+            return cached[3]
         rows = await self._store.ledger(key)
         marks = [] if live.alarm is None or live.alarm.at is None else [(live.alarm.at, "alarm")]
         course = await asyncio.to_thread(_course, rows, watched.lines[group], _bound(live), now, marks)

@@ -225,8 +225,8 @@ class Doorkeeper:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
             raise RequestError(f"a form is sent as {_FORM}", status=415, code="content_type")
         fields = await _fields(request)
-        given = request.headers.get("x-csrf-token") or fields.pop("csrf", "")
-        if not hmac.compare_digest(given.encode(), token.encode()):
+        sent_token = request.headers.get("x-csrf-token") or fields.pop("csrf", "")
+        if not hmac.compare_digest(sent_token.encode(), token.encode()):
             raise RequestError(
                 "this form is from an earlier sign-in, or from elsewhere; go back and load the page again", status=403
             )
