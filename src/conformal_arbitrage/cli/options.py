@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -410,21 +409,12 @@ def warn(message: str) -> None:
 
 def wrapped(text: str) -> str:
     """Return paragraphs wrapped to a readable width, or to that of a narrower terminal; no word is broken."""
-    wrap = textwrap.TextWrapper(width=_readable_width(), break_long_words=False, break_on_hyphens=False)
+    wrap = textwrap.TextWrapper(width=readable_width(), break_long_words=False, break_on_hyphens=False)
     return "\n".join(wrap.fill(line) for line in text.split("\n"))
 
 
-def wrapped_command(command: str) -> str:
-    """Return a shell command on lines of the same width, which can be pasted as they are."""
-    lines = [""]
-    for word in map(shlex.quote, shlex.split(command)):
-        if lines[-1] and len(lines[-1]) + len(word) + len(" " + " \\") > _readable_width():
-            lines.append("   ")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return " \\\n".join(lines)
-
-
-def _readable_width() -> int:
+def readable_width() -> int:
+    """Return how many columns a paragraph may have."""
     return min(100, console().width)
 
 

@@ -1,6 +1,7 @@
 """The command recommend: split, choose and certify in one go."""
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,7 +161,7 @@ def _show(
         if not recommendation.certificate.signed:
             unsigned = "It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one."
             click.echo(options.wrapped(unsigned))
-    click.echo("\n".join(["By hand:", *map(options.wrapped_command, commands)]))
+    click.echo("\n".join(["By hand:", *map(_wrapped_command, commands)]))
 
 
 def _written(recommendation: "Recommendation", output: str, certificate: str) -> str:
@@ -170,6 +171,16 @@ def _written(recommendation: "Recommendation", output: str, certificate: str) ->
     if recommendation.certificate.fit is None:
         return f"{output} and {certificate}"
     return f"{output}, {sidecar_path(certificate)} and {certificate}"
+
+
+def _wrapped_command(command: str) -> str:
+    """Return a shell command on lines of a readable width, which can be pasted as they are."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(command)):
+        if lines[-1] and len(lines[-1]) + len(word) + len(" " + " \\") > options.readable_width():
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n".join(lines)
 
 
 def _left_out(recommendation: "Recommendation") -> list[str]:
