@@ -46,12 +46,20 @@ myst_heading_anchors = 4
 python_maximum_signature_line_length = 90
 add_module_names = False
 toc_object_entries_show_parents = "hide"
+smartquotes = False
 html_theme = "furo"
 html_title = f"Conformal Arbitrage {version}"
 html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 exclude_patterns = ["build"]
+"""
+STYLE = """\
+/* Lines of code and tables have up to 120 characters: take the room where the list of headings leaves it. */
+@media (min-width: 96em) { .content { width: 58em; } }
+@media (max-width: 82em) { .content { width: 58em; max-width: 100%; } }
 """
 SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises):$", re.MULTILINE)
 FIELDS = {"Args": "param", "Attributes": "ivar", "Raises": "raises"}
@@ -73,6 +81,8 @@ def main(target: Path) -> None:
     (target / "index.md").write_text(index())
     version = f'version = release = "{conformal_arbitrage.__version__}"\n'
     (target / "conf.py").write_text(version + CONFIGURATION)
+    (target / "_static").mkdir()
+    (target / "_static" / "site.css").write_text(STYLE)
 
 
 def standing_alone(text: str) -> str:

@@ -80,7 +80,7 @@ def test_two_questions_are_asked_and_the_answers_are_used():
     router_table(Path("runs.csv"))
     shown = run("quickstart", "--alpha", "0.1", input="csv\nruns.csv\n")
     assert "What do you have?" in shown
-    assert "Found: a confidence (confidence), and grades of the Primary (small_ok) and the Guardian (big_ok)." in shown
+    assert "Found: a confidence (confidence), and grades of the Primary (small_ok) and the Guardian" in shown
     assert (
         "arbitrage router-log runs.csv --confidence confidence --primary-grade small_ok --guardian-grade big_ok"
         in shown
@@ -172,6 +172,15 @@ def test_a_table_with_other_separators_is_named():
     Path("t.csv").write_text("id;confidence;small_ok;big_ok\na;0,5;1;1\n")
     with pytest.raises(ScoreLogError, match="separated by ';'; save it with commas between columns, and points"):
         quick_start("csv", ["t.csv"])
+
+
+def test_a_configuration_of_another_name_is_named_in_the_commands():
+    router_table(Path("runs.csv"))
+    start = json.loads(run("quickstart", "--yes", "runs.csv", "--alpha", "0.1", "-o", "own.toml", "--json"))
+    for command in start["commands"]:
+        run(*command.split()[1:])
+    assert Certificate.load("certificate.json").alpha == 0.1
+    assert " --config own.toml" in quick_start("endpoints", [], config="own.toml").commands[0]
 
 
 def test_a_configuration_that_is_there_stays():

@@ -48,7 +48,7 @@ def quickstart_command(
         raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
     kind: Any = have or ("csv" if yes else _ask_kind())
     named = files or (() if yes else _ask_files(kind))
-    start = quick_start(kind, named, alpha=alpha)
+    start = quick_start(kind, named, alpha=alpha, config=output)
     write_text(output, start.configuration)
     ProjectSecret.create(Path(output).parent)
     _show_start(start, output, as_json=as_json)
@@ -68,8 +68,10 @@ def _show_start(start: "QuickStart", output: str, *, as_json: bool) -> None:
     if as_json:
         options.print_json({"found": start.found, "configuration": output, "commands": list(start.commands)})
         return
-    click.echo(f"Found: {start.found}.")
+    click.echo(options.wrapped(f"Found: {start.found}."))
     click.echo(
-        f"Written: {output}, and the project's secret beside it: keep that out of version control, and back it up."
+        options.wrapped(
+            f"Written: {output}, and the project's secret beside it: keep that out of version control, and back it up."
+        )
     )
     click.echo("Next:\n  " + "\n  ".join(start.commands))

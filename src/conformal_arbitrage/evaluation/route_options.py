@@ -119,10 +119,12 @@ class Recommendation:
         return facts
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return header and rows of all options, the chosen one marked."""
+        """Return header and rows of all options, the chosen one marked; a single pair of models is not repeated."""
         header = ["option", "loss", "score", "boundary", "sent to the Guardian", "with 2 x the rows", "with any number"]
         priced = any(option.cost_per_1000 is not None for option in self.options)
         rows = [_cells(option, chosen=option is self.chosen, priced=priced) for option in self.options]
+        if len({pair_of(option) for option in self.options}) == 1:
+            header, rows = ["", *header[1:]], [[row[0][:1], *row[1:]] for row in rows]
         return [*header, "$ per 1000"] if priced else header, rows
 
     def more_rows(self) -> str:

@@ -19,7 +19,7 @@ from conformal_arbitrage.scorelog.files import Table
 from conformal_arbitrage.scorers.kinds import Form
 
 Have = Literal["csv", "endpoints", "eval"]
-LOG, PLAN, CERTIFICATE = "log.parquet", "route.toml", "certificate.json"
+CONFIG, LOG, PLAN, CERTIFICATE = "arbitrage.toml", "log.parquet", "route.toml", "certificate.json"
 _NOT_SCORES = ("id", "label", "group", "context", "actions", "correct")
 _CONFIDENCES = ("confidence", "score", "router_score", "primary_confidence")
 _SURE = {"confidence", "conf", "prob", "probability", "sure", "certainty"}
@@ -50,7 +50,7 @@ class QuickStart:
     commands: tuple[str, str, str]
 
 
-def quick_start(have: Have, files: Sequence[str], *, alpha: float = 0.05) -> QuickStart:
+def quick_start(have: Have, files: Sequence[str], *, alpha: float = 0.05, config: str = CONFIG) -> QuickStart:
     """Return the configuration and the next three commands for what someone has.
 
     Args:
@@ -58,16 +58,20 @@ def quick_start(have: Have, files: Sequence[str], *, alpha: float = 0.05) -> Qui
             of two evaluation runs, the Primary's first.
         files: the table, the questions, or the two runs.
         alpha: the risk budget.
+        config: the name that the configuration will have.
 
     Raises:
         OptionError: the files are of another kind.
     """
     if have == "endpoints":
-        return _endpoints(files, alpha)
+        return _endpoints(files, alpha, _naming(config))
     found, first = _from_table(_only(files)) if have == "csv" else _from_runs(files)
     ready = first is None
     log = _only(files) if ready else LOG
-    commands = [f"arbitrage recommend {_quoted(log)} -o {PLAN}", f"arbitrage certificate show {CERTIFICATE}"]
+    commands = [
+        f"arbitrage recommend {_quoted(log)}{_naming(config)} -o {PLAN}",
+        f"arbitrage certificate show {CERTIFICATE}",
+    ]
     commands += [f"arbitrage apply {CERTIFICATE} {_quoted(log)} -o decisions.jsonl"] if ready else []
     one, two, three = commands if first is None else [first, *commands]
     text = first is not None and any(word in first for word in _TEXT)
@@ -88,7 +92,7 @@ def _only(files: Sequence[str]) -> str:
     return files[0]
 
 
-def _endpoints(files: Sequence[str], alpha: float) -> QuickStart:
+def _endpoints(files: Sequence[str], alpha: float, named: str) -> QuickStart:
     """Return the start for live models; the questions' columns say whether they are menus."""
     questions = files[0] if files else "questions.csv"
     form: Form = "menu"
@@ -105,9 +109,9 @@ def _endpoints(files: Sequence[str], alpha: float) -> QuickStart:
         found=found,
         configuration=_configured(form, alpha),
         commands=(
-            "arbitrage check",
-            f"arbitrage collect {_quoted(questions)} -o {LOG}{grade}",
-            f"arbitrage recommend {LOG} -o {PLAN}",
+            f"arbitrage check{named}",
+            f"arbitrage collect {_quoted(questions)}{named} -o {LOG}{grade}",
+            f"arbitrage recommend {LOG}{named} -o {PLAN}",
         ),
     )
 
@@ -222,6 +226,11 @@ def _values(table: Table, name: str) -> Floats | None:
 def _is_grade(table: Table, name: str) -> bool:
     values = _values(table, name)
     return values is not None and values.size > 0 and bool(np.all((values >= 0) & (values <= 1)))
+
+
+def _naming(config: str) -> str:
+    """Return the option that names a configuration, where commands would not find it by themselves."""
+    return "" if config == CONFIG else f" --config {_quoted(config)}"
 
 
 def _quoted(name: str) -> str:
