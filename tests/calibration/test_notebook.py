@@ -1,6 +1,8 @@
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.calibration.notebook import html_bars, html_interval, html_paragraph, html_rule, html_table
 
+LEFT = 'style="text-align:left"'
+
 
 def test_a_table_with_a_header_has_plain_rows():
     assert html_table([["1", "<b>"]], header=["a", "&"]) == (
@@ -9,7 +11,7 @@ def test_a_table_with_a_header_has_plain_rows():
 
 
 def test_a_table_without_a_header_has_titled_rows():
-    assert html_table([["alpha", "0.05"]]) == "<table><tr><th>alpha</th><td>0.05</td></tr></table>"
+    assert html_table([["alpha", "0.05"]]) == f"<table><tr><th {LEFT}>alpha</th><td {LEFT}>0.05</td></tr></table>"
 
 
 def test_a_paragraph_is_escaped():
@@ -19,7 +21,7 @@ def test_a_paragraph_is_escaped():
 def test_a_certificate_shows_its_facts_and_its_guarantee(science):
     certificate = calibrate(science, 0.05, guardian_sees="all")
     page = certificate._repr_html_()
-    assert "<th>relaxation</th><td>0.457141</td>" in page
+    assert f"<th {LEFT}>relaxation</th><td {LEFT}>0.457141</td>" in page
     assert "losses in [0, 1], 2369 rows" in page
     assert page.endswith("</p>")
 
@@ -55,11 +57,14 @@ def test_a_rule_off_the_scale_is_not_drawn():
     assert 'width="115"' in html_rule(0.25)
     assert "lead up to 0.25" in html_rule(0.25)
     router = ScoreLog.from_router(confidence=[0.5] * 40, primary_grade=[1.0] * 40, guardian_grade=[1.0] * 40)
-    assert "confidence up to 0: ask" in calibrate(router, 0.1)._repr_html_()
+    assert "confidence up to 0: the Guardian decides" in calibrate(router, 0.1)._repr_html_()
 
 
 def test_an_interval_shows_its_mean_and_marks():
     page = html_interval("loss", (0.02, 0.1), 0.05, [("alpha", 0.05), ("red", 0.08)])
     assert page.count("<rect") == 4
     assert "alpha 0.05" in page
+    assert "loss: 0.02 to 0.1<" in page
+    equal = html_interval("loss", (0.02, 0.1), 0.05, [("alpha", 0.05), ("red", 0.05)])
+    assert "alpha, red 0.05" in equal
     assert html_interval("loss", (0.0, 0.0), None, []).count("<rect") == 1

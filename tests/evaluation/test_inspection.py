@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -153,3 +155,8 @@ def test_in_router_form_rows_without_a_confidence_count_as_the_primarys_answer()
     inspection = inspect(log)
     assert inspection.outcomes["correct"] == {"primary": 0.7, "guardian": 1.0}
     assert inspection.primary_loss == pytest.approx(0.3)
+
+
+def test_the_next_step_of_a_log_in_memory_is_a_call(science):
+    in_memory = replace(science, source="arrays")
+    assert inspect(in_memory).next_steps[0].startswith("Next: recommend(log, A), with the alpha that you need")

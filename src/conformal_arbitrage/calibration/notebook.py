@@ -20,8 +20,13 @@ def html_paragraph(text: str) -> str:
 
 
 def _cells(row: Sequence[str], *, titled: bool) -> str:
-    tags = ["th" if titled and place == 0 else "td" for place in range(len(row))]
-    return "".join(f"<{tag}>{escape(cell)}</{tag}>" for tag, cell in zip(tags, row, strict=True))
+    if not titled:
+        return "".join(f"<td>{escape(cell)}</td>" for cell in row)
+    tags = ["th", *("td" for _ in row[1:])]  # of words, which notebooks would set to the right, as figures
+    return "".join(f"<{tag} {_LEFT}>{escape(cell)}</{tag}>" for tag, cell in zip(tags, row, strict=True))
+
+
+_LEFT = 'style="text-align:left"'
 
 
 def _row(cells: str) -> str:
@@ -63,7 +68,7 @@ def html_rule(relaxation: float | None, *, of: str = "lead") -> str:
         return ""
     split = round(relaxation * _WIDTH, 1)
     parts = [
-        _text(0, 12, f"{of} up to {relaxation:g}: ask the Guardian; above: the Primary's choice stands"),
+        _text(0, 12, f"{of} up to {relaxation:g}: the Guardian decides; above: the Primary"),
         _rectangle(0, 18, split, _GREY),
         _rectangle(split, 18, _WIDTH - split, _BLUE),
     ]
@@ -73,7 +78,7 @@ def html_rule(relaxation: float | None, *, of: str = "lead") -> str:
 def html_interval(
     title: str, limits: tuple[float, float], mean: float | None, marks: Sequence[tuple[str, float]]
 ) -> str:
-    """Return a scale with an interval, the mean in it, and marked values.
+    """Return a scale with an interval, the mean in it, and marked values; those that are equal share a mark.
 
     Args:
         title: what is shown.
@@ -81,15 +86,21 @@ def html_interval(
         mean: a value in it, if it is known.
         marks: names of further values, such as a budget.
     """
-    values = [*limits, *(value for _, value in marks)]
-    low, high = min(0.0, *values), max(values)
-    scale = _WIDTH / ((high - low) * 1.2 or 1.0)
-    parts = [_text(0, 12, title), _rectangle((limits[0] - low) * scale, 24, (limits[1] - limits[0]) * scale, _GREY)]
-    parts += [] if mean is None else [_rectangle((mean - low) * scale - 2, 20, 4, _BLUE, height=18)]
+    named: dict[float, list[str]] = {}
     for name, value in marks:
+        named.setdefault(value, []).append(name)
+    low, high = min(0.0, *limits, *named), max(*limits, *named)
+    scale = _WIDTH / ((high - low) * 1.2 or 1.0)
+    within = f"{title}: {limits[0]:.3g} to {limits[1]:.3g}"
+    parts = [_text(0, 12, within), _rectangle((limits[0] - low) * scale, 24, (limits[1] - limits[0]) * scale, _GREY)]
+    parts += [] if mean is None else [_rectangle((mean - low) * scale - 2, 20, 4, _BLUE, height=18)]
+    for place, (value, names) in enumerate(sorted(named.items())):  # each label has a line of its own
         x = (value - low) * scale
-        parts += [_rectangle(x, 18, 1.5, "currentColor", height=22), _text(x, 54, f"{name} {value:g}")]
-    return _figure(title, 60, parts)
+        parts += [
+            _rectangle(x, 18, 1.5, "currentColor", height=22),
+            _text(x, 54 + 14 * place, f"{', '.join(names)} {value:g}"),
+        ]
+    return _figure(title, 46 + 14 * max(1, len(named)), parts)
 
 
 def _figure(title: str, height: int, parts: Sequence[str]) -> str:

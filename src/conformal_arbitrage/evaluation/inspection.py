@@ -364,9 +364,15 @@ def _next_steps(log: ScoreLog, worth: bool, shares: tuple[float, float] | None) 
     columns = "" if log.columns == ("primary", "guardian") else options
     steps: list[str] = []
     if worth:
+        in_memory = log.source in ("arrays", "frame")
+        call = (
+            "recommend(log, A)"
+            if in_memory
+            else f"arbitrage recommend {quote(log.source)}{columns} --alpha A -o route.toml"
+        )
         steps.append(
-            f"Next: arbitrage recommend {quote(log.source)}{columns} --alpha A -o route.toml, with the alpha that you need, "
-            "not the one that looks best here; it chooses options on one part of the rows and certifies on the rest."
+            f"Next: {call}, with the alpha that you need, not the one that looks best here; it chooses options on one part "
+            "of the rows and certifies on the rest."
         )
     if worth and shares is not None:
         here, limit = shares

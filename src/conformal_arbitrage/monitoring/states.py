@@ -87,7 +87,7 @@ class Standing:
         facts += [("mean loss", "unknown" if self.mean is None else f"{self.mean:.4g}")]
         marks = [("alpha", lines.alpha), *([] if lines.red is None else [("red", lines.red)])]
         return html_table(facts) + html_interval(
-            "loss of audited decisions, with its limits", self.limits, self.mean, marks
+            "limits of the loss of audited decisions", self.limits, self.mean, marks
         )
 
 
