@@ -241,14 +241,10 @@ class _Writer(threading.Thread):
                     futures[0].get_loop().call_soon_threadsafe(_resolve, futures, outcomes)
 
     def _guarded(self, jobs: Sequence[Job[Any]]) -> list[Any]:
-        """Run jobs; after a bug in one, return an error for each.
-
-        This is the boundary of the thread: an exception that passed it would end the thread, and every caller with a job
-        in the queue, now or later, would wait forever. Errors that are expected are handled further in.
-        """
+        """Run jobs; after a bug in one, return an error for each."""
         try:
             return self._outcomes(jobs)
-        except Exception:  # noqa: BLE001 - whatever a bug raises
+        except Exception:  # noqa: BLE001 - a bug must not end the thread, or all who have a job queued wait forever
             _log.exception("a job of the store raised an unexpected exception; its batch was rolled back")
             self._start_over()
             text = f"{self._path}: the store failed, and the log says how; nothing of this was recorded"
