@@ -54,10 +54,10 @@ async def degraded(where: str, folder: Path, decisions: int, audit_rate: float) 
     """Let the Primary degrade half way, with a kill before and a second gateway beside."""
     change = decisions // 2
     config = degrading.write_config(folder, where, audit_rate=audit_rate)
-    given = degrading.environment(change)
+    environment = degrading.environment(change)
     async with (
-        Gateway(config, **given) as one,
-        Gateway(config, **given) as other,
+        Gateway(config, **environment) as one,
+        Gateway(config, **environment) as other,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
         follow = 0.0

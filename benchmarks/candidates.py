@@ -67,11 +67,11 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 def questions() -> dict[str, str]:
     """Return every question with its answer."""
-    asked = {f"What is the capital of {a}? Answer in one word.": b for a, b in pairs(CAPITALS)}
-    asked |= {f"What is the opposite of {a}? Answer in one word.": b for a, b in pairs(OPPOSITES)}
-    asked |= {f"What is a young {a} called? Answer in one word.": b for a, b in pairs(YOUNG)}
+    body = {f"What is the capital of {a}? Answer in one word.": b for a, b in pairs(CAPITALS)}
+    body |= {f"What is the opposite of {a}? Answer in one word.": b for a, b in pairs(OPPOSITES)}
+    body |= {f"What is a young {a} called? Answer in one word.": b for a, b in pairs(YOUNG)}
     sums = [(a, b) for a in range(1, 10) for b in range(a, 10)]
-    return asked | {f"What is {a} + {b}? Answer with a number.": str(a + b) for a, b in sums}
+    return body | {f"What is {a} + {b}? Answer with a number.": str(a + b) for a, b in sums}
 
 
 class Key:

@@ -28,11 +28,11 @@ def main() -> None:
         log = nine_models(options.data, name, SETS[name], None if options.all_models else FEW)
         for loss in (None, "net"):
             for chain in CHAINS if loss is None else (None,):
-                found = evaluate_cascade(
+                evaluation = evaluate_cascade(
                     log, ALPHAS, calibration_size=6 * len(log) // 10, trials=options.splits, loss=loss, chain=chain
                 )
                 title = f"{name}, {loss or 'regret'}, {'auto' if chain is None else ' > '.join(chain)}"
-                for point in found.points:
+                for point in evaluation.points:
                     print(
                         f"{title:42} alpha {point.alpha:<5g} cost {point.cost:.3f} +- {point.cost_error:.3f}  loss "
                         f"{point.loss:.4f} +- {point.loss_error:.4f}  over {point.over:.2f}  "

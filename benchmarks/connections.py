@@ -151,8 +151,8 @@ def figure(url: str, name: str) -> int:
     """One figure of /metrics."""
     request = urllib.request.Request(url + "/metrics", headers={"Authorization": f"Bearer {KEY}-review"})
     with urllib.request.urlopen(request, timeout=60) as reply:
-        found = re.search(rf"^{name} (\S+)$", reply.read().decode(), re.MULTILINE)
-    return 0 if found is None else int(float(found[1]))
+        match = re.search(rf"^{name} (\S+)$", reply.read().decode(), re.MULTILINE)
+    return 0 if match is None else int(float(match[1]))
 
 
 def quantiles(url: str, options: argparse.Namespace) -> tuple[float, float]:

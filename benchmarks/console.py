@@ -115,10 +115,10 @@ class Served:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         os.sched_setaffinity(self._process.pid, {core})
         line = self._process.stdout.readline() if self._process.stdout else ""
-        found = re.search(r"http://\S+?(?=\. )", line)
-        if found is None:
+        match = re.search(r"http://\S+?(?=\. )", line)
+        if match is None:
             raise SystemExit(f"the gateway did not start: {line}")
-        self.url = found[0]
+        self.url = match[0]
         self.session = requests.Session()
         self.session.headers["Sec-Fetch-Site"] = "same-origin"
 

@@ -54,10 +54,10 @@ def instruction(name: str) -> list[str]:
 
 def extras() -> str:
     """What the Dockerfile installs."""
-    found = re.search(r"pip install --constraint constraints\.txt '(.+)'", (DEPLOY / "docker/Dockerfile").read_text())
-    if found is None:
+    match = re.search(r"pip install --constraint constraints\.txt '(.+)'", (DEPLOY / "docker/Dockerfile").read_text())
+    if match is None:
         raise SystemExit("the Dockerfile has no line that installs the package")
-    return found[1]
+    return match[1]
 
 
 def lint(tools: Path, folder: Path) -> Iterator[str]:

@@ -27,8 +27,8 @@ class Messages(asyncio.Protocol):
         """Hand on every message that is complete."""
         self._data += data
         while (end := self._data.find(b"\r\n\r\n")) >= 0:
-            found = _LENGTH.search(self._data, 0, end + 2)
-            whole = end + 4 + (int(found[1]) if found else 0)
+            match = _LENGTH.search(self._data, 0, end + 2)
+            whole = end + 4 + (int(match[1]) if match else 0)
             if len(self._data) < whole:
                 return
             message = bytes(self._data[:whole])

@@ -110,10 +110,10 @@ def chat(question: str, *, menu: bool) -> Question:
 
 def decision(question: str) -> Question:
     choices = [{"value": option} for option in OPTIONS]
-    asked = {"type": "choice", "instructions": question, "choices": choices}
+    body = {"type": "choice", "instructions": question, "choices": choices}
     return Question(
         "/v1/decisions",
-        {"model": "planets", "input": "From the Sun outwards.", "questions": [asked]},
+        {"model": "planets", "input": "From the Sun outwards.", "questions": [body]},
         b'"decided_by":"primary"',
     )
 
@@ -308,16 +308,16 @@ class Bench:
 
 def measure(options: argparse.Namespace, folder: Path, core: int, other: int) -> list[Figures]:
     """CPU, rate and memory at a full core; latencies and start-up beside a mock that takes its time."""
-    found: dict[float, list[list[Figures]]] = {}
+    results: dict[float, list[list[Figures]]] = {}
     for latency in (0.0, LATENCY):
         with served(partial(Mock, latency), other) as url, ExitStack() as stack:
             bench = Bench(options, folder, url, core)
             stack.callback(bench.stop)
-            found[latency] = bench.runs(options.requests if not latency else options.requests // 4)
-    full = [min(runs, key=lambda run: run.cpu_ms or 0.0) for runs in found[0.0]]
-    calm = [min(runs, key=lambda run: run.p50_ms or 0.0) for runs in found[LATENCY]]
-    rates = [max(run.per_second or 0.0 for run in runs) for runs in found[0.0]]
-    tails = [min(run.p99_ms or 0.0 for run in runs) for runs in found[LATENCY]]
+            results[latency] = bench.runs(options.requests if not latency else options.requests // 4)
+    full = [min(runs, key=lambda run: run.cpu_ms or 0.0) for runs in results[0.0]]
+    calm = [min(runs, key=lambda run: run.p50_ms or 0.0) for runs in results[LATENCY]]
+    rates = [max(run.per_second or 0.0 for run in runs) for runs in results[0.0]]
+    tails = [min(run.p99_ms or 0.0 for run in runs) for runs in results[LATENCY]]
     alone = calm[0].p50_ms or 0.0
     return [
         Figures(
@@ -377,8 +377,8 @@ def profile(options: argparse.Namespace, folder: Path, core: int, other: int) ->
     with served(partial(Mock, 0.0), other) as url:
         kept = folder / "profile"
         gateway = ours(folder, url, core, "-m", "cProfile", "-o", str(kept))
-        asked = chat(EASY, menu=True)
-        uvloop.run(load(gateway.url, asked, options.requests, options.concurrency))
+        body = chat(EASY, menu=True)
+        uvloop.run(load(gateway.url, body, options.requests, options.concurrency))
         gateway.stop(signal.SIGINT)
     for order in ("tottime", "cumulative"):
         pstats.Stats(str(kept)).sort_stats(order).print_stats(60)

@@ -225,12 +225,12 @@ def measure(options: argparse.Namespace) -> Figures:
     """Measure everything."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        found: dict[str, Any] = calibration(folder, options.rows)
-        found |= collecting(folder, options.collect)
-        found |= serving(folder, options.requests)
-        found |= reading(folder, options.records)
+        results: dict[str, Any] = calibration(folder, options.rows)
+        results |= collecting(folder, options.collect)
+        results |= serving(folder, options.requests)
+        results |= reading(folder, options.records)
     whole = ("calibration_rows", "records")
-    return Figures(**{key: int(value) if key in whole else _rounded(value) for key, value in found.items()})
+    return Figures(**{key: int(value) if key in whole else _rounded(value) for key, value in results.items()})
 
 
 def _rounded(value: float) -> float:

@@ -75,11 +75,11 @@ def run(old: Path, requests: int, cores: tuple[int, int]) -> dict[str, tuple[flo
         plain = next(kind for kind in KINDS if kind.gateway == "bare")
         figures: dict[str, tuple[float, float, float]] = {}
         for name, kind in kinds.items():
-            asked = [(gateways[0], kind), (gateways[1], kind), (gateways[2], plain)]
-            for gateway, one in asked:
+            turns = [(gateways[0], kind), (gateways[1], kind), (gateways[2], plain)]
+            for gateway, one in turns:
                 cpu_of(gateway, one, _WARM_UP)
             slices = [
-                [cpu_of(gateway, one, max(requests // _SLICES, CONCURRENCY)) for gateway, one in asked]
+                [cpu_of(gateway, one, max(requests // _SLICES, CONCURRENCY)) for gateway, one in turns]
                 for _ in range(_SLICES)
             ]
             first, second, bare = (statistics.mean(column) for column in zip(*slices, strict=True))

@@ -114,9 +114,9 @@ def collect(url: str, rows: int, concurrency: int, folder: Path) -> Measured:
         assert len(log) == rows
         assert not log.missing.any()
 
-    found = measured(work, 2 * rows)
+    result = measured(work, 2 * rows)
     replies_path(output).unlink()
-    return found
+    return result
 
 
 def bodies(rows: int) -> list[dict[str, Any]]:
@@ -132,11 +132,11 @@ def bodies(rows: int) -> list[dict[str, Any]]:
 
 def sdk(url: str, rows: int, concurrency: int) -> Measured:
     """The same bodies through the SDK by as many workers; replies are parsed and dropped, nothing is stored."""
-    asked = bodies(rows)
+    requests = bodies(rows)
 
     async def work() -> None:
         async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            waiting = iter(asked)
+            waiting = iter(requests)
 
             async def worker() -> None:
                 for body in waiting:
@@ -145,7 +145,7 @@ def sdk(url: str, rows: int, concurrency: int) -> Measured:
 
             await asyncio.gather(*(worker() for _ in range(concurrency)))
 
-    return measured(work, len(asked))
+    return measured(work, len(requests))
 
 
 def best(runs: list[Measured]) -> Measured:
@@ -199,16 +199,16 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="show where a collection's time goes instead")
     parser.add_argument("--write", help="keep the table in this file")
     options = parser.parse_args()
-    asked = options.rows, options.concurrency
+    sizes = options.rows, options.concurrency
     with mock() as url, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         collect(url, 200, options.concurrency, folder)  # imports and connections aside
         sdk(url, 200, options.concurrency)
         if options.profile:
-            profile(url, *asked, folder)
+            profile(url, *sizes, folder)
             return
-        pairs = [(collect(url, *asked, folder), sdk(url, *asked)) for _ in range(options.repeats)]
-    rows = table(best([ours for ours, _ in pairs]), best([theirs for _, theirs in pairs]), *asked)
+        pairs = [(collect(url, *sizes, folder), sdk(url, *sizes)) for _ in range(options.repeats)]
+    rows = table(best([ours for ours, _ in pairs]), best([theirs for _, theirs in pairs]), *sizes)
     lines = "".join("| " + " | ".join(row) + " |\n" for row in rows)
     print(lines, end="")
     if options.write:

@@ -32,14 +32,14 @@ def measured(path: Path) -> dict[str, list[tuple[float, float, float]]]:
     """Alpha, delta and Guardian share by rule, at the budgets the Primary alone does not meet."""
     log = ScoreLog.read(path)
     log = log if log.is_router else log.binarized()
-    found = {}
+    results = {}
     for rule in STYLES:
         options = {"calibration_size": len(log) // 2, "primary_cost": 1, "guardian_cost": 20, **RULES[rule]}
         frontier = evaluate(log, ALPHAS, **options)
         alone = frontier.of("primary")[0].mean("loss")
         points = [p for p in frontier.of("conformal") if p.alpha < alone]
-        found[rule] = [(p.alpha, p.mean("delta"), p.mean("deferred")) for p in points]
-    return found
+        results[rule] = [(p.alpha, p.mean("delta"), p.mean("deferred")) for p in points]
+    return results
 
 
 def main() -> None:
@@ -53,11 +53,11 @@ def main() -> None:
     print("| log | alpha | " + " | ".join(f"delta, {rule} (sent to the Guardian)" for rule in STYLES) + " |")
     print("|---|---|" + "---|" * len(STYLES))
     for panel, (name, title) in zip(axes, LOGS.items(), strict=True):
-        found = measured(options.folder / f"{name}.parquet")
+        result = measured(options.folder / f"{name}.parquet")
         for rule, (colour, marker, line) in STYLES.items():
-            alphas, deltas, _ = zip(*found[rule], strict=True)
+            alphas, deltas, _ = zip(*result[rule], strict=True)
             panel.plot(alphas, deltas, color=colour, marker=marker, ls=line, ms=5, label=rule)
-        for cells in zip(*found.values(), strict=True):
+        for cells in zip(*result.values(), strict=True):
             print(
                 f"| {title} | {cells[0][0]:g} | "
                 + " | ".join(f"{d:+.3f} ({100 * g:.0f} %)" for _, d, g in cells)

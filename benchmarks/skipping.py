@@ -40,8 +40,8 @@ def main() -> None:
                 print(case, f"refused, {error}", flush=True)
                 continue
             places = {name: k for k, name in enumerate(log.id.tolist())}
-            asked = log.select([places[name] for name in choice.rest.id.tolist()])
-            with_rule, without = (cost(one, alpha, primary) for one in (choice.rest, asked))
+            rows = log.select([places[name] for name in choice.rest.id.tolist()])
+            with_rule, without = (cost(one, alpha, primary) for one in (choice.rest, rows))
             print(case, f"{without:.3f} asked first, {with_rule:.3f} with {choice.skipped:.0%} skipped", flush=True)
 
 

@@ -203,8 +203,8 @@ def faults_of(record: DecisionRecord, rule: Certificate) -> list[str]:
 
 
 def _normal(role: str, name: str) -> list[float]:
-    found = scores_of(role, name)
-    return [score / sum(found) for score in found]
+    result = scores_of(role, name)
+    return [score / sum(result) for score in result]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,11 +244,11 @@ async def soak(config: Path, database: str, requests: int, concurrency: int, rul
         chains = await store.verify()
     finally:
         await store.close()
-    given = set(load.ids.values())
+    ids = set(load.ids.values())
     quarters = np.array_split(np.array(load.memory) / 2**20, 4)
     return Soaked(
         requests=requests, seconds=round(load.seconds, 1), guardian_failures=load.failed, records=len(kept),
-        lost=len(given - kept) + requests - len(given), extra=len(kept - given), audits=audits, audits_open=waiting,
+        lost=len(ids - kept) + requests - len(ids), extra=len(kept - ids), audits=audits, audits_open=waiting,
         faults=faults, broken_chains=chains, memory_mb=[round(float(q.mean()), 2) for q in quarters], drift=load.drift,
     )  # fmt: skip
 
@@ -326,8 +326,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--shadow", type=int, default=10_000)
     parser.add_argument("--concurrency", type=int, default=64)
-    asked = parser.parse_args()
-    sizes = {"requests": asked.requests, "shadowed": asked.shadow, "concurrency": asked.concurrency}
+    arguments = parser.parse_args()
+    sizes = {"requests": arguments.requests, "shadowed": arguments.shadow, "concurrency": arguments.concurrency}
     with tempfile.TemporaryDirectory() as folder:
         found, soaked = asyncio.run(run(Path(folder), **sizes))
     print(f"Certificate: relaxation {found.rule.relaxation}, from {found.rows} shadow rows, alpha {ALPHA}")

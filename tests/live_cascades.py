@@ -23,8 +23,8 @@ def facts(model, question):
 
 def question_in(body):
     """Return the question of a request: q and a number."""
-    found = re.search(r"\bq\d+\b", json.dumps(body["messages"]))
-    return "q0" if found is None else found[0]
+    match = re.search(r"\bq\d+\b", json.dumps(body["messages"]))
+    return "q0" if match is None else match[0]
 
 
 def reply(path, body, number):

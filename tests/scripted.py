@@ -39,14 +39,14 @@ class Upstream:
         self.under_way += 1
         self.most_at_once = max(self.most_at_once, self.under_way)
         try:
-            found = self.reply(request.path.removeprefix("/v1"), body, len(self.bodies) - 1)
-            found = await found if hasattr(found, "__await__") else found
-            found = await found.sent(request) if isinstance(found, Stream) else found
+            reply = self.reply(request.path.removeprefix("/v1"), body, len(self.bodies) - 1)
+            reply = await reply if hasattr(reply, "__await__") else reply
+            reply = await reply.sent(request) if isinstance(reply, Stream) else reply
         finally:
             self.under_way -= 1
-        if isinstance(found, web.StreamResponse):
-            return found
-        status, document = found if isinstance(found, tuple) else (200, found)
+        if isinstance(reply, web.StreamResponse):
+            return reply
+        status, document = reply if isinstance(reply, tuple) else (200, reply)
         return web.Response(status=status, text=json.dumps(document), content_type="application/json")
 
 

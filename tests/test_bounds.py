@@ -146,11 +146,11 @@ def test_every_sentence_of_a_certificate_that_states_a_bound_is_covered():
 def test_every_word_of_the_table_is_said_somewhere_and_covered_by_a_listed_test():
     pages = [page.read_text() for page in PAGES]
     special = [*sure_certificates(), *chains(), *cascade_certificates(), *learned_certificates()]
-    said = [*set(certificates()), *special, *pages]
-    said = [sentence for text in said for sentence in sentences(text)]
+    lines = [*set(certificates()), *special, *pages]
+    lines = [sentence for text in lines for sentence in sentences(text)]
     assert len(WORDS) > 15
     for words, test in WORDS.items():
-        assert any(words in sentence for sentence in said), words
+        assert any(words in sentence for sentence in lines), words
         assert test in TESTS, test
 
 

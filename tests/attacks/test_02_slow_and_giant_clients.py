@@ -60,8 +60,8 @@ def status_of(peer):
 
 def closed(house, reason):
     """How many connections were closed for a reason."""
-    found = re.search(rf'arbitrage_connections_closed_total{{reason="{reason}"}} (\S+)', house.get("/metrics").text)
-    return 0 if found is None else int(float(found[1]))
+    match = re.search(rf'arbitrage_connections_closed_total{{reason="{reason}"}} (\S+)', house.get("/metrics").text)
+    return 0 if match is None else int(float(match[1]))
 
 
 def cpu_seconds(process):

@@ -64,8 +64,8 @@ def test_every_combination_of_filters_is_a_search_in_an_index(store, sql):
 
             def explained(session, wanted=wanted):
                 noted = Noted(session)
-                found = pages.page(noted, wanted, 20)
-                return found, noted.plans
+                page = pages.page(noted, wanted, 20)
+                return page, noted.plans
 
             found, plans = await store._scan(explained)
             assert len(found) == 20, names
@@ -88,10 +88,10 @@ def test_pages_hold_the_same_records_as_a_filter_over_all_of_them(store):
         for names in itertools.chain.from_iterable(
             itertools.combinations(("policy", "key_id", "decided_by"), k) for k in range(4)
         ):
-            given = {name: FILTERS[name] for name in names}
-            expected = [r.id for r in everything if all(getattr(r, name) == value for name, value in given.items())]
+            fields = {name: FILTERS[name] for name in names}
+            expected = [r.id for r in everything if all(getattr(r, name) == value for name, value in fields.items())]
             found, before = [], None
-            while page := await store.records(**given, before=before, limit=700):
+            while page := await store.records(**fields, before=before, limit=700):
                 found += [record.id for record in page]
                 before = page[-1].id
             assert found == expected, names

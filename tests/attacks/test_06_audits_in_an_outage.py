@@ -46,8 +46,8 @@ def decide(gateway, count, text="plain"):
 def figure(gateway, name, policy="support", **labels):
     """A figure of /metrics."""
     listed = ",".join(f'{key}="{value}"' for key, value in sorted({"policy": policy, **labels}.items()))
-    found = re.search(rf"^arbitrage_{name}{{{listed}}} (\S+)$", gateway.get("/metrics").text, re.M)
-    return None if found is None else float(found[1])
+    match = re.search(rf"^arbitrage_{name}{{{listed}}} (\S+)$", gateway.get("/metrics").text, re.M)
+    return None if match is None else float(match[1])
 
 
 @pytest.mark.parametrize("outage", ["refuses", "is away"])

@@ -269,7 +269,7 @@ def test_two_gateways_under_load_spend_what_one_may_and_a_kill_forgets_nothing(w
             async with Gateway(config, CALLS=str(calls)) as third:
                 assert 429 in await statuses_of(session, [third.url], 20, "c")
         assert set(statuses) == {200, 429}
-        asked = [line for line in calls.read_text().splitlines() if line.startswith("guardian")]
-        assert len(asked) == 10  # ten at $0.05, over three processes
+        guardian_calls = [line for line in calls.read_text().splitlines() if line.startswith("guardian")]
+        assert len(guardian_calls) == 10  # ten at $0.05, over three processes
 
     asyncio.run(story())

@@ -118,5 +118,5 @@ def test_a_real_gateway_says_on_stderr_which_version_is_in_force(where, tmp_path
 
     asyncio.run(story())
     lines = [json.loads(line) for line in path.with_suffix(".log").read_text().splitlines() if line.startswith("{")]
-    said = [line["message"] for line in lines if "in force" in line.get("message", "")]
-    assert said == [f"version {k} is in force, the certificate file certificate.json" for k in (1, 2, 3)]
+    messages = [line["message"] for line in lines if "in force" in line.get("message", "")]
+    assert messages == [f"version {k} is in force, the certificate file certificate.json" for k in (1, 2, 3)]

@@ -70,10 +70,10 @@ def test_a_picture_that_one_model_would_not_see_is_refused_before_any_call(tmp_p
 
 def test_instructions_with_a_picture_are_treated_alike(house):
     gateway = house()
-    asked = {**DECISION["questions"][0], "instructions": [{"type": "input_text", "text": "Which?"}, INPUT_PICTURE]}
-    error_of(gateway.decide({**DECISION, "questions": [asked]}), 422, "unsupported_content")
+    body = {**DECISION["questions"][0], "instructions": [{"type": "input_text", "text": "Which?"}, INPUT_PICTURE]}
+    error_of(gateway.decide({**DECISION, "questions": [body]}), 422, "unsupported_content")
     gateway = house(models={role: {"pictures": True} for role in ("primary", "guardian")})
-    assert gateway.decide({**DECISION, "questions": [asked]}).status_code == 200
+    assert gateway.decide({**DECISION, "questions": [body]}).status_code == 200
     [system, user] = gateway.primary.bodies[0]["input"]
     assert system == {"role": "system", "content": [{"type": "input_text", "text": "Which?"}, INPUT_PICTURE]}
     assert user == {"role": "user", "content": "A letter."}
@@ -145,20 +145,20 @@ def test_an_item_that_no_chat_model_takes_is_refused_by_name(house, item):
 def test_json_parts_are_shown_as_text(house):
     gateway = house()
     parts = [{"type": "input_json", "data": {"order": "№7"}}, {"type": "input_text", "text": "What?"}]
-    asked = {**DECISION["questions"][0], "instructions": ""}
-    assert gateway.decide({**DECISION, "input": [{"role": "user", "content": parts}], "questions": [asked]}).ok
+    body = {**DECISION["questions"][0], "instructions": ""}
+    assert gateway.decide({**DECISION, "input": [{"role": "user", "content": parts}], "questions": [body]}).ok
     assert gateway.primary.bodies[0]["input"] == '{"order": "№7"}\nWhat?'
 
 
 def test_a_free_text_policy_passes_pictures_on_as_they_are(house):
     gateway = house(form="text")
     schema = {"type": "object", "properties": {"team": {"enum": ["a", "b"]}}}
-    asked = {
+    body = {
         **CHAT,
         "messages": PICTURED,
         "response_format": {"type": "json_schema", "json_schema": {"name": "t", "schema": schema}},
     }
-    assert gateway.chat(asked).json()["arbitrage"]["guarantee"] == "crc"
+    assert gateway.chat(body).json()["arbitrage"]["guarantee"] == "crc"
     assert gateway.primary.bodies[0]["messages"] == PICTURED
 
 

@@ -124,8 +124,8 @@ def test_a_key_in_pieces_is_kept_out_of_a_stream(parts):
     chunks = [split.scrub(delta(whole[k : k + size])) for k in range(0, len(whole), size)]
     chunks.append(split.scrub(delta(finish="stop")))
     assert split.rest() is None
-    said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
-    assert said == whole.replace(secret, "***")
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == whole.replace(secret, "***")
 
 
 def test_a_key_in_pieces_is_kept_out_of_tool_calls_and_of_streams_without_an_end():

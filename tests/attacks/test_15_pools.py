@@ -154,10 +154,10 @@ def test_every_endpoint_may_have_a_key_of_its_own(pooled, monkeypatch):
 
 def test_check_asks_every_endpoint_and_refuses_a_pool_of_two_models(pooled):
     gateway = deferring(pooled, votes(0, 1))
-    asked = gateway.counts
+    counts = gateway.counts
     gateway.path.write_text(re.sub(r"\[guardian\.pinned\]\n", "", gateway.path.read_text()))
     command("check", "--config", gateway.path, "--yes")
-    assert [now - before for now, before in zip(gateway.counts, asked, strict=True)] in ([2, 1], [1, 2])
+    assert [now - before for now, before in zip(gateway.counts, counts, strict=True)] in ([2, 1], [1, 2])
     assert read_config(gateway.path).guardian.pinned.served == "m"
     gateway.others[0].reply = votes(0, 1, model="m-2")
     refused = command("check", "--config", gateway.path, "--yes", code=2)

@@ -194,11 +194,11 @@ def test_a_stream_of_tool_calls(text, shape):
 def test_custom_tools(text):
     call = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "ls"}}
     gateway = text(primary=says(None, 0.9, tool_calls=[call], finish="tool_calls"))
-    asked = {"model": "support", "input": "x", "tools": [{"type": "custom", "name": "run", "description": "Run."}]}
-    [item] = gateway.openai.responses.create(**asked).output
+    body = {"model": "support", "input": "x", "tools": [{"type": "custom", "name": "run", "description": "Run."}]}
+    [item] = gateway.openai.responses.create(**body).output
     assert (item.type, item.name, item.input, item.call_id) == ("custom_tool_call", "run", "ls", "c1")
     assert gateway.primary.bodies[0]["tools"] == [{"type": "custom", "custom": {"name": "run", "description": "Run."}}]
-    events = list(gateway.openai.responses.create(**asked, stream=True))
+    events = list(gateway.openai.responses.create(**body, stream=True))
     assert events[-1].response.output[0].input == "ls"
     assert "response.custom_tool_call_input.done" in [event.type for event in events]
 
@@ -243,10 +243,10 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_cannot_be_passed_on_is_refused_by_name(text, name):
     gateway = text()
-    asked = {"model": "support", "input": "x", "tools": [LOOK], name: UNSUPPORTED[name]}
-    error = error_of(gateway.post("/v1/responses", asked), 422, "unsupported_field")
+    body = {"model": "support", "input": "x", "tools": [LOOK], name: UNSUPPORTED[name]}
+    error = error_of(gateway.post("/v1/responses", body), 422, "unsupported_field")
     assert error["param"].startswith(name)
-    assert gateway.post("/v1/responses", {**asked, name: None}).status_code == 200
+    assert gateway.post("/v1/responses", {**body, name: None}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_a_malformed_request_is_the_callers_mistake(text, body):
 
 def test_one_idempotency_key_is_one_decision(text):
     gateway = text()
-    asked = {"model": "support", "input": "x", "extra_headers": {"Idempotency-Key": "once"}}
-    assert len({gateway.openai.responses.create(**asked).id for _ in range(3)}) == 1
+    body = {"model": "support", "input": "x", "extra_headers": {"Idempotency-Key": "once"}}
+    assert len({gateway.openai.responses.create(**body).id for _ in range(3)}) == 1
     assert len(gateway.primary.bodies) == 1
 
 
@@ -320,9 +320,9 @@ def test_menus_from_schemas_through_both_apis(house, shape, said):
 
 def test_settings_without_effect_on_a_menu_have_their_own_names(house):
     gateway = house()
-    asked = {"model": "support", "input": "x", "arbitrage": {"actions": ["a", "b", "c"]}, "temperature": 0}
+    body = {"model": "support", "input": "x", "arbitrage": {"actions": ["a", "b", "c"]}, "temperature": 0}
     settings = {"max_output_tokens": 5, "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}}
-    reply = gateway.post("/v1/responses", {**asked, **settings}).json()
+    reply = gateway.post("/v1/responses", {**body, **settings}).json()
     assert reply["arbitrage"]["ignored"] == ["max_output_tokens", "reasoning.effort", "temperature", "text.verbosity"]
     assert reply["output"][0]["content"][0]["text"] == "a"
 

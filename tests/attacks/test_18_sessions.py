@@ -81,10 +81,10 @@ def test_sessions_of_other_names_callers_and_policies_are_apart(sticky):
     assert arbitrage(turn(gateway, "sure", "two"))["decided_by"] == "primary"
     first, second = gateway.keyed("call"), gateway.keyed("call")
     body = {**CHAT, "arbitrage": {"session": "mine"}}
-    asked = {**body, "messages": [{"role": "user", "content": "doubt"}]}
-    assert gateway.chat(asked, headers=first).json()["arbitrage"]["decided_by"] == "guardian"
-    asked["messages"] = [{"role": "user", "content": "sure"}]
-    assert gateway.chat(asked, headers=second).json()["arbitrage"]["decided_by"] == "primary"
+    request_body = {**body, "messages": [{"role": "user", "content": "doubt"}]}
+    assert gateway.chat(request_body, headers=first).json()["arbitrage"]["decided_by"] == "guardian"
+    request_body["messages"] = [{"role": "user", "content": "sure"}]
+    assert gateway.chat(request_body, headers=second).json()["arbitrage"]["decided_by"] == "primary"
 
 
 def test_a_request_without_a_session_is_one_of_its_own(sticky):

@@ -37,18 +37,18 @@ def chained(log):
 @pytest.mark.parametrize("loss", [None, "net"])
 @pytest.mark.parametrize("chain", [None, ("middle",), ("small", "large"), ("small", "middle", "large")])
 def test_a_certificate_is_written_read_signed_and_verified(log, tmp_path, loss, chain):
-    made = calibrate_cascade(log, "0.1", key=SECRET.boundary_key, loss=loss, chain=chain, seed=3).sign(SECRET)
-    made.save(tmp_path / "c.json")
+    certificate = calibrate_cascade(log, "0.1", key=SECRET.boundary_key, loss=loss, chain=chain, seed=3).sign(SECRET)
+    certificate.save(tmp_path / "c.json")
     read = PathCertificate.load(tmp_path / "c.json", secret=SECRET)
-    assert read == made
+    assert read == certificate
     assert is_path_document(json.loads((tmp_path / "c.json").read_text()))
     assert read.key == SECRET.boundary_key
     assert verify_cascade(read, log)
-    assert (made.regret is None) == (loss is None)
-    assert made.cost < made.guardian_cost
-    assert chain is None or made.chain.models == chain
-    assert (made.tuning.rows, made.n) == (240, 360)
-    assert made.summary.split("\n")[1].startswith("The expected loss of the next decision")
+    assert (certificate.regret is None) == (loss is None)
+    assert certificate.cost < certificate.guardian_cost
+    assert chain is None or certificate.chain.models == chain
+    assert (certificate.tuning.rows, certificate.n) == (240, 360)
+    assert certificate.summary.split("\n")[1].startswith("The expected loss of the next decision")
 
 
 def test_one_query_at_a_time_is_decided_as_the_whole_log_is(log, chained):
@@ -219,11 +219,11 @@ def test_without_losses_the_whole_path_is_taken():
     log = CascadeLog.from_columns(
         id=range(200), models={"m": sure}, guardian_grade=np.ones(200), guardian_cost=np.full(200, 9.0)
     )
-    made = calibrate_cascade(log, "0.1", key=KEY)
-    assert made.position == made.chain.end
-    assert made.guardian_share == 0
-    assert PathCertificate.from_dict(made.to_dict()).position == made.position
-    assert made.advice is None
+    certificate = calibrate_cascade(log, "0.1", key=KEY)
+    assert certificate.position == certificate.chain.end
+    assert certificate.guardian_share == 0
+    assert PathCertificate.from_dict(certificate.to_dict()).position == certificate.position
+    assert certificate.advice is None
 
 
 def test_missing_grades_are_an_error_or_the_largest_loss(log):
@@ -250,19 +250,19 @@ def test_a_model_that_failed_is_passed_over(log):
     confidence = log.confidence.copy()
     confidence[:300] = np.nan
     failing = replace(log, confidence=confidence, grade=np.where(np.isnan(confidence), np.nan, log.grade))
-    made = calibrate_cascade(failing, "0.1", key=KEY, chain=("small", "middle"))
-    assert (made.apply(failing).answered_by[:300] == GUARDIAN).all()
-    assert (made.apply(failing).answered_by[300:] >= 0).any()
-    assert not made.stops([None], [None], id="q1")
+    certificate = calibrate_cascade(failing, "0.1", key=KEY, chain=("small", "middle"))
+    assert (certificate.apply(failing).answered_by[:300] == GUARDIAN).all()
+    assert (certificate.apply(failing).answered_by[300:] >= 0).any()
+    assert not certificate.stops([None], [None], id="q1")
 
 
 def test_graded_losses_are_rounded_by_a_draw_and_the_certificate_says_so():
     log = world(np.random.default_rng(3), 600, graded=True)
     for loss in (None, "net"):
-        made = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"), loss=loss)
-        assert made.rounded
-        assert "rounded up or down by a second keyed draw" in made.guarantee
-        assert verify_cascade(made, log)
+        certificate = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"), loss=loss)
+        assert certificate.rounded
+        assert "rounded up or down by a second keyed draw" in certificate.guarantee
+        assert verify_cascade(certificate, log)
 
 
 @pytest.mark.parametrize(
@@ -288,33 +288,33 @@ def test_a_chain_of_four_is_refused():
 
 def test_only_models_cheaper_than_the_guardian_are_considered(log):
     dear = replace(log, cost=log.cost + np.array([0.0, 5.0, 5.0]))
-    found = estimate_chains(dear, alpha=Fraction(1, 10), loss="guardian_regret", missing=None, n=600, seed=0)
-    assert [one.models for one in found] == [("small",)]
+    estimates = estimate_chains(dear, alpha=Fraction(1, 10), loss="guardian_regret", missing=None, n=600, seed=0)
+    assert [one.models for one in estimates] == [("small",)]
     with pytest.raises(ScoreLogError, match="no model is cheaper than the Guardian"):
         calibrate_cascade(replace(log, cost=log.cost + 9), "0.1", key=KEY)
 
 
 def test_the_output_says_whether_the_pair_or_the_chain_matters(log):
-    made = calibrate_cascade(log, "0.1", key=KEY)
+    certificate = calibrate_cascade(log, "0.1", key=KEY)
     estimates = (ChainEstimate(models=("a", "b"), cost=0.3), ChainEstimate(models=("a",), cost=0.35))
 
     def advice(*others):
-        return replace(made, tuning=replace(made.tuning, estimates=(*estimates, *others))).advice
+        return replace(certificate, tuning=replace(certificate.tuning, estimates=(*estimates, *others))).advice
 
     assert advice() is None
     assert advice(ChainEstimate(models=("b",), cost=0.8)).startswith("the right pair matters more than a longer chain")
     assert advice(ChainEstimate(models=("b",), cost=0.36)).startswith("a longer chain pays")
-    assert made.advice is not None
-    assert ("on the tuning rows", made.advice) in made.facts()
-    assert ("looked at before", "by me") in made.with_looks("by me").facts()
+    assert certificate.advice is not None
+    assert ("on the tuning rows", certificate.advice) in certificate.facts()
+    assert ("looked at before", "by me") in certificate.with_looks("by me").facts()
 
 
 def test_identities_of_the_chain_and_the_guardian_are_bound_and_others_left_out(log):
     known = {name: {"kind": "chat", "model": name} for name in (*log.models, "guardian")} | {
         "grader": {"kind": "exact"}
     }
-    made = calibrate_cascade(replace(log, identities=known), "0.1", key=KEY, chain=["small"])
-    assert set(made.identities) == {"small", "guardian", "grader"}
+    certificate = calibrate_cascade(replace(log, identities=known), "0.1", key=KEY, chain=["small"])
+    assert set(certificate.identities) == {"small", "guardian", "grader"}
     without = calibrate_cascade(replace(log, identities={"small": {}}), "0.1", key=KEY, chain=["small"])
     assert without.identities == "unbound"
 
@@ -327,11 +327,11 @@ def test_a_pair_uses_its_confidence_alone():
 
 def test_on_a_real_log_the_choice_is_within_the_targets_and_everything_is_rebuilt(shared):
     log = nine_models(shared, "medmcqa", "llama3.1-405b")
-    made = calibrate_cascade(log, "0.05", key=KEY)
-    assert made.chain.models == ("gpt-4o-mini",)
-    assert made.advice.startswith("the right pair matters more than a longer chain")
-    assert made.cost / made.guardian_cost <= 0.44
-    assert verify_cascade(made, log)
+    certificate = calibrate_cascade(log, "0.05", key=KEY)
+    assert certificate.chain.models == ("gpt-4o-mini",)
+    assert certificate.advice.startswith("the right pair matters more than a longer chain")
+    assert certificate.cost / certificate.guardian_cost <= 0.44
+    assert verify_cascade(certificate, log)
     fitted = fit_chain(log, ("gpt-4o-mini", "llama3.1-70b"), "net", None)
     places = log.columns_of(fitted.models)
     together = fitted.entries(log.confidence[:, places], log.answer[:, places])

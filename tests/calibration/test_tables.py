@@ -137,14 +137,14 @@ def test_options_ids_and_addresses_that_sql_cannot_take(tmp_path):
 
 def test_a_planted_fault_in_the_query_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(sql_module, "_HALF_UP", "'0'::float8")  # gaps are no longer rounded
-    found = 0
+    hits = 0
     for seed in range(12):
         rows = rows_of(seed, kind="unit")
         try:
             check(duckdb_table(tmp_path / "scores.duckdb", rows), rows, "0.1", guardian_sees="candidates")
         except AssertionError:
-            found += 1
-    assert found
+            hits += 1
+    assert hits
 
 
 def test_a_postgres_that_cannot_be_reached_or_lacks_its_driver(monkeypatch):

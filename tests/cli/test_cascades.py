@@ -34,13 +34,13 @@ def test_a_cascade_is_calibrated_shown_verified_and_applied(run, log):
 
 
 def test_chain_models_loss_and_split_can_be_chosen(run, log):
-    made = json.loads(
+    document = json.loads(
         run("calibrate", log, "--path", "--alpha", "0.1", "--loss", "net", "--chain", "small, middle", "--seed", "4",
             "--tuning-share", "0.5", "--json").stdout
     )  # fmt: skip
-    assert made["chain"]["models"] == ["small", "middle"]
-    assert made["loss"] == "net"
-    assert (made["tuning"]["seed"], made["tuning"]["rows"], made["tuning"]["fixed"]) == (4, 250, True)
+    assert document["chain"]["models"] == ["small", "middle"]
+    assert document["loss"] == "net"
+    assert (document["tuning"]["seed"], document["tuning"]["rows"], document["tuning"]["fixed"]) == (4, 250, True)
     fewer = json.loads(run("calibrate", log, "--path", "--alpha", "0.1", "--models", "small,large", "--json").stdout)
     assert {name for one in fewer["tuning"]["estimates"] for name in one["models"]} == {"small", "large"}
     assert "whole guarantee" not in run("calibrate", log, "--path", "--alpha", "0.1", "--chain", "small").stdout

@@ -78,19 +78,19 @@ async def alarming(store):
 
 
 def test_monitor_shows_every_policy_and_says_why(run, database):
-    told = run("monitor").output
-    assert re.search(r"support v2 +kept +0\.0214 +0\.0\d+ to 0\.0\d+ +0\.05, 0\.05", told)
-    assert "700 + 2 pending" in told
+    shown = run("monitor").output
+    assert re.search(r"support v2 +kept +0\.0214 +0\.0\d+ to 0\.0\d+ +0\.05, 0\.05", shown)
+    assert "700 + 2 pending" in shown
     written(alarming)
-    told = " ".join(run("monitor").output.split())
-    assert "support v3 red" in told
-    assert "60 missing" in told
-    assert "support: the loss is above the red line" in told
-    assert "careful: every query is deferred" in told
+    shown = " ".join(run("monitor").output.split())
+    assert "support v3 red" in shown
+    assert "60 missing" in shown
+    assert "support: the loss is above the red line" in shown
+    assert "careful: every query is deferred" in shown
 
 
 def test_monitor_tells_everything_about_one_policy(run, database):
-    told = " ".join(run("monitor", "support", "--plot", "support.png").output.split())
+    shown = " ".join(run("monitor", "support", "--plot", "support.png").output.split())
     for words in (
         "support, version 2, mode enforce",
         "state kept",
@@ -100,7 +100,7 @@ def test_monitor_tells_everything_about_one_policy(run, database):
         "blind decisions 10,800",
         "Written: support.png",
     ):
-        assert words in told
+        assert words in shown
     assert Path("support.png").stat().st_size > 20_000
 
 
@@ -247,8 +247,8 @@ def test_a_record_that_was_changed_is_reported_and_fails(run, database):
     with sqlite3.connect(database) as connection:
         connection.execute("update events set body = replace(body, '0.5', '0.4') where seq = 5")
     connection.close()
-    told = run("report", "support", "--month", MONTH, "-o", "report.html", code=1)
-    assert "warning" in told.stderr
+    shown = run("report", "support", "--month", MONTH, "-o", "report.html", code=1)
+    assert "warning" in shown.stderr
     assert "The record does not verify" in Page("report.html").text
 
 

@@ -206,9 +206,9 @@ def test_urls_are_read_through_fsspec(folder):
         memory.pipe(f"/lake/{path.name}", path.read_bytes())
     expected = calibrate(ScoreParts.read(folder), 0.2)
     for address in ("memory://lake/*.parquet", "memory://lake"):
-        found = ScoreParts.read(address)
-        assert len(found.files) == 3
-        assert calibrate(found, 0.2).log_sha256 == expected.log_sha256
+        scores = ScoreParts.read(address)
+        assert len(scores.files) == 3
+        assert calibrate(scores, 0.2).log_sha256 == expected.log_sha256
     memory.rm("/lake", recursive=True)
     with pytest.raises(ScoreLogError, match="no Parquet files"):
         ScoreParts.read("memory://lake/*.parquet")
@@ -232,10 +232,10 @@ def test_real_logs_give_the_same_certificate_in_parts(shared, tmp_path):
         primary, guardian = names.get(path.name, ("primary", "guardian"))
         log = ScoreLog.read(path, primary=primary, guardian=guardian)
         cuts = np.linspace(0, len(log), 5).astype(int).tolist()
-        found = ScoreParts.read(write_parts(log, tmp_path / path.stem, cuts), primary=primary, guardian=guardian)
+        scores = ScoreParts.read(write_parts(log, tmp_path / path.stem, cuts), primary=primary, guardian=guardian)
         for alpha in ("0.02", "0.05", "0.1", "0.2"):
             for sees in ("all", "candidates"):
-                one, other = (calibrate(each, alpha, guardian_sees=sees) for each in (log, found))
+                one, other = (calibrate(each, alpha, guardian_sees=sees) for each in (log, scores))
                 assert (one.relaxation, one.empirical_risk, one.n) == (other.relaxation, other.empirical_risk, other.n)
     assert isinstance(one, Certificate)
 

@@ -18,12 +18,12 @@ def log(run):
 
 
 def test_simulate_tells_what_would_have_happened(run, log):
-    told = run("simulate", log, *OPTIONS, "--primary-cost", "0.01", "--guardian-cost", "1", "--plot", "s.png").output
-    assert "red after" in told
-    assert "decisions after the change" in told
-    assert "a new certificate from 190 rows since the alarm" in told
-    assert "without monitor, after it" in told
-    assert "Always asking the Guardian would have cost $20,000.00" in told
+    shown = run("simulate", log, *OPTIONS, "--primary-cost", "0.01", "--guardian-cost", "1", "--plot", "s.png").output
+    assert "red after" in shown
+    assert "decisions after the change" in shown
+    assert "a new certificate from 190 rows since the alarm" in shown
+    assert "without monitor, after it" in shown
+    assert "Always asking the Guardian would have cost $20,000.00" in shown
     assert Path("s.png").exists()
 
 
@@ -43,20 +43,20 @@ def test_quiet_traffic_and_false_alarms_are_told(run, log):
 
 
 def test_impossible_scenarios_are_one_line(run, log):
-    told = run("simulate", log, "--alpha", "0.05", "--shift", "999", code=2).stderr
-    assert told.startswith("arbitrage: the loss of this certificate cannot grow 999-fold")
+    shown = run("simulate", log, "--alpha", "0.05", "--shift", "999", code=2).stderr
+    assert shown.startswith("arbitrage: the loss of this certificate cannot grow 999-fold")
 
 
 @pytest.mark.parametrize("width", [76, 80, 100])
 def test_figures_are_whole_on_a_narrow_terminal(run, log, monkeypatch, width):
     monkeypatch.setattr("conformal_arbitrage.cli.options.console", lambda: Console(width=width, highlight=False))
-    told = run("simulate", log, *OPTIONS, "--primary-cost", "0.01", "--guardian-cost", "1").output
+    shown = run("simulate", log, *OPTIONS, "--primary-cost", "0.01", "--guardian-cost", "1").output
     document = json.loads(
         run("simulate", log, *OPTIONS, "--primary-cost", "0.01", "--guardian-cost", "1", "--json").output
     )
-    assert "\u2026" not in told
-    assert max(map(len, told.splitlines())) <= width
+    assert "\u2026" not in shown
+    assert max(map(len, shown.splitlines())) <= width
     for span in document["outcomes"]["without"].values():
-        assert f"{span['decisions']:,}" in told
-        assert f"{span['loss']:.4f}" in told
-        assert f"${span['cost']:,.2f}" in told
+        assert f"{span['decisions']:,}" in shown
+        assert f"{span['loss']:.4f}" in shown
+        assert f"${span['cost']:,.2f}" in shown

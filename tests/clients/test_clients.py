@@ -36,9 +36,9 @@ def model(sure):
     """A model that rates options, calls the tool it is offered once, fills in a schema, or says that it rains."""
 
     def reply(path, body, number):
-        asked = json.dumps(body["messages"])
-        confidence = 0.1 if "slowly" in asked and sure is not None else sure
-        if '\\"scores\\"' in asked:
+        request_body = json.dumps(body["messages"])
+        confidence = 0.1 if "slowly" in request_body and sure is not None else sure
+        if '\\"scores\\"' in request_body:
             return scores(0.9, 0.05, 0.05)
         if body.get("tools") and "tool" not in [message["role"] for message in body["messages"]]:
             function = {"name": body["tools"][0]["function"]["name"], "arguments": CITY}
@@ -71,9 +71,9 @@ def test_every_call_of_the_clients_works_and_claims_its_guarantee(gateway, name)
     python = ROOT / ENVIRONMENTS[name] / "bin" / "python"
     if not python.exists():
         pytest.skip(f"{ENVIRONMENTS[name]} is not installed; `make test-clients` installs it")
-    given = {**os.environ, "OPENAI_BASE_URL": f"{gateway.url}/v1", "OPENAI_API_KEY": "none", "PYTHONPATH": ""}
+    fields = {**os.environ, "OPENAI_BASE_URL": f"{gateway.url}/v1", "OPENAI_API_KEY": "none", "PYTHONPATH": ""}
     done = subprocess.run(
-        [python, HERE / f"{name}.py"], env=given, capture_output=True, text=True, timeout=300, check=False
+        [python, HERE / f"{name}.py"], env=fields, capture_output=True, text=True, timeout=300, check=False
     )
     outcomes = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     failures = [f"{one['library']} {one['version']}: {one['call']}\n{one['error']}" for one in outcomes if one["error"]]

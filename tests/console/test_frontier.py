@@ -48,10 +48,10 @@ def looked_at(tmp_path_factory):
 
 def shown(page):
     """What the slider says: alpha, share in per cent, loss."""
-    found = re.search(
+    match = re.search(
         r"Alpha ([\d.]+): the Guardian is asked about ([\d.]+)\s% .*? estimated loss ([\d.]+)", words(page)
     )
-    return tuple(float(part) for part in found.groups())
+    return tuple(float(part) for part in match.groups())
 
 
 def test_the_slider_shows_what_budgets_would_ask_and_promises_nothing(looked_at):

@@ -19,8 +19,8 @@ def graders(house):
     """A gateway in free text, with people who grade; keys by name."""
 
     def start(**options):
-        given = {"primary": says(MINE, 0.9), "guardian": says(THEIRS), "members": ("ann", "bob"), **options}
-        gate = house(GradingHouse, certificate=False, policy={"mode": "shadow", "audit_rate": 0.0}, **given)
+        fields = {"primary": says(MINE, 0.9), "guardian": says(THEIRS), "members": ("ann", "bob"), **options}
+        gate = house(GradingHouse, certificate=False, policy={"mode": "shadow", "audit_rate": 0.0}, **fields)
         gate.secrets = {name: gate.key("review", name)[0] for name in ("ann", "bob")}
         gate.secrets["root"] = gate.key("admin", "root")[0]
         gate.headers = gate.keyed("call")

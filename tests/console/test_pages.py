@@ -167,8 +167,8 @@ def test_a_renewal_that_is_not_due_installs_nothing(admin):
 def test_keys_are_made_shown_once_and_revoked(own):
     gate, visit = own
     page = visit.open("/console/keys")
-    made = visit.send_form("/console/keys", page, label="reviewer-1", scope="review", policy="support", days="30")
-    key = re.search(r"arb-[\w-]{43}", made.text).group()
+    page_after = visit.send_form("/console/keys", page, label="reviewer-1", scope="review", policy="support", days="30")
+    key = re.search(r"arb-[\w-]{43}", page_after.text).group()
     assert key not in visit.open("/console/keys").text
     listed = {one.label: one for one in gate.with_store(lambda store: store.keys())}
     assert (listed["reviewer-1"].scope, listed["reviewer-1"].policies) == ("review", ("support",))

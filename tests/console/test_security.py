@@ -155,9 +155,9 @@ def test_a_form_needs_its_origin_and_its_token(filled, change, status):
     token = headers.pop("csrf", token)
     if headers.get("Origin") == "own":
         headers["Origin"] = filled.url
-    given = {name: value for name, value in headers.items() if value is not None}
+    fields = {name: value for name, value in headers.items() if value is not None}
     cookies = dict(visit.cookies)
-    reply = raw(filled, "POST", "/console/sign-out", headers=given, cookies=cookies, data=f"csrf={token}".encode())
+    reply = raw(filled, "POST", "/console/sign-out", headers=fields, cookies=cookies, data=f"csrf={token}".encode())
     assert reply.status_code == status, reply.text
 
 
@@ -202,8 +202,8 @@ def test_before_the_first_key_the_console_is_open_on_this_machine_only_and_says_
     assert raw(gate, "GET", "/console", headers={"Host": "evil.example"}).status_code == 403
     reply = visit.send_form("/console/keys", page, label="mine", scope="review")
     assert reply.status_code == 422  # nobody could make a second one
-    made = visit.send_form("/console/keys", page, label="mine", scope="admin")
-    key = re.search(r"arb-[\w-]{43}", made.text).group()
+    page_after = visit.send_form("/console/keys", page, label="mine", scope="admin")
+    key = re.search(r"arb-[\w-]{43}", page_after.text).group()
     until(lambda: raw(gate, "GET", "/console").status_code == 303)
     assert Visit(gate, key).open("/console/keys").status_code == 200
     assert key not in Visit(gate, key).open("/console/keys").text

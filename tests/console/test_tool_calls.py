@@ -76,8 +76,8 @@ def test_a_call_is_approved_as_it_is_shown(crew):
     gate = crew()
     waiting = asked(gate)
     visit, page = begin(gate)
-    given = {"arguments-0": textarea(page).replace("\n", "\r\n")}
-    visit.send_form("/console/review", page, act="vote", token=token(page), choice="0", **given)
+    fields = {"arguments-0": textarea(page).replace("\n", "\r\n")}
+    visit.send_form("/console/review", page, act="vote", token=token(page), choice="0", **fields)
     assert message_of(waiting.result())[0]["tool_calls"] == [call()]
 
 

@@ -110,8 +110,8 @@ def check_parts(seed, sees, buckets, collected, digits_of=lambda digits, seed: d
     assert sum(part.total for part in parts) == total
     scans, limits = Scans(parts), some_limits(rng, totals)
     span = max((gap for gap, *_ in falls), default=0.0) * float(rng.choice([0.5, 1.0, 1.7]))
-    found = crossings(scans, total, limits, span, first=buckets, later=buckets, collected=collected)
-    for limit, one in zip(limits, found, strict=True):
+    steps = crossings(scans, total, limits, span, first=buckets, later=buckets, collected=collected)
+    for limit, one in zip(limits, steps, strict=True):
         expected = first_within(points, totals, limit)
         assert (one is None) == (expected is None)
         if one is not None:

@@ -248,9 +248,9 @@ def litellm_decisions():
     assert (answer.name, answer.choice, answer.confidence) == ("team", "billing", 0.9)
     assert {one.value: one.probability for one in answer.probabilities}["billing"] == 0.9
     criteria = {"billing": "money", "bug": None, "other": None}
-    asked = {"team": {"type": "choice", "instructions": "Which team?", "criteria": criteria}}
+    body = {"team": {"type": "choice", "instructions": "Which team?", "criteria": criteria}}
     state = {name: value for name, value in call.items() if name != "input"} | {"state": call["input"]}
-    reply = asyncio.run(litellm.asystemone(questions=asked, **state))  # the format of System One, translated
+    reply = asyncio.run(litellm.asystemone(questions=body, **state))  # the format of System One, translated
     assert reply.answers["team"].choice == "billing"
 
 

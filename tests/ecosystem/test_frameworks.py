@@ -29,10 +29,10 @@ def model(name, sure):
         return document
 
     def said(body):
-        asked = json.dumps(body["messages"])
-        if '\\"scores\\"' in asked:
+        request_body = json.dumps(body["messages"])
+        if '\\"scores\\"' in request_body:
             return scores(0.9, 0.05, 0.05)
-        confidence = sure if "slowly" not in asked or sure is None else 0.1
+        confidence = sure if "slowly" not in request_body or sure is None else 0.1
         if body.get("tools") and "tool" not in [message["role"] for message in body["messages"]]:
             function = {"name": body["tools"][0]["function"]["name"], "arguments": '{"city": "Oslo"}'}
             calls = [{"id": "call-1", "type": "function", "function": function}]

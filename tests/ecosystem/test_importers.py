@@ -42,8 +42,8 @@ def test_options_of_lm_eval_reproduce_its_own_accuracy(lm_eval):
     assert not any("verdicts" in note for note in imported.notes)
     for name, scores in (("small", log.primary), ("large", log.guardian)):
         right = log.outcome("correct").reshape(COUNT, 4)[range(COUNT), scores.reshape(COUNT, 4).argmax(axis=1)]
-        told = json.loads((lm_eval / f"{name}.json").read_text())["colors"]
-        assert right.mean() == pytest.approx(told["acc,none"])
+        results = json.loads((lm_eval / f"{name}.json").read_text())["colors"]
+        assert right.mean() == pytest.approx(results["acc,none"])
     assert calibrate(log.binarized(), 0.1).n == COUNT
 
 
@@ -57,8 +57,8 @@ def test_normalized_options_of_lm_eval_reproduce_its_acc_norm(lm_eval):
 
 def test_generations_of_lm_eval_have_grades_and_agreement(lm_eval):
     log = asyncio.run(read_lm_eval(lm_eval / "small", lm_eval / "large", tasks=["sums"])).log
-    told = json.loads((lm_eval / "small.json").read_text())["sums"]["exact_match,none"]
-    assert log.outcome("correct")[1::2].mean() == pytest.approx(told)
+    results = json.loads((lm_eval / "small.json").read_text())["sums"]["exact_match,none"]
+    assert log.outcome("correct")[1::2].mean() == pytest.approx(results)
     assert set(log.primary[1::2].tolist()) <= {0.25, 0.5, 0.75, 1.0}
     assert len(set(log.primary[1::2].tolist())) > 1
     graded = asyncio.run(read_lm_eval(lm_eval / "small", lm_eval / "large", tasks=["sums"], grade="exact")).log

@@ -8,16 +8,16 @@ from tests.cascades import nine_models, world
 
 def test_trials_measure_cost_and_loss_on_rows_that_were_not_used():
     log = world(np.random.default_rng(0), 400)
-    found = evaluate_cascade(log, ["0.05", "0.2"], calibration_size=240, trials=8, chain=("small", "middle"))
-    tight, loose = found.points
+    evaluation = evaluate_cascade(log, ["0.05", "0.2"], calibration_size=240, trials=8, chain=("small", "middle"))
+    tight, loose = evaluation.points
     assert tight.cost > loose.cost
     assert tight.guardian_share > loose.guardian_share
     assert tight.loss < loose.loss < 0.3
     assert 0 <= tight.over <= 1
     assert tight.chains == {"small > middle": 8}
-    assert found.to_dict()["test_size"] == 160
+    assert evaluation.to_dict()["test_size"] == 160
     again = evaluate_cascade(log, ["0.05", "0.2"], calibration_size=240, trials=8, chain=("small", "middle"))
-    assert again == found
+    assert again == evaluation
 
 
 @pytest.mark.parametrize(

@@ -44,62 +44,62 @@ def pair(quality, n=600, *, name="p", cost=None, ids=True, seed=0):
 
 def test_the_certificate_is_that_of_calibrate_on_the_other_part():
     log = pair(1)
-    made = recommend(log, "0.1", key=KEY, seed=3)
+    advice = recommend(log, "0.1", key=KEY, seed=3)
     tuning, certify = split(log, share=0.3, seed=3)
-    assert made.certificate.log_sha256 == certify.sha256() != tuning.sha256()
-    assert verify(made.certificate, certify).ok
-    key = KEY if made.chosen.boundary == "random" else None
-    same = calibrate(certify, "0.1", score=made.chosen.score, boundary=made.chosen.boundary, key=key)
-    assert same.apply(tuning).deferred.tolist() == made.certificate.apply(tuning).deferred.tolist()
-    assert same.relaxation == made.certificate.relaxation
-    assert made.deferred == made.certificate.apply(tuning).deferred.mean()
-    low, high = made.deferred_interval
-    assert low < made.deferred < high
+    assert advice.certificate.log_sha256 == certify.sha256() != tuning.sha256()
+    assert verify(advice.certificate, certify).ok
+    key = KEY if advice.chosen.boundary == "random" else None
+    same = calibrate(certify, "0.1", score=advice.chosen.score, boundary=advice.chosen.boundary, key=key)
+    assert same.apply(tuning).deferred.tolist() == advice.certificate.apply(tuning).deferred.tolist()
+    assert same.relaxation == advice.certificate.relaxation
+    assert advice.deferred == advice.certificate.apply(tuning).deferred.mean()
+    low, high = advice.deferred_interval
+    assert low < advice.deferred < high
 
 
 def test_the_better_primary_is_chosen_and_every_option_is_shown():
-    made = recommend([pair(0.2, name="weak"), pair(1, name="strong")], 0.1, key=KEY)
-    assert made.chosen.primary == "strong"
-    assert {(o.primary, o.loss, o.boundary) for o in made.options} == {
+    advice = recommend([pair(0.2, name="weak"), pair(1, name="strong")], 0.1, key=KEY)
+    assert advice.chosen.primary == "strong"
+    assert {(o.primary, o.loss, o.boundary) for o in advice.options} == {
         (p, *rule)
         for p in ("weak", "strong")
         for rule in (("regret", "random"), ("regret", "include"), ("net", "random"))
     }
-    assert made.chosen.deferred <= min(o.deferred for o in made.options if o.eligible and o.score == "margin")
-    assert "--loss net would ask the Guardian about" in made.why_this_loss()
-    header, rows = made.table()
+    assert advice.chosen.deferred <= min(o.deferred for o in advice.options if o.eligible and o.score == "margin")
+    assert "--loss net would ask the Guardian about" in advice.why_this_loss()
+    header, rows = advice.table()
     assert len({len(row) for row in rows} | {len(header)}) == 1
     assert sum(row[0].startswith("> strong") for row in rows) == 1
-    assert repr(made).startswith("Recommendation(primary='strong', guardian='guardian', loss='regret'")
-    json.dumps(made.to_dict(), allow_nan=False)
+    assert repr(advice).startswith("Recommendation(primary='strong', guardian='guardian', loss='regret'")
+    json.dumps(advice.to_dict(), allow_nan=False)
 
 
 def test_dollars_decide_where_they_are_known():
     weak, strong = pair(0.4, name="weak", cost=0.01), pair(1, name="strong", cost=5.0)
-    made = recommend([weak, strong], 0.1, key=KEY)
-    assert made.chosen.primary == "weak"
-    assert made.cost_per_1000 == pytest.approx(10 + 1000 * made.deferred)
-    assert made.guardian_cost_per_1000 == 1000
-    assert made.cost_error > 0
-    assert made.table()[0][-1] == "$ per 1000"
-    assert any(name == "costs" for name, _ in made.facts())
+    advice = recommend([weak, strong], 0.1, key=KEY)
+    assert advice.chosen.primary == "weak"
+    assert advice.cost_per_1000 == pytest.approx(10 + 1000 * advice.deferred)
+    assert advice.guardian_cost_per_1000 == 1000
+    assert advice.cost_error > 0
+    assert advice.table()[0][-1] == "$ per 1000"
+    assert any(name == "costs" for name, _ in advice.facts())
     assert recommend([weak, replace(strong, primary_usage=pair(1).primary_usage)], 0.1).chosen.primary == "strong"
 
 
 def test_the_net_loss_is_taken_only_if_it_is_named():
     assert recommend(pair(1), 0.1, key=KEY).certificate.loss == "guardian_regret"
-    made = recommend(pair(1), 0.1, key=KEY, loss="net")
-    assert made.certificate.loss == made.chosen.loss == "net"
-    assert "gives no credit" in made.why_this_loss()
+    advice = recommend(pair(1), 0.1, key=KEY, loss="net")
+    assert advice.certificate.loss == advice.chosen.loss == "net"
+    assert "gives no credit" in advice.why_this_loss()
     with pytest.raises(OptionError, match="loss must be 'regret' or 'net'; got 'gain'"):
         recommend(pair(1), 0.1, loss="gain")
 
 
 def test_without_a_secret_or_ids_nothing_is_drawn():
-    made = recommend(pair(1), 0.1)
-    assert made.chosen.boundary == "include"
-    assert "run `arbitrage init`" in made.left_out["boundary random, score auto, loss net"]
-    assert "never chosen for you" in made.why_this_loss()
+    advice = recommend(pair(1), 0.1)
+    assert advice.chosen.boundary == "include"
+    assert "run `arbitrage init`" in advice.left_out["boundary random, score auto, loss net"]
+    assert "never chosen for you" in advice.why_this_loss()
     unnamed = recommend(pair(1, ids=False), 0.1, key=KEY)
     assert unnamed.chosen.boundary == "include"
     assert len([reason for reason in unnamed.left_out.values() if "needs an `id` column" in reason]) == 3
@@ -155,13 +155,13 @@ def grouped(n=800, *, seed=0):
 
 
 def test_a_learned_score_is_chosen_where_it_pays():
-    made = recommend(grouped(), 0.1, key=KEY)
-    assert made.chosen.score == made.certificate.score == "auto"
-    margin = min(o.deferred for o in made.options if o.score == "margin" and o.eligible)
-    assert made.chosen.deferred < margin - 0.1
-    assert "group" in dict(made.facts())["score"]
-    assert made.more_rows().endswith("A learned score also gets better with rows.")
-    assert verify(made.certificate, made.certified).ok
+    advice = recommend(grouped(), 0.1, key=KEY)
+    assert advice.chosen.score == advice.certificate.score == "auto"
+    margin = min(o.deferred for o in advice.options if o.score == "margin" and o.eligible)
+    assert advice.chosen.deferred < margin - 0.1
+    assert "group" in dict(advice.facts())["score"]
+    assert advice.more_rows().endswith("A learned score also gets better with rows.")
+    assert verify(advice.certificate, advice.certified).ok
     few = recommend(grouped(120), 0.1, key=KEY)
     assert few.chosen.score == "margin"
     assert any("auto" in name for name in few.left_out)
@@ -256,9 +256,9 @@ def test_the_commands_and_the_plan_of_a_score_from_texts_come_to_the_same_certif
     assert document["commands"][-1].count("--text") == 1
     for command in document["commands"]:
         run(*command.split()[1:])
-    made = Certificate.load("certificate.json")
-    assert made.learned.sha256 == document["certificate"]["learned"]["sha256"]
-    assert made.log_sha256 == document["certificate"]["log_sha256"]
+    certificate = Certificate.load("certificate.json")
+    assert certificate.learned.sha256 == document["certificate"]["learned"]["sha256"]
+    assert certificate.log_sha256 == document["certificate"]["log_sha256"]
 
 
 def test_a_wrong_use_is_one_line(run):

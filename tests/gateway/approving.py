@@ -35,8 +35,8 @@ class ApprovingHouse(House):
     def __init__(self, folder, *, review=None, members=("ann", "bob"), leads=(), **options):
         self.review = {"wait": 50.0, "undo": 0.0, "tool_calls": ["refund_*"], **(review or {})}
         self.members, self.leads = members, leads
-        given = {"form": "text", "primary": calling(), "guardian": calling(call(arguments='{"order":"B","amount":1}'))}
-        super().__init__(folder, **{**given, **options})
+        fields = {"form": "text", "primary": calling(), "guardian": calling(call(arguments='{"order":"B","amount":1}'))}
+        super().__init__(folder, **{**fields, **options})
 
     def _write(self, first):
         super()._write(first)

@@ -29,15 +29,15 @@ _NAME = re.compile(r"<(\S+)>")
 
 def named_in(text):
     """The request's name, which every question holds in angle brackets."""
-    found = _NAME.search(text)
-    return None if found is None else found[1]
+    match = _NAME.search(text)
+    return None if match is None else match[1]
 
 
 def numbers(role, text, count):
     """Scores that depend on the question only."""
     seed = hashlib.sha256(f"{role} {text}".encode()).digest()
-    found = np.random.default_rng(list(seed)).dirichlet(np.ones(count))
-    return found.round(6).tolist()
+    scores = np.random.default_rng(list(seed)).dirichlet(np.ones(count))
+    return scores.round(6).tolist()
 
 
 def _note(role, text):
@@ -129,9 +129,9 @@ class Gateway:
                 stderr=errors if self._errors_to is None else self._errors_to,
             )  # fmt: skip
         line = (await self.process.stdout.readline()).decode()
-        found = re.match(r"Listening on (http://\S+)\. ", line)
-        assert found is not None, f"{line}\n{self._errors.read_text()[-2000:]}"
-        self.url = found[1]
+        match = re.match(r"Listening on (http://\S+)\. ", line)
+        assert match is not None, f"{line}\n{self._errors.read_text()[-2000:]}"
+        self.url = match[1]
         self.up.set()
 
     async def kill(self):
@@ -147,8 +147,8 @@ class Gateway:
 
 
 def decision_request(name, questions=1):
-    asked = {"type": "choice", "instructions": "What is to be done?", "choices": [{"value": a} for a in ACTIONS]}
-    return "/v1/decisions", {"model": "support", "input": f"<{name}> it broke", "questions": [asked] * questions}
+    body = {"type": "choice", "instructions": "What is to be done?", "choices": [{"value": a} for a in ACTIONS]}
+    return "/v1/decisions", {"model": "support", "input": f"<{name}> it broke", "questions": [body] * questions}
 
 
 def chat_request(name, *, stream=False):
@@ -158,9 +158,9 @@ def chat_request(name, *, stream=False):
 
 def ids_in(status_headers, body):
     """The decisions that a reply names, as far as it was read."""
-    found = re.findall(rb'"arbitrage": ?\{"id": ?"([^"]+)"', body)
+    ids = re.findall(rb'"arbitrage": ?\{"id": ?"([^"]+)"', body)
     header = status_headers.get("x-arbitrage-decision-id")
-    return tuple(dict.fromkeys([*([header] if header else []), *(id.decode() for id in found)]))
+    return tuple(dict.fromkeys([*([header] if header else []), *(id.decode() for id in ids)]))
 
 
 def all_records(store):

@@ -130,8 +130,8 @@ class House:
         parts += [section(name, values) for name, values in self.sections.items() if name.startswith("gateway")]
         policies = {name: values for name, values in self.sections.items() if name.startswith("policies.")}
         for name, values in policies.items():
-            given = {**first, **values}
-            parts.append(section(name, {key: value for key, value in given.items() if value is not None}))
+            fields = {**first, **values}
+            parts.append(section(name, {key: value for key, value in fields.items() if value is not None}))
         self.path.write_text("\n".join(parts))
 
     def certificate(self, alpha=0.05, identities=None, policy="support"):
@@ -204,10 +204,10 @@ class House:
         return {"Authorization": f"Bearer {self.key(scope)[0]}"}
 
     def ask(self, method, path, body=None, *, headers=None, data=None, **rest):
-        given = {**({} if body is None and data is None else {"Content-Type": "application/json"}), **self.headers}
+        fields = {**({} if body is None and data is None else {"Content-Type": "application/json"}), **self.headers}
         sent = json.dumps(body).encode() if body is not None else data
         return requests.request(
-            method, self.url + path, data=sent, headers={**given, **(headers or {})}, timeout=60, **rest
+            method, self.url + path, data=sent, headers={**fields, **(headers or {})}, timeout=60, **rest
         )
 
     def get(self, path, **rest):

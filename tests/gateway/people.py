@@ -33,8 +33,8 @@ class PeopleHouse(House):
         parts += [section(name, values) for name, values in self.sections.items() if name.startswith("gateway")]
         for name, values in self.sections.items():
             if name.startswith("policies."):
-                given = {key: value for key, value in {**first, **values}.items() if value is not None}
-                parts += [section(name, given), section(f"{name}.review", self.review)]
+                fields = {key: value for key, value in {**first, **values}.items() if value is not None}
+                parts += [section(name, fields), section(f"{name}.review", self.review)]
         self.path.write_text("\n".join(parts))
 
     def reviewer(self, label, scope="review"):

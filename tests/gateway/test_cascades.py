@@ -24,16 +24,16 @@ CHOICES = [{"value": value} for value in MENU]
 
 def log_of(questions, ids, form, identities=None):
     """The log that a collection of these questions gives, from what the scripted models say."""
-    said = {name: [facts(name, question) for question in questions] for name in NAMES}
-    right = {name: [float(answer == "yes") for answer, _ in rows] for name, rows in said.items()}
+    answers = {name: [facts(name, question) for question in questions] for name in NAMES}
+    right = {name: [float(answer == "yes") for answer, _ in rows] for name, rows in answers.items()}
     calls = {"small": 2, "middle": 2, "large": 1} if form == "text" else dict.fromkeys(NAMES, 1)
     cost = {name: [calls[name] * 15 * PRICES[name][0] / 1e6] * len(questions) for name in NAMES}
     return CascadeLog.from_columns(
         id=ids,
         models={
             name: ModelColumns(
-                confidence=[sure if form == "text" or sure > 0 else None for _, sure in said[name]],
-                grade=right[name], cost=cost[name], answer=[answer for answer, _ in said[name]],
+                confidence=[sure if form == "text" or sure > 0 else None for _, sure in answers[name]],
+                grade=right[name], cost=cost[name], answer=[answer for answer, _ in answers[name]],
             )
             for name in NAMES[:-1]
         },
@@ -56,9 +56,9 @@ class CascadeHouse(House):
         self.config = read_config(self.path)
 
     def _write(self, first):
-        given = {"cascade": True, "mode": "shadow", **({"mode": "enforce"} if first else {}), **first}
-        given |= self.sections["policies.support"]
-        lines = ["[policies.support]", *(f"{key} = {json.dumps(value)}" for key, value in given.items())]
+        fields = {"cascade": True, "mode": "shadow", **({"mode": "enforce"} if first else {}), **first}
+        fields |= self.sections["policies.support"]
+        lines = ["[policies.support]", *(f"{key} = {json.dumps(value)}" for key, value in fields.items())]
         write_cascade_config(self.folder, self.primary.url, form=self.form, policies="\n".join(lines))
 
     def certificate(self, **_):
@@ -86,8 +86,8 @@ def test_the_same_certificate_decides_through_the_gateway_as_it_does_offline(hou
     shown = [document if form == "text" else document["answers"][0] for document in (r.json() for r in replies)]
     ids = [one["arbitrage"]["id"] for one in shown]
     secret = secret_of(gateway.config)
-    made = PathCertificate.load(gateway.folder / "rule.json", secret=secret)
-    offline = made.apply(log_of([f"q{number}" for number in range(500, 540)], ids, form))
+    certificate = PathCertificate.load(gateway.folder / "rule.json", secret=secret)
+    offline = certificate.apply(log_of([f"q{number}" for number in range(500, 540)], ids, form))
     assert len(set(offline.answered_by.tolist())) > 1
     for row, (id, one) in enumerate(zip(ids, shown, strict=True)):
         place = int(offline.answered_by[row])
@@ -96,8 +96,8 @@ def test_the_same_certificate_decides_through_the_gateway_as_it_does_offline(hou
         assert one["arbitrage"]["decided_by"] == ("guardian" if place < 0 else "primary")
         assert one["arbitrage"]["guarantee"] == "crc"
         assert records[id].decision.cost == pytest.approx(offline.cost[row])
-        said = facts([*made.chain.models, "large"][place], f"q{500 + row}")[0]
-        assert said == (one["choices"][0]["message"]["content"] if form == "text" else one["choice"])
+        answer = facts([*certificate.chain.models, "large"][place], f"q{500 + row}")[0]
+        assert answer == (one["choices"][0]["message"]["content"] if form == "text" else one["choice"])
 
 
 def test_shadow_mode_asks_every_model_and_its_rows_are_exported_as_the_log_of_the_cascade(house):
@@ -242,7 +242,7 @@ def test_a_retry_asks_no_model_of_the_chain_again(house, form):
 def test_a_keyed_decision_of_a_later_model_is_recorded_as_its_own_with_all_legs(house, form):
     gateway = house(CascadeHouse, form=form)
     gateway.headers = {"Idempotency-Key": "k1"}
-    made = PathCertificate.load(gateway.folder / "rule.json", secret=secret_of(gateway.config))
+    certificate = PathCertificate.load(gateway.folder / "rule.json", secret=secret_of(gateway.config))
     for number in range(500, 560):
         gateway.headers = {"Idempotency-Key": f"k{number}"}
         assert gateway.question(number).status_code == 200
@@ -250,7 +250,7 @@ def test_a_keyed_decision_of_a_later_model_is_recorded_as_its_own_with_all_legs(
     records = gateway.records(limit=100)
     ids = [record.id for record in records]
     numbers = range(559, 499, -1)
-    offline = made.apply(log_of([f"q{number}" for number in numbers], ids, form)).answered_by.tolist()
+    offline = certificate.apply(log_of([f"q{number}" for number in numbers], ids, form)).answered_by.tolist()
     assert 1 in offline, "the second model answers some"
     for record, place in zip(records, offline, strict=True):
         assert record.decided_by == ("guardian" if place < 0 else "primary")

@@ -32,10 +32,10 @@ def test_on_sigterm_requests_under_way_are_finished_and_no_new_ones_are_taken(tm
                 async with session.post(route, json=body) as reply:
                     return reply.status, (await reply.json())["answers"][0]["arbitrage"]["decided_by"]
 
-            asked = [asyncio.create_task(ask()) for _ in range(8)]
+            tasks = [asyncio.create_task(ask()) for _ in range(8)]
             await asyncio.sleep(0.5)
             gateway.process.terminate()
-            assert await asyncio.gather(*asked) == [(200, "guardian")] * 8
+            assert await asyncio.gather(*tasks) == [(200, "guardian")] * 8
             assert await asyncio.wait_for(gateway.process.wait(), 20) == 0
 
     asyncio.run(story())

@@ -27,27 +27,29 @@ def decide_many(made, batches):
 
 
 def test_other_margins_are_noticed_and_change_nothing_else(house):
-    made = house(primary=spread(0.5, 1.0, 1), guardian=votes(1), policy={"audit_rate": 1.0})
-    decide_many(made, 15)
-    assert not watched(made, 15 * BATCH)["drift"]["with_calibration"]
-    made.primary.reply = spread(0.35, 0.6, 2)
-    decide_many(made, 15)
-    shown = watched(made, 30 * BATCH)
+    gateway = house(primary=spread(0.5, 1.0, 1), guardian=votes(1), policy={"audit_rate": 1.0})
+    decide_many(gateway, 15)
+    assert not watched(gateway, 15 * BATCH)["drift"]["with_calibration"]
+    gateway.primary.reply = spread(0.35, 0.6, 2)
+    decide_many(gateway, 15)
+    shown = watched(gateway, 30 * BATCH)
     assert shown["drift"]["noticed"]
     assert (shown["mode"], shown["alarm"], shown["guarantee"]) == ("enforce", None, "crc")
     assert shown["state"] not in ("amber", "red")
-    assert 'arbitrage_drift_evidence{policy="support"}' in made.get("/metrics").text
-    made.restart()
-    assert watched(made, 30 * BATCH)["drift"] == shown["drift"]  # a function of the ledger
-    made.with_store(lambda store: store.prune(before=2e10))
-    made.restart()
-    assert watched(made, 30 * BATCH)["drift"] == shown["drift"]
-    assert len(ledger(made)) == 30 * BATCH
+    assert 'arbitrage_drift_evidence{policy="support"}' in gateway.get("/metrics").text
+    gateway.restart()
+    assert watched(gateway, 30 * BATCH)["drift"] == shown["drift"]  # a function of the ledger
+    gateway.with_store(lambda store: store.prune(before=2e10))
+    gateway.restart()
+    assert watched(gateway, 30 * BATCH)["drift"] == shown["drift"]
+    assert len(ledger(gateway)) == 30 * BATCH
 
 
 def test_with_quantiles_traffic_is_compared_with_calibration(house):
-    made = house(primary=votes(0.7, 0.3), guardian=votes(1), policy={"audit_rate": 1.0}, calibration={"margins": True})
-    decide_many(made, 10)  # margins of 0.4, and calibration had 0.3 and 0.8
-    shown = watched(made, 10 * BATCH)["drift"]
+    gateway = house(
+        primary=votes(0.7, 0.3), guardian=votes(1), policy={"audit_rate": 1.0}, calibration={"margins": True}
+    )
+    decide_many(gateway, 10)  # margins of 0.4, and calibration had 0.3 and 0.8
+    shown = watched(gateway, 10 * BATCH)["drift"]
     assert shown["with_calibration"]
     assert shown["noticed"]

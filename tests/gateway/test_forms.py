@@ -24,8 +24,8 @@ def talks(shares, text, sure=None):
     """An upstream that rates options where it is asked to, and answers in free text otherwise."""
 
     def reply(path, body, number):
-        asked = json.dumps(body["messages"])
-        return scores(*shares) if "confidence" in asked else says(text, sure)()
+        request_body = json.dumps(body["messages"])
+        return scores(*shares) if "confidence" in request_body else says(text, sure)()
 
     return reply
 
@@ -70,10 +70,10 @@ def test_each_policy_refuses_the_other_form(both):
 
 
 def test_in_free_text_a_schema_with_one_enum_is_a_schema_like_any_other(both):
-    asked = {**FREE, "response_format": ENUM}
-    assert both.chat(asked).json()["choices"][0]["message"]["content"] == "mine"
+    body = {**FREE, "response_format": ENUM}
+    assert both.chat(body).json()["choices"][0]["message"]["content"] == "mine"
     assert both.primary.bodies[-1]["response_format"] == ENUM
-    error_of(both.chat({**asked, "arbitrage": {"actions": ["yes", "no"]}}), 422, "wrong_form")
+    error_of(both.chat({**body, "arbitrage": {"actions": ["yes", "no"]}}), 422, "wrong_form")
 
 
 def test_a_certificate_of_the_other_form_is_refused(both):

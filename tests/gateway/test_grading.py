@@ -36,8 +36,8 @@ def graded(house):
 
     def start(**options):
         shadow = options.get("policy", {}).get("mode") == "shadow"
-        given = {"primary": mine, "guardian": theirs, "certificate": not shadow, **options}
-        one = house(GradingHouse, **given)
+        fields = {"primary": mine, "guardian": theirs, "certificate": not shadow, **options}
+        one = house(GradingHouse, **fields)
         one.headers = one.keyed("call")
         return one, [one.reviewer(label) for label in one.members]
 

@@ -48,50 +48,50 @@ def right(*top):
 
 
 def test_each_group_has_a_ledger_and_groups_that_are_always_deferred_have_none(house):
-    made = house(GroupHouse, policy=AUDITED, primary=votes(0.98, 0.01, 0.01))
+    gateway = house(GroupHouse, policy=AUDITED, primary=votes(0.98, 0.01, 0.01))
     for subject in ("easy", "hard", "hard", "rare", "geology", None):
-        assert made.chat(about(subject)).status_code == 200
-    easy, hard = known(made, "easy", 1), known(made, "hard", 2)
-    assert ledgers(made) == {(0, "easy"): 1, (0, "hard"): 2}
-    assert len(made.guardian.bodies) == 6  # three deferred, three audited: a deferral needs no second answer
-    document = monitor(made)
+        assert gateway.chat(about(subject)).status_code == 200
+    easy, hard = known(gateway, "easy", 1), known(gateway, "hard", 2)
+    assert ledgers(gateway) == {(0, "easy"): 1, (0, "hard"): 2}
+    assert len(gateway.guardian.bodies) == 6  # three deferred, three audited: a deferral needs no second answer
+    document = monitor(gateway)
     assert (document["state"], document["watched"], document["unwatched"]) == ("blind", True, None)
     assert document["deferred_groups"] == ["odd", "rare", "scarce", "sparse"]
     assert document["reasons"][0].startswith("easy: too few audits")
     assert document["false_red"] == pytest.approx(0.1)  # 0.05 for each of two groups
-    certificate = made.certificate()
+    certificate = gateway.certificate()
     for name, one in (("easy", easy), ("hard", hard)):
         assert one["members"] == [name]
         assert one["lines"]["alpha"] == 0.05 < one["lines"]["red"]
         assert certificate.groups[name].n == 180
-    records = made.records()
+    records = gateway.records()
     assert [record.decision.group for record in records][::-1] == ["easy", "hard", "hard", "rare", "geology", None]
-    assert made.get(f"/v1/arbitrage/records/{records[-1].id}").json()["decision"]["group"] == "easy"
+    assert gateway.get(f"/v1/arbitrage/records/{records[-1].id}").json()["decision"]["group"] == "easy"
 
 
 def test_red_in_one_group_puts_the_whole_policy_into_safe_mode(house):
     """The conservative choice: a Primary that failed one group is not trusted with the others until a person has looked."""
-    made = house(GroupHouse, policy=AUDITED, primary=votes(0.98, 0.01, 0.01), guardian=right(1, 0))
-    made.decide(questions("easy"))
-    known(made, "easy", 20)
-    made.guardian.reply = votes(0, 1)  # the Primary is wrong from now on
+    gateway = house(GroupHouse, policy=AUDITED, primary=votes(0.98, 0.01, 0.01), guardian=right(1, 0))
+    gateway.decide(questions("easy"))
+    known(gateway, "easy", 20)
+    gateway.guardian.reply = votes(0, 1)  # the Primary is wrong from now on
     for _ in range(30):
-        made.decide(questions("hard"))
-        if monitor(made)["mode"] == "safe":
+        gateway.decide(questions("hard"))
+        if monitor(gateway)["mode"] == "safe":
             break
         time.sleep(0.2)
-    document = until(lambda: (shown := monitor(made))["mode"] == "safe" and shown)
+    document = until(lambda: (shown := monitor(gateway))["mode"] == "safe" and shown)
     assert (document["state"], document["alarm"]["group"], document["alarm"]["cause"]) == ("red", "hard", "losses")
     assert document["reasons"] == ["hard: the loss is above the red line"]
-    assert shown_groups(made)["easy"]["state"] == "blind"
-    page = made.get("/console").text
+    assert shown_groups(gateway)["easy"]["state"] == "blind"
+    page = gateway.get("/console").text
     assert "Of 2 groups, hard matters most." in page
     for subject in ("easy", "hard"):
-        assert made.chat(about(subject)).json()["arbitrage"]["decided_by"] == "guardian"
-    easy = made.records(limit=2)[1]
+        assert gateway.chat(about(subject)).json()["arbitrage"]["decided_by"] == "guardian"
+    easy = gateway.records(limit=2)[1]
     assert (easy.decision.mode, easy.decision.group) == ("safe", "easy")
     assert easy.decision.candidates == (0,)  # what the group's threshold would have made of it
-    text = made.get("/metrics").text
+    text = gateway.get("/metrics").text
     for line in (
         'arbitrage_state{policy="support",state="red"} 1.0',
         'arbitrage_group_state{group="hard",policy="support",state="red"} 1.0',
@@ -99,14 +99,14 @@ def test_red_in_one_group_puts_the_whole_policy_into_safe_mode(house):
         'arbitrage_group_audits{group="easy",policy="support",state="known"} 20.0',
     ):
         assert line in text
-    made.restart()
-    assert made.chat(about("easy")).json()["arbitrage"]["decided_by"] == "guardian"
-    on_the_command_line(made)
-    assert made.post(f"{URL}/lift", {"reason": "the prompt was taken back"}).status_code == 200
-    again = made.chat(about("easy")).json()["arbitrage"]
+    gateway.restart()
+    assert gateway.chat(about("easy")).json()["arbitrage"]["decided_by"] == "guardian"
+    on_the_command_line(gateway)
+    assert gateway.post(f"{URL}/lift", {"reason": "the prompt was taken back"}).status_code == 200
+    again = gateway.chat(about("easy")).json()["arbitrage"]
     assert (again["decided_by"], again["guarantee"]) == ("primary", "none")
-    until(lambda: ledgers(made).get((1, "easy")) == 1)
-    assert made.with_store(lambda store: store.verify()) == []
+    until(lambda: ledgers(gateway).get((1, "easy")) == 1)
+    assert gateway.with_store(lambda store: store.verify()) == []
 
 
 def on_the_command_line(made):
@@ -140,11 +140,11 @@ def on_the_command_line(made):
 
 
 def test_groups_that_share_a_threshold_share_a_ledger_without_a_red_line(house):
-    made = house(GroupHouse, policy=AUDITED, primary=votes(0.98, 0.01, 0.01), calibration={"small_groups": "merge"})
+    gateway = house(GroupHouse, policy=AUDITED, primary=votes(0.98, 0.01, 0.01), calibration={"small_groups": "merge"})
     for subject in ("rare", "odd", "geology"):
-        assert made.chat(about(subject)).status_code == 200
-    shared = known(made, "small groups", 2)
-    assert ledgers(made) == {(0, "small groups"): 2}
+        assert gateway.chat(about(subject)).status_code == 200
+    shared = known(gateway, "small groups", 2)
+    assert ledgers(gateway) == {(0, "small groups"): 2}
     assert shared["members"] == ["odd", "rare", "scarce", "sparse"]
     assert shared["lines"]["red"] is None
     assert "which groups are small depends on the log" in shared["lines"]["note"]
@@ -162,22 +162,22 @@ def test_names_that_the_certificate_does_not_have_are_deferred_and_leave_no_ledg
     with pytest.MonkeyPatch.context() as patch:
         if gateway:
             patch.setenv("ARBITRAGE_SECRET", "a-long-enough-secret-for-this-test")
-        made = house(GroupHouse, policy=AUDITED, gateway=gateway, primary=votes(0.98, 0.01, 0.01))
-        assert made.chat(about("easy")).json()["arbitrage"]["decided_by"] == "primary"
+        served = house(GroupHouse, policy=AUDITED, gateway=gateway, primary=votes(0.98, 0.01, 0.01))
+        assert served.chat(about("easy")).json()["arbitrage"]["decided_by"] == "primary"
         for name in HOSTILE:
-            reply = made.chat(about(name))
+            reply = served.chat(about(name))
             assert reply.status_code == 200, (name, reply.text)
             assert reply.json()["arbitrage"]["decided_by"] == "guardian", name
-        surrogate = made.post("/v1/chat/completions", data=json.dumps(about("\ud800")).encode())
+        surrogate = served.post("/v1/chat/completions", data=json.dumps(about("\ud800")).encode())
         assert surrogate.status_code in (200, 400)
         assert surrogate.status_code == 400 or surrogate.json()["arbitrage"]["decided_by"] == "guardian"
-        known(made, "easy", 1)
-        assert ledgers(made) == {(0, "easy"): 1}
-        recorded = {record.decision.group for record in made.records(limit=100)}
+        known(served, "easy", 1)
+        assert ledgers(served) == {(0, "easy"): 1}
+        recorded = {record.decision.group for record in served.records(limit=100)}
         assert recorded >= {"easy", "Easy", "easy\0", "small groups", None}
         assert "x" * 513 not in recorded
-        assert "Easy" not in made.get("/metrics").text
-        assert made.with_store(lambda store: store.verify()) == []
+        assert "Easy" not in served.get("/metrics").text
+        assert served.with_store(lambda store: store.verify()) == []
 
 
 def test_a_composed_name_is_another_group_than_a_decomposed_one(house):
@@ -186,79 +186,80 @@ def test_a_composed_name_is_another_group_than_a_decomposed_one(house):
     class Accented(GroupHouse):
         easy = "é"
 
-    made = house(Accented, policy=AUDITED, primary=votes(0.98, 0.01, 0.01))
+    gateway = house(Accented, policy=AUDITED, primary=votes(0.98, 0.01, 0.01))
     deciders = [
-        made.chat(about(unicodedata.normalize(form, "é"))).json()["arbitrage"]["decided_by"] for form in ("NFC", "NFD")
+        gateway.chat(about(unicodedata.normalize(form, "é"))).json()["arbitrage"]["decided_by"]
+        for form in ("NFC", "NFD")
     ]
     assert deciders == ["primary", "guardian"]
-    until(lambda: ledgers(made) == {(0, "é"): 1})
+    until(lambda: ledgers(gateway) == {(0, "é"): 1})
 
 
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_a_key_belongs_to_one_group(house, form):
     """A caller may not take the threshold of one group for the decision of another."""
     body = MENU if form == "menu" else CHAT
-    made = house(GroupHouse, form=form, policy=AUDITED)
+    gateway = house(GroupHouse, form=form, policy=AUDITED)
     key = {"Idempotency-Key": "one"}
-    first = made.chat(about("easy", body), headers=key)
+    first = gateway.chat(about("easy", body), headers=key)
     assert first.status_code == 200, first.text
-    error_of(made.chat(about("hard", body), headers=key), 422, "idempotency_key_reused")
-    assert made.chat(about("easy", body), headers=key).headers["x-arbitrage-replayed"] == "true"
-    assert ledgers(made) == {(0, "easy"): 1}
+    error_of(gateway.chat(about("hard", body), headers=key), 422, "idempotency_key_reused")
+    assert gateway.chat(about("easy", body), headers=key).headers["x-arbitrage-replayed"] == "true"
+    assert ledgers(gateway) == {(0, "easy"): 1}
 
 
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_a_group_that_the_key_names_is_not_the_callers_to_choose(house, form):
-    made = house(GroupHouse, form=form, policy={**AUDITED, "group": "key"})
+    gateway = house(GroupHouse, form=form, policy={**AUDITED, "group": "key"})
     body = MENU if form == "menu" else CHAT
     deciders = {}
     for label in ("easy", "geology", ""):
-        secret, _ = made.key("call", label)
+        secret, _ = gateway.key("call", label)
         headers = {"Authorization": f"Bearer {secret}"}
         for sent in (about("easy", body), body, {**body, "label": "easy"}):
-            reply = made.chat(sent, headers=headers)
+            reply = gateway.chat(sent, headers=headers)
             if reply.status_code == 200:
                 deciders.setdefault(label, set()).add(reply.headers["x-arbitrage-decided-by"])
-        with_menu = made.decide(about("easy", DECISION), headers=headers)
+        with_menu = gateway.decide(about("easy", DECISION), headers=headers)
         if form == "menu":
             deciders[label].add(with_menu.json()["answers"][0]["arbitrage"]["decided_by"])
     assert deciders == {"easy": {"primary"}, "geology": {"guardian"}, "": {"guardian"}}
-    assert {record.decision.group for record in made.records(limit=100)} == {"easy", "geology", None}
-    until(lambda: {group for _, group in ledgers(made)} == {"easy"})
+    assert {record.decision.group for record in gateway.records(limit=100)} == {"easy", "geology", None}
+    until(lambda: {group for _, group in ledgers(gateway)} == {"easy"})
 
 
 def test_another_source_of_groups_is_another_certificate(house):
-    made = house(GroupHouse, policy=AUDITED)
-    rule = made.folder / "rule.json"
+    gateway = house(GroupHouse, policy=AUDITED)
+    rule = gateway.folder / "rule.json"
     assert group_source_of(Certificate.load(rule)) == "metadata.subject"
-    made.chat(about("easy"))
-    known(made, "easy", 1)
-    made.stop()
-    made.certified = False
+    gateway.chat(about("easy"))
+    known(gateway, "easy", 1)
+    gateway.stop()
+    gateway.certified = False
     for allow in ([], ["group.source"]):
-        made.sections["policies.support"] = {**AUDITED, "group": "metadata.tenant", "allow": allow}
-        made._write({"certificate": "rule.json"})
-        made.config = read_config(made.path)
+        gateway.sections["policies.support"] = {**AUDITED, "group": "metadata.tenant", "allow": allow}
+        gateway._write({"certificate": "rule.json"})
+        gateway.config = read_config(gateway.path)
         if not allow:
             with pytest.raises(
                 StaleCalibrationError, match=r"group\.source: 'metadata.subject' then, 'metadata.tenant'"
             ):
-                made.start()
-            made._serving = None
-    made.start()
-    answer = made.chat({**MENU, "metadata": {"subject": "easy", "tenant": "hard"}}).json()["arbitrage"]
+                gateway.start()
+            gateway._serving = None
+    gateway.start()
+    answer = gateway.chat({**MENU, "metadata": {"subject": "easy", "tenant": "hard"}}).json()["arbitrage"]
     assert answer["guarantee"] == "none"
-    assert made.records(limit=1)[0].decision.group == "hard"
-    assert len({one.key.identities_sha256 for one in made.with_store(lambda store: store.ledgers())}) == 2
+    assert gateway.records(limit=1)[0].decision.group == "hard"
+    assert len({one.key.identities_sha256 for one in gateway.with_store(lambda store: store.ledgers())}) == 2
 
 
 def test_an_export_says_what_named_its_groups_and_a_certificate_from_it_is_served(house):
-    made = house(GroupHouse, policy={**AUDITED, "mode": "shadow"}, primary=votes(0.98, 0.01, 0.01))
+    gateway = house(GroupHouse, policy={**AUDITED, "mode": "shadow"}, primary=votes(0.98, 0.01, 0.01))
     for _ in range(2):
         for subject in ("easy", "hard"):
-            made.decide(questions(subject, 12))
-    out, rule = str(made.folder / "log.parquet"), str(made.folder / "new.json")
-    config = ["--config", str(made.path)]
+            gateway.decide(questions(subject, 12))
+    out, rule = str(gateway.folder / "log.parquet"), str(gateway.folder / "new.json")
+    config = ["--config", str(gateway.path)]
     exported = CliRunner().invoke(cli, ["records", "export", "--policy", "support", "--score-log", "-o", out, *config])
     assert exported.exit_code == 0, exported.output
     log = ScoreLog.read(out)
@@ -268,8 +269,8 @@ def test_an_export_says_what_named_its_groups_and_a_certificate_from_it_is_serve
     assert calibrated.exit_code == 0, calibrated.output
     assert "named by metadata.subject" in calibrated.output
     assert group_source_of(Certificate.load(rule)) == "metadata.subject"
-    document = json.loads((made.folder / "new.json").read_text())
-    assert made.put(URL, {"certificate": document}).status_code == 200
+    document = json.loads((gateway.folder / "new.json").read_text())
+    assert gateway.put(URL, {"certificate": document}).status_code == 200
     other = ["calibrate", out, "--by", "group", "--group-source", "metadata.x", "--alpha", "0.1", *config]
     refused = CliRunner().invoke(cli, other)
     assert refused.exit_code == 2
@@ -291,23 +292,23 @@ def test_the_ledger_has_the_questions_of_one_request_in_the_order_of_their_prima
             await asyncio.sleep(0.01)
         return votes(0, 1)(path, body, number)
 
-    made = house(policy={"audit_rate": 1.0}, primary=primary, guardian=answered)
+    gateway = house(policy={"audit_rate": 1.0}, primary=primary, guardian=answered)
     several = {**DECISION, "questions": [{**QUESTION, "instructions": "unsure"}, QUESTION, QUESTION]}
     replies = []
-    asking = threading.Thread(target=lambda: replies.append(made.decide(several)))
+    asking = threading.Thread(target=lambda: replies.append(gateway.decide(several)))
     asking.start()
     try:
-        until(lambda: sum(one.rows for one in made.with_store(lambda store: store.ledgers())) == 3)
-        last = made.decide().json()["answers"][0]["arbitrage"]["id"]
+        until(lambda: sum(one.rows for one in gateway.with_store(lambda store: store.ledgers())) == 3)
+        last = gateway.decide().json()["answers"][0]["arbitrage"]["id"]
     finally:
         waiting.set()
         asking.join(60)
     answers = replies[0].json()["answers"]
     assert [answer["arbitrage"]["decided_by"] for answer in answers] == ["guardian", "primary", "primary"]
-    [one] = made.with_store(lambda store: store.ledgers())
+    [one] = gateway.with_store(lambda store: store.ledgers())
     rows = until(
         lambda: (
-            (found := made.with_store(lambda store: store.ledger_changes(one.key, 0)))
+            (found := gateway.with_store(lambda store: store.ledger_changes(one.key, 0)))
             and all(row.loss is not None for row in found)
             and found
         )
@@ -315,6 +316,6 @@ def test_the_ledger_has_the_questions_of_one_request_in_the_order_of_their_prima
     by_place = [row.id for row in sorted(rows, key=lambda row: row.seq)]
     assert set(by_place[:3]) == {answer["arbitrage"]["id"] for answer in answers}
     assert by_place[3:] == [last]
-    records = {record.id: record for record in made.records()}
+    records = {record.id: record for record in gateway.records()}
     assert {record.completion.finish for id, record in records.items() if id != last} == {"stop"}
     assert all(len(record.decision.legs) == 1 + (record.decided_by == "guardian") for record in records.values())

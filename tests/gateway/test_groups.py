@@ -147,8 +147,8 @@ def test_the_command_line_decides_by_group_and_shows_each(house):
     actions = ["--action", "a", "--action", "b", "--action", "c"]
     for group, decider in (("easy", "primary"), ("hard", "guardian"), ("geology", "guardian"), (None, "guardian")):
         named = [] if group is None else ["--group", group]
-        asked = ["ask", certificate, "Which?", *actions, *named, *config, "--json"]
-        result = CliRunner().invoke(cli, asked)
+        command = ["ask", certificate, "Which?", *actions, *named, *config, "--json"]
+        result = CliRunner().invoke(cli, command)
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["decided_by"] == decider
     shown = CliRunner().invoke(cli, ["monitor", "support", *config])

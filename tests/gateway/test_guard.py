@@ -36,10 +36,10 @@ def decide_many(made, batches=BATCHES):
 
 
 def test_a_primary_that_always_loses_keeps_the_bound_and_raises_no_alarm(house, quick):
-    made = losing(house)
-    decide_many(made)
-    shown = monitor(made)
-    rows = ledger(made)
+    gateway = losing(house)
+    decide_many(gateway)
+    shown = monitor(gateway)
+    rows = ledger(gateway)
     known = [row.loss for row in sorted(rows, key=lambda row: row.known_order)]
     assert len(known) == BATCH * BATCHES
     excess = sum(loss - 0.05 for loss in known)
@@ -49,22 +49,22 @@ def test_a_primary_that_always_loses_keeps_the_bound_and_raises_no_alarm(house, 
     assert (shown["mode"], shown["alarm"]) == ("enforce", None)
     assert sum(known) >= BATCH  # the first batch was decided before anything was known
     assert sum(known) < len(known) / 8  # without a guard all of them lose
-    assert 'arbitrage_guard_share{policy="support"}' in made.get("/metrics").text
+    assert 'arbitrage_guard_share{policy="support"}' in gateway.get("/metrics").text
 
 
 def test_without_the_guard_the_same_traffic_ends_in_safe_mode(house, quick):
-    made = losing(house, guard=False)
+    gateway = losing(house, guard=False)
     for _ in range(BATCHES // 4):
-        made.decide({**DECISION, "questions": [QUESTION] * 4 * BATCH})
-    until(lambda: monitor(made)["mode"] == "safe", 60)
+        gateway.decide({**DECISION, "questions": [QUESTION] * 4 * BATCH})
+    until(lambda: monitor(gateway)["mode"] == "safe", 60)
 
 
 def test_the_record_says_which_losses_were_known_and_so_which_threshold_decided(house, quick):
-    made = losing(house)
-    decide_many(made, batches=10)
-    certificate = made.certificate()
-    known = [row.loss for row in sorted(ledger(made), key=lambda row: row.known_order)]
-    records = made.records(limit=1000)
+    gateway = losing(house)
+    decide_many(gateway, batches=10)
+    certificate = gateway.certificate()
+    known = [row.loss for row in sorted(ledger(gateway), key=lambda row: row.known_order)]
+    records = gateway.records(limit=1000)
     assert {record.decision.guarded for record in records} >= {0, BATCH}
     for record in records:
         guard = CertificateGuard(certificate)
@@ -75,14 +75,14 @@ def test_the_record_says_which_losses_were_known_and_so_which_threshold_decided(
 
 
 def test_the_threshold_is_the_same_after_a_restart_from_the_first_request_on(house, quick):
-    made = losing(house)
-    decide_many(made, batches=3)
-    before = monitor(made)["guard"]
+    gateway = losing(house)
+    decide_many(gateway, batches=3)
+    before = monitor(gateway)["guard"]
     assert before["share"] > before["base"]
-    made.restart()
-    reply = made.decide().json()["answers"][0]["arbitrage"]
+    gateway.restart()
+    reply = gateway.decide().json()["answers"][0]["arbitrage"]
     assert reply["decided_by"] == "guardian"  # the certificate alone would let the Primary's choice stand
-    [last] = made.records(limit=1)
+    [last] = gateway.records(limit=1)
     assert last.decision.guarded == before["known"]
 
 
@@ -91,26 +91,26 @@ def test_two_gateways_of_one_database_have_the_same_threshold(house, quick, requ
     where = "shared.sqlite" if database == "sqlite" else fresh_database(request.getfixturevalue("server"))
     if database == "postgres":
         request.getfixturevalue("monkeypatch").setenv("ARBITRAGE_SECRET", "a-secret-of-both-gateways")
-    made = house(
+    gateway = house(
         calibration=KEPT, policy=GUARDED, primary=votes(*SURE), guardian=votes(0, 1), gateway={"database": where}
     )
-    other = copy.copy(made)  # the same configuration, loop and models, on another port
+    other = copy.copy(gateway)  # the same configuration, loop and models, on another port
     other.start()
     try:
         for count in range(1, 7):
-            asked = made if count % 2 else other
+            asked = gateway if count % 2 else other
             assert asked.decide({**DECISION, "questions": [QUESTION] * BATCH}).status_code == 200
-            for one in (made, other):
+            for one in (gateway, other):
                 until(
                     lambda one=one, count=count: (monitor(one)["guard"] or {"known": 0})["known"] == count * BATCH, 60
                 )
-            assert monitor(made)["guard"] == monitor(other)["guard"]
-        assert monitor(made)["guard"]["share"] > monitor(made)["guard"]["base"]
-        records = made.records(limit=100)
+            assert monitor(gateway)["guard"] == monitor(other)["guard"]
+        assert monitor(gateway)["guard"]["share"] > monitor(gateway)["guard"]["base"]
+        records = gateway.records(limit=100)
         assert len(records) == 6 * BATCH
-        known = [row.loss for row in sorted(ledger(made), key=lambda row: row.known_order)]
+        known = [row.loss for row in sorted(ledger(gateway), key=lambda row: row.known_order)]
         for record in records:
-            guard = CertificateGuard(made.certificate())
+            guard = CertificateGuard(gateway.certificate())
             guard.take(known[: record.decision.guarded])
             assert record.decision.relaxation == guard.in_force().relaxation
     finally:
@@ -118,36 +118,36 @@ def test_two_gateways_of_one_database_have_the_same_threshold(house, quick, requ
 
 
 def test_a_guard_in_free_text_learns_from_grades(house, quick):
-    made = house(form="text", calibration=KEPT, policy={**GUARDED, "content": "full"})
-    ids = [made.chat().headers["x-arbitrage-decision-id"] for _ in range(3)]
-    until(lambda: all(record.audit for record in made.records()), 60)
+    gateway = house(form="text", calibration=KEPT, policy={**GUARDED, "content": "full"})
+    ids = [gateway.chat().headers["x-arbitrage-decision-id"] for _ in range(3)]
+    until(lambda: all(record.audit for record in gateway.records()), 60)
     for id in ids:
-        made.post(f"/v1/arbitrage/records/{id}/feedback", {"grades": {"primary": 0.0, "guardian": 1.0}})
-    until(lambda: monitor(made)["guard"]["known"] == 3, 60)
-    assert made.chat().json()["arbitrage"]["decided_by"] == "guardian"
-    [last] = made.records(limit=1)
+        gateway.post(f"/v1/arbitrage/records/{id}/feedback", {"grades": {"primary": 0.0, "guardian": 1.0}})
+    until(lambda: monitor(gateway)["guard"]["known"] == 3, 60)
+    assert gateway.chat().json()["arbitrage"]["decided_by"] == "guardian"
+    [last] = gateway.records(limit=1)
     assert (last.decision.guarded, last.decision.relaxation) == (3, 0.9)
 
 
 def test_safe_mode_has_no_guard(house, quick):
-    made = losing(house)
-    decide_many(made, batches=1)
-    assert made.with_store(lambda store: store.raise_alarm("support", alarm()))
-    made.decide()
-    [last] = made.records(limit=1)
+    gateway = losing(house)
+    decide_many(gateway, batches=1)
+    assert gateway.with_store(lambda store: store.raise_alarm("support", alarm()))
+    gateway.decide()
+    [last] = gateway.records(limit=1)
     assert (last.decision.mode, last.decision.guarded, last.decision.relaxation) == ("safe", None, None)
-    assert made.post("/v1/arbitrage/policies/support/lift", {"reason": "a test"}).status_code == 200
-    made.decide()  # under a ledger of its own
-    [last] = made.records(limit=1)
+    assert gateway.post("/v1/arbitrage/policies/support/lift", {"reason": "a test"}).status_code == 200
+    gateway.decide()  # under a ledger of its own
+    [last] = gateway.records(limit=1)
     assert (last.decision.mode, last.decision.guarded, last.decision.relaxation) == ("enforce", 0, 0.3)
 
 
 def test_a_guard_is_off_unless_asked_for_and_leaves_no_trace(house, quick):
-    made = house(calibration=KEPT, policy={"audit_rate": 1.0})
-    made.decide()
-    assert made.records()[0].decision.guarded is None
-    assert monitor(made)["guard"] is None
-    assert "arbitrage_guard_share{policy" not in made.get("/metrics").text
+    gateway = house(calibration=KEPT, policy={"audit_rate": 1.0})
+    gateway.decide()
+    assert gateway.records()[0].decision.guarded is None
+    assert monitor(gateway)["guard"] is None
+    assert "arbitrage_guard_share{policy" not in gateway.get("/metrics").text
 
 
 def test_a_guard_needs_quantiles_and_audits(house):
@@ -162,9 +162,9 @@ def test_a_guard_without_audits_is_refused(house, policy):
 
 
 def test_a_certificate_without_quantiles_cannot_replace_a_guarded_one(house):
-    made = house(calibration=KEPT, policy=GUARDED)
-    made.calibration = {}
-    reply = made.put("/v1/arbitrage/policies/support", {"certificate": made.certificate(alpha=0.1).to_dict()})
+    gateway = house(calibration=KEPT, policy=GUARDED)
+    gateway.calibration = {}
+    reply = gateway.put("/v1/arbitrage/policies/support", {"certificate": gateway.certificate(alpha=0.1).to_dict()})
     assert reply.status_code == 422
     assert "margins" in reply.json()["error"]["message"]
-    assert monitor(made)["version"] == 1
+    assert monitor(gateway)["version"] == 1

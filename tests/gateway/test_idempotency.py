@@ -64,8 +64,8 @@ def test_the_same_key_of_another_caller_is_another_key(house):
 
 def test_streams_are_replayed_byte_for_byte(house):
     gateway = house(form="text")
-    asked = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
-    first, again = gateway.chat(asked, headers=KEY), gateway.chat(asked, headers=KEY)
+    body = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+    first, again = gateway.chat(body, headers=KEY), gateway.chat(body, headers=KEY)
     assert first.content == again.content
     assert again.headers["content-type"].startswith("text/event-stream")
     assert again.headers["x-arbitrage-replayed"] == "true"

@@ -109,10 +109,10 @@ def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, s
             await store.install("support", certificate(0.2).to_dict(), by="test")
 
             async def late():
-                found = await policies()
+                names = await policies()
                 monkeypatch.setattr(store, "policies", policies)
                 await slow.wait()
-                return found
+                return names
 
             monkeypatch.setattr(store, "policies", late)
             first = asyncio.create_task(table.refresh(await store.change_count()))
@@ -134,10 +134,10 @@ def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_un
     policies = store.policies
 
     async def late():
-        found = await policies()
+        names = await policies()
         monkeypatch.setattr(store, "policies", policies)
         await slow.wait()
-        return found
+        return names
 
     async def story():
         async with Models(config) as models:

@@ -146,10 +146,10 @@ def test_an_answer_of_the_primary_that_stands_is_sent_once_it_is_recorded_and_th
 ):
     gateway = house(form="text", primary=says("mine", 0.9), guardian=tells("theirs"))
     with ThreadPoolExecutor(1) as pool, locked(gateway):
-        asked = pool.submit(gateway.chat, STREAM)
+        reply = pool.submit(gateway.chat, STREAM)
         time.sleep(0.5)
-    assert asked.result().text.startswith(WAITING)
-    assert content(chunks(asked.result())) == "mine"
+    assert reply.result().text.startswith(WAITING)
+    assert content(chunks(reply.result())) == "mine"
     assert gateway.guardian.bodies == []
     assert completions(gateway) == []
 
@@ -305,11 +305,11 @@ def echo(path, body, number):
 
 def test_streams_at_the_same_time_do_not_mix(house):
     gateway = live(house, guardian=echo)
-    asked = [f"<{k}> " + "abc" * 5 for k in range(20)]
-    bodies = [{**STREAM, "messages": [{"role": "user", "content": text}]} for text in asked]
+    questions = [f"<{k}> " + "abc" * 5 for k in range(20)]
+    bodies = [{**STREAM, "messages": [{"role": "user", "content": text}]} for text in questions]
     with ThreadPoolExecutor(20) as pool:
         replies = list(pool.map(gateway.chat, bodies))
-    assert [content(chunks(reply)) for reply in replies] == asked
+    assert [content(chunks(reply)) for reply in replies] == questions
     assert gateway.guardian.most_at_once > 5
     assert {r.id for r in gateway.records()} == {reply.headers["x-arbitrage-decision-id"] for reply in replies}
     assert [one.finish for one in completions(gateway)] == ["stop"] * 20
@@ -680,10 +680,10 @@ def test_an_end_that_cannot_be_recorded_is_an_error_and_no_end(house, monkeypatc
 def test_a_guardian_whose_time_is_up_while_its_decision_is_being_recorded_has_failed_after_it(house, task):
     gateway = live(house, "one ", threading.Event(), task=task, models={"guardian": {"timeout": 0.5}})
     with ThreadPoolExecutor(1) as pool, locked(gateway):
-        asked = pool.submit(gateway.chat, STREAM)
+        reply = pool.submit(gateway.chat, STREAM)
         until(lambda: gateway.guardian.bodies)
         time.sleep(0.8)
-    [*before, last] = chunks(asked.result())
+    [*before, last] = chunks(reply.result())
     assert (content(before), last["error"]["code"]) == ("one ", "guardian_failed")
     [record] = until(lambda: [r for r in gateway.records() if r.completion])
     assert (record.decided_by, completions(gateway)) == ("guardian", [CompletionBody(finish="failed")])
@@ -709,8 +709,8 @@ def test_tool_calls_in_fragments_reach_the_official_client_whole(house):
     gateway = live(house, guardian=tells(*fragments(), finish="tool_calls"), policy={"content": "full"})
     with gateway.client() as client, client.chat.completions.stream(**CHAT, tools=[LOOK]) as stream:
         choice = stream.get_final_completion().choices[0]
-    found = [(call.id, call.type, call.function.name, call.function.arguments) for call in choice.message.tool_calls]
-    assert found == [(call["id"], "function", *call["function"].values()) for call in CALLS]
+    calls = [(call.id, call.type, call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+    assert calls == [(call["id"], "function", *call["function"].values()) for call in CALLS]
     assert choice.finish_reason == "tool_calls"
     assert completions(gateway)[0].content.answer == completion("", tool_calls=CALLS)["choices"][0]["message"]
     assert completions(gateway)[0].finish == "tool_calls"

@@ -45,12 +45,12 @@ def red(made):
 
 
 def test_the_coin_writes_a_row_with_the_primary_s_leg_and_an_audit_settles_it(house):
-    made = house(policy=AUDITED)  # the Guardian likes another action than the sure Primary
-    ids = [made.decide().json()["answers"][0]["arbitrage"]["id"] for _ in range(3)]
-    rows = settled(made, 3)
+    gateway = house(policy=AUDITED)  # the Guardian likes another action than the sure Primary
+    ids = [gateway.decide().json()["answers"][0]["arbitrage"]["id"] for _ in range(3)]
+    rows = settled(gateway, 3)
     assert [(row.seq, row.id, row.loss) for row in rows] == [(k + 1, id, 1.0) for k, id in enumerate(ids)]
     assert all(23 < (row.due - row.drawn) / 3600 < 25 for row in rows)
-    shown = until(lambda: (doc := monitor(made))["audits"]["known"] == 3 and doc)
+    shown = until(lambda: (doc := monitor(gateway))["audits"]["known"] == 3 and doc)
     assert (shown["state"], shown["watched"], shown["mean_loss"]) == ("blind", True, 1.0)
     assert "too few audits" in " ".join(shown["reasons"])
     assert shown["lines"]["alpha"] == 0.05
@@ -58,13 +58,13 @@ def test_the_coin_writes_a_row_with_the_primary_s_leg_and_an_audit_settles_it(ho
 
 
 def test_a_deferral_with_everything_in_sight_has_no_loss_and_costs_no_audit(house):
-    made = house(policy=AUDITED, primary=votes(*UNSURE))
-    made.decide()
-    [row] = settled(made, 1)
+    gateway = house(policy=AUDITED, primary=votes(*UNSURE))
+    gateway.decide()
+    [row] = settled(gateway, 1)
     assert (row.loss, row.served) == (0.0, None)
     time.sleep(1.0)
-    assert len(made.guardian.bodies) == 1  # its own answer
-    log = ScoreLog.read(exported(made))
+    assert len(gateway.guardian.bodies) == 1  # its own answer
+    log = ScoreLog.read(exported(gateway))
     assert not log.missing.any()
 
 
@@ -77,181 +77,181 @@ def exported(made):
 
 
 def test_a_deferral_that_delivers_nothing_still_counts_without_a_loss(house):
-    made = house(policy=AUDITED, primary=votes(*UNSURE), guardian=failing())
-    error_of(made.decide(), 502)
-    [row] = until(lambda: [row for row in ledger(made) if not row.delivered])
+    gateway = house(policy=AUDITED, primary=votes(*UNSURE), guardian=failing())
+    error_of(gateway.decide(), 502)
+    [row] = until(lambda: [row for row in ledger(gateway) if not row.delivered])
     assert (row.loss, row.served) == (0.0, None)
 
 
 def test_a_fallback_is_no_loss_of_the_rule_and_a_whole_one_as_served(house):
-    made = house(policy=AUDITED, primary=votes(*UNSURE), guardian=failing(), task={"safe_action": "c"})
-    [answer] = made.decide().json()["answers"]
+    gateway = house(policy=AUDITED, primary=votes(*UNSURE), guardian=failing(), task={"safe_action": "c"})
+    [answer] = gateway.decide().json()["answers"]
     assert answer["arbitrage"]["decided_by"] == "fallback"
-    [row] = until(lambda: [row for row in ledger(made) if row.served is not None])
+    [row] = until(lambda: [row for row in ledger(gateway) if row.served is not None])
     assert (row.loss, row.served) == (0.0, 1.0)
 
 
 def test_a_guardian_that_keeps_failing_is_amber_as_served_and_never_red(house, monkeypatch):
     monkeypatch.setattr("conformal_arbitrage.gateway.watcher.SERVED_EVERY", 0.1)
-    made = house(policy=AUDITED, primary=votes(*UNSURE), guardian=failing(), task={"safe_action": "c"})
+    gateway = house(policy=AUDITED, primary=votes(*UNSURE), guardian=failing(), task={"safe_action": "c"})
     for _ in range(5):
-        made.decide({**DECISION, "questions": [QUESTION] * 20})
-    shown = until(lambda: (doc := monitor(made)).get("as_served") and doc["as_served"]["mean"] == 1.0 and doc, 30)
+        gateway.decide({**DECISION, "questions": [QUESTION] * 20})
+    shown = until(lambda: (doc := monitor(gateway)).get("as_served") and doc["as_served"]["mean"] == 1.0 and doc, 30)
     assert shown["as_served"]["above_alpha"]
     assert (shown["state"], shown["mode"], shown["mean_loss"]) == ("amber", "enforce", 0.0)
     assert "the Guardian fails" in " ".join(shown["reasons"])
-    assert 'arbitrage_served_loss_mean{policy="support"} 1.0' in made.get("/metrics").text
+    assert 'arbitrage_served_loss_mean{policy="support"} 1.0' in gateway.get("/metrics").text
 
 
 def test_requests_that_name_a_session_count_once_an_hour(house):
-    made = house(policy=AUDITED)
+    gateway = house(policy=AUDITED)
     for name in ("one", "one", "two"):
-        made.chat({**MENU, "arbitrage": {**MENU["arbitrage"], "session": name}})
+        gateway.chat({**MENU, "arbitrage": {**MENU["arbitrage"], "session": name}})
     for _ in range(2):
-        made.chat({**MENU, "user": "somebody"})
-    made.chat(MENU)
-    assert len(settled(made, 4)) == 4
-    assert len(made.records()) == 6
+        gateway.chat({**MENU, "user": "somebody"})
+    gateway.chat(MENU)
+    assert len(settled(gateway, 4)) == 4
+    assert len(gateway.records()) == 6
 
 
 def test_grades_settle_free_text_once_the_guardian_has_answered(house):
-    made = house(form="text", policy={**AUDITED, "content": "full"})
-    id = made.chat().headers["x-arbitrage-decision-id"]
-    until(lambda: [r for r in made.records() if r.audit])
-    [row] = ledger(made)
+    gateway = house(form="text", policy={**AUDITED, "content": "full"})
+    id = gateway.chat().headers["x-arbitrage-decision-id"]
+    until(lambda: [r for r in gateway.records() if r.audit])
+    [row] = ledger(gateway)
     assert row.loss is None
     assert 13 < (row.due - row.drawn) / 86400 < 15
-    made.post(f"/v1/arbitrage/records/{id}/feedback", {"grades": {"primary": 0.25, "guardian": 1.0}})
-    [row] = settled(made, 1)
+    gateway.post(f"/v1/arbitrage/records/{id}/feedback", {"grades": {"primary": 0.25, "guardian": 1.0}})
+    [row] = settled(gateway, 1)
     assert row.loss == 0.75
-    made.post(
+    gateway.post(
         f"/v1/arbitrage/records/{id}/feedback",
         {"grades": {"primary": 1.0, "guardian": 1.0}, "reason": "seen again"},
     )
     time.sleep(1.0)
-    assert ledger(made)[0].loss == 0.75
+    assert ledger(gateway)[0].loss == 0.75
 
 
 def test_deferred_text_has_no_loss_at_once(house):
-    made = house(form="text", policy=AUDITED, primary=says("mine", 0.1))
-    made.chat()
-    [row] = settled(made, 1)
-    assert (row.loss, len(made.guardian.bodies)) == (0.0, 1)
+    gateway = house(form="text", policy=AUDITED, primary=says("mine", 0.1))
+    gateway.chat()
+    [row] = settled(gateway, 1)
+    assert (row.loss, len(gateway.guardian.bodies)) == (0.0, 1)
 
 
 def test_an_audit_that_fails_for_good_is_missing_from_then_on(house):
-    made = house(policy=AUDITED, guardian=failing(400))
-    made.decide()
-    shown = until(lambda: (doc := monitor(made)).get("audits", {}).get("missing") == 1 and doc)
+    gateway = house(policy=AUDITED, guardian=failing(400))
+    gateway.decide()
+    shown = until(lambda: (doc := monitor(gateway)).get("audits", {}).get("missing") == 1 and doc)
     assert shown["state"] == "amber"
     assert "have no outcome" in " ".join(shown["reasons"])
 
 
 def test_losses_raise_one_alarm_and_every_answer_after_it_is_the_guardian_s(house):
-    made = house(policy=AUDITED)
-    shown = red(made)
+    gateway = house(policy=AUDITED)
+    shown = red(gateway)
     assert (shown["state"], shown["cause"]) == ("red", "losses")
     assert shown["alarm"]["cause"] == "losses"
-    reply = made.decide()
+    reply = gateway.decide()
     [answer] = reply.json()["answers"]
     assert (answer["choice"], answer["arbitrage"]["decided_by"]) == ("b", "guardian")
     assert answer["arbitrage"]["guarantee"] == "crc"  # with everything in sight the loss is 0 by definition
-    record = made.records()[0]
+    record = gateway.records()[0]
     assert (record.decision.mode, record.decision.candidates, record.decision.relaxation) == ("safe", (0,), None)
     assert not record.decision.audited
-    [notice] = made.with_store(lambda store: store.notices("support"))
+    [notice] = gateway.with_store(lambda store: store.notices("support"))
     assert isinstance(notice.body, AlarmBody)
-    metrics = made.get("/metrics").text
+    metrics = gateway.get("/metrics").text
     assert 'arbitrage_safe_mode{policy="support"} 1.0' in metrics
     assert 'arbitrage_state{policy="support",state="red"} 1.0' in metrics
     assert 'arbitrage_evidence{line="red",policy="support"}' in metrics
-    made.restart()  # it stands
-    assert made.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
-    assert made.with_store(lambda store: store.verify()) == []
+    gateway.restart()  # it stands
+    assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
+    assert gateway.with_store(lambda store: store.verify()) == []
 
 
 def test_rows_of_safe_mode_are_fit_for_calibration(house):
-    made = house(policy=AUDITED)
-    red(made)
+    gateway = house(policy=AUDITED)
+    red(gateway)
     for _ in range(3):
-        made.decide()
-    log = ScoreLog.read(exported(made))
+        gateway.decide()
+    log = ScoreLog.read(exported(gateway))
     modes = log.extra["mode"].tolist()
     assert modes[-3:] == ["safe"] * 3
     assert not log.missing[-3:].any()
 
 
 def test_lifting_needs_a_reason_voids_the_promise_and_begins_a_new_ledger(house):
-    made = house(policy=AUDITED)
-    red(made)
+    gateway = house(policy=AUDITED)
+    red(gateway)
     path = "/v1/arbitrage/policies/support/lift"
-    error_of(made.post(path, {"reason": "  "}), 422)
-    error_of(made.post(path, {}), 400)
-    lifted = made.post(path, {"reason": "the prompt was taken back"})
+    error_of(gateway.post(path, {"reason": "  "}), 422)
+    error_of(gateway.post(path, {}), 400)
+    lifted = gateway.post(path, {"reason": "the prompt was taken back"})
     assert lifted.status_code == 200, lifted.text
-    error_of(made.post(path, {"reason": "again"}), 409, "no_alarm")
-    [answer] = made.decide().json()["answers"]
+    error_of(gateway.post(path, {"reason": "again"}), 409, "no_alarm")
+    [answer] = gateway.decide().json()["answers"]
     assert answer["arbitrage"]["decided_by"] == "primary"
     assert answer["arbitrage"]["guarantee"] == "none"
     assert "lifted without a new certificate" in answer["arbitrage"]["reason"]
-    rows = settled(made, 1, lifts=1)
+    rows = settled(gateway, 1, lifts=1)
     assert [row.seq for row in rows] == [1]
-    assert monitor(made)["lifts"] == 1
-    shown = red(made)  # the new ledger has an alarm of its own
+    assert monitor(gateway)["lifts"] == 1
+    shown = red(gateway)  # the new ledger has an alarm of its own
     assert shown["alarm"] is not None
-    kinds = [notice.body.kind for notice in made.with_store(lambda store: store.notices())]
+    kinds = [notice.body.kind for notice in gateway.with_store(lambda store: store.notices())]
     assert kinds == ["alarm", "lift", "alarm"]
 
 
 def test_a_key_that_may_only_call_cannot_lift_or_look(house):
-    made = house(policy=AUDITED)
-    call, admin = made.keyed("call"), made.keyed("admin")
-    error_of(made.post("/v1/arbitrage/policies/support/lift", {"reason": "x"}, headers=call), 403)
-    error_of(made.get("/v1/arbitrage/policies/support/monitor", headers=call), 403)
-    assert made.get("/v1/arbitrage/policies/support/monitor", headers=admin).status_code == 200
-    error_of(made.get("/v1/arbitrage/policies/other/monitor", headers=admin), 404)
+    gateway = house(policy=AUDITED)
+    call, admin = gateway.keyed("call"), gateway.keyed("admin")
+    error_of(gateway.post("/v1/arbitrage/policies/support/lift", {"reason": "x"}, headers=call), 403)
+    error_of(gateway.get("/v1/arbitrage/policies/support/monitor", headers=call), 403)
+    assert gateway.get("/v1/arbitrage/policies/support/monitor", headers=admin).status_code == 200
+    error_of(gateway.get("/v1/arbitrage/policies/other/monitor", headers=admin), 404)
 
 
 def test_the_command_line_lifts_and_the_gateway_follows(house):
-    made = house(policy=AUDITED)
+    gateway = house(policy=AUDITED)
 
     def lift(*options):
-        return CliRunner().invoke(cli, ["policies", "lift", "support", *options, "--config", str(made.path)])
+        return CliRunner().invoke(cli, ["policies", "lift", "support", *options, "--config", str(gateway.path)])
 
     assert lift("--reason", "none yet").exit_code == 2
     assert lift().exit_code == 2
-    red(made)
+    red(gateway)
     done = lift("--reason", "it was a test", "--json")
     assert done.exit_code == 0, done.output
-    assert made.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "primary"
+    assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "primary"
 
 
 def test_a_new_certificate_ends_safe_mode_and_the_alarmed_one_stays_without_a_promise(house):
-    made = house(policy=AUDITED)
-    red(made)
+    gateway = house(policy=AUDITED)
+    red(gateway)
     path = "/v1/arbitrage/policies/support"
-    new = made.certificate(alpha=0.06).to_dict()
-    assert made.put(path, {"certificate": new}).status_code == 200
-    [answer] = made.decide().json()["answers"]
+    new = gateway.certificate(alpha=0.06).to_dict()
+    assert gateway.put(path, {"certificate": new}).status_code == 200
+    [answer] = gateway.decide().json()["answers"]
     assert (answer["arbitrage"]["decided_by"], answer["arbitrage"]["guarantee"]) == ("primary", "crc")
-    assert [row.seq for row in settled(made, 1, version=2)] == [1]
-    made.post(f"{path}/rollback", {})
-    [answer] = made.decide().json()["answers"]
+    assert [row.seq for row in settled(gateway, 1, version=2)] == [1]
+    gateway.post(f"{path}/rollback", {})
+    [answer] = gateway.decide().json()["answers"]
     assert answer["arbitrage"]["guarantee"] == "none"
     assert "alarm was raised on this certificate" in answer["arbitrage"]["reason"]
 
 
 def test_free_text_and_streams_are_deferred_in_safe_mode_too(house):
-    made = house(form="text", policy={**AUDITED, "content": "full"})
-    install_alarm(made)
-    assert made.chat().json()["choices"][0]["message"]["content"] == "theirs"
-    with made.client() as client:
+    gateway = house(form="text", policy={**AUDITED, "content": "full"})
+    install_alarm(gateway)
+    assert gateway.chat().json()["choices"][0]["message"]["content"] == "theirs"
+    with gateway.client() as client:
         pieces = client.chat.completions.create(**CHAT, stream=True)
         text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
     assert text == "theirs"
-    modes = {record.decision.mode for record in made.records()}
+    modes = {record.decision.mode for record in gateway.records()}
     assert modes == {"safe"}
-    assert made.records()[0].decision.content.primary_answer == "mine"
+    assert gateway.records()[0].decision.content.primary_answer == "mine"
 
 
 def install_alarm(made, version=1):
@@ -264,41 +264,41 @@ def install_alarm(made, version=1):
 
 
 def test_an_alarm_of_another_gateway_is_in_force_from_the_next_request(house):
-    made = house()
-    assert made.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "primary"
-    install_alarm(made)
-    assert made.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
+    gateway = house()
+    assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "primary"
+    install_alarm(gateway)
+    assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
 
 
 def test_failing_audits_are_told_apart_from_losses(house):
-    made = house(policy=AUDITED, guardian=failing(400))
-    shown = red(made)
+    gateway = house(policy=AUDITED, guardian=failing(400))
+    shown = red(gateway)
     assert shown["cause"] == "failing audits"
     assert "audits fail" in " ".join(shown["reasons"])
 
 
 def test_a_changed_guardian_makes_waiting_audits_missing_and_begins_a_ledger_of_its_own(house):
-    made = house(policy={**AUDITED, "allow": ["guardian.model"]}, guardian=failing(503))
-    made.decide()
-    until(lambda: made.guardian.bodies)
-    made.stop()
-    made.models["guardian"] = {"model": "another"}
-    made.sections["gateway"] = {"audit_deadline": 0.5}
-    made.certified = False
-    made._write({"certificate": "rule.json"})
+    gateway = house(policy={**AUDITED, "allow": ["guardian.model"]}, guardian=failing(503))
+    gateway.decide()
+    until(lambda: gateway.guardian.bodies)
+    gateway.stop()
+    gateway.models["guardian"] = {"model": "another"}
+    gateway.sections["gateway"] = {"audit_deadline": 0.5}
+    gateway.certified = False
+    gateway._write({"certificate": "rule.json"})
     from conformal_arbitrage.live.config import read_config
 
-    made.config = read_config(made.path)
-    made.guardian.reply = votes(0, 1, model="another")
-    asked = len(made.guardian.bodies)
-    made.start()
-    [record] = until(lambda: [r for r in made.records() if r.audit])
+    gateway.config = read_config(gateway.path)
+    gateway.guardian.reply = votes(0, 1, model="another")
+    calls = len(gateway.guardian.bodies)
+    gateway.start()
+    [record] = until(lambda: [r for r in gateway.records() if r.audit])
     assert record.audit.scores is None
-    assert len(made.guardian.bodies) == asked  # the new Guardian was not asked about the old one's decision
-    rows = until(lambda: (rows := ledger_of(made, record)) and rows[0].due < time.time() + 60 and rows)
+    assert len(gateway.guardian.bodies) == calls  # the new Guardian was not asked about the old one's decision
+    rows = until(lambda: (rows := ledger_of(gateway, record)) and rows[0].due < time.time() + 60 and rows)
     assert rows[0].loss is None
-    made.decide()
-    ledgers = until(lambda: len(found := made.with_store(lambda store: store.ledgers())) == 2 and found)
+    gateway.decide()
+    ledgers = until(lambda: len(found := gateway.with_store(lambda store: store.ledgers())) == 2 and found)
     assert len({one.key.identities_sha256 for one in ledgers}) == 2
 
 
@@ -310,43 +310,43 @@ def ledger_of(made, record):
 def test_an_answer_of_other_models_is_no_outcome(house):
     from conformal_arbitrage.store import AuditBody, Event
 
-    made = house(policy=AUDITED, guardian=failing(503))
-    id = made.decide().json()["answers"][0]["arbitrage"]["id"]
+    gateway = house(policy=AUDITED, guardian=failing(503))
+    id = gateway.decide().json()["answers"][0]["arbitrage"]["id"]
     body = AuditBody(scores=(1.0, 0.0, 0.0), identities_sha256="others")
-    made.with_store(lambda store: store.commit([Event(id=id, body=body)]))
-    [row] = until(lambda: [row for row in ledger(made) if row.due < time.time() + 60])
+    gateway.with_store(lambda store: store.commit([Event(id=id, body=body)]))
+    [row] = until(lambda: [row for row in ledger(gateway) if row.due < time.time() + 60])
     assert row.loss is None
 
 
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_a_policy_that_always_defers_says_that_it_has_no_monitor(house, form):
-    made = house(form=form, policy=AUDITED)
-    scarce = made.certificate(alpha=0.001)
+    gateway = house(form=form, policy=AUDITED)
+    scarce = gateway.certificate(alpha=0.001)
     assert scarce.status == "always_defer"
-    made.put("/v1/arbitrage/policies/support", {"certificate": scarce.to_dict()})
-    made.chat(MENU if form == "menu" else CHAT)
-    shown = monitor(made)
+    gateway.put("/v1/arbitrage/policies/support", {"certificate": scarce.to_dict()})
+    gateway.chat(MENU if form == "menu" else CHAT)
+    shown = monitor(gateway)
     assert not shown["watched"]
     assert "nothing to watch" in shown["unwatched"]
-    assert made.with_store(lambda store: store.ledgers("support")) == []
+    assert gateway.with_store(lambda store: store.ledgers("support")) == []
 
 
 def test_pruning_changes_nothing(house):
-    made = house(policy=AUDITED)
+    gateway = house(policy=AUDITED)
     for _ in range(5):
-        made.decide()
-    settled(made, 5)
-    before = until(lambda: (doc := monitor(made))["audits"]["known"] == 5 and doc)
-    made.with_store(lambda store: store.prune(before=time.time() + 60))
-    assert made.records() == []
-    made.restart()
-    assert until(lambda: (doc := monitor(made)).get("audits") and doc) == before
+        gateway.decide()
+    settled(gateway, 5)
+    before = until(lambda: (doc := monitor(gateway))["audits"]["known"] == 5 and doc)
+    gateway.with_store(lambda store: store.prune(before=time.time() + 60))
+    assert gateway.records() == []
+    gateway.restart()
+    assert until(lambda: (doc := monitor(gateway)).get("audits") and doc) == before
 
 
 def test_red_stands_at_alpha_if_the_policy_says_so(house):
-    made = house(policy={**AUDITED, "alarm_line": "alpha"})
-    made.decide()
-    shown = until(lambda: (doc := monitor(made)).get("lines") and doc)
+    gateway = house(policy={**AUDITED, "alarm_line": "alpha"})
+    gateway.decide()
+    shown = until(lambda: (doc := monitor(gateway)).get("lines") and doc)
     assert shown["lines"]["red"] == shown["lines"]["alpha"] == 0.05
     assert shown["lines"]["false_red"] is None
     assert "no bound on false reds" in shown["lines"]["note"]
@@ -356,38 +356,38 @@ def test_a_high_probability_certificate_says_so_in_answers(house):
     from conformal_arbitrage import calibrate
     from conformal_arbitrage.gateway.server import identities_of, secret_of
 
-    made = house(policy=AUDITED)
+    gateway = house(policy=AUDITED)
     rows = [[0.9, 0.1, 0.0]] * 300 + [[0.6, 0.3, 0.1]] * 100
     right = [[1.0, 0.0, 0.0]] * 300 + [[0.0, 1.0, 0.0]] * 100
     log = ScoreLog.from_arrays(
-        rows, right, id=[f"r{k}" for k in range(400)], identities=identities_of(made.config, "support")
+        rows, right, id=[f"r{k}" for k in range(400)], identities=identities_of(gateway.config, "support")
     )
-    sure = calibrate(log, 0.05, guardian_sees="all", confidence=0.95, zero_one=True).sign(secret_of(made.config))
-    assert made.put("/v1/arbitrage/policies/support", {"certificate": sure.to_dict()}).status_code == 200
-    [answer] = made.decide().json()["answers"]
+    sure = calibrate(log, 0.05, guardian_sees="all", confidence=0.95, zero_one=True).sign(secret_of(gateway.config))
+    assert gateway.put("/v1/arbitrage/policies/support", {"certificate": sure.to_dict()}).status_code == 200
+    [answer] = gateway.decide().json()["answers"]
     assert answer["arbitrage"]["guarantee"] == "high_probability"
-    shown = until(lambda: (doc := monitor(made)).get("lines") and doc)
+    shown = until(lambda: (doc := monitor(gateway)).get("lines") and doc)
     assert shown["lines"]["red"] == 0.05
 
 
 def test_labels_of_callers_do_not_hide_losses(house):
-    made = house(policy=AUDITED)
-    made.headers = made.keyed("call")
-    id = made.decide().json()["answers"][0]["arbitrage"]["id"]
-    made.post(f"/v1/arbitrage/records/{id}/feedback", {"label": 0})
-    assert settled(made, 1)[0].loss == 1.0
+    gateway = house(policy=AUDITED)
+    gateway.headers = gateway.keyed("call")
+    id = gateway.decide().json()["answers"][0]["arbitrage"]["id"]
+    gateway.post(f"/v1/arbitrage/records/{id}/feedback", {"label": 0})
+    assert settled(gateway, 1)[0].loss == 1.0
 
 
 def test_the_state_is_the_same_after_kill_and_recomputed_from_the_ledger(house):
-    made = house(policy=AUDITED)
+    gateway = house(policy=AUDITED)
     for _ in range(4):
-        made.decide({**DECISION, "questions": [QUESTION] * 5})
-    settled(made, 20)
-    before = until(lambda: (doc := monitor(made)).get("audits", {}).get("known") == 20 and doc)
-    made.restart()
-    after = until(lambda: (doc := monitor(made)).get("audits") and doc)
+        gateway.decide({**DECISION, "questions": [QUESTION] * 5})
+    settled(gateway, 20)
+    before = until(lambda: (doc := monitor(gateway)).get("audits", {}).get("known") == 20 and doc)
+    gateway.restart()
+    after = until(lambda: (doc := monitor(gateway)).get("audits") and doc)
     assert after == before
-    rows = ledger(made)
+    rows = ledger(gateway)
     assert np.isfinite([row.loss for row in rows]).all()
 
 
@@ -395,34 +395,34 @@ def test_a_damaged_record_keeps_no_other_loss_from_being_known(house):
     import sqlite3
     from contextlib import closing
 
-    made = house(policy=AUDITED, guardian=failing(503))
-    first = made.decide().json()["answers"][0]["arbitrage"]["id"]
-    with closing(sqlite3.connect(made.folder / "arbitrage.sqlite", timeout=30)) as connection:
+    gateway = house(policy=AUDITED, guardian=failing(503))
+    first = gateway.decide().json()["answers"][0]["arbitrage"]["id"]
+    with closing(sqlite3.connect(gateway.folder / "arbitrage.sqlite", timeout=30)) as connection:
         connection.execute("update events set body = '{' where id = ? and kind = 'decision'", (first,))
         connection.execute("update ledger set news = 1 where id = ?", (first,))
         connection.commit()
-    made.guardian.reply = votes(0, 1)
-    second = made.decide().json()["answers"][0]["arbitrage"]["id"]
-    rows = until(lambda: [row for row in ledger(made) if row.id == second and row.loss == 1.0], 30)
+    gateway.guardian.reply = votes(0, 1)
+    second = gateway.decide().json()["answers"][0]["arbitrage"]["id"]
+    rows = until(lambda: [row for row in ledger(gateway) if row.id == second and row.loss == 1.0], 30)
     assert rows
-    assert monitor(made)["mode"] == "enforce"
+    assert monitor(gateway)["mode"] == "enforce"
 
 
 def test_outcomes_in_any_order_give_the_same_evidence(house):
     """Grades that come last first, and in two lives of the gateway, give what a fresh look at the ledger gives."""
-    made = house(form="text", policy={**AUDITED, "content": "full"})
-    ids = [made.chat().headers["x-arbitrage-decision-id"] for _ in range(24)]
-    until(lambda: len([r for r in made.records() if r.audit]) == 24, 30)
+    gateway = house(form="text", policy={**AUDITED, "content": "full"})
+    ids = [gateway.chat().headers["x-arbitrage-decision-id"] for _ in range(24)]
+    until(lambda: len([r for r in gateway.records() if r.audit]) == 24, 30)
     for k, id in enumerate(reversed(ids)):
         if k == 12:
-            made.restart()
+            gateway.restart()
         grades = {"primary": 0.0 if k % 2 else 1.0, "guardian": 1.0}
-        assert made.post(f"/v1/arbitrage/records/{id}/feedback", {"grades": grades}).status_code == 200
-    settled(made, 24)
-    shown = until(lambda: (doc := monitor(made)).get("audits", {}).get("known") == 24 and doc, 30)
-    assert sorted(row.known_order for row in ledger(made)) == list(range(1, 25))
-    made.restart()
-    again = until(lambda: (doc := monitor(made)).get("audits", {}).get("known") == 24 and doc, 30)
+        assert gateway.post(f"/v1/arbitrage/records/{id}/feedback", {"grades": grades}).status_code == 200
+    settled(gateway, 24)
+    shown = until(lambda: (doc := monitor(gateway)).get("audits", {}).get("known") == 24 and doc, 30)
+    assert sorted(row.known_order for row in ledger(gateway)) == list(range(1, 25))
+    gateway.restart()
+    again = until(lambda: (doc := monitor(gateway)).get("audits", {}).get("known") == 24 and doc, 30)
     assert again == shown
 
 
@@ -430,7 +430,7 @@ def test_the_clock_makes_overdue_outcomes_missing_and_a_late_one_replaces_them(h
     from conformal_arbitrage.gateway import watcher
 
     hours = [0.0]
-    made = house(policy=AUDITED, guardian=failing(503))
+    gateway = house(policy=AUDITED, guardian=failing(503))
     real = watcher.Watcher.turn
 
     async def later(self):
@@ -438,10 +438,10 @@ def test_the_clock_makes_overdue_outcomes_missing_and_a_late_one_replaces_them(h
         return await real(self)
 
     monkeypatch.setattr(watcher.Watcher, "turn", later)
-    made.decide()
-    until(lambda: monitor(made).get("audits", {}).get("pending") == 1, 30)
+    gateway.decide()
+    until(lambda: monitor(gateway).get("audits", {}).get("pending") == 1, 30)
     hours[0] = 25.0
-    until(lambda: monitor(made).get("audits", {}).get("missing") == 1, 30)
-    made.guardian.reply = votes(0, 1)
-    shown = until(lambda: (doc := monitor(made))["audits"]["known"] == 1 and doc, 60)
+    until(lambda: monitor(gateway).get("audits", {}).get("missing") == 1, 30)
+    gateway.guardian.reply = votes(0, 1)
+    shown = until(lambda: (doc := monitor(gateway))["audits"]["known"] == 1 and doc, 60)
     assert (shown["audits"]["missing"], shown["mean_loss"]) == (0, 1.0)

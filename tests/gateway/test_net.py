@@ -45,16 +45,16 @@ def decide(made, count):
 
 
 def test_gains_losses_and_neither_are_kept_once_the_label_is_in(house):
-    made = house(NetHouse, policy=AUDITED)
-    ids = decide(made, 3)
-    until(lambda: len([record for record in made.records() if record.audit]) == 3)
-    until(lambda: monitor(made).get("audits", {}).get("pending") == 3)
-    assert all(row.loss is None and 13 < (row.due - row.drawn) / 86400 < 15 for row in ledger(made))
-    assert monitor(made)["limits"] == [-1.0, 1.0]
+    gateway = house(NetHouse, policy=AUDITED)
+    ids = decide(gateway, 3)
+    until(lambda: len([record for record in gateway.records() if record.audit]) == 3)
+    until(lambda: monitor(gateway).get("audits", {}).get("pending") == 3)
+    assert all(row.loss is None and 13 < (row.due - row.drawn) / 86400 < 15 for row in ledger(gateway))
+    assert monitor(gateway)["limits"] == [-1.0, 1.0]
     for id, right in zip(ids, (GAIN, LOSS, NEITHER), strict=True):
-        label(made, [id], right)
-    assert {row.id: row.loss for row in settled(made, 3)} == dict(zip(ids, (-1.0, 1.0, 0.0), strict=True))
-    shown = until(lambda: (doc := monitor(made))["audits"]["known"] == 3 and doc)
+        label(gateway, [id], right)
+    assert {row.id: row.loss for row in settled(gateway, 3)} == dict(zip(ids, (-1.0, 1.0, 0.0), strict=True))
+    shown = until(lambda: (doc := monitor(gateway))["audits"]["known"] == 3 and doc)
     assert (shown["watched"], shown["mean_loss"], shown["lines"]["block"]) == (True, 0.0, 5)
     assert 0.05 < shown["lines"]["red"] < 0.3
     assert "not proved" in shown["lines"]["note"]
@@ -62,27 +62,27 @@ def test_gains_losses_and_neither_are_kept_once_the_label_is_in(house):
 
 
 def test_a_run_of_losses_is_red_and_gains_are_not(house):
-    made = house(NetHouse, policy=AUDITED)
-    label(made, decide(made, 20), GAIN)
-    shown = until(lambda: (doc := monitor(made)).get("audits", {}).get("known") == 20 and doc)
+    gateway = house(NetHouse, policy=AUDITED)
+    label(gateway, decide(gateway, 20), GAIN)
+    shown = until(lambda: (doc := monitor(gateway)).get("audits", {}).get("known") == 20 and doc)
     assert (shown["mean_loss"], shown["mode"]) == (-1.0, "enforce")
-    assert 'arbitrage_loss_mean{policy="support"} -1.0' in made.get("/metrics").text
+    assert 'arbitrage_loss_mean{policy="support"} -1.0' in gateway.get("/metrics").text
     for _ in range(20):
-        if (ids := decide(made, 20)) and monitor(made)["mode"] == "safe":
+        if (ids := decide(gateway, 20)) and monitor(gateway)["mode"] == "safe":
             break
-        label(made, ids, LOSS)
-        settled(made, 20)
-    shown = until(lambda: (doc := monitor(made))["mode"] == "safe" and doc)
+        label(gateway, ids, LOSS)
+        settled(gateway, 20)
+    shown = until(lambda: (doc := monitor(gateway))["mode"] == "safe" and doc)
     assert (shown["state"], shown["cause"]) == ("red", "losses")
-    [answer] = made.decide().json()["answers"]
+    [answer] = gateway.decide().json()["answers"]
     assert (answer["choice"], answer["arbitrage"]["decided_by"]) == ("b", "guardian")
-    made.restart()
-    until(lambda: made.with_store(lambda store: store.ledger_news(["support"])) == [])
-    losses = [row.loss for row in ledger(made) if row.loss is not None]
+    gateway.restart()
+    until(lambda: gateway.with_store(lambda store: store.ledger_news(["support"])) == [])
+    losses = [row.loss for row in ledger(gateway) if row.loss is not None]
     assert losses.count(-1.0) == 20
-    after = until(lambda: (doc := monitor(made)).get("audits", {}).get("known") == len(losses) and doc)
+    after = until(lambda: (doc := monitor(gateway)).get("audits", {}).get("known") == len(losses) and doc)
     assert (after["state"], after["mean_loss"]) == ("red", pytest.approx(sum(losses) / len(losses)))
-    result = CliRunner().invoke(cli, ["monitor", "support", "--config", str(made.path)])
+    result = CliRunner().invoke(cli, ["monitor", "support", "--config", str(gateway.path)])
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.split())
     assert "that safe mode lowers a net loss is not proved" in words
@@ -90,39 +90,39 @@ def test_a_run_of_losses_is_red_and_gains_are_not(house):
 
 
 def test_labels_that_are_not_in_raise_no_alarm_before_they_are_due_and_count_as_losses_after(house):
-    made = house(NetHouse, policy=AUDITED)
+    gateway = house(NetHouse, policy=AUDITED)
     for _ in range(6):
-        decide(made, 20)
-    shown = until(lambda: (doc := monitor(made)).get("audits", {}).get("pending") == 120 and doc)
+        decide(gateway, 20)
+    shown = until(lambda: (doc := monitor(gateway)).get("audits", {}).get("pending") == 120 and doc)
     assert (shown["mode"], shown["mean_loss"]) == ("enforce", None)
     assert shown["evidence"]["red"] < 1
-    made.clock = lambda real=made.clock: real() + 15 * 86400
-    shown = until(lambda: (doc := monitor(made))["mode"] == "safe" and doc)
+    gateway.clock = lambda real=gateway.clock: real() + 15 * 86400
+    shown = until(lambda: (doc := monitor(gateway))["mode"] == "safe" and doc)
     assert shown["cause"] == "failing audits"
 
 
 def test_labels_of_callers_make_no_gains(house):
-    made = house(NetHouse, policy=AUDITED)
-    made.headers = made.keyed("call")
-    ids = decide(made, 2)
-    until(lambda: len([record for record in made.records() if record.audit]) == 2)
-    label(made, ids, GAIN)
-    until(lambda: made.with_store(lambda store: store.ledger_news(["support"])) == [])  # both were looked at
-    assert [row.loss for row in ledger(made)] == [None, None]
+    gateway = house(NetHouse, policy=AUDITED)
+    gateway.headers = gateway.keyed("call")
+    ids = decide(gateway, 2)
+    until(lambda: len([record for record in gateway.records() if record.audit]) == 2)
+    label(gateway, ids, GAIN)
+    until(lambda: gateway.with_store(lambda store: store.ledger_news(["support"])) == [])  # both were looked at
+    assert [row.loss for row in ledger(gateway)] == [None, None]
 
 
 @pytest.mark.parametrize(("grades", "loss"), [((1.0, 0.25), -0.75), ((0.0, 1.0), 1.0)])
 def test_grades_settle_free_text_either_way(house, grades, loss):
-    made = house(NetHouse, form="text", policy={**AUDITED, "content": "full"})
-    id = made.chat().headers["x-arbitrage-decision-id"]
-    until(lambda: [record for record in made.records() if record.audit])
+    gateway = house(NetHouse, form="text", policy={**AUDITED, "content": "full"})
+    id = gateway.chat().headers["x-arbitrage-decision-id"]
+    until(lambda: [record for record in gateway.records() if record.audit])
     body = {"grades": dict(zip(("primary", "guardian"), grades, strict=True))}
-    made.post(f"/v1/arbitrage/records/{id}/feedback", body)
-    assert [row.loss for row in settled(made, 1)] == [loss]
+    gateway.post(f"/v1/arbitrage/records/{id}/feedback", body)
+    assert [row.loss for row in settled(gateway, 1)] == [loss]
 
 
 def test_a_deferral_that_delivers_nothing_has_no_loss_and_no_gain(house):
-    made = house(NetHouse, policy=AUDITED, primary=votes(*UNSURE), guardian=failing())
-    made.decide()
-    [row] = until(lambda: [row for row in ledger(made) if not row.delivered])
+    gateway = house(NetHouse, policy=AUDITED, primary=votes(*UNSURE), guardian=failing())
+    gateway.decide()
+    [row] = until(lambda: [row for row in ledger(gateway) if not row.delivered])
     assert (row.loss, row.served) == (0.0, None)

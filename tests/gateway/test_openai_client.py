@@ -88,16 +88,16 @@ def test_the_guardian_s_choice_comes_back_in_the_same_shape(menu):
 
 def test_messages_and_parts_are_taken_as_input(menu):
     parts = [{"type": "input_text", "text": "Look at this."}]
-    said = [
+    lines = [
         {"role": "user", "content": parts},
         {"role": "assistant", "content": "I see."},
         {"type": "function_call", "arguments": '{"city": "Rome"}', "call_id": "1", "name": "weather"},
         {"type": "function_call_output", "call_id": "1", "output": "It rains."},
     ]
-    menu.openai.decisions.create(model="support", input=said, questions=[{**CHOICE, "instructions": parts}])
-    asked = str(menu.primary.bodies[0]["input"])
+    menu.openai.decisions.create(model="support", input=lines, questions=[{**CHOICE, "instructions": parts}])
+    shown = str(menu.primary.bodies[0]["input"])
     for word in ("Look at this.", "I see.", "Rome", "It rains."):
-        assert word in asked
+        assert word in shown
 
 
 def test_the_async_client_decides_too(menu):
@@ -183,15 +183,15 @@ def test_structured_output_of_another_kind_goes_through_as_it_is(text):
 def test_tools(text, choice, parallel):
     calls = CALLS if parallel else CALLS[:1]
     text.primary.reply = says(None, 0.9, tool_calls=calls, finish="tool_calls")
-    asked = {**CHAT, "tools": [LOOK], "tool_choice": choice, "parallel_tool_calls": parallel}
-    reply = text.openai.chat.completions.create(**asked)
+    body = {**CHAT, "tools": [LOOK], "tool_choice": choice, "parallel_tool_calls": parallel}
+    reply = text.openai.chat.completions.create(**body)
     assert reply.choices[0].finish_reason == "tool_calls"
     assert [call.model_dump(exclude_none=True) for call in reply.choices[0].message.tool_calls] == calls
     sent = text.primary.bodies[0]
     assert (sent["tool_choice"], sent["parallel_tool_calls"], sent["tools"]) == (choice, parallel, [LOOK])
-    with text.openai.chat.completions.stream(**asked) as stream:
-        found = stream.get_final_completion().choices[0].message.tool_calls
-    assert [json.loads(call.function.arguments) for call in found] == [{"k": k + 1} for k in range(len(calls))]
+    with text.openai.chat.completions.stream(**body) as stream:
+        result = stream.get_final_completion().choices[0].message.tool_calls
+    assert [json.loads(call.function.arguments) for call in result] == [{"k": k + 1} for k in range(len(calls))]
 
 
 def test_a_menu_through_extra_body(menu):
@@ -213,9 +213,9 @@ def test_models_are_policies(menu):
     ],
 )
 def test_errors_are_the_client_s_own_exceptions(menu, changed, kind):
-    asked = {"model": "support", "input": "x", "questions": [CHOICE], **changed}
+    body = {"model": "support", "input": "x", "questions": [CHOICE], **changed}
     with pytest.raises(kind) as caught:
-        menu.openai.decisions.create(**asked)
+        menu.openai.decisions.create(**body)
     assert caught.value.body["message"]
     assert caught.value.code == caught.value.body["code"]
 
@@ -223,17 +223,17 @@ def test_errors_are_the_client_s_own_exceptions(menu, changed, kind):
 def test_errors_of_keys_limits_and_models_are_the_client_s_own_exceptions(house):
     gateway = house(primary=votes(*UNSURE), guardian=failing(400), gateway={"requests_per_minute": 2})
     secret, _ = gateway.key("call")
-    asked = {"model": "support", "input": "x", "questions": [CHOICE]}
+    body = {"model": "support", "input": "x", "questions": [CHOICE]}
     with gateway.client("arb-wrong") as client, pytest.raises(openai.AuthenticationError):
-        client.decisions.create(**asked)
+        client.decisions.create(**body)
     with gateway.client(secret) as client:
         with pytest.raises(openai.InternalServerError) as caught:
-            client.decisions.create(**asked)
+            client.decisions.create(**body)
         assert caught.value.status_code == 502
         gateway.primary.reply = votes(*SURE)
-        client.decisions.create(**{**asked, "input": "y"})
+        client.decisions.create(**{**body, "input": "y"})
         with pytest.raises(openai.RateLimitError) as caught:
-            client.decisions.create(**asked)
+            client.decisions.create(**body)
         assert int(caught.value.response.headers["retry-after"]) >= 1
 
 

@@ -25,9 +25,9 @@ def other_models(gateway):
 
 def test_the_policy_in_force_and_its_history_can_be_seen(house):
     gateway = house()
-    found = gateway.get(URL).json()
-    assert (found["name"], found["version"]) == ("support", 1)
-    [version] = found["history"]
+    policies = gateway.get(URL).json()
+    assert (policies["name"], policies["version"]) == ("support", 1)
+    [version] = policies["history"]
     assert (version["active"], version["installed_by"]) == (True, "configuration")
     assert version["certificate"]["alpha"] == 0.05
 

@@ -95,9 +95,9 @@ def test_the_claims_of_a_killed_gateway_are_taken_over_by_the_other(where, tmp_p
             done = await asyncio.gather(*first, return_exceptions=True)
             replies = await asyncio.gather(*(ask(session, other.url, *decision_request(n), key=n) for n in names))
         assert {status for status, _, _ in replies} == {200}
-        given = [(old, new) for old, new in zip(done, replies, strict=True) if not isinstance(old, Exception)]
-        assert len(given) < len(names)
-        assert [pair for pair in given if pair[0][2] != pair[1][2]] == []
+        pairs = [(old, new) for old, new in zip(done, replies, strict=True) if not isinstance(old, Exception)]
+        assert len(pairs) < len(names)
+        assert [pair for pair in pairs if pair[0][2] != pair[1][2]] == []
         store = await open_store(where, keys=OURS.record_keys)
         records = await all_records(store)
         await store.close()

@@ -168,12 +168,12 @@ def test_settings_reach_a_text_model_in_the_same_bytes_down_every_road(tmp_path,
                 table.writeheader()
                 table.writerow({name: v if isinstance(v, str) else json.dumps(v) for name, v in row.items()})
         config, log = ["--config", house.path], tmp_path / "log.parquet"
-        given = [part for name, v in SETTINGS.items() for part in ("--setting", f"{name}={json.dumps(v)}")]
+        settings = [part for name, v in SETTINGS.items() for part in ("--setting", f"{name}={json.dumps(v)}")]
         request = {"messages": [{"role": "user", "content": TEXT}], "model": "support", **SETTINGS}
         columns = ["--question-column", "question", "--grade", "exact"]
         roads = {
             "collect": lambda: invoke("collect", rows, "-o", log, *columns, *config),
-            "ask": lambda: invoke("ask", tmp_path / "rule.json", TEXT, *given, *config),
+            "ask": lambda: invoke("ask", tmp_path / "rule.json", TEXT, *settings, *config),
             "chat": lambda: house.chat(request),
             "floats": lambda: house.chat({**request, "temperature": 0.0, "top_p": 1.0}),
             "another order": lambda: house.chat(dict(reversed(request.items()))),
@@ -202,8 +202,8 @@ def test_pinned_settings_are_refused_alike_on_every_road(tmp_path):
         refused = CliRunner().invoke(main, [str(one) for one in collect])
         assert refused.exit_code == 2
         assert "row p: stop is 'END', and the pinned value is not set" in refused.output
-        said = house.chat({"messages": TALK, "model": "support", "stop": "END"}).json()["error"]["message"]
-        assert said in " ".join(refused.output.split())
+        message = house.chat({"messages": TALK, "model": "support", "stop": "END"}).json()["error"]["message"]
+        assert message in " ".join(refused.output.split())
         assert not house.primary.sent
         ask = ["ask", tmp_path / "rule.json", TEXT, "--setting", "stop=END", "--config", house.path]
         assert "none: the request overrides stop" in " ".join(invoke(*ask).output.split())

@@ -181,11 +181,11 @@ def test_tool_calls_come_back_as_the_model_made_them(house, choice, sure):
         primary=says(None, sure, tool_calls=calls, finish="tool_calls"),
         guardian=says(None, tool_calls=calls[:1], finish="tool_calls"),
     )
-    asked = {**CHAT, "tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": True}
-    [found] = gateway.chat(asked).json()["choices"]
+    body = {**CHAT, "tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": True}
+    [found] = gateway.chat(body).json()["choices"]
     assert found["message"]["tool_calls"] == (calls if sure > 0.5 else calls[:1])
     assert found["finish_reason"] == "tool_calls"
-    streamed = chunks(gateway.chat({**asked, "stream": True}))
+    streamed = chunks(gateway.chat({**body, "stream": True}))
     deltas = [chunk["choices"][0]["delta"].get("tool_calls") for chunk in streamed]
     assert [delta[0]["id"] for delta in deltas if delta] == [c["id"] for c in found["message"]["tool_calls"]]
 

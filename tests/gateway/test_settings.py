@@ -87,11 +87,11 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_what_no_certificate_covers_is_refused_by_name(house, form, name):
     gateway = house(form=form, **({"task": AS_REQUESTED} if form == "text" else {}))
-    asked = MENU if form == "menu" else CHAT
-    error = error_of(gateway.chat({**asked, name: UNSUPPORTED[name]}), 422, "unsupported_field")
+    body = MENU if form == "menu" else CHAT
+    error = error_of(gateway.chat({**body, name: UNSUPPORTED[name]}), 422, "unsupported_field")
     assert (error["param"], error["message"].startswith(f"{name} is not passed on: ")) == (name, True)
     assert not gateway.primary.bodies
-    assert gateway.chat({**asked, name: None, "modalities": ["text"]}).status_code == 200
+    assert gateway.chat({**body, name: None, "modalities": ["text"]}).status_code == 200
 
 
 def test_a_field_that_nobody_knows_is_refused_by_name(house):
@@ -111,8 +111,8 @@ def test_a_value_that_no_endpoint_takes_is_the_callers_mistake(house):
 def test_a_menu_takes_settings_and_says_that_they_have_no_effect(house, stream):
     gateway = house()
     gateway.chat(MENU)
-    asked = {**MENU, "temperature": 0, "max_tokens": 5, "seed": 1, "stop": "x", "user": "me", "stream": stream}
-    reply = gateway.chat(asked)
+    body = {**MENU, "temperature": 0, "max_tokens": 5, "seed": 1, "stop": "x", "user": "me", "stream": stream}
+    reply = gateway.chat(body)
     for seen in (
         [chunk["arbitrage"] for chunk in chunks(reply) if "arbitrage" in chunk] if stream else [reply.json()["arbitrage"]]
     ):  # fmt: skip

@@ -92,12 +92,12 @@ def test_one_failed_question_loses_none_of_the_others_and_a_retry_keeps_them(hou
     body = {**DECISION, "questions": [plain, {**plain, "instructions": "unsure?"}, plain]}
     error_of(gateway.decide(body, headers=KEY), 502, "guardian_failed")
     assert sorted(r.decided_by for r in gateway.records()) == ["guardian", "primary", "primary"]
-    asked = len(gateway.primary.bodies)
+    calls = len(gateway.primary.bodies)
     gateway.guardian.reply = votes(0, 1)
     answers = gateway.decide(body, headers=KEY).json()["answers"]
     assert [answer["arbitrage"]["decided_by"] for answer in answers] == ["primary", "guardian", "primary"]
     assert {answer["arbitrage"]["id"] for answer in answers} == {r.id for r in gateway.records()}
-    assert (len(gateway.primary.bodies), asked) == (3, 3)
+    assert (len(gateway.primary.bodies), calls) == (3, 3)
 
 
 @pytest.mark.parametrize("mode", [{"mode": "shadow"}, {"audit_rate": 1.0}], ids=["shadow", "audited"])

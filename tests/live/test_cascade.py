@@ -51,11 +51,11 @@ def test_what_is_collected_and_calibrated_is_what_is_decided_live(run, form, mon
         assert set(log.identities) == {"small", "middle", "large", *(["grader"] if form == "text" else [])}
         assert log.texts[7].tolist() == [facts(name, "q7")[0] for name in log.models]
         assert (log.cost > 0).all()
-        made = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"))
-        offline = made.apply(log)
+        certificate = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"))
+        offline = certificate.apply(log)
         assert len(set(offline.answered_by[:40].tolist())) > 1
         upstream.bodies.clear()
-        decisions = asyncio.run(decided(read_config("arbitrage.toml"), made, form, range(40)))
+        decisions = asyncio.run(decided(read_config("arbitrage.toml"), certificate, form, range(40)))
     for row, decision in enumerate(decisions):
         place = int(offline.answered_by[row])
         assert decision.no_guarantee is None
@@ -64,8 +64,8 @@ def test_what_is_collected_and_calibrated_is_what_is_decided_live(run, form, mon
             place < 0
         )
         name = [*log.models, "large"][place]
-        said = decision.answer if form == "menu" else decision.answer["content"]
-        assert said == facts(name, f"q{row}")[0]
+        answer = decision.answer if form == "menu" else decision.answer["content"]
+        assert answer == facts(name, f"q{row}")[0]
         assert decision.spent.cost == pytest.approx(offline.cost[row])
 
 
@@ -138,18 +138,18 @@ def failing(*names):
 def test_a_model_that_fails_is_passed_over_and_a_guardian_that_fails_is_an_error(run, form):
     with serving(reply) as upstream:
         write_cascade_config(Path(), upstream.url, form=form)
-        made = calibrate_cascade(collected(run, form), "0.2", key=KEY, chain=("small", "middle"))
+        certificate = calibrate_cascade(collected(run, form), "0.2", key=KEY, chain=("small", "middle"))
         config = read_config("arbitrage.toml")
         upstream.reply = failing("small", "middle")
-        [decision] = asyncio.run(decided(config, made, form, [1]))
+        [decision] = asyncio.run(decided(config, certificate, form, [1]))
         assert decision.decided_by == "guardian"
         assert [leg.error is None for leg in decision.legs] == [False, False, True]
         upstream.reply = failing("small", "middle", "large")
         with pytest.raises(GuardianError, match="set safe_"):
-            asyncio.run(decided(config, made, form, [1]))
+            asyncio.run(decided(config, certificate, form, [1]))
         safe = {"safe_answer": "ask a person"} if form == "text" else {"safe_action": "maybe"}
         write_cascade_config(Path(), upstream.url, form=form, **safe)
-        [fallback] = asyncio.run(decided(read_config("arbitrage.toml"), made, form, [1]))
+        [fallback] = asyncio.run(decided(read_config("arbitrage.toml"), certificate, form, [1]))
         assert fallback.decided_by == "fallback"
         assert "safe" in fallback.no_guarantee
 
@@ -157,11 +157,11 @@ def test_a_model_that_fails_is_passed_over_and_a_guardian_that_fails_is_an_error
 def test_a_guardian_streams_after_the_chain(run):
     with serving(reply) as upstream:
         write_cascade_config(Path(), upstream.url)
-        made = replace(calibrate_cascade(collected(run, "text"), "0.2", key=KEY, chain=("small",)), position=0.0, u=0.0)
+        rule = replace(calibrate_cascade(collected(run, "text"), "0.2", key=KEY, chain=("small",)), position=0.0, u=0.0)
 
         async def stream():
             async with Models(read_config("arbitrage.toml")) as models:
-                router = models.cascade_router(made)
+                router = models.cascade_router(rule)
                 request = ChatRequest(
                     {"messages": [{"role": "user", "content": "Is it q5 ?"}], "temperature": 0.9}, id="x"
                 )
@@ -177,20 +177,20 @@ def test_a_guardian_streams_after_the_chain(run):
 def test_a_certificate_for_other_models_is_refused(run):
     with serving(reply) as upstream:
         write_cascade_config(Path(), upstream.url)
-        made = calibrate_cascade(collected(run, "text"), "0.2", key=KEY, chain=("small",))
+        calibrated = calibrate_cascade(collected(run, "text"), "0.2", key=KEY, chain=("small",))
 
         async def build(certificate, **options):
             async with Models(read_config("arbitrage.toml")) as models:
                 return models.cascade_router(certificate, **options)
 
         with pytest.raises(CertificateError, match="asks tiny and the Guardian large; this one has small, middle"):
-            asyncio.run(build(replace(made, chain=replace(made.chain, models=("tiny",)))))
+            asyncio.run(build(replace(calibrated, chain=replace(calibrated.chain, models=("tiny",)))))
         with pytest.raises(CertificateError, match="needs the key"):
-            asyncio.run(build(replace(made, key=None)))
-        other = {**made.identities, "small": {**made.identities["small"], "model": "another"}}
+            asyncio.run(build(replace(calibrated, key=None)))
+        other = {**calibrated.identities, "small": {**calibrated.identities["small"], "model": "another"}}
         with pytest.raises(StaleCalibrationError, match=r"small\.model"):
-            asyncio.run(build(replace(made, identities=other)))
-        router = asyncio.run(build(replace(made, identities="unbound"), allow=["unbound"]))
+            asyncio.run(build(replace(calibrated, identities=other)))
+        router = asyncio.run(build(replace(calibrated, identities="unbound"), allow=["unbound"]))
         assert isinstance(router, CascadeRouter)
 
 

@@ -7,18 +7,18 @@ from tests.cascades import world
 
 
 def columns(**changed):
-    given = {"confidence": [0.9, None], "grade": [1, None], "cost": [0.2, 0.2], "answer": ["Yes ", None]}
-    return ModelColumns(**{**given, **changed})
+    fields = {"confidence": [0.9, None], "grade": [1, None], "cost": [0.2, 0.2], "answer": ["Yes ", None]}
+    return ModelColumns(**{**fields, **changed})
 
 
 def log(**changed):
-    given = {
+    fields = {
         "id": ["a", "b"],
         "models": {"dear": columns(cost=[0.5, 0.5]), "cheap": columns(answer=["yes", "no"])},
         "guardian_grade": [True, False],
         "guardian_cost": [1, 1],
     }
-    return CascadeLog.from_columns(**{**given, **changed})
+    return CascadeLog.from_columns(**{**fields, **changed})
 
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
@@ -45,10 +45,10 @@ def test_identities_travel_with_the_log(tmp_path):
 
 
 def test_models_are_asked_from_the_cheapest_on_and_answers_compared_without_case_or_space():
-    made = log()
-    assert made.models == ("cheap", "dear")
-    assert made.answer[0, 0] == made.answer[0, 1] >= 0
-    assert made.answer[1].tolist() == [-1, -1], "without a confidence there is no answer"
+    cascade = log()
+    assert cascade.models == ("cheap", "dear")
+    assert cascade.answer[0, 0] == cascade.answer[0, 1] >= 0
+    assert cascade.answer[1].tolist() == [-1, -1], "without a confidence there is no answer"
     assert normal_answer(" The  End\n") == "the end"
 
 

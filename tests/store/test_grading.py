@@ -21,8 +21,15 @@ def decision(id=None, policy=POLICY):
 
 
 def pair(id, **options):
-    given = {"team": "team", "protocol": "p", "identities_sha256": "i", "question": PAIR, "rule": "median", "undo": 0.0}
-    return NewReview(decision=id, policy=POLICY, **{"purpose": "grade", **given, **options})
+    fields = {
+        "team": "team",
+        "protocol": "p",
+        "identities_sha256": "i",
+        "question": PAIR,
+        "rule": "median",
+        "undo": 0.0,
+    }
+    return NewReview(decision=id, policy=POLICY, **{"purpose": "grade", **fields, **options})
 
 
 async def put(store, *items, news=None, events=(), graded=()):

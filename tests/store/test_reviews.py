@@ -26,8 +26,8 @@ CLAIMERS = 12
 
 
 def item(id=None, purpose="audit", **options):
-    given = {"policy": "support", "team": "team", "question": QUESTION, "protocol": "p", "identities_sha256": "i"}
-    return NewReview(decision=id or new_id(), purpose=purpose, **{**given, "undo": 0.0, **options})
+    fields = {"policy": "support", "team": "team", "question": QUESTION, "protocol": "p", "identities_sha256": "i"}
+    return NewReview(decision=id or new_id(), purpose=purpose, **{**fields, "undo": 0.0, **options})
 
 
 async def put(store, *items):

@@ -87,16 +87,16 @@ def test_graded_losses_rounded_by_a_draw_keep_the_budget():
     rng, means = np.random.default_rng(6), []
     for k in range(150):
         log = world(rng, 80, graded=True, prefix=f"{k}-")
-        made = calibrate_cascade(log, "0.15", key=KEY, chain=("small", "middle"))
-        means.append(made.apply(world(rng, 40, graded=True, prefix=f"new{k}-")).loss.mean())
+        certificate = calibrate_cascade(log, "0.15", key=KEY, chain=("small", "middle"))
+        means.append(certificate.apply(world(rng, 40, graded=True, prefix=f"new{k}-")).loss.mean())
     assert np.mean(means) <= 0.15 + 3 * np.std(means) / np.sqrt(len(means))
     assert np.mean(means) > 0.09
 
 
 def test_guardian_is_the_last_of_all_models():
     log = world(np.random.default_rng(0), 100)
-    made = calibrate_cascade(log, "0.1", key=KEY, chain=("small",))
-    decisions = made.apply(log)
+    certificate = calibrate_cascade(log, "0.1", key=KEY, chain=("small",))
+    decisions = certificate.apply(log)
     asked = decisions.cost[decisions.answered_by == GUARDIAN]
     assert (asked > 1).all(), "both are paid"
     assert (decisions.loss[decisions.answered_by == GUARDIAN] == 0).all()

@@ -121,8 +121,8 @@ async def send(gateway, world, question, key=None):
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    asked = {"type": "choice", "instructions": "Which?", "choices": [{"value": action} for action in ACTIONS]}
-    body = msgspec.json.encode({"model": "p", "input": question, "questions": [asked]})
+    request_body = {"type": "choice", "instructions": "Which?", "choices": [{"value": action} for action in ACTIONS]}
+    body = msgspec.json.encode({"model": "p", "input": question, "questions": [request_body]})
     headers = {} if key is None else {b"idempotency-key": key.encode()}
     scope = {"type": "http", "method": "POST", "headers": [], "arbitrage.caller": Caller("k", "call")}
     request = Incoming({**scope, "arbitrage.headers": headers}, receive, None, body)

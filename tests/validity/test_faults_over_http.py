@@ -79,12 +79,12 @@ def write_config(folder, limit):
 
 async def press(gateway, session, names, delivered):
     """Send each question once; note which were answered."""
-    asked = {"type": "choice", "instructions": "Which?", "choices": [{"value": action} for action in ACTIONS]}
+    request_body = {"type": "choice", "instructions": "Which?", "choices": [{"value": action} for action in ACTIONS]}
 
     async def caller():
         for name in names:
             await gateway.up.wait()
-            body = {"model": "p", "input": f"<{name}> which?", "questions": [asked]}
+            body = {"model": "p", "input": f"<{name}> which?", "questions": [request_body]}
             try:
                 async with asyncio.timeout(0.7), session.post(
                     gateway.url + "/v1/decisions", data=encoded(body), headers=JSON

@@ -46,16 +46,16 @@ def measure(loss, *, n=N, times=TIMES, trials=2):
     """Return the mean loss with its standard error, how often the interval held the share, and the scores chosen."""
     rng, means, held, scores = np.random.default_rng(11), [], [], set()
     for t in range(times):
-        made = recommend(
+        advice = recommend(
             logs_of(rng, n, f"{t}-"), ALPHA, loss=loss, share=0.5, seed=t, trials=trials, key=rng.bytes(16)
         )
-        fresh = logs_of(rng, FRESH, f"fresh-{t}-")[int(made.chosen.primary[1:])]
-        kept = ~made.certificate.apply(fresh).deferred
+        fresh = logs_of(rng, FRESH, f"fresh-{t}-")[int(advice.chosen.primary[1:])]
+        kept = ~advice.certificate.apply(fresh).deferred
         means.append(loss_of(fresh, kept, loss))
-        scores.add(made.chosen.score)
-        low, high = made.deferred_interval
+        scores.add(advice.chosen.score)
+        low, high = advice.deferred_interval
         # margins are uniform, so a threshold's share of new queries is the relaxation
-        share = 1 - kept.mean() if made.certificate.relaxation is None else made.certificate.relaxation
+        share = 1 - kept.mean() if advice.certificate.relaxation is None else advice.certificate.relaxation
         held.append(low <= share <= high)
     return (float(np.mean(means)), float(np.std(means, ddof=1) / times**0.5)), float(np.mean(held)), scores
 

@@ -45,9 +45,9 @@ class Model(WholePort):
 
     async def call(self, call):
         sure, coin, _ = draws(call.body["messages"][0]["content"])
-        told = sure**0.1 if "stop" in call.body else sure
+        confidence = sure**0.1 if "stop" in call.body else sure
         text = "right" if coin < sure else "wrong"
-        return Reply(document=completion(text, logprobs={"content": [{"token": "t", "logprob": math.log(told)}]}))
+        return Reply(document=completion(text, logprobs={"content": [{"token": "t", "logprob": math.log(confidence)}]}))
 
 
 class Guardian(WholePort):
@@ -67,8 +67,10 @@ def request(name):
 
 def rows(path, k, *, stops):
     """Return the rows of a file with the application's requests, as collect reads it."""
-    asked = [request(f"row {k} {j}") for j in range(N)]
-    listed = [{**one, "id": f"{j}", "expected": "right"} for j, one in enumerate(asked) if stops or "stop" not in one]
+    requests = [request(f"row {k} {j}") for j in range(N)]
+    listed = [
+        {**one, "id": f"{j}", "expected": "right"} for j, one in enumerate(requests) if stops or "stop" not in one
+    ]
     path.write_text("\n".join(map(json.dumps, listed)))
     return questions.read_requests(path)
 
