@@ -1,4 +1,6 @@
-"""Receive the gateway's webhooks: check each signature, then print the message. Standard library only.
+"""Receive the gateway's webhooks: check each signature, then pass the message on. Standard library only.
+
+A message with a link to a question is for one person, and whoever has the link can answer: send it to that person alone.
 
 export WEBHOOK_SECRET="$(arbitrage webhooks secret)"
 python webhook_receiver.py 8090
@@ -11,6 +13,7 @@ import os
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 KEY = base64.b64decode(os.environ["WEBHOOK_SECRET"].removeprefix("whsec_"))
 TOLERANCE = 300  # seconds: an older message may be a replay of one that was intercepted
@@ -18,11 +21,20 @@ LARGEST = 65536
 seen = set()  # a message may arrive twice; in production, keep these ids where a restart finds them
 
 
+def pass_on(message: dict[str, Any]) -> None:
+    """Print a message; put your chat, pager or mail here."""
+    data = message["data"]
+    if message["type"] == "review.link":
+        print(f"to {data['reviewer']}: a question of {data['policy']} waits for you, {data['url']}", flush=True)
+    else:
+        print(message["type"], data, flush=True)
+
+
 class Receiver(BaseHTTPRequestHandler):
     """Accepts messages with a valid signature, each once."""
 
     def do_POST(self) -> None:
-        """Check a message, then print it."""
+        """Check a message, then pass it on."""
         body = self.rfile.read(min(int(self.headers.get("content-length", 0)), LARGEST))
         id, sent = self.headers.get("webhook-id", ""), self.headers.get("webhook-timestamp", "")
         digest = hmac.digest(KEY, f"{id}.{sent}.".encode() + body, "sha256")
@@ -34,8 +46,7 @@ class Receiver(BaseHTTPRequestHandler):
             return
         if id not in seen:
             seen.add(id)
-            message = json.loads(body)
-            print(message["type"], message["data"], flush=True)
+            pass_on(json.loads(body))
         self.send_response(204)  # at once: whatever takes long belongs in a queue
         self.end_headers()
 

@@ -9,7 +9,7 @@ Knows nothing of what is announced, or of how a message is signed.
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.metrics import Metrics
@@ -26,6 +26,11 @@ LONGEST_DELAY = 86400.0
 """The most that a receiver can ask to wait."""
 
 
+def plain_body(delivery: Delivery) -> bytes:
+    """Return a message as it waits."""
+    return delivery.body.encode()
+
+
 class WebhookSender:
     """Sends what is queued for some webhooks.
 
@@ -33,9 +38,17 @@ class WebhookSender:
         store: where messages wait.
         webhooks: the receivers.
         metrics: counts attempts.
+        body: what is sent of a message that waits; links are put in only then.
     """
 
-    def __init__(self, store: Store, webhooks: Sequence[WebhookEndpoint], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        store: Store,
+        webhooks: Sequence[WebhookEndpoint],
+        metrics: Metrics,
+        body: Callable[[Delivery], bytes] = plain_body,
+    ) -> None:
+        self._body = body
         self._store = store
         self._webhooks = webhooks
         self._metrics = metrics
@@ -63,12 +76,17 @@ class WebhookSender:
         """Send some of the messages that are due; return how many there were."""
         deliveries = await self._store.take_deliveries(webhook.name, limit=AT_ONCE, lease=LEASE)
         outcomes = await asyncio.gather(
-            *(_attempt(webhook, delivery) for delivery in deliveries), return_exceptions=True
+            *(self._attempt(webhook, delivery) for delivery in deliveries), return_exceptions=True
         )
         attempts = [_as_attempt(outcome, delivery) for outcome, delivery in zip(outcomes, deliveries, strict=True)]
         for delivery, attempt in sorted(zip(deliveries, attempts, strict=True), key=lambda pair: bool(pair[1].problem)):
             await self._settle(delivery, attempt)
         return len(deliveries)
+
+    async def _attempt(self, webhook: WebhookEndpoint, delivery: Delivery) -> WebhookAttempt:
+        if not delivery.intact:
+            return WebhookAttempt(problem="it was changed in the store")
+        return await webhook.send(delivery.id, self._body(delivery))
 
     async def _settle(self, delivery: Delivery, attempt: WebhookAttempt) -> None:
         """Note how an attempt ended."""
@@ -94,12 +112,6 @@ class WebhookSender:
             _log.warning(
                 "a message to webhook %s is sent again in %.0f s: %s", name, wait, problem, extra=_named(delivery)
             )
-
-
-async def _attempt(webhook: WebhookEndpoint, delivery: Delivery) -> WebhookAttempt:
-    if not delivery.intact:
-        return WebhookAttempt(problem="it was changed in the store")
-    return await webhook.send(delivery.id, delivery.body.encode())
 
 
 def _as_attempt(outcome: WebhookAttempt | BaseException, delivery: Delivery) -> WebhookAttempt:

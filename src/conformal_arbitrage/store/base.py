@@ -27,8 +27,9 @@ WebhookEvent = Literal[
     "review.waiting",
     "review.decided",
     "review.expired",
+    "review.link",
 ]
-"""What a webhook can be told of."""
+"""What a webhook can be told of; of links to questions only if it is named, since whoever has one can vote."""
 Subscriptions = Mapping[str, Collection[WebhookEvent]]
 """The names of webhooks, and what each is told of."""
 

@@ -27,6 +27,7 @@
     votes        each counts from `counts` on, unless it is withdrawn before; `edit` has changed arguments of tool calls
     review_requests  requests of callers that people decide; the body is there until the request is complete
     presence     when each reviewer was last there
+    review_links  by which one person can vote on one item, once; the link itself takes the project's secret
     review_calls  when webhooks were last told that questions wait for a team
     changes      one row; grows with every installation, and with every key created or revoked
     keys         API keys by digest
@@ -273,6 +274,17 @@ def m016_grading_marks(session: Session) -> None:
     )
 
 
+def m017_review_links(session: Session) -> None:
+    """Create the table of links by which one person can vote on one item, once."""
+    session.define(
+        "create table review_links (id {text} primary key, item {text} not null, reviewer {text} not null, "
+        "level {integer} not null, created {real} not null, expires {real} not null, used {real}, revoked {real}, "
+        "unique (item, reviewer))"
+    )
+    session.define("create index review_links_by_expiry on review_links (expires)")
+    session.define("create index review_links_by_reviewer on review_links (reviewer, expires)")
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -290,10 +302,11 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m014_reviews,
     m015_edited_calls,
     m016_grading_marks,
+    m017_review_links,
 )
 """The function at index k takes a database from version k to k + 1."""
 
-ADDITIVE = frozenset({m013_readable_by, m014_reviews, m015_edited_calls, m016_grading_marks})
+ADDITIVE = frozenset({m013_readable_by, m014_reviews, m015_edited_calls, m016_grading_marks, m017_review_links})
 """Those that leave a database usable for releases that do not know them."""
 
 

@@ -296,6 +296,7 @@ def sweep_reviews(session: Session) -> None:
         now - _KEPT_SECONDS,
     )
     session.run("delete from review_requests where expires <= ? and body is null", now)
+    session.run("delete from review_links where expires <= ?", now - _DAY)
 
 
 def team_backlogs(session: Session, teams: Mapping[str, Collection[str]]) -> list[TeamBacklog]:

@@ -254,15 +254,46 @@ def vote(
     levels = session.rows("delete from review_claims where token = ? returning level", token)
     if not levels:
         return None
-    [(state, level, undo, payload)] = session.rows("select state, level, undo, payload from reviews where id = ?", item)
-    late = state != "open" or level != levels[0][0]
+    return _cast(session, token, item, reviewer, levels[0][0], choice, since=since, active=active, edit=edit)
+
+
+def vote_on(session: Session, item: str, reviewer: str, level: int, choice: int, *, edit: str | None) -> float | None:
+    """Cast a vote on an item that a person does not hold, if it has a place for them; one they hold is voted on as usual."""
+    note_presence(session, reviewer)
+    now = session.now()
+    end_leases(session, now)
+    own = session.rows("select token from review_claims where item = ? and reviewer = ?", item, reviewer)
+    if own:
+        return vote(session, own[0][0], reviewer, choice, active=None, edit=edit)
+    taken = session.run(
+        "update reviews set held = held + 1, revision = revision + 1, taken = coalesce(taken, ?) where id = ? "
+        "and state = 'open' and level = ? and held + votes < needed and not exists (select 1 from review_seen s "
+        "where s.decision = reviews.decision and s.reviewer = ?)",
+        *(now, item, level, reviewer),
+    )
+    if not taken:
+        return None
+    token = secrets.token_hex(16)
+    return _cast(session, token, item, reviewer, level, choice, since=now, active=None, edit=edit)
+
+
+def _cast(
+    session: Session, token: str, item: str, reviewer: str, level: int, choice: int, *, since: float,
+    active: float | None, edit: str | None,
+) -> float:  # fmt: skip
+    """Write a vote whose place its voter had, and free the place."""
+    now = session.now()
+    [(state, current, undo, payload)] = session.rows(
+        "select state, level, undo, payload from reviews where id = ?", item
+    )
+    late = state != "open" or current != level
     place = choice if payload is None else decode_review_question(payload, item).places[choice]
     session.run(
         "insert into votes (token, item, reviewer, level, at, counts, choice, held, active, late, edit) "
         "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (token) do update set at = excluded.at, "
         "counts = excluded.counts, choice = excluded.choice, held = excluded.held, active = excluded.active, "
         "late = excluded.late, edit = excluded.edit, withdrawn = null",
-        *(token, item, reviewer, levels[0][0], now, now + undo, place, max(0.0, now - since), active, int(late), edit),
+        *(token, item, reviewer, level, now, now + undo, place, max(0.0, now - since), active, int(late), edit),
     )
     _note_seen(session, item, reviewer, "voted", now)
     if not late:

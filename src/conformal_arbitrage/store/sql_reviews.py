@@ -6,7 +6,7 @@ Knows nothing of SQLite, PostgreSQL or threads.
 from collections.abc import Collection, Mapping, Sequence
 
 from conformal_arbitrage.monitoring.reviewing import SecondOpinion
-from conformal_arbitrage.store import grading, review_ends, reviews
+from conformal_arbitrage.store import grading, review_ends, review_links, reviews
 from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import encode
@@ -20,6 +20,7 @@ from conformal_arbitrage.store.review_base import (
     NewReview,
     ReviewEnd,
     ReviewItem,
+    ReviewLink,
     ReviewOutcome,
     ReviewQuestion,
     ReviewRequest,
@@ -168,6 +169,28 @@ class SQLReviews(SQLJobs):
     async def cast_votes(self, *, days: float = 30.0) -> list[CastVote]:
         """See `ReviewStore.cast_votes`."""
         return await self._scan(lambda session: review_ends.cast_votes(session, days=days))
+
+    async def offer_links(self, team: str, *, members: Collection[str], leads: Collection[str], seconds: float) -> int:
+        """See `ReviewStore.offer_links`."""
+        if not any("review.link" in events for events in self._webhooks.values()):
+            return 0
+        return await self._write(
+            lambda session: review_links.offer_links(
+                session, team, members=members, leads=leads, seconds=seconds, webhooks=self._webhooks
+            )
+        )
+
+    async def review_link(self, id: str) -> ReviewLink | None:
+        """See `ReviewStore.review_link`."""
+        return await self._read(lambda session: review_links.find_link(session, id))
+
+    async def vote_by_link(self, id: str, choice: int, *, edit: str | None = None) -> bool:
+        """See `ReviewStore.vote_by_link`."""
+        return await self._write(lambda session: review_links.vote_by_link(session, id, choice, edit=edit))
+
+    async def revoke_links(self, reviewer: str | None = None) -> int:
+        """See `ReviewStore.revoke_links`."""
+        return await self._write(lambda session: review_links.revoke_links(session, reviewer))
 
     async def second_opinions(self, *, days: float = 90.0) -> list[tuple[str, SecondOpinion]]:
         """See `ReviewStore.second_opinions`."""

@@ -106,7 +106,7 @@ class ReviewPage:
 
     async def _vote(self, visit: Visit, seat: Seat, token: str) -> tuple[str, str]:
         """Vote; return what to say, and the token to take the vote back with."""
-        active, arguments = _active(visit.form.get("active", "")), _arguments(visit.form)
+        active, arguments = _active(visit.form.get("active", "")), typed_arguments(visit.form)
         counts = await self._parts.desk.vote(seat, token, _vote_of(visit.form), active, arguments)
         if counts is None:
             return _GONE, ""
@@ -162,7 +162,7 @@ class ReviewPage:
         undo: str = "", why: str = "", typed: Mapping[str, str] | None = None,
     ) -> Response:  # fmt: skip
         values: dict[str, Any] = {"item": item, "state": state, "said": said, "undo": undo, "why": why}
-        values["calls"] = () if item is None else _shown_calls(item.calls, typed or {})
+        values["calls"] = () if item is None else shown_calls(item.calls, typed or {})
         values["chosen"] = (typed or {}).get("choice", "")
         since = await self._parts.news.since()
         waiting, day = 0, ReviewerDay(done=0, median=None)
@@ -184,7 +184,7 @@ class ReviewPage:
         return ReviewerDay(done=len(held), median=median(held) if held else None)
 
 
-def _shown_calls(calls: Sequence[ProposedCall], typed: Mapping[str, str]) -> list[ShownCall]:
+def shown_calls(calls: Sequence[ProposedCall], typed: Mapping[str, str]) -> list[ShownCall]:
     """Return tool calls as the page shows them, with what was typed already."""
     places = {call.place: f"{ARGUMENTS}-{number}" for number, call in enumerate(editable(calls))}
     shown: list[ShownCall] = []
@@ -196,7 +196,7 @@ def _shown_calls(calls: Sequence[ProposedCall], typed: Mapping[str, str]) -> lis
     return shown
 
 
-def _arguments(form: Mapping[str, str]) -> list[str] | None:
+def typed_arguments(form: Mapping[str, str]) -> list[str] | None:
     """Return the arguments of tool calls in the order of their fields; None if the form has none."""
     texts: list[str] = []
     while (field := f"{ARGUMENTS}-{len(texts)}") in form:
