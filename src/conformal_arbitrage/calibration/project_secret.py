@@ -22,7 +22,15 @@ from conformal_arbitrage.scorelog.files import write_bytes
 VARIABLE: Final = "ARBITRAGE_SECRET"
 FILE: Final = "arbitrage.secret"
 Purpose = Literal[
-    "boundary v1", "signing v1", "audit v1", "digest v1", "record v1", "drift v1", "review v1", "looking v1"
+    "boundary v1",
+    "signing v1",
+    "audit v1",
+    "digest v1",
+    "record v1",
+    "drift v1",
+    "review v1",
+    "review link v1",
+    "looking v1",
 ]
 SHORTEST_SECRET: Final = 16
 _REMEDY: Final = f"run `arbitrage init`, or set {VARIABLE} to a long random text"

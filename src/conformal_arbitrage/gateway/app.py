@@ -52,7 +52,7 @@ from conformal_arbitrage.gateway.openapi import schema
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.record_routes import RecordRoutes
 from conformal_arbitrage.gateway.renewer import Renewer
-from conformal_arbitrage.gateway.review_links import ReviewLinks, offer_links
+from conformal_arbitrage.gateway.review_links import ReviewLinks, offer_to_teams
 from conformal_arbitrage.gateway.review_routes import ReviewRoutes
 from conformal_arbitrage.gateway.reviewing import Concluder, Desk
 from conformal_arbitrage.gateway.watcher import Watcher
@@ -154,7 +154,7 @@ class _Routes:
     def offer(self) -> Callable[[], Coroutine[object, object, None]] | None:
         """Return what sends people links to questions; None if no webhook takes them."""
         wanted = any("review.link" in webhook.events for webhook in self._parts.config.gateway.webhooks.values())
-        return partial(offer_links, self._parts.store, self._parts.desk) if wanted else None
+        return partial(offer_to_teams, self._parts.store, self._parts.desk) if wanted else None
 
     def auditor(self) -> Auditor:
         """Return what runs audits, counted in the same metrics."""

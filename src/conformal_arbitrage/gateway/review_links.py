@@ -94,7 +94,7 @@ async def _known(store: Store) -> frozenset[str]:
     )
 
 
-async def offer_links(store: Store, desk: Desk) -> None:
+async def offer_to_teams(store: Store, desk: Desk) -> None:
     """Offer links to the people of every team of which nobody is there."""
     for team in desk.teams:
         members, leads = await people_with_keys(store, desk, team)

@@ -99,9 +99,9 @@ def _end_without_verdict(session: Session, id: str, state: str) -> None:
         )
         session.run(  # a second opinion needs a first
             "update reviews set state = ?, closed = ?, payload = null, revision = revision + 1 where purpose = 'overlap' "
-            "and state = 'open' and decision = (select decision from reviews where id = ?) and not exists (select 1 from "
-            "votes v join reviews r on r.id = v.item where r.decision = reviews.decision and v.late = 0 "
-            "and v.withdrawn is null)",
+            "and state = 'open' and decision = (select decision from reviews where id = ? and purpose <> 'call') "
+            "and not exists (select 1 from votes v join reviews r on r.id = v.item where r.decision = reviews.decision "
+            "and r.purpose <> 'call' and v.late = 0 and v.withdrawn is null)",
             *(state, session.now(), id),
         )
 
@@ -296,7 +296,7 @@ def sweep_reviews(session: Session) -> None:
         now - _KEPT_SECONDS,
     )
     session.run("delete from review_requests where expires <= ? and body is null", now)
-    session.run("delete from review_links where expires <= ?", now - _DAY)
+    session.run("delete from review_links where expires <= ?", now - DAY)
 
 
 def team_backlogs(session: Session, teams: Mapping[str, Collection[str]]) -> list[TeamBacklog]:
@@ -360,7 +360,8 @@ def second_opinions(session: Session, *, days: float) -> list[tuple[str, SecondO
     for team, menu, _, decision, second, other, text in rows:
         first = session.rows(
             "select v.reviewer, v.choice from votes v join reviews r on r.id = v.item where r.decision = ? and "
-            "r.purpose <> 'overlap' and v.withdrawn is null and v.late = 0 and v.level = 0 order by v.at, v.token limit 1",
+            "r.purpose not in ('overlap', 'call') and v.withdrawn is null and v.late = 0 and v.level = 0 "
+            "order by v.at, v.token limit 1",
             decision,
         )
         size = decode_outcome(text, decision).size if text is not None else 0
