@@ -34,6 +34,7 @@ from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.tables import strings
 
 _FEWEST = 100
 
@@ -286,7 +287,7 @@ class _Traffic:
     def log(self, first: int, stop: int | None = None) -> ScoreLog:
         """Return some decisions as a score log, each with an id of its own."""
         rows = self.rows[first:stop]
-        ids = np.array([f"decision {first + k}" for k in range(len(rows))], dtype=np.object_)
+        ids = strings([f"decision {first + k}" for k in range(len(rows))])
         return replace(self.population.select(rows), id=ids)
 
     def course(self, certificate: Certificate, first: int = 0) -> Course:
