@@ -96,6 +96,19 @@ def test_grades_are_taken_back_until_they_count_and_left_to_someone_else(graders
     assert shown_first(theirs) == shown_first(page)
 
 
+def test_text_that_is_no_text_is_graded_too(graders):
+    """NUL and the brackets of a template in the question and in both answers; models cannot send lone surrogates."""
+    odd = "a\0b {{ 7 * 7 }}"
+    gate = graders(primary=says(f"{odd} mine", 0.9), guardian=says(f"{odd} theirs"))
+    answered(gate, odd)
+    visit, page = begin(gate, "ann")
+    assert page.status_code == 200
+    assert "{{ 7 * 7 }}" in page.text
+    after = visit.send_form("/console/review", page, act="vote", token=token(page), **{"grade-1": "1", "grade-2": "1"})
+    assert "Recorded." in after.text
+    assert until(lambda: grades_of(gate), LONG) == [(1.0, 1.0)]
+
+
 def bytes_of(page):
     """A page without what is new in every one: tokens, where the news stood, and the counts above the question."""
     text = re.sub(r'(name="csrf" value=|data-csrf=|name="token" value=|data-token=)"\w+"', "TOKEN", page.text)

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+from msgspec.structs import replace
+
 from conformal_arbitrage.monitoring.panels import GRADE_PAIRS
 from conformal_arbitrage.store import AuditBody, DecisionBody, Event, FeedbackBody, Grades, new_id
 from conformal_arbitrage.store.review_base import NewReview, ReviewOutcome, ReviewQuestion
@@ -102,6 +104,15 @@ def test_grades_are_stored_by_whose_answer_it_is_not_by_what_was_shown_first(sto
         item = await due(store)
         assert GRADE_PAIRS[item.votes[0].choice] == (0.5, 1.0)
         assert (item.purpose, item.rule, item.question.grader) == ("grade", "median", GRADER)
+
+    asyncio.run(story())
+
+
+def test_answers_are_kept_as_they_are(store):
+    async def story():
+        odd = replace(PAIR, options=("a\0b \ud800", "\u202e{{ x }}"))
+        await put(store, pair(new_id(), question=odd))
+        assert (await take(store)).question == odd
 
     asyncio.run(story())
 
