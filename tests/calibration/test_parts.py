@@ -363,3 +363,16 @@ def test_a_budget_that_relaxation_0_keeps_needs_no_draws(tmp_path):
     certificate = calibrate(found, "0.9", **keywords)
     assert (certificate.relaxation, certificate.boundary_u) == (0.0, 0.0)
     assert not same(calibrate(log, "0.9", **keywords), certificate)
+
+
+def test_a_row_without_an_id_is_named_by_its_file_and_number(tmp_path):
+    import duckdb
+
+    folder = write_parts(replace(some_log(60), identities=None), tmp_path / "p", [30])
+    path = folder / "scores-01.parquet"
+    with duckdb.connect() as connection:
+        rows = f"select * replace (case when id = 'q34' then null else id end as id) from '{path}'"
+        connection.execute(f"copy ({rows}) to '{folder}/scores-02.parquet' (format parquet)")
+    path.unlink()
+    with pytest.raises(ScoreLogError, match=r"scores-02\.parquet: row 5, column 'id': the id is empty"):
+        calibrate(ScoreParts.read(folder), 0.2)

@@ -23,7 +23,8 @@ some_texts = st.lists(
 
 def packed(texts):
     encoded = [one.encode() for one in texts]
-    return TextBytes(np.frombuffer(b"".join(encoded), np.uint8), np.array([len(one) for one in encoded]))
+    bounds = np.cumsum([0, *(len(one) for one in encoded)])
+    return TextBytes(np.frombuffer(b"".join(encoded), np.uint8), bounds)
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +69,7 @@ def test_keys_that_do_not_see_the_end_of_a_text_are_caught(monkeypatch):
 @settings(max_examples=150, deadline=None)
 def test_the_framing_is_the_length_in_four_bytes_and_the_text_in_utf_8(texts):
     expected = b"".join(len(one.encode()).to_bytes(4, "little") + one.encode() for one in texts)
-    assert b"".join(framed(np.array(texts, dtype=STRINGS))) == expected
+    assert b"".join(framed(np.array(texts, dtype=STRINGS))) == b"".join(framed(packed(texts))) == expected
 
 
 def test_the_digest_of_a_log_is_the_same_as_ever():
@@ -87,28 +88,29 @@ def lists_of(column):
     return pa.Table.from_batches([*table.slice(1, 2).to_batches(), *table.slice(3).to_batches()], table.schema)
 
 
-def test_nulls_and_chunks_within_larger_buffers_are_read_as_they_are():
+@pytest.mark.parametrize("rows", [0, 1, 4, 100])
+def test_nulls_and_chunks_within_larger_buffers_are_read_as_they_are(rows):
     numbers = pa.array([[9.0], [1.0, None], None, [], [2.0, 3.0, 4.0]], pa.large_list(pa.float64()))
-    values, sizes = number_lists(lists_of(numbers))
+    values, sizes = number_lists(lists_of(numbers), rows)
     assert sizes.tolist() == [2, -1, 0, 3]
     np.testing.assert_array_equal(values, [1.0, np.nan, 2.0, 3.0, 4.0])
-    words = text_bytes(lists_of(pa.array(["?", "b", None, "cé", ""], pa.large_string())))
+    words = text_bytes(lists_of(pa.array(["?", "b", None, "cé", ""], pa.large_string())), rows)
     assert words.strings().tolist() == ["b", "", "cé", ""]
     flat, sizes = text_lists(
-        lists_of(pa.array([["?"], ["b", None], None, [], ["c"]], pa.large_list(pa.large_string())))
+        lists_of(pa.array([["?"], ["b", None], None, [], ["c"]], pa.large_list(pa.large_string()))), rows
     )
     assert (flat.strings().tolist(), sizes.tolist()) == (["b", "", "c"], [2, -1, 0, 1])
 
 
 def test_a_stream_without_rows_is_empty():
     empty = pa.table({"v": pa.array([], pa.large_list(pa.float64()))})
-    assert [one.tolist() for one in number_lists(empty)] == [[], []]
+    assert [one.tolist() for one in number_lists(empty, 0)] == [[], []]
 
 
 @pytest.mark.parametrize("column", [pa.array([1, 2]), pa.array([[1.0]]), pa.array([["a"]], pa.large_list(pa.string()))])
 def test_another_type_than_was_asked_for_is_refused_not_misread(column):
     with pytest.raises(ArrowError, match="Arrow type"):
-        number_lists(pa.table({"v": column}))
+        number_lists(pa.table({"v": column}), 1)
 
 
 def test_an_error_in_the_middle_of_a_stream_is_told():
@@ -116,7 +118,7 @@ def test_an_error_in_the_middle_of_a_stream_is_told():
         rows = "from range(300000) t(i)"
         relation = connection.sql(f"select case when i < 250000 then '1' else error('row ' || i) end as v {rows}")
         with pytest.raises((ArrowError, duckdb.Error), match="row 2"):
-            text_bytes(relation)
+            text_bytes(relation, 300_000)
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -105,7 +105,7 @@ class Survey:
 
     def __call__(self, part: ScorePart) -> tuple[PartFacts, Buckets]:
         """Look at every row of a part."""
-        log = part.load([])
+        log, ids = part.load_apart()
         scores, unknown = score_range(log.loss_scores), log.unknown_loss
         check_guardian_scores(scores, part.name)
         missing_loss: Number | None = 1 if self.measure.missing_loss is None else self.measure.missing_loss
@@ -123,7 +123,7 @@ class Survey:
             scores=scores if not unknown.all() else (inf, -inf),
             span=_span(log),
             score_digits=log.score_digits,
-            leaves=leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), log.id),
+            leaves=leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), ids),
             total=falls.total,
             largest=falls.largest,
         )
@@ -349,8 +349,8 @@ class SurveyedParts(FallSearch):
 
 def digest_leaves(part: ScorePart) -> tuple[ScorePart, tuple[str, ...]]:
     """Return a part with the digests of its leaves."""
-    log = part.load([])
-    return part, leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), log.id)
+    log, ids = part.load_apart()
+    return part, leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), ids)
 
 
 def digest_parts(log: ScoreParts, engine: Engine) -> str:

@@ -7,9 +7,8 @@ Knows nothing of SQL, nor of what a column means.
 """
 
 import ctypes
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Generic, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,40 +79,69 @@ _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
-def number_lists(source: ArrowStream) -> tuple[Floats, Integers]:
-    """Return the only column of a stream, lists of doubles: all numbers (NaN for null), and each length (-1 for null)."""
-    with _chunks(source, [_LISTS, _NUMBERS]) as lists:
-        inner = [_inside(one) for one in lists]
-        return _joined([_numbers(*one) for one in inner], np.float64), _joined(
-            [_lengths(one) for one in lists], np.int64
-        )
+def number_lists(source: ArrowStream, rows: int) -> tuple[Floats, Integers]:
+    """Return the only column of a stream, lists of doubles: all numbers (NaN for null), and each length (-1 for null).
+
+    Args:
+        source: the stream.
+        rows: about how many rows it has, so that memory is claimed once.
+    """
+    values, sizes = _Growing(np.float64, rows), _Growing(np.int64, rows)
+    for column in _chunks(source, [_LISTS, _NUMBERS]):
+        values.add(_numbers(*_inside(column)), int(column.length))
+        sizes.add(_lengths(column), int(column.length))
+    return values.array(), sizes.array()
 
 
-def text_bytes(source: ArrowStream) -> TextBytes:
-    """Return the only column of a stream, texts; null is the empty one."""
-    with _chunks(source, [_TEXTS]) as columns:
-        return _texts([(one, 0, int(one.length)) for one in columns])
+def text_bytes(source: ArrowStream, rows: int) -> TextBytes:
+    """Return the only column of a stream, texts; null is the empty one. See `number_lists`."""
+    data, sizes = _Growing(np.uint8, rows), _Growing(np.int64, rows)
+    for column in _chunks(source, [_TEXTS]):
+        _add_texts(data, sizes, (column, 0, int(column.length)), int(column.length))
+    return TextBytes(data.array(), _bounds_of(sizes.array()))
 
 
-def text_lists(source: ArrowStream) -> tuple[TextBytes, Integers]:
-    """Return the only column of a stream, lists of texts: all texts, and each list's length (-1 for null)."""
-    with _chunks(source, [_LISTS, _TEXTS]) as lists:
-        return _texts([_inside(one) for one in lists]), _joined([_lengths(one) for one in lists], np.int64)
+def text_lists(source: ArrowStream, rows: int) -> tuple[TextBytes, Integers]:
+    """Return the only column of a stream, lists of texts: all texts, and each length (-1 for null). See `number_lists`."""
+    data, sizes, lengths = _Growing(np.uint8, rows), _Growing(np.int64, rows), _Growing(np.int64, rows)
+    for column in _chunks(source, [_LISTS, _TEXTS]):
+        _add_texts(data, sizes, _inside(column), int(column.length))
+        lengths.add(_lengths(column), int(column.length))
+    return TextBytes(data.array(), _bounds_of(sizes.array())), lengths.array()
 
 
-@contextmanager
-def _chunks(source: ArrowStream, formats: Sequence[str]) -> Generator[list[Any]]:
-    """Yield the only column of a stream, in chunks whose buffers last as long as the context."""
+class _Growing(Generic[Scalar]):
+    """An array that is filled piece by piece: claimed as large as the first piece lets expect, and cut at the end."""
+
+    def __init__(self, dtype: type[Scalar], rows: int) -> None:
+        self._array: NDArray[Scalar] = np.empty(0, dtype)
+        self._rows, self._filled = rows, 0
+
+    def add(self, piece: NDArray[Scalar], rows: int) -> None:
+        """Add the entries of some rows."""
+        end = self._filled + len(piece)
+        if not self._filled:
+            self._array = np.empty(max(len(piece) * self._rows // max(rows, 1), end), piece.dtype)
+        elif end > len(self._array):
+            self._array.resize(end + end // 4, refcheck=False)
+        self._array[self._filled : end] = piece
+        self._filled = end
+
+    def array(self) -> NDArray[Scalar]:
+        """Return all entries."""
+        self._array.resize(self._filled, refcheck=False)
+        return self._array
+
+
+def _chunks(source: ArrowStream, formats: Sequence[str]) -> Iterator[Any]:
+    """Yield the only column of a stream, some rows at a time; the buffers last until the next are asked for."""
     capsule = source.__arrow_c_stream__()  # owns the stream, and releases it
     stream: Any = _Stream.from_address(_pointer_of(capsule, _STREAM))
-    arrays: list[Any] = []
-    try:
-        _check_types(stream, formats)
-        while (array := _next(stream)) is not None:
-            arrays.append(array)
-        yield [array.children[0].contents for array in arrays]
-    finally:
-        for array in arrays:
+    _check_types(stream, formats)
+    while (array := _next(stream)) is not None:
+        try:
+            yield array.children[0].contents
+        finally:
             array.release(array)
 
 
@@ -186,14 +214,15 @@ def _numbers(array: Any, start: int, count: int) -> Floats:
     return values if valid is None else np.where(valid, values, np.nan)
 
 
-def _texts(columns: Sequence[tuple[Any, int, int]]) -> TextBytes:
-    """Return texts, given where they are, from which on, and how many."""
-    bounds = [_bounds(*one) for one in columns]
-    ends = [(int(one[0]), int(one[-1])) if len(one) else (0, 0) for one in bounds]
-    data = [_buffer(one[0], 2, np.uint8, stop)[start:] for one, (start, stop) in zip(columns, ends, strict=True)]
-    return TextBytes(_joined(data, np.uint8), _joined([np.diff(one) for one in bounds], np.int64))
+def _add_texts(data: _Growing[np.uint8], sizes: _Growing[np.int64], texts: tuple[Any, int, int], rows: int) -> None:
+    """Add texts of some rows, given where they are, from which on, and how many."""
+    bounds = _bounds(*texts)
+    start, stop = (int(bounds[0]), int(bounds[-1])) if len(bounds) else (0, 0)
+    data.add(_buffer(texts[0], 2, np.uint8, stop)[start:], rows)
+    sizes.add(np.diff(bounds), rows)
 
 
-def _joined(pieces: Sequence[NDArray[Scalar]], dtype: type[Scalar]) -> NDArray[Scalar]:
-    """Return a copy of all pieces, one after the other."""
-    return np.concatenate([np.zeros(0, dtype), *pieces])
+def _bounds_of(sizes: Integers) -> Integers:
+    bounds = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=bounds[1:])
+    return bounds

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from conformal_arbitrage.core.arrays import Integers
 from conformal_arbitrage.scorelog.tables import Strings
-from conformal_arbitrage.scorelog.texts import framed
+from conformal_arbitrage.scorelog.texts import TextBytes, framed
 
 LEAF: Final = 1 << 16
 FILES: Final = "files:"
 """The digest of a log in several files begins with this."""
 
 
-def rows_digest(digits: int, arrays: Iterable[NDArray[Any] | None], ids: Strings | None) -> str:
+def rows_digest(digits: int, arrays: Iterable[NDArray[Any] | None], ids: Strings | TextBytes | None) -> str:
     """Return the digest of some rows.
 
     Args:
@@ -41,14 +41,14 @@ def rows_digest(digits: int, arrays: Iterable[NDArray[Any] | None], ids: Strings
 
 
 def leaf_digests(
-    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | None
+    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | TextBytes | None
 ) -> tuple[str, ...]:
     """Return the digest of every leaf of some rows that begin with one."""
     return tuple(_leaf_digest(digits, offsets, arrays, ids, start) for start in range(0, len(offsets) - 1, LEAF))
 
 
 def _leaf_digest(
-    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | None, start: int
+    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | TextBytes | None, start: int
 ) -> str:
     own = offsets[start : start + LEAF + 1]
     flat = slice(int(own[0]), int(own[-1]))

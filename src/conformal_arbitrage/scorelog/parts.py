@@ -22,6 +22,7 @@ from conformal_arbitrage.scorelog.digests import LEAF
 from conformal_arbitrage.scorelog.joining import join_logs
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import METADATA_KEY, ColumnReader, as_document, literal, quoted
+from conformal_arbitrage.scorelog.texts import TextBytes
 
 if TYPE_CHECKING:
     import duckdb
@@ -89,6 +90,15 @@ class ScorePart:
             log = ScoreLog.from_table(table, self.primary, self.guardian, self.outcomes)
         return log.binarized() if self.binary else log
 
+    def load_apart(self) -> tuple[ScoreLog, TextBytes | None]:
+        """Read the scores, and the ids as bytes, which is all that a digest needs; that they are distinct is not checked."""
+        with PartTable(self, [name for name in self._names([], ids=True) if name in self.file.types]) as table:
+            ids = table.ids_apart()
+            log = ScoreLog.from_table(table, self.primary, self.guardian, self.outcomes)
+        if ids is not None and ids.has_empty():
+            return self.load([]), ids  # names the row, in an error
+        return log.binarized() if self.binary else log, ids
+
     def _names(self, columns: Sequence[str], *, ids: bool) -> list[str]:
         scores = [
             self.primary,
@@ -115,6 +125,14 @@ class PartTable(ColumnReader):
         self.types = {name: kind for name, kind in part.file.types.items() if columns is None or name in columns}
         self.rows, self.first_row = part.stop - part.start, part.start
         self.metadata = as_document(part.file.document, path)
+
+    def ids_apart(self) -> TextBytes | None:
+        """Return the ids as bytes, and forget that the table has any."""
+        if "id" not in self.types:
+            return None
+        ids = self.text_bytes("id")
+        del self.types["id"]
+        return ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -381,13 +399,20 @@ class FileList(ColumnReader):
         return dict(zip(columns["column_name"].tolist(), columns["column_type"].tolist(), strict=True))
 
     def repeated_id(self) -> str | None:
-        """Return an id that occurs twice, or None; DuckDB counts distinct ids on disk where memory does not suffice."""
-        source = f"read_parquet({self._paths}, hive_partitioning=false)"
-        counts = self._query(f'select count(*) as n, count(distinct "id"::varchar) as d from {source}')
+        """Return an id that occurs twice, or None.
+
+        DuckDB counts distinct hashes, on disk where memory does not suffice; ids are compared only if hashes repeat.
+        """
+        source, id = f"read_parquet({self._paths}, hive_partitioning=false)", '"id"::varchar'
+        counts = self._query(
+            f"select count({id}) as n, count(distinct hash({id})) filter ({id} is not null) as d from {source}"
+        )
         if int(counts["n"][0]) == int(counts["d"][0]):
             return None
-        twice = f'select "id"::varchar as v from {source} group by 1 having count(*) > 1 order by 1 limit 1'
-        return str(self._query(twice)["v"][0])
+        twice = (
+            f"select {id} as v from {source} where {id} is not null group by 1 having count(*) > 1 order by 1 limit 1"
+        )
+        return next(iter(self._query(twice)["v"].tolist()), None)
 
 
 def _describe_files(paths: Sequence[str]) -> list[PartFile]:

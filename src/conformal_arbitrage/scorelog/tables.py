@@ -101,13 +101,14 @@ class ColumnReader:
 
     def texts(self, name: str) -> Strings:
         """Return a column as text, one entry per row; lists and structures become JSON."""
-        return self._text_bytes(name).strings()
+        return self.text_bytes(name).strings()
 
     def ids(self, name: str) -> tuple[Strings, bool]:
         """Return a column as text, and whether all entries are surely distinct and none is empty."""
-        return self._text_bytes(name).ids()
+        return self.text_bytes(name).ids()
 
-    def _text_bytes(self, name: str) -> TextBytes:
+    def text_bytes(self, name: str) -> TextBytes:
+        """Return a column as text in UTF-8, which `texts` and `ids` make arrays of."""
         column, kind = quoted(name), self.types[name]
         nested = kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION"))
         text = f"to_json({column})::varchar" if nested else f"{column}::varchar"
@@ -191,10 +192,10 @@ class ColumnReader:
         except self._error as error:
             raise self._translated(error) from error
 
-    def _read(self, reader: Callable[[ArrowStream], _Result], sql: str) -> _Result:
+    def _read(self, reader: Callable[[ArrowStream, int], _Result], sql: str) -> _Result:
         """Return what an Arrow reader makes of a query."""
         try:
-            return reader(self._connection.sql(sql))
+            return reader(self._connection.sql(sql), self.rows)
         except (self._error, ArrowError) as error:
             raise self._translated(error) from error
 

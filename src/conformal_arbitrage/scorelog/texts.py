@@ -7,6 +7,7 @@ Knows nothing of what the texts mean.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -30,17 +31,24 @@ class TextBytes:
 
     Attributes:
         data: all bytes.
-        sizes: how many each text has.
+        bounds: where each text begins, and where the last one ends.
     """
 
     data: NDArray[np.uint8]
-    sizes: Integers
+    bounds: Integers
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, rows: slice) -> "TextBytes":
+        start, stop, _ = rows.indices(len(self))
+        return TextBytes(self.data, self.bounds[start : stop + 1])
 
     def strings(self) -> Strings:
         """Return the texts as one array."""
-        array = np.empty(len(self.sizes), np.dtypes.StringDType())
+        array = np.empty(len(self), np.dtypes.StringDType())
         for start, block in self._blocks():
-            array[start : start + len(block.sizes)] = block._few(block._words())
+            array[start : start + len(block)] = block._few(block._words())
         return array
 
     def ids(self) -> tuple[Strings, bool]:
@@ -49,43 +57,62 @@ class TextBytes:
         Equal texts have equal keys, and the empty one has key 0. That two others share a key has a chance of about
         n^2 / 2^65; "surely" is not said then.
         """
-        array, keys = np.empty(len(self.sizes), np.dtypes.StringDType()), np.zeros(len(self.sizes), np.uint64)
+        array, keys = np.empty(len(self), np.dtypes.StringDType()), np.zeros(len(self), np.uint64)
         for start, block in self._blocks():
             words = block._words()
-            array[start : start + len(block.sizes)] = block._few(words)
+            array[start : start + len(block)] = block._few(words)
             if words is not None:
-                keys[start : start + len(block.sizes)] = _keys(words)
+                keys[start : start + len(block)] = _keys(words)
         return array, bool(keys.all()) and _all_distinct(keys)
+
+    def has_empty(self) -> bool:
+        """Return whether any text is empty."""
+        return bool((self.bounds[1:] == self.bounds[:-1]).any())
+
+    def framed(self) -> bytes:
+        """Return the texts, each after its length in four bytes."""
+        sizes = np.diff(self.bounds)
+        starts = self.bounds[:-1] - self.bounds[0] + 4 * np.arange(len(self))
+        whole = np.empty(len(self._own()) + 4 * len(self), np.uint8)
+        is_text = np.ones(len(whole), np.bool_)
+        _words_at(whole, "<u4")[starts] = sizes
+        _words_at(is_text, "<u4")[starts] = 0
+        whole[is_text] = self._own()
+        return whole.tobytes()
+
+    def _own(self) -> NDArray[np.uint8]:
+        return self.data[self.bounds[0] : self.bounds[-1]]
 
     def _blocks(self) -> Iterator[tuple[int, "TextBytes"]]:
         """Yield texts that fit the processor's cache, and the number of the first."""
-        ends = np.cumsum(self.sizes)
-        for start in range(0, len(self.sizes), _AT_ONCE):
-            own = self.sizes[start : start + _AT_ONCE]
-            yield start, TextBytes(self.data[ends[start] - own[0] : ends[start + len(own) - 1]], own)
+        return ((start, self[start : start + _AT_ONCE]) for start in range(0, len(self), _AT_ONCE))
 
     def _words(self) -> NDArray[np.uint64] | None:
         """Return the bytes of each text, filled up with zeros to whole words; None if one is long or has a zero in it."""
-        longest = int(self.sizes.max())
-        if longest > _LONGEST or not self.data.all():
+        left, own = np.diff(self.bounds), self._own()
+        longest = int(left.max())
+        if longest > _LONGEST or not own.all():
             return None
-        data = np.concatenate([self.data, np.zeros(_WORD, np.uint8)])
-        at: NDArray[np.uint64] = np.ndarray(
-            len(self.data) + 1, "<u8", data, strides=(1,)
-        )  # the word that begins at each byte
-        words = np.empty((len(self.sizes), max(-(-longest // _WORD), 1)), "<u8")
-        left, place = self.sizes, np.cumsum(self.sizes) - self.sizes
+        at = _words_at(np.concatenate([own, np.zeros(_WORD, np.uint8)]), "<u8")
+        words = np.empty((len(self), max(-(-longest // _WORD), 1)), "<u8")
+        place = self.bounds[:-1] - self.bounds[0]
         for k in range(words.shape[1]):
             words[:, k] = at[place] & _FIRST_BYTES[np.minimum(left, _WORD)]
-            left, place = np.maximum(left - _WORD, 0), np.minimum(place + _WORD, len(self.data))
+            left, place = np.maximum(left - _WORD, 0), np.minimum(place + _WORD, len(own))
         return words
 
     def _few(self, words: NDArray[np.uint64] | None) -> NDArray[Any] | list[str]:
         """Return the texts, given their words, if they were laid out."""
         if words is not None:
             return words.view(f"S{_WORD * words.shape[1]}").ravel()
-        raw, ends = self.data.tobytes(), np.cumsum(self.sizes).tolist()
-        return [raw[end - size : end].decode() for end, size in zip(ends, self.sizes.tolist(), strict=True)]
+        raw, bounds = self._own().tobytes(), (self.bounds - self.bounds[0]).tolist()
+        return [raw[start:stop].decode() for start, stop in pairwise(bounds)]
+
+
+def _words_at(data: NDArray[Any], kind: str) -> NDArray[Any]:
+    """Return the word that begins at each byte, as a view in which they overlap."""
+    width = np.dtype(kind).itemsize
+    return np.ndarray(max(len(data) - width + 1, 0), kind, data, strides=(1,))
 
 
 def _keys(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -113,12 +140,15 @@ def _all_distinct(keys: NDArray[np.uint64]) -> bool:
     return not ((keys[stayed[others]] == keys[others]).any() or (ordered[1:] == ordered[:-1]).any())
 
 
-def framed(texts: Strings) -> Iterator[bytes]:
+def framed(texts: Strings | TextBytes) -> Iterator[bytes]:
     """Yield texts in UTF-8, one after the other, each after its length in four bytes; some at a time."""
     for start in range(0, len(texts), _AT_ONCE):
         own = texts[start : start + _AT_ONCE]
-        rows = _ascii_rows(own)
-        yield _framed_strings(own.tolist()) if rows is None else _framed_rows(rows)
+        if isinstance(own, TextBytes):
+            yield own.framed()
+        else:
+            rows = _ascii_rows(own)
+            yield _framed_strings(own.tolist()) if rows is None else _framed_rows(rows)
 
 
 def _ascii_rows(texts: Strings) -> NDArray[np.uint8] | None:
