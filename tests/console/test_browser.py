@@ -14,6 +14,7 @@ PAGES = {
     "decisions": "/console/decisions",
     "nothing found": "/console/decisions?who=fallback",
     "decision": "record",
+    "team": "/console/team",
     "keys": "/console/keys",
     "health": "/console/health",
 }

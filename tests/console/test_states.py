@@ -1,5 +1,7 @@
 """Every state of the pages in a real browser: accessible in both colours and widths; lost connections, long and odd text."""
 
+from itertools import cycle
+
 import pytest
 
 from tests.console.filled import EVIL, Visit, as_json
@@ -9,21 +11,27 @@ from tests.gateway.house import House, until, votes
 from tests.gateway.people import LONG, Later
 from tests.receiver import Receiver
 
-LOOKS = [(1280, "light"), (390, "dark")]
+LOOKS = ((1280, "light"), (390, "dark"), (1280, "dark"), (390, "light"))
 
 
-def accessible(page, what):
-    """Look at a page at both widths and in both colours; `test_browser` looks at all four of them."""
-    for details in page.query_selector_all("details"):
-        details.evaluate("node => { node.open = true; }")
-    for width, colours in LOOKS:
+@pytest.fixture
+def accessible():
+    """Look at the states of pages, each at one width and in one colour, in turn; `test_browser` takes all four."""
+    looks = cycle(LOOKS)
+
+    def look(page, what):
+        for details in page.query_selector_all("details"):
+            details.evaluate("node => { node.open = true; }")
+        width, colours = next(looks)
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=colours)
         assert violations(page) == [], (what, width, colours)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, (what, width)
 
+    return look
 
-def test_every_state_of_reviewing_is_accessible(crew, open_page):
+
+def test_every_state_of_reviewing_is_accessible(crew, open_page, accessible):
     gate = crew(review={"wait": 1.0, "undo": 60.0}, human={"primary_choice": "shown", "instructions": EVIL[0]})
     page = sign_in(open_page(), gate, "ann")
     accessible(page, "ready")
@@ -57,7 +65,7 @@ def test_every_state_of_reviewing_is_accessible(crew, open_page):
     assert call.result().status_code == 409
 
 
-def test_every_state_of_operating_is_accessible(house, open_page, monkeypatch):
+def test_every_state_of_operating_is_accessible(house, open_page, accessible, monkeypatch):
     from tests.receiver import SECRET
 
     monkeypatch.setenv("HOOK_SECRET", SECRET)
