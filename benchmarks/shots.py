@@ -76,6 +76,9 @@ def shoot(url: str, out: Path) -> None:
             page = context.new_page()
             page.goto(f"{url}/console")
             save(page, out / f"console-overview-{size}.png", whole=not dark)
+            page.goto(f"{url}/console/policies/science")
+            if not dark:
+                page.locator("#budget").screenshot(path=out / f"console-budget-{size}.png")
             page.goto(f"{url}/console/decisions?policy=science&who=guardian")
             page.locator("td a").first.click()
             page.wait_for_load_state("load")
