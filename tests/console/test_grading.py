@@ -171,6 +171,9 @@ def test_three_keys_grade_on_every_screen(graders, open_page, width, dark):
         ["grade-1", "0"], ["grade-2", "0.5"],
     ]  # fmt: skip
     assert violations(page) == []
+    marks = "all => all.map(one => getComputedStyle(one, '::after').content)"
+    shown = page.locator(".scale .option span").evaluate_all(marks)
+    assert ["✓" in mark for mark in shown] == [False, False, True, False, True, False]  # not by colour alone
     order = page.locator(".graded .said").first.inner_text()
     page.keyboard.press("Enter")
     page.wait_for_selector("#begin[data-waiting]")
