@@ -120,8 +120,8 @@ def test_a_fit_that_differs_in_its_last_digits_still_verifies(log, chained):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kind": "other"}, "no certificate of a cascade"),
-        ({"schema": 9}, "no certificate of a cascade"),
+        ({"kind": "other"}, "not the certificate of a cascade"),
+        ({"schema": 9}, "not the certificate of a cascade"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"n": "many"}, "Expected `int`"),
         ({"status": "always_defer"}, "position"),

@@ -57,7 +57,7 @@ def shown(page):
 def test_the_slider_shows_what_budgets_would_ask_and_promises_nothing(looked_at):
     visit = Visit(looked_at)
     page = visit.open("/console/policies/support")
-    assert "An estimate, no promise, and nothing changes here." in words(page)
+    assert "An estimate, not a promise, and nothing changes here." in words(page)
     assert "records export --policy support --score-log --unseen" in words(page)
     small, now, large = (
         shown(visit.open(f"/console/policies/support{query}")) for query in ("?alpha=0.02", "", "?alpha=0.1")
@@ -185,6 +185,6 @@ def test_five_people_at_600_questions_an_hour(house):
     four, five = (f"{100 * row.waiting:.1f} %" for row in plan.rows[:2])
     assert "600 questions an hour: 294 votes an hour." in text
     assert f"4 people leave {four} of the questions waiting for more than 50 s, 5 people {five}." in text
-    assert "A plan, no promise" in text
+    assert "An estimate, not a promise" in text
     team = words(Visit(gate).open("/console/team"))
     assert "Staffing. In the busiest hour of the week: 294 votes." in team

@@ -71,7 +71,7 @@ def test_a_call_can_be_edited_within_the_schema_of_its_tool(crew, where):
     held = ann.wait()
     for arguments, words in {
         "{": "not JSON", "[1]": "must be a JSON object", '{"order": "A", "order": "B", "amount": 1}': "is there twice",
-        '{"order": "A-17", "amount": NaN}': "NaN is no number", '{"order": "A-17", "amount": 501}': "at most 500",
+        '{"order": "A-17", "amount": NaN}': "NaN is not a number", '{"order": "A-17", "amount": 501}': "at most 500",
         '{"order": 17, "amount": 1}': "of type string", '{"amount": 1}': "must have 'order'",
         '{"order": "A", "amount": 1, "to": "me"}': "may not be given", ARGUMENTS: "nothing was changed",
     }.items():  # fmt: skip

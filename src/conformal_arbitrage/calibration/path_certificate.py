@@ -158,7 +158,7 @@ class PathCertificate:
         content = as_object(document)
         if content.get("kind") != KIND or content.get("schema") != PATH_SCHEMA:
             raise CertificateError(
-                f"{source}: is no certificate of a cascade that this release reads (kind {content.get('kind')!r:.40}, "
+                f"{source}: is not the certificate of a cascade that this release reads (kind {content.get('kind')!r:.40}, "
                 f"schema {content.get('schema')!r:.40}); calibrate again with --path"
             )
         unknown = set(content) - ({f.name for f in fields(cls)} - {"key"})

@@ -224,7 +224,7 @@ def _guardian_ticks(scores: Floats) -> Floats:
 def _coarse(levels: Floats, tick_digits: int) -> Floats:
     """Convert finest ticks to ticks, rounded up, as `coarsened` does with integers.
 
-    A level is below 2^53 =: N. If it is no multiple of c, then level / c lies 1 / c or more above the whole number below,
+    A level is below 2^53 =: N. If it is not a multiple of c, then level / c lies 1 / c or more above the whole number below,
     and rounding moves it by less than N / c 2^-53 = 1 / c: what is above a whole number stays above it.
     """
     if tick_digits == FINEST_TICK_DIGITS:

@@ -19,7 +19,7 @@ from conformal_arbitrage.core.arrays import Floats, Indices
 from conformal_arbitrage.core.learned import SHIFT, TICKS, RidgeFits
 
 MARGIN = 0
-"""The candidate that is no fit; the k-th strength is candidate k."""
+"""The candidate without a fit; the k-th strength is candidate k."""
 
 
 class LearnedDecision(NamedTuple):

@@ -179,7 +179,7 @@ def _cells(option: RouteOption, *, chosen: bool, priced: bool) -> list[str]:
 
 
 def _describe_score(option: RouteOption, certificate: Certificate) -> str:
-    """Return what queries are ordered by, and what a live query has to bring along for it."""
+    """Return what queries are ordered by, and what a live query has to carry for it."""
     if certificate.learned is None:
         return option.score
     return f"{option.score}, learned from {', '.join(certificate.learned.features)}"

@@ -172,7 +172,7 @@ def _check_people(config: Config) -> None:
     """Refuse a person as a model where there is neither a team nor a terminal to ask at.
 
     Raises:
-        ConfigError: a person is configured that is no team, and standard input is not a terminal.
+        ConfigError: a person without a team is configured, and standard input is not a terminal.
     """
     used = [
         config.section_of(policy, role)

@@ -35,7 +35,7 @@ class Month:
         """Return the month of a name such as 2026-11.
 
         Raises:
-            OptionError: it is none.
+            OptionError: the name is malformed.
         """
         try:
             first = datetime.strptime(name, "%Y-%m").replace(tzinfo=UTC)

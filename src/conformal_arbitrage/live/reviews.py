@@ -55,7 +55,7 @@ class ReviewTerms:
 
     @property
     def identity(self) -> Identity:
-        """Who answers, and how they are asked; who is on the team, waits, leases and prices are no part of it."""
+        """Who answers, and how they are asked; not who is on the team, waits, leases or prices."""
         escalation: Literal["leads", "none"] = "leads" if self.team.leads else "none"
         return {
             "kind": "human",
@@ -118,7 +118,7 @@ class GradingTerms:
 
     @property
     def identity(self) -> Identity:
-        """All that the grades depend on; who is on the team is no part of it."""
+        """All that the grades depend on; not who is on the team."""
         return {
             "kind": "human",
             "name": self.name,

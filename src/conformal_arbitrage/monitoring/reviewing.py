@@ -246,7 +246,7 @@ def plan_staffing(
     overlap: float = 0.0,
     wait: float = 60.0,
 ) -> StaffingPlan:
-    """Plan how many people it takes; a plan under the assumptions of `StaffingPlan`, no promise.
+    """Estimate how many people it takes, under the assumptions of `StaffingPlan`.
 
     Args:
         calls_per_hour: the traffic.

@@ -177,7 +177,7 @@ def _question(record: DecisionRecord) -> str | None:
 
 
 def _messages(messages: object) -> str | None:
-    """Return chat messages as text; what is no list of messages is not shown."""
+    """Return chat messages as text; nothing but a list of messages is shown."""
     try:
         return "\n\n".join(_message(one) for one in msgspec.convert(messages, list[dict[str, Any]]))
     except msgspec.ValidationError:

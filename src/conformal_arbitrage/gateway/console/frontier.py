@@ -181,7 +181,7 @@ def _month(live: LivePolicy, share: float, tally: PolicyTally) -> float | None:
 
 
 def _number(text: str, most: float) -> float | None:
-    """Return a number of the address; None if it is none, or not above 0."""
+    """Return a number from the address; None unless it is a number above 0."""
     try:
         value = float(text)
     except ValueError:
