@@ -81,16 +81,18 @@ def test_a_call_is_approved_as_it_is_shown(crew):
     assert message_of(waiting.result())[0]["tool_calls"] == [call()]
 
 
-@pytest.mark.parametrize("evil", EVIL)
-def test_hostile_arguments_and_names_stay_text(crew, evil):
-    made = call(f"refund_{evil}", json.dumps({"note": evil}))
-    gate = crew(primary=calling(made, content=evil))
-    waiting = asked(gate, {**REQUEST, "messages": [{"role": "user", "content": evil}]})
-    visit, page = begin(gate)
-    assert "<img" not in page.text
-    assert "<script>" not in page.text
-    visit.send_form("/console/review", page, act="vote", token=token(page), choice="2")
-    assert "tool_calls" not in message_of(waiting.result())[0]
+def test_hostile_arguments_and_names_stay_text(crew):
+    gate = crew()
+    visit = Visit(gate, gate.secrets["ann"])
+    for evil in EVIL:
+        gate.primary.reply = calling(call(f"refund_{evil}", json.dumps({"note": evil})), content=evil)
+        waiting = asked(gate, {**REQUEST, "messages": [{"role": "user", "content": evil}]})
+        page = visit.send_form("/console/review", visit.open("/console/review"), act="next")
+        assert "May this call be made?" in words(page)
+        assert "<img" not in page.text
+        assert "<script>" not in page.text
+        visit.send_form("/console/review", page, act="vote", token=token(page), choice="2")
+        assert "tool_calls" not in message_of(waiting.result())[0]
 
 
 def test_arguments_too_large_for_a_form_can_be_approved(crew):

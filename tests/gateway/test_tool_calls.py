@@ -176,8 +176,8 @@ def test_nobody_in_time_is_an_answer_without_the_call(crew):
     assert "tool_calls" not in message
 
 
-def answered(house, key):
-    reply = house.ask_for(key=key).result()
+def answered(house, key, body=REQUEST):
+    reply = house.ask_for(body, key=key).result()
     return None if reply.status_code == 409 else message_of(reply)
 
 
@@ -229,22 +229,23 @@ def test_calls_of_one_answer_stand_or_fall_together(crew):
     assert "tool_calls" not in message_of(waiting.result())[0]
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        {"tool_calls": [call("Refund_Order")]}, {"tool_calls": [call("functions.refund_order")]},
-        {"tool_calls": [call("refund\u200b_order")]}, {"tool_calls": [{"id": "c", "type": "function", "function": {}}]},
-        {"content": "x", "tool_calls": {"function": {"name": "refund_order"}}},
-        {"content": "x", "function_call": {"name": "refund_order", "arguments": "{}"}},
-        {"tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "refund_by_text", "input": "all of it"}}]},
-    ],
+DISGUISED = (
+    {"tool_calls": [call("Refund_Order")]}, {"tool_calls": [call("functions.refund_order")]},
+    {"tool_calls": [call("refund\u200b_order")]}, {"tool_calls": [{"id": "c", "type": "function", "function": {}}]},
+    {"content": "x", "tool_calls": {"function": {"name": "refund_order"}}},
+    {"content": "x", "function_call": {"name": "refund_order", "arguments": "{}"}},
+    {"tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "refund_by_text", "input": "all of it"}}]},
 )  # fmt: skip
-def test_a_call_in_disguise_waits_too(crew, made):
-    house, (ann, _) = crew(primary=lambda *_: odd(made))
-    waiting = house.ask_for()
-    ann.answer("reject")
-    message, *_ = message_of(waiting.result())
-    assert message.keys() <= {"role", "content", "refusal"}
+
+
+def test_a_call_in_disguise_waits_too(crew):
+    house, (ann, _) = crew()
+    for place, made in enumerate(DISGUISED):
+        house.primary.reply = lambda *_, made=made: odd(made)
+        waiting = house.ask_for({**REQUEST, "messages": [{"role": "user", "content": f"Number {place}."}]})
+        ann.answer("reject")
+        message, *_ = message_of(waiting.result())
+        assert message.keys() <= {"role", "content", "refusal"}
 
 
 def odd(message):
@@ -388,3 +389,16 @@ def test_without_a_team_nobody_could_approve(tmp_path):
     with pytest.raises(ConfigError, match=r"line \d+: .*need people who approve them"):
         read_config(house.path)
     house._loop.close()
+
+
+def test_a_session_waits_too_and_goes_on_afterwards(crew):
+    house, (ann, _) = crew(certificate=False, policy={"mode": "shadow", "sticky": "session"}, review={"wait": 1.0})
+    first = {**REQUEST, "arbitrage": {"session": "s"}}
+    error_of(house.ask_for(first, key="k").result(), 409, "review_pending")
+    ann.answer("reject")
+    message, _, arbitrage = until(lambda: answered(house, "k", first), LONG)
+    assert "rejected the call" in message["content"]
+    house.primary.reply = house.guardian.reply = says("It rains.", 0.9)
+    after = message_of(house.chat({**first, "messages": [*REQUEST["messages"], {"role": "user", "content": "Why?"}]}))
+    assert after[0]["content"] == "It rains."
+    assert after[2]["session"] == arbitrage["session"]

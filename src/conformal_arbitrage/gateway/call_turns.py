@@ -72,7 +72,7 @@ class CallTurns:
 
     async def kept(self, policy: LivePolicy, record: DecisionRecord) -> Outcome | None:
         """Return a decision of an earlier attempt whose answer is held back; None if it is not."""
-        held = await self._store.held_answer(record.id)
+        held = await self._store.held_answer(record.id) if self._desk.teams else None
         answer = None if held is None else held.question.answer
         return None if answer is None else self._decider.kept(policy, record, answer)
 

@@ -14,7 +14,6 @@ import time
 import msgspec
 
 from conformal_arbitrage.calibration.project_secret import subkey
-from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.store.base import Delivery, Store
 from conformal_arbitrage.store.review_base import ReviewLink
@@ -75,10 +74,8 @@ async def people_with_keys(store: Store, desk: Desk, team: str) -> tuple[tuple[s
 
 async def may_vote(store: Store, desk: Desk, link: ReviewLink) -> bool:
     """Return whether a link's person still has a valid key, and is still on the team."""
-    if link.reviewer not in await _known(store) or link.team not in desk.teams:
-        return False
-    seat = desk.seat(Caller("", "review", None, link.reviewer))
-    return link.team in (*seat.teams, *seat.leads)
+    team = desk.teams.get(link.team)
+    return team is not None and link.reviewer in (*team.members, *team.leads) and link.reviewer in await _known(store)
 
 
 async def _known(store: Store) -> frozenset[str]:
