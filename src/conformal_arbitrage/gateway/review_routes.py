@@ -181,6 +181,7 @@ def _shown(assignment: Assignment) -> Response:
         del document["calls"]
     if assignment.kind == "grade":
         document["answers"] = document.pop("options")
+        del document["primary_choice"]  # whose answer is whose is never told
     return json_response(document)
 
 
