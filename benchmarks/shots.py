@@ -78,7 +78,7 @@ def shoot(url: str, out: Path) -> None:
             save(page, out / f"console-overview-{size}.png", whole=not dark)
             page.goto(f"{url}/console/policies/science")
             if not dark:
-                page.locator("#budget").screenshot(path=out / f"console-budget-{size}.png")
+                save(page, out / f"console-budget-{size}.png", part="#budget")
             page.goto(f"{url}/console/decisions?policy=science&who=guardian")
             page.locator("td a").first.click()
             page.wait_for_load_state("load")
@@ -116,11 +116,14 @@ def grade(page: "Page", url: str, path: Path) -> None:
     page.wait_for_selector("#begin")
 
 
-def save(page: "Page", path: Path, *, whole: bool = False) -> None:
-    """Save what a page looks like, in few colours: the file is a third of the size."""
+def save(page: "Page", path: Path, *, whole: bool = False, part: str | None = None) -> None:
+    """Save what a page, or a part of it, looks like, in few colours: the file is a third of the size."""
     from PIL import Image
 
-    page.screenshot(path=path, full_page=whole)
+    if part is None:
+        page.screenshot(path=path, full_page=whole)
+    else:
+        page.locator(part).screenshot(path=path)
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(64)
     small.save(path, optimize=True)

@@ -30,7 +30,7 @@ _COMPUTING_SHARE, _LONGEST_KEPT = 20, 5.0
 _BADGES = {
     "kept": ("kept", "good"),
     "within calibration luck": ("within calibration luck", "good"),
-    "no evidence": ("cannot tell yet", "none"),
+    "no evidence": ("audits cannot tell yet", "none"),
     "blind": ("blind", "none"),
     "amber": ("amber", "warn"),
     "red": ("broken: safe mode", "bad"),
