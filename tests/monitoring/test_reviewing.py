@@ -6,6 +6,7 @@ from conformal_arbitrage.monitoring.reviewing import (
     FEWEST_ITEMS,
     SecondOpinion,
     agreement,
+    agreement_by_pair,
     agreement_by_person,
     cohen_kappa,
     erlang_c,
@@ -154,3 +155,17 @@ def test_the_plan_is_what_a_simulated_queue_does():
         waits[k], free[soonest] = start - arrivals[k], start + service[k]
     plan = plan_staffing(calls_per_hour=294, guardian_share=1.0, seconds=seconds, wait=60)
     assert float(np.mean(waits > 60)) == pytest.approx(plan.rows[0].waiting, abs=0.015)
+
+
+def test_two_people_are_compared_on_the_menu_that_most_questions_have():
+    def opinion(first, second, menu="m", size=3):
+        return SecondOpinion(first=first, second=second, size=size, menu=menu)
+
+    alike = [opinion(("ann", k % 3), ("bob", k % 3)) for k in range(30)]
+    swapped = [opinion(("bob", k % 3), ("ann", k % 3)) for k in range(10)]
+    elsewhere = [opinion(("ann", 0), ("bob", 1), menu="other") for _ in range(20)]
+    few = [opinion(("ann", 0), ("cid", 0)) for _ in range(29)]
+    alone = [opinion(("ann", 0), ("ann", 1)) for _ in range(5)]
+    assert agreement_by_pair([*alike, *swapped, *elsewhere, *few, *alone]) == {("ann", "bob"): (40, 1.0)}
+    assert agreement_by_pair([]) == {}
+    assert agreement_by_pair([opinion(("ann", 0), ("bob", 0), size=1)]) == {}
