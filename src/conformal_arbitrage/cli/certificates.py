@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 @options.sure
 @cascades.path_options
 @click.option("--margins", is_flag=True, help="Keep the quantiles of the margins, which a policy with a guard needs.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="K", help="With --path: of the tuning rows.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="K", help="With --path: of the tuning rows."
+)
 @options.learned
 @click.option(
     "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."

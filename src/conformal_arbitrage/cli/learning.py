@@ -10,7 +10,7 @@ from conformal_arbitrage.cli import options
 @click.command("learn")
 @click.argument("log")
 @click.option("--share", type=float, default=0.4, show_default=True, help="Share of the rows to learn from.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random part.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random part.")
 @click.option(
     "--learner",
     default="ridge",

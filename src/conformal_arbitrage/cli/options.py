@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import asdict
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -398,8 +399,8 @@ def refuse_same(source: str, output: str | None) -> None:
 
 
 def print_json(document: object) -> None:
-    """Print one JSON document to stdout."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    """Print one JSON document to stdout; a data class becomes an object."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=asdict))
 
 
 def warn(message: str) -> None:

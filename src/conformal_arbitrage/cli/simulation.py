@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     "--alarm-line", type=click.Choice(["luck", "alpha"]), default="luck", show_default=True,
     help="Where red stands: above alpha by what bad luck in calibration explains, or at alpha.",
 )  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the split and of the traffic.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the split and of the traffic."
+)
 @options.threshold
 @options.columns
 @options.costs

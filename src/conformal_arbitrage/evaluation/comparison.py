@@ -212,6 +212,8 @@ def compare(
         raise OptionError(f"every alpha must lie above 0 and below 1; got {list(alphas)!r}")
     if log.unknown_loss.any():
         raise OptionError(f"{log.source}: {int(log.unknown_loss.sum())} rows have no known loss; compare complete rows")
+    if splits < 1:
+        raise OptionError(f"splits must be 1 or more; got {splits}")
     rng = np.random.default_rng(seed)
     rest = len(log) - calibration_size
     if rest < 1:

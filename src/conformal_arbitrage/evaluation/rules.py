@@ -173,7 +173,7 @@ def _logistic(features: Floats, penalties: Floats, loss: Floats) -> Floats:
 
 def routerbench_like(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
     """Predict the loss of a question by that of the nearest ones, and choose the threshold on the rows themselves."""
-    if rows.text is None or queries.text is None:
+    if rows.text is None or queries.text is None or len(rows.loss) < 2:
         return np.zeros(len(queries.margin), np.bool_)
     near = rows.text @ rows.text.T
     np.fill_diagonal(near, -np.inf)  # a row does not predict itself
@@ -241,7 +241,7 @@ def _fixed_sequence(rows: RuleRows, passes: Bools, first: int) -> int:
 def cse_among_kept(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
     """Test the rate among kept rows in a fixed sequence of thresholds, from the smallest set that can pass."""
     limits = _limits(len(rows.loss), alpha)
-    if limits[-1] < 0:
+    if not (limits >= 0).any():  # also where no row has a top action that leads
         return np.zeros(len(queries.margin), np.bool_)
     passes = _spent(rows, -rows.margin) <= limits
     count = _fixed_sequence(rows, passes, int(np.argmax(limits >= 0)) + 1)

@@ -5,7 +5,7 @@ Knows nothing of certificates or ledgers.
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from conformal_arbitrage.core.losses import Number, as_fraction
 from conformal_arbitrage.core.risk import check_alpha
@@ -83,8 +83,10 @@ def plan_audits(
     """
     if not 0 < audit_rate <= 1:
         raise OptionError(f"audit_rate must lie above 0 and be at most 1; got {audit_rate:g}")
-    if not decisions_per_day > 0:
-        raise OptionError(f"decisions_per_day must be above 0; got {decisions_per_day:g}")
+    if not 0 < decisions_per_day < inf:
+        raise OptionError(f"decisions_per_day must be a number above 0; got {decisions_per_day:g}")
+    if guardian_cost is not None and not 0 <= guardian_cost < inf:
+        raise OptionError(f"guardian_cost must be 0 dollars or more; got {guardian_cost:g}")
     if not 0 <= primary_share <= 1:
         raise OptionError(f"primary_share must lie in [0, 1]; got {primary_share:g}")
     bound = as_fraction(loss_bound, name="loss_bound")
