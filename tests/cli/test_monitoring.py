@@ -180,6 +180,23 @@ def test_a_report_has_promise_evidence_money_alarms_certificates_and_head(run, d
     assert document == {"output": "report.html", "state": "kept", "ok": True, "problems": []}
 
 
+def test_a_certificate_that_an_alarm_speaks_against_is_shown_without_its_promise(run, database):
+    async def back(store):
+        await store.rollback("support", by="a hasty hand")
+
+    [kept] = json.loads(run("monitor", "--json").stdout)
+    assert kept["void"] is None
+    written(back)
+    [standing] = json.loads(run("monitor", "--json").stdout)
+    older = "the certificate's rows are older than the alarm of version 1"
+    assert older in standing["void"]
+    assert f"there is no guarantee: {older}" in " ".join(run("monitor").output.split())
+    assert f"none: {older}" in " ".join(run("monitor", "support").output.split())
+    run("report", "support", "--month", MONTH, "-o", "report.html")
+    text = " ".join(Page("report.html").text.split())
+    assert re.search(r"by a hasty hand.* This promise is void.*" + older.capitalize(), text)
+
+
 def test_the_money_of_a_report_adds_up(run, database):
     run("report", "support", "--month", MONTH, "-o", "report.html")
     text = " ".join(Page("report.html").text.split())

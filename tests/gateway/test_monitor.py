@@ -1,6 +1,8 @@
 """The ledger, states and alarms of a real gateway over scripted models."""
 
 import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.cli import cli
+from conformal_arbitrage.gateway.server import secret_of
 from conformal_arbitrage.store import AlarmBody, LedgerKey
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, UNSURE, error_of, failing, says, until, votes
 
@@ -226,19 +229,31 @@ def test_the_command_line_lifts_and_the_gateway_follows(house):
     assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "primary"
 
 
-def test_a_new_certificate_ends_safe_mode_and_the_alarmed_one_stays_without_a_promise(house):
+def of_other_rows(gateway, *, seconds):
+    """Return a certificate from other rows than the house's, made so many seconds from now."""
+    created = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="seconds")
+    certificate = replace(gateway.certificate(), log_sha256="5" * 64, created=created)
+    return certificate.sign(secret_of(gateway.config))
+
+
+def test_a_certificate_of_rows_since_the_alarm_ends_safe_mode_and_older_rows_promise_nothing(house):
     gateway = house(policy=AUDITED)
     red(gateway)
     path = "/v1/arbitrage/policies/support"
-    new = gateway.certificate(alpha=0.06).to_dict()
-    assert gateway.put(path, {"certificate": new}).status_code == 200
-    [answer] = gateway.decide().json()["answers"]
-    assert (answer["arbitrage"]["decided_by"], answer["arbitrage"]["guarantee"]) == ("primary", "crc")
-    assert [row.seq for row in settled(gateway, 1, version=2)] == [1]
+
+    def installed(certificate):
+        assert gateway.put(path, {"certificate": certificate.to_dict()}).status_code == 200
+        [answer] = gateway.decide().json()["answers"]
+        return answer["arbitrage"]["decided_by"], answer["arbitrage"]["guarantee"], answer["arbitrage"].get("reason")
+
+    older = "the certificate's rows are older than the alarm of version 1: calibrate on rows since then"
+    assert installed(gateway.certificate(alpha=0.06)) == ("primary", "none", older)  # the same log at another budget
+    assert installed(of_other_rows(gateway, seconds=-60)) == ("primary", "none", older)
+    assert installed(of_other_rows(gateway, seconds=2))[:2] == ("primary", "crc")
+    assert [row.seq for row in settled(gateway, 1, version=4)] == [1]
     gateway.post(f"{path}/rollback", {})
     [answer] = gateway.decide().json()["answers"]
-    assert answer["arbitrage"]["guarantee"] == "none"
-    assert "alarm was raised on this certificate" in answer["arbitrage"]["reason"]
+    assert (answer["arbitrage"]["guarantee"], answer["arbitrage"]["reason"]) == ("none", older)
 
 
 def test_free_text_and_streams_are_deferred_in_safe_mode_too(house):

@@ -1,6 +1,7 @@
 """A store with a policy that was kept, turned red, was lifted, and got a new certificate."""
 
 import time
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 from msgspec.structs import replace
@@ -84,7 +85,9 @@ async def fill(store, *, now=None, cost=True):
     assert await store.lift("support", reason='the prompt was <b>"taken back"</b> & tested', by="command line")
     lifted = replace(key, lifts=1)
     await draw_rows(store, losses(60, 0.05, 3), key=lifted, start=now - 9 * DAY, stop=now - 8 * DAY, cost=cost)
-    two = await store.install("support", certificate(seed=5, confidence=0.95).to_dict(), by="admin <key>")
+    created = (datetime.now(UTC) + timedelta(seconds=2)).isoformat(timespec="seconds")  # surely after the alarm
+    later = certificate(seed=5, confidence=0.95).to_dict() | {"created": created}
+    two = await store.install("support", later, by="admin <key>")
     new = LedgerKey(policy="support", version=two.version, identities_sha256=MODELS)
     await draw_rows(
         store, [*losses(700, 0.02, 4), None, None], key=new, start=now - 8 * DAY, stop=now - 0.1 * DAY, cost=cost

@@ -296,6 +296,39 @@ def test_installing_another_certificate_lifts_the_alarm_and_the_same_one_stays_m
     asyncio.run(work())
 
 
+def test_an_alarm_speaks_against_certificates_whose_rows_are_older_and_no_others(store):
+    past, future = "2020-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
+
+    def document(log, created, *, models="small", since=None):
+        ancestry = None if since is None else {"since": since}
+        return {"log_sha256": log, "created": created, "identities": {"primary": models}, "ancestry": ancestry}
+
+    async def work():
+        await store.install("support", document("first", past), by="test")
+        await store.install("support", document("second", past), by="test")
+        assert await store.raise_alarm("support", alarm(version=2))
+        before, red = sorted(await store.policy_history("support"), key=lambda one: one.version)
+        assert before.alarmed is None  # it was in force before, and its own promise stands
+        assert red.alarmed is not None
+        for certificate, against in (
+            (document("second", future), True),
+            (document("third", past), True),
+            (document("third", past, models="large"), False),
+            (document("third", past, since=9e12), False),
+            (document("third", past, since=1.0), True),
+            (document("third", future), False),
+        ):
+            version = await store.install("support", certificate, by="test")
+            assert (version.alarmed is not None) == against, certificate
+            [stored] = await store.policies()
+            assert stored == version
+        back = await store.rollback("support", by="test")
+        assert back.alarmed is not None
+        assert back.alarmed.version == 2
+
+    asyncio.run(work())
+
+
 def test_alarms_and_lifts_survive_pruning_and_their_removal_shows(where, sql):
     keys = [b"k" * 32]  # an alarm may be the last event of its chain, whose removal only a signed head shows
     store = PostgresStore(where, keys=keys) if where.startswith("postgres") else SQLiteStore(where, keys=keys)

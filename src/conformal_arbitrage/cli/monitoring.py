@@ -201,6 +201,7 @@ def _reasons(standings: "list[PolicyStanding]") -> list[str]:
     lines: list[str] = []
     for one in standings:
         reasons = one.standing.reasons if one.standing is not None else (one.ledger.unwatched or "",)
+        reasons = reasons if one.void is None else (*reasons, f"there is no guarantee: {one.void}")
         group = f", {one.ledger.key.group}" if one.ledger.key.group else ""
         lines += [options.wrapped(f"{one.ledger.key.policy}{group}: {reason}") for reason in reasons if reason]
     return lines
@@ -214,6 +215,7 @@ def _facts(one: "PolicyStanding") -> list[tuple[str, str]]:
         ("installed", f"{_time(ledger.version.installed)} UTC by {ledger.version.installed_by}"),
         ("state", one.state),
     ]
+    facts += [] if one.void is None else [("guarantee", f"none: {one.void}")]
     facts += [("models", ledger.key.identities_sha256[:16])] if ledger.key.identities_sha256 else []
     facts += [("group", ledger.key.group)] if ledger.key.group else []
     if standing is None or ledger.certificate is None:

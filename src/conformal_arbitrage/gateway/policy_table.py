@@ -36,7 +36,7 @@ from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter, Casc
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter
 from conformal_arbitrage.live.reviews import ReviewTerms
-from conformal_arbitrage.live.watching import deferring, watchable
+from conformal_arbitrage.live.watching import deferring, voided, watchable
 from conformal_arbitrage.scorers.base import Answerer, Identity, Scorer
 from conformal_arbitrage.scorers.kinds import Form
 from conformal_arbitrage.store.base import PolicyVersion, Store
@@ -468,17 +468,6 @@ class PolicyTable:
     def _known(self, name: str) -> None:
         if name not in self._config.policies:
             raise RequestError(f"there is no policy {name!r:.80}", status=404, code="model_not_found")
-
-
-def voided(version: PolicyVersion | None) -> str | None:
-    """Return why a certificate's promise is void: an alarm on it was lifted without a new certificate; None if it is not."""
-    if version is None or version.alarmed is None:
-        return None
-    if version.lifts:
-        return "an alarm was lifted without a new certificate"
-    if version.alarm is None:
-        return f"an alarm was raised on this certificate, under version {version.alarmed.version}"
-    return None
 
 
 def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:

@@ -21,6 +21,7 @@ from conformal_arbitrage.live.watching import (
     lines_of,
     served_figure,
     standing_document,
+    voided,
 )
 from conformal_arbitrage.monitoring.age import blind_decisions, freshness
 from conformal_arbitrage.monitoring.history import ledger_history
@@ -93,6 +94,11 @@ class PolicyStanding:
         """The state in one word or two."""
         return "not watched" if self.standing is None else self.standing.state
 
+    @property
+    def void(self) -> str | None:
+        """Why the certificate promises nothing, whatever the state; None if nothing in the store speaks against it."""
+        return voided(self.ledger.version)
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as a JSON document; losses are shares of the loss bound."""
         ledger, alarm = self.ledger, self.alarm
@@ -108,6 +114,7 @@ class PolicyStanding:
             "unwatched": ledger.unwatched,
             "state": self.state,
             "lifts": ledger.key.lifts,
+            "void": self.void,
             "alarm": None if alarm is None else alarm_document(alarm),
             "last_audit": ledger.last_audit,
             "blind_decisions": self.blind_decisions,

@@ -14,7 +14,7 @@ from conformal_arbitrage.live.monitored import PolicyStanding, drawn_ledgers, dr
 from conformal_arbitrage.live.report_figure import figure_svg
 from conformal_arbitrage.live.report_style import STYLE
 from conformal_arbitrage.live.reporting import MonthReport
-from conformal_arbitrage.live.watching import as_evidence
+from conformal_arbitrage.live.watching import as_evidence, voided
 from conformal_arbitrage.monitoring.states import Standing
 from conformal_arbitrage.store.base import PolicyVersion
 from conformal_arbitrage.store.record import AlarmBody, LiftBody
@@ -104,6 +104,8 @@ def _promise_of(version: PolicyVersion, lifts: Sequence[LiftBody]) -> str:
         return f"<p>{since}: the stored certificate cannot be read.</p>"
     changed = "" if version.intact else " <strong>It is not what was installed.</strong>"
     void = "".join(f"<p class=bad>{escape(_VOID.format(at=_time(lift.at), by=lift.by))}</p>" for lift in lifts)
+    if not lifts and (reason := voided(version)) is not None:
+        void = f"<p class=bad>{escape(_VOID_FROM_THE_START.format(reason=_sentence(reason)))}</p>"
     luck = f"<p class=small>About many decisions: {escape(luck_words(certificate))}.</p>"
     return f"<h3>{since}.{changed}</h3><blockquote>{escape(certificate.guarantee)}</blockquote>{luck}{void}"
 
@@ -316,6 +318,7 @@ _VOID = (
     "On {at} an alarm of this version was lifted by {by} without a new certificate: from then on this promise is void, and "
     "its decisions carry no guarantee."
 )
+_VOID_FROM_THE_START = "This promise is void, and decisions of this version carry no guarantee. {reason}"
 _CAPTION = (
     "Blue: running mean loss of audits, with its limits as a band. Black: alpha. Dashed red: the red line, where it is not "
     "alpha itself. A new certificate, a lift and a change of models begin a new ledger."

@@ -23,7 +23,7 @@ from conformal_arbitrage.monitoring.certified import certificate_lines, ledger_n
 from conformal_arbitrage.monitoring.lines import AlarmLine, Lines
 from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
 from conformal_arbitrage.monitoring.states import SEVERITY, Cause, Standing
-from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store.base import PolicyVersion, Store
 from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows
 from conformal_arbitrage.store.record import AlarmBody
 
@@ -39,6 +39,18 @@ def deferring(certificate: Certificate) -> Certificate:
     """Return a certificate's rule with every action in sight: what safe mode serves."""
     single = replace(certificate, by=None, groups=None, small_groups=None, learned=None, fit=None)
     return replace(single, status="always_defer", relaxation=None, boundary_u=None)
+
+
+def voided(version: PolicyVersion | None) -> str | None:
+    """Return why a version's promise is void: an alarm was lifted, or its rows are older than one; None if it is not."""
+    if version is None or version.alarmed is None:
+        return None
+    if version.lifts:
+        return "an alarm was lifted without a new certificate"
+    if version.alarm is None:
+        number = version.alarmed.version
+        return f"the certificate's rows are older than the alarm of version {number}: calibrate on rows since then"
+    return None
 
 
 def lines_of(certificate: Certificate, alarm_line: AlarmLine = "luck") -> dict[str, Lines]:

@@ -171,7 +171,8 @@ class PolicyVersion(Struct, frozen=True, kw_only=True):
         intact: whether it is what was installed, as far as the store's keys can tell.
         lifts: how often alarms of this version were lifted.
         alarm: the alarm that stands, if any: the policy serves in safe mode.
-        alarmed: the last alarm that was ever raised on this very certificate, under this version or an earlier one.
+        alarmed: the last alarm that speaks against this certificate: raised on this version; or, before it was installed,
+            on the same certificate, on another from the same log, or on one of the same models after this one was made.
     """
 
     name: str

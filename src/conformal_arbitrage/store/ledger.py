@@ -9,10 +9,12 @@ Knows nothing of threads, of how a transaction begins and ends, or of what a los
 import secrets
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from conformal_arbitrage.store.base import PolicyVersion
 from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.encoding import decode_notice
+from conformal_arbitrage.store.encoding import decode_json, decode_notice
 from conformal_arbitrage.store.ledger_base import (
     AuditRow,
     Ledger,
@@ -23,7 +25,8 @@ from conformal_arbitrage.store.ledger_base import (
     Notice,
     Settlement,
 )
-from conformal_arbitrage.store.record import AlarmBody, LiftBody, NoticeBody
+from conformal_arbitrage.store.record import AlarmBody, JSONObject, LiftBody, NoticeBody
+from conformal_arbitrage.types import as_object
 
 NOTICES = "kind in ('alarm', 'lift')"
 """The events that are about a policy; a partial index holds them."""
@@ -220,15 +223,12 @@ class Notices:
     def standing(self, policy: str, version: int) -> AlarmBody | None:
         """Return the alarm of a version that was not lifted."""
         lifts = self.lifts(policy, version)
-        return next((alarm for alarm in self.alarms(policy, {version}) if alarm.lifts == lifts), None)
+        own = (alarm for alarm in self.alarms(policy) if (alarm.version, alarm.lifts) == (version, lifts))
+        return next(own, None)
 
-    def alarms(self, policy: str, versions: set[int]) -> list[AlarmBody]:
-        """Return the alarms that were ever raised on these versions, oldest first."""
-        return [body for body in self._of(policy) if isinstance(body, AlarmBody) and body.version in versions]
-
-    def alarmed(self, policy: str) -> bool:
-        """Return whether there ever was an alarm."""
-        return policy in self._by_policy
+    def alarms(self, policy: str) -> list[AlarmBody]:
+        """Return the alarms that were ever raised on a policy, oldest first."""
+        return [body for body in self._of(policy) if isinstance(body, AlarmBody)]
 
     def _of(self, policy: str) -> Sequence[NoticeBody]:
         return self._by_policy.get(policy, ())
@@ -239,10 +239,35 @@ def notice_id(policy: str, body: NoticeBody) -> str:
     return f"{body.kind} {body.lifts} of version {body.version} of {policy}"
 
 
-def alarm_on(session: Session, raised: Notices, policy: str, certificate: str) -> AlarmBody | None:
-    """Return the last alarm that was ever raised on a certificate, under whichever version."""
-    if not raised.alarmed(policy):
+def alarm_against(session: Session, raised: Notices, version: PolicyVersion) -> AlarmBody | None:
+    """Return the last alarm that speaks against a version: raised on it, or on another before it was installed.
+
+    The rows of a certificate are older than an alarm on the same certificate or on another from the same log, and than one
+    with the same models after it was made: they do not show what the alarm was about.
+    """
+    alarms = raised.alarms(version.name)
+    if not alarms:
         return None
-    rows = session.rows("select version from policies where name = ? and certificate = ?", policy, certificate)
-    alarms = raised.alarms(policy, {int(version) for (version,) in rows})
-    return alarms[-1] if alarms else None
+    rows = session.rows("select version, certificate from policies where name = ?", version.name)
+    alarmed = {alarm.version for alarm in alarms}
+    documents = {int(number): decode_json(text, version.name) for number, text in rows if number in alarmed}
+    against = [
+        alarm
+        for alarm in alarms
+        if alarm.version == version.version
+        or ((alarm.at or 0.0) <= version.installed and _is_older(version, documents.get(alarm.version, {}), alarm))
+    ]
+    return against[-1] if against else None
+
+
+def _is_older(version: PolicyVersion, alarmed: JSONObject, alarm: AlarmBody) -> bool:
+    """Tell whether a version's rows are older than an alarm on another certificate, as far as the two documents say."""
+    at, certificate = alarm.at or 0.0, version.certificate
+    log = certificate.get("log_sha256")
+    if certificate == alarmed or (log is not None and log == alarmed.get("log_sha256")):
+        return True
+    ancestry, created = as_object(certificate.get("ancestry")), certificate.get("created")
+    if float(ancestry.get("since", 0.0)) >= at:
+        return False
+    same_models = certificate.get("identities") == alarmed.get("identities")
+    return same_models and isinstance(created, str) and created <= datetime.fromtimestamp(at, UTC).isoformat()

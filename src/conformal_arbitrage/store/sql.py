@@ -35,7 +35,7 @@ from conformal_arbitrage.store.encoding import (
 )
 from conformal_arbitrage.store.heads import CHUNK, LINK, VERSION, check_versions, enrol, read_roster, version_seal
 from conformal_arbitrage.store.ids import time_of
-from conformal_arbitrage.store.ledger import Notices, alarm_on, note_news, notice_id, notices
+from conformal_arbitrage.store.ledger import Notices, alarm_against, note_news, notice_id, notices
 from conformal_arbitrage.store.record import (
     AlarmBody,
     AuditBody,
@@ -280,21 +280,19 @@ def _versions(session: Session, rows: Sequence[Sequence[Any]]) -> list[PolicyVer
     listed: Mapping[str, tuple[int, str]] = {} if roster is None else roster.policies
     raised = Notices(notices(session))
     return [
-        _watched(
-            session, raised, row, _version(row, intact=_is_intact(session, row, listed) and (roster is None or valid))
-        )
+        _watched(session, raised, _version(row, intact=_is_intact(session, row, listed) and (roster is None or valid)))
         for row in rows
     ]
 
 
-def _watched(session: Session, raised: Notices, row: Sequence[Any], version: PolicyVersion) -> PolicyVersion:
-    """Return a version with the alarms that were raised on it."""
-    name, number, certificate = version.name, version.version, row[3]
+def _watched(session: Session, raised: Notices, version: PolicyVersion) -> PolicyVersion:
+    """Return a version with the alarms that are about it."""
+    name, number = version.name, version.version
     return replace(
         version,
         lifts=raised.lifts(name, number),
         alarm=raised.standing(name, number),
-        alarmed=alarm_on(session, raised, name, certificate),
+        alarmed=alarm_against(session, raised, version),
     )
 
 
@@ -376,7 +374,7 @@ def _add_version(session: Session, name: str, version: int, *, origin: int, cert
     enrol(session, policies={name: (version, seal or "")})
     session.run(_CHANGED)
     added = _version((*row, seal, previous, version), intact=True)
-    return _watched(session, Notices(notices(session, name)), row, added)
+    return _watched(session, Notices(notices(session, name)), added)
 
 
 def raise_alarm(session: Session, policy: str, alarm: AlarmBody) -> bool:
