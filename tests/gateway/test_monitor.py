@@ -12,7 +12,7 @@ from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.server import secret_of
 from conformal_arbitrage.store import AlarmBody, LedgerKey
-from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, UNSURE, error_of, failing, says, until, votes
+from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, SURE, UNSURE, error_of, failing, says, until, votes
 
 AUDITED = {"audit_rate": 1.0}
 
@@ -171,6 +171,28 @@ def test_losses_raise_one_alarm_and_every_answer_after_it_is_the_guardian_s(hous
     gateway.restart()  # it stands
     assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
     assert gateway.with_store(lambda store: store.verify()) == []
+
+
+def test_another_attempt_at_a_request_from_before_red_is_not_answered_by_the_primary(house):
+    """Nothing of it was delivered: the Primary was sure of one question, and the Guardian failed on the other."""
+    hard = {**QUESTION, "choices": [{"value": "d"}, {"value": "e"}, {"value": "f"}]}
+    of_any = votes(*SURE)
+
+    def primary(path, body, number):
+        doubtful = body["questions"][0]["choices"][0]["value"] == "d"
+        return (votes(*UNSURE) if doubtful else of_any)(path, body, number)
+
+    made = house(policy=AUDITED, primary=primary)
+    both, key = {**DECISION, "questions": [QUESTION, hard]}, {"Idempotency-Key": "order-17"}
+    guardian, made.guardian.reply = made.guardian.reply, failing()
+    error_of(made.decide(both, headers=key), 502)
+    error_of(made.decide(both), 502)
+    made.guardian.reply = guardian
+    red(made)
+    refused = made.decide(both, headers=key)
+    assert refused.status_code == 409, refused.text
+    answers = made.decide(both).json()["answers"]
+    assert [answer["arbitrage"]["decided_by"] for answer in answers] == ["guardian", "guardian"]
 
 
 def test_rows_of_safe_mode_are_fit_for_calibration(house):

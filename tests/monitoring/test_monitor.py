@@ -220,6 +220,14 @@ def test_what_the_ledger_does_not_know_turns_amber_too():
     assert judge(replace(QUIET, log_peak=(9.0, 9.0)), stale="old")[0] == "red"
 
 
+def test_kept_is_not_said_while_what_is_unknown_could_break_it():
+    losses = np.zeros(1000)
+    assert Monitor.from_ledger(LINES, losses).standing(0.0).state == "kept"
+    losses[::8] = np.nan  # an eighth may still turn out to be losses
+    shown = Monitor.from_ledger(LINES, losses, np.full(1000, 9.0)).standing(0.0)
+    assert (shown.state, shown.figures.pending) == ("no evidence", 125)
+
+
 def test_gains_and_losses_above_the_bound_are_refused():
     lines = watch_lines(0.05, n=500)
     for loss in (-0.2, 1.5, float("nan")):

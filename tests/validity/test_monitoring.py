@@ -11,6 +11,7 @@ import pytest
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.project_secret import subkey
+from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.monitoring.delays import plan_audits
 from conformal_arbitrage.monitoring.drift import DriftBag, DriftNotice
 from conformal_arbitrage.monitoring.evidence import EvidenceProcess, log_evidence, merge_blocks
@@ -227,7 +228,7 @@ def test_the_audit_coin_is_independent_of_the_boundary_draw():
     """At a coarse margin the draw decides who answers, so a coin by the same hash would choose by outcome."""
     rng = np.random.default_rng(11)
     secret = rng.bytes(32)
-    boundary, audit = subkey(secret, "boundary v1"), subkey(secret, "audit v1")
+    boundary, coin = subkey(secret, "boundary v1"), Decider(secret)
     margin = rng.choice([0.25, 0.75], 2000)
     lost = rng.random(2000) < np.where(margin < 0.5, 0.2, 0.02)
     guardian = np.where(lost[:, None], [0.0, 1.0], [1.0, 0.0])
@@ -239,13 +240,13 @@ def test_the_audit_coin_is_independent_of_the_boundary_draw():
     rows = ScoreLog.from_arrays(np.stack([live, np.zeros(n)], axis=1), id=[f"f{k}" for k in range(n)])
     loss = (rng.random(n) < np.where(live < 0.5, 0.2, 0.02)) & ~certificate.apply(rows).deferred
 
-    def audited(key):
-        drawn = np.array([draw(key, f"f{k}") < 0.05 for k in range(n)])
+    def audited(draws):
+        drawn = np.array([draws(f"f{k}") for k in range(n)])
         return loss[drawn].mean(), (loss[drawn].var() / drawn.sum()) ** 0.5
 
-    mean, error = audited(audit)
+    mean, error = audited(lambda id: coin._drawn(id, 0.05))
     assert abs(mean - loss.mean()) <= 4 * error
-    mean, error = audited(boundary)
+    mean, error = audited(lambda id: draw(boundary, id) < 0.05)
     assert abs(mean - loss.mean()) > 4 * error
 
 
