@@ -120,9 +120,9 @@ def test_the_net_loss_takes_the_random_boundary_that_it_needs(run, monkeypatch):
     assert [point["boundary"] for point in document["points"]][-1] == "random"
 
 
-def test_without_an_output_nothing_is_written(run):
+def test_without_an_output_nothing_but_the_look_is_written(run):
     run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR)
-    assert files() == ["log.parquet"]
+    assert files() == [".arbitrage-looks.json", "log.parquet"]
     run("evaluate", "log.parquet", "--alpha", "0.05", "--calibration-size", "500", "--trials", "2", *PAIR)
     assert files() == [".arbitrage-looks.json", "log.parquet"]
 
@@ -139,6 +139,36 @@ def test_calibrating_on_rows_that_were_looked_at_says_so(run):
     assert fixed.stderr == ""
     assert "the user states that alpha and options had been fixed before" in Certificate.load("c.json").looked_at
     assert "nothing differs" in run("verify", "c.json", "explore.parquet").stdout
+
+
+def test_another_calibration_of_the_same_rows_says_that_they_were_looked_at(run, monkeypatch):
+    monkeypatch.setenv("ARBITRAGE_SECRET", "a-secret-of-some-length")
+
+    def looked_at(*options):
+        return json.loads(run("calibrate", "log.parquet", *PAIR, *options, "--json").stdout)["looked_at"]
+
+    assert looked_at("--alpha", "0.05") is None
+    assert looked_at("--alpha", "0.05") is None  # the same again chooses nothing
+    assert "looked at before (calibrate)" in looked_at("--alpha", "0.1")
+    assert "looked at before (calibrate)" in looked_at("--alpha", "0.05", "--boundary", "random")
+    Path(".arbitrage-looks.json").unlink()
+    dial = ("--confidence", "0.9", "--dial")
+    assert looked_at("--alpha", "0.05", *dial) is None
+    assert looked_at("--alpha", "0.1", *dial) is None  # that may be chosen after looking
+
+
+def test_another_recommendation_on_the_same_rows_says_that_they_were_looked_at(run, monkeypatch):
+    monkeypatch.setenv("ARBITRAGE_SECRET", "a-secret-of-some-length")
+
+    def looked_at(alpha):
+        told = run("recommend", "log.parquet", *PAIR, "--alpha", alpha, "--trials", "2", "-o", "plan.toml")
+        return told.stderr, Certificate.load("certificate.json").looked_at
+
+    assert looked_at("0.05") == ("", None)
+    assert looked_at("0.05") == ("", None)
+    told, noted = looked_at("0.1")
+    assert "100 % of these rows were looked at before (recommend)" in told
+    assert "must have been fixed before" in noted
 
 
 def test_looks_never_stop_a_command(run):
@@ -172,7 +202,7 @@ def test_a_random_boundary_draws_with_the_projects_secret(run, monkeypatch):
     )
     run("init")
     run(*RANDOM, "-o", "c.json")
-    assert files() == ["arbitrage.secret", "arbitrage.toml", "c.json", "log.parquet"]
+    assert files() == [".arbitrage-looks.json", "arbitrage.secret", "arbitrage.toml", "c.json", "log.parquet"]
     run("verify", "c.json", "log.parquet")
     run("apply", "c.json", "log.parquet", "-o", "d.jsonl")
     first = Certificate.load("c.json")

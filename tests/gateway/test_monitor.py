@@ -182,16 +182,16 @@ def test_another_attempt_at_a_request_from_before_red_is_not_answered_by_the_pri
         doubtful = body["questions"][0]["choices"][0]["value"] == "d"
         return (votes(*UNSURE) if doubtful else of_any)(path, body, number)
 
-    made = house(policy=AUDITED, primary=primary)
+    gateway = house(policy=AUDITED, primary=primary)
     both, key = {**DECISION, "questions": [QUESTION, hard]}, {"Idempotency-Key": "order-17"}
-    guardian, made.guardian.reply = made.guardian.reply, failing()
-    error_of(made.decide(both, headers=key), 502)
-    error_of(made.decide(both), 502)
-    made.guardian.reply = guardian
-    red(made)
-    refused = made.decide(both, headers=key)
+    guardian, gateway.guardian.reply = gateway.guardian.reply, failing()
+    error_of(gateway.decide(both, headers=key), 502)
+    error_of(gateway.decide(both), 502)
+    gateway.guardian.reply = guardian
+    red(gateway)
+    refused = gateway.decide(both, headers=key)
     assert refused.status_code == 409, refused.text
-    answers = made.decide(both).json()["answers"]
+    answers = gateway.decide(both).json()["answers"]
     assert [answer["arbitrage"]["decided_by"] for answer in answers] == ["guardian", "guardian"]
 
 

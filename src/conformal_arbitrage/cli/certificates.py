@@ -99,19 +99,35 @@ def calibrate_command(
         **further,
     )
     _warn_of_rows(scores, config, clustered=further["cluster"] is not None)
-    looks = options.describe_looks(scores, log, config, fixed_before=fixed_before)
-    certificate = _finished(certificate, looks, secret, output)
+    certificate = _finished(certificate, scores, log, config, secret, output, fixed_before=fixed_before)
     _show_certificate(certificate, _use(certificate, scores, place), alpha, output, as_json=as_json)
 
 
 def _finished(
-    certificate: "Certificate", looks: str | None, secret: "ProjectSecret | None", output: str | None
+    certificate: "Certificate",
+    scores: "ScoreLog | ScoreParts | ScoreTable",
+    log: str,
+    config: str | None,
+    secret: "ProjectSecret | None",
+    output: str | None,
+    *,
+    fixed_before: bool,
 ) -> "Certificate":
-    """Note earlier looks in a certificate, sign it and save it, as far as there is reason to."""
+    """Say in a certificate that its rows were looked at before, sign it and save it, as far as there is reason to.
+
+    What comes out is shown, so it is noted as a look: another alpha for the same rows would be chosen by it.
+    """
+    from conformal_arbitrage.evaluation.looks import calibration_terms
+    from conformal_arbitrage.scorelog.log import ScoreLog
+
+    terms = calibration_terms(certificate)
+    looks = options.describe_looks(scores, log, config, fixed_before=fixed_before, terms=terms)
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate if secret is None else certificate.sign(secret)
     if output is not None:
         certificate.save(output)
+    if isinstance(scores, ScoreLog):
+        options.remember_look(scores, log, "calibrate", config=config, terms=terms)
     return certificate
 
 

@@ -76,7 +76,7 @@ def show_inspection(inspection: "Inspection") -> None:
 @click.option("--calibration-size", type=int, required=True, metavar="N", help="Rows to calibrate on in each trial.")
 @click.option("--test-size", type=int, metavar="N", help="Rows to test on in each trial.  [default: the rest]")
 @click.option("--trials", type=int, default=30, show_default=True, help="Random splits; `compare` calls them --splits.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the splits.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the splits.")
 @click.option("--balance-by", metavar="COLUMN", help="Draw the rows of each trial balanced over this column.")
 @click.option("--sample-size", type=int, metavar="N", help="Number of rows that --balance-by draws.")
 @click.option(

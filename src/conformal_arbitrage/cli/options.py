@@ -346,21 +346,24 @@ def _sampled(
     return sample.binarized() if binarized else sample
 
 
-def remember_look(scores: "ScoreLog | CascadeLog", path: str, command: str) -> None:
+def remember_look(
+    scores: "ScoreLog | CascadeLog", path: str, command: str, *, config: str | None = None, terms: str | None = None
+) -> None:
     """Note that a command looked at these rows; a folder that cannot be written gives a warning."""
     from conformal_arbitrage.evaluation.looks import looks_path, note_look
     from conformal_arbitrage.live.config import FILE
 
     try:
-        note_look(looks_path(FILE, path), scores, command)
+        note_look(looks_path(config or FILE, path), scores, command, terms=terms)
     except OutputError as error:
         warn(f"this look was not noted, so calibrate cannot remind you of it: {error}")
 
 
 def describe_looks(
-    scores: "ScoreLog | CascadeLog | ScoreParts | ScoreTable", path: str, config: str | None, *, fixed_before: bool
-) -> str | None:
-    """Return what a certificate says of earlier looks at these rows; None if there was none, or they are in a table."""
+    scores: "ScoreLog | CascadeLog | ScoreParts | ScoreTable", path: str, config: str | None, *, fixed_before: bool,
+    terms: str | None = None,
+) -> str | None:  # fmt: skip
+    """Return what a certificate says of earlier looks at these rows, but for calibrations with the same `terms`; or None."""
     from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.evaluation.looks import looks_path, seen_in_parts
     from conformal_arbitrage.live.config import FILE
@@ -370,7 +373,7 @@ def describe_looks(
         return None
     rows = (part.load(["context"]) for part in scores.parts()) if isinstance(scores, ScoreParts) else [scores]
     try:
-        seen = seen_in_parts(looks_path(config or FILE, path), rows)
+        seen = seen_in_parts(looks_path(config or FILE, path), rows, terms=terms)
     except OutputError as error:
         warn(str(error))
         return None

@@ -78,6 +78,7 @@ def recommend_command(
     arbitrage recommend log.parquet --alpha 0.05 -o route.toml
     arbitrage recommend --from route.toml                         the same again
     """
+    from conformal_arbitrage.evaluation.looks import calibration_terms
     from conformal_arbitrage.scorelog.fitness import repeats
 
     plan, folder = _plan(log, plan_file, config, output, settings)
@@ -88,11 +89,12 @@ def recommend_command(
     if plan.sample is not None:
         options.warn(f"from {len(logs[0]):,} rows: {logs[0].source}")
     recommendation = plan.recommend(logs, None if secret is None else secret.boundary_key)
-    looks = options.describe_looks(recommendation.certified, source, config, fixed_before=fixed_before)
-    certificate = recommendation.certificate
+    certificate, terms = recommendation.certificate, calibration_terms(recommendation.certificate)
+    looks = options.describe_looks(recommendation.certified, source, config, fixed_before=fixed_before, terms=terms)
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate if secret is None else certificate.sign(secret)
-    options.remember_look(recommendation.tuning, source, "recommend")
+    options.remember_look(recommendation.tuning, source, "recommend", config=config)
+    options.remember_look(recommendation.certified, source, "recommend", config=config, terms=terms)
     for problem in repeats(recommendation.certified).problems():
         options.warn(problem)
     done = plan.with_result(recommendation)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="With --live: do not ask for confirmation.")
 @click.option("--primary-cost", type=float, metavar="$", help="Dollars per query of the Primary.")
 @click.option("--guardian-cost", type=float, metavar="$", help="Dollars per query of the Guardian.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of splits and simulations.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of splits and simulations.")
 @options.as_json
 def reproduce_command(
     name: str,

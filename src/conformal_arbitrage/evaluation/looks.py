@@ -5,6 +5,7 @@ little to read anything back. Knows nothing of commands; a caller that finds the
 """
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.files import write_text
@@ -28,6 +30,10 @@ MOST_ROWS = 20_000
 """Rows kept per look: those with the smallest digests, so that looks at the same rows keep the same ones."""
 
 Digests = NDArray[np.uint64]
+_CHOSEN = (
+    "loss", "loss_bound", "guardian_sees", "boundary", "binarized", "missing_guardian", "cluster", "max_cluster_size",
+    "confidence", "zero_one", "by", "small_groups", "score", "grid", "columns",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +54,40 @@ def looks_path(config: str | Path, log: str | Path) -> Path:
     return (Path(config) if Path(config).exists() else Path(log)).resolve().with_name(LOOKS_FILE)
 
 
-def note_look(path: Path, log: ScoreLog | CascadeLog, command: str) -> None:
+def calibration_terms(certificate: Certificate) -> str:
+    """Return a digest of what is chosen for a calibration: the same again is no look, another choice is one.
+
+    The budget of a dial is not among it: that may be chosen after looking.
+    """
+    chosen = {name: getattr(certificate, name) for name in _CHOSEN}
+    dial, learned = certificate.dial is not None, certificate.learned
+    features = None if learned is None else [*learned.features, learned.menu_size, learned.group_source]
+    chosen |= {"dial": dial, "alpha": None if dial else certificate.alpha, "features": features}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+
+def note_look(path: Path, log: ScoreLog | CascadeLog, command: str, *, terms: str | None = None) -> None:
     """Note that the rows of a log were looked at.
+
+    Args:
+        path: of the file.
+        log: the rows.
+        command: what looked at them.
+        terms: of a calibration, what was chosen for it.
 
     Raises:
         OutputError: the file cannot be written; nothing else is affected.
     """
-    digests = _kept(_digests(log))
-    looks = [look for look in _read(path) if not (look["command"] == command and np.array_equal(look["rows"], digests))]
-    looks.append({"command": command, "time": datetime.now(UTC).isoformat(timespec="seconds"), "rows": digests})
+    digests, same = _kept(_digests(log)), (command, terms)
+    looks = [
+        look
+        for look in _read(path)
+        if (look["command"], look.get("terms")) != same or not np.array_equal(look["rows"], digests)
+    ]
+    chosen = {} if terms is None else {"terms": terms}
+    looks.append(
+        {"command": command, "time": datetime.now(UTC).isoformat(timespec="seconds"), "rows": digests, **chosen}
+    )
     documents = [look | {"rows": base64.b64encode(look["rows"].tobytes()).decode()} for look in looks[-MOST_LOOKS:]]
     write_text(path, json.dumps({"looks": documents}, indent=1) + "\n")
 
@@ -69,9 +100,15 @@ def seen_rows(path: Path, log: ScoreLog | CascadeLog) -> SeenRows:
     return seen_in_parts(path, [log])
 
 
-def seen_in_parts(path: Path, parts: Iterable[ScoreLog | CascadeLog]) -> SeenRows:
-    """Return the same for a log in parts, which are looked at one after the other, and only if there were looks."""
-    looks = _read(path)
+def seen_in_parts(path: Path, parts: Iterable[ScoreLog | CascadeLog], *, terms: str | None = None) -> SeenRows:
+    """Return the same for a log in parts, which are looked at one after the other, and only if there were looks.
+
+    Args:
+        path: of the file.
+        parts: the rows.
+        terms: what is chosen for the calibration that asks; an earlier one with the same choice does not count.
+    """
+    looks = [look for look in _read(path) if terms is None or look.get("terms") != terms]
     hits, compared = np.zeros(len(looks), np.int64), np.zeros(len(looks), np.int64)
     for log in parts if looks else ():
         digests = np.unique(_digests(log))
