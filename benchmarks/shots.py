@@ -110,7 +110,9 @@ def grade(page: "Page", url: str, path: Path) -> None:
         page.keyboard.press("1")
         page.keyboard.press("Enter")
         page.wait_for_selector(f"#item:not([data-token='{before}'])")
-    page.keyboard.press("1")
+    first = page.locator(".graded .said").first.inner_text()
+    for key in ("1", "9") if "Reissue" in first else ("3", "7"):  # the order is drawn
+        page.keyboard.press(key)
     save(page, path, whole=True)
     page.keyboard.press("p")
     page.wait_for_selector("#begin")
