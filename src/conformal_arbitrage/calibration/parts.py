@@ -106,7 +106,7 @@ class Survey:
     def __call__(self, part: ScorePart) -> tuple[PartFacts, Buckets]:
         """Look at every row of a part."""
         log, ids = part.load_apart()
-        scores, unknown = score_range(log.loss_scores), log.unknown_loss
+        scores, unknown, sizes = score_range(log.loss_scores), log.unknown_loss, log.sizes
         check_guardian_scores(scores, part.name)
         missing_loss: Number | None = 1 if self.measure.missing_loss is None else self.measure.missing_loss
         falls = replace(self.measure, missing_loss=missing_loss).falls(log)
@@ -114,8 +114,8 @@ class Survey:
         facts = PartFacts(
             part=part,
             rows=len(log),
-            fewest_actions=int(log.sizes.min()),
-            most_actions=int(log.sizes.max()),
+            fewest_actions=int(sizes.min()),
+            most_actions=int(sizes.max()),
             no_opinion=int(log.no_opinion.sum()),
             unknown=int(unknown.sum()),
             first_unknown=int(unknown.argmax()) if unknown.any() else None,

@@ -303,7 +303,8 @@ def check_columns(raw: RawColumns) -> CheckedColumns:
         ScoreLogError: a rule is broken; the message names source, row, column and remedy.
     """
     sizes = _common_sizes(raw)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
     primary, no_opinion = _scores(raw, raw.columns[0], raw.primary, sizes, offsets, blank=0.0)
     guardian, missing = _scores(raw, raw.columns[1], raw.guardian, sizes, offsets, blank=np.nan)
     _check_lengths(raw, len(sizes))
@@ -344,6 +345,8 @@ def _common_sizes(raw: RawColumns) -> Integers:
         )
     if len(p) == 0:
         raise ScoreLogError(f"{raw.source}: the log has no rows; give it at least one")
+    if p.min() > 0 and np.array_equal(p, g):
+        return p
     for sizes, name in ((p, raw.columns[0]), (g, raw.columns[1])):
         if (sizes == 0).any():
             raise _fault(raw, int((sizes == 0).argmax()), name, "an empty list; a query needs at least one action")

@@ -62,7 +62,7 @@ def router_columns(
 
 def is_router_form(log: ScoreArrays) -> bool:
     """Return whether every row has two actions, Primary scores [0, s] and Guardian scores [1, ...]."""
-    if not (np.diff(log.offsets) == 2).all():
+    if log.offsets[-1] != 2 * len(log.missing) or not (np.diff(log.offsets) == 2).all():
         return False
     first = log.guardian[::2]
     return bool((log.primary[::2] == 0).all() and (log.primary >= 0).all() and (first[~log.missing] == 1).all())
