@@ -136,7 +136,7 @@ INTERRUPTED = """
 import os, signal, sys
 from conformal_arbitrage.cli import cli, tour
 
-ask, counts = tour._ask, {"sent": 0, "answered": 0}
+ask, counts = tour.ask_gateway, {"sent": 0, "answered": 0}
 
 def count(step):
     counts[step] += 1
@@ -149,7 +149,7 @@ async def interrupting(*arguments):
     count("answered")
     return answer
 
-tour._ask, tour.TRIALS = interrupting, 20
+tour.ask_gateway, tour.TRIALS = interrupting, 20
 cli(["demo", "--out", "tour"])
 """
 
