@@ -287,8 +287,8 @@ def test_a_judge_that_fails_does_not_keep_the_other_models_from_being_pinned(tmp
 def test_check_does_not_say_that_a_function_answers(tmp_path):
     done, _, _ = check(tmp_path, endpoint(), json_output=False)
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
-    assert "not asked" in rows["guardian"]
-    assert " yes " in rows["primary"]
+    assert "not asked" in rows["Guardian"]
+    assert " yes " in rows["Primary"]
     done, _, _ = check(tmp_path, endpoint())
     assert [model["tested"] for model in json.loads(done.stdout)["models"]] == [True, False]
 
