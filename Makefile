@@ -92,10 +92,21 @@ bench-records: .venv/.installed-dev  ## decisions beside 300,000 records and a r
 bench-console: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.console $(BENCH)
 
-# Logs in parts on every engine; SCALE="--rows 100000000" for the large one, SCALE="--engine local[2]" for Spark (extra spark).
-.PHONY: bench-scale
-bench-scale: .venv/.installed-dev  ## logs in parts on every engine (SCALE)
+# SCALE="--help" says what there is.
+.PHONY: bench-scale bench-1e7 bench-1e8
+bench-scale: .venv/.installed-dev  ## logs in parts on every engine, against a plain scan (SCALE)
 	$(BIN)/python -m benchmarks.scale $(SCALE)
+
+bench-1e7: .venv/.installed-dev  ## ten million rows in every way, Spark's against Spark's own scan; 0.7 GB of disk
+	$(BIN)/python -m benchmarks.scale --engine threads --engine processes --engine sql --engine 'scan:local[2]' --engine 'local[2]' --engine 'table:local[2]' $(SCALE)
+
+bench-1e8: .venv/.installed-dev  ## a hundred million rows by two ways, within 4 GB of memory; 7 GB of disk
+	$(BIN)/python -m benchmarks.scale --rows 100000000 --megabytes 4096 --engine threads --engine sql $(SCALE)
+
+ROUNDS ?= 50
+.PHONY: engines
+engines: .venv/.installed-dev  ## every engine against the rows in memory, on random logs (ROUNDS) and recorded ones
+	ENGINE_ROUNDS=$(ROUNDS) $(BIN)/pytest tests/calibration/test_engines.py $(TEST)
 
 soak: .venv/.installed-dev  ## 200,000 requests with an upstream that fails now and then
 	$(BIN)/python -m benchmarks.soak $(SOAK)
@@ -119,7 +130,7 @@ check-deploy: .venv/.installed-dev .venv-deploy/.installed  ## deploy/: linters,
 growth: .venv/.installed-dev  ## measure what grows, and write the tables of docs/growth.md
 	$(BIN)/python -m benchmarks.growth --write $(BENCH)
 
-nightly: .venv/.installed-dev  ## soak, alarms, kills, hostile replies, fuzzed requests, callers who leave
+nightly: .venv/.installed-dev  ## every engine, 1e8 rows, soak, alarms, kills, hostile replies, fuzzed requests, callers who leave
 	$(BIN)/python -m benchmarks.nightly $(NIGHTLY)
 
 release: .venv-release/.installed  ## wheel and source distribution in dist/: built twice, checked, installed with each extra

@@ -1,4 +1,4 @@
-"""The gateway under attack, at length: kills, hostile replies, fuzzed requests, and callers who leave.
+"""At length: all engines, many rows, and the gateway under kills, hostile replies, fuzzed requests, and callers who leave.
 
     make nightly                                       all of it
     python -m benchmarks.nightly --scale 0.1 --skip kills
@@ -32,7 +32,15 @@ from conformal_arbitrage.gateway.server import identities_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import DecisionRecord, open_store
 
-COUNTS = {"kills": 100, "alarms": 20_000, "hostile": 10_000, "fuzz": 20_000, "leave": 50_000}
+COUNTS = {
+    "engines": 50,
+    "rows": 100_000_000,
+    "kills": 100,
+    "alarms": 20_000,
+    "hostile": 10_000,
+    "fuzz": 20_000,
+    "leave": 50_000,
+}
 CONCURRENCY = 48
 SAMPLES = 400
 HOSTILE_SHARE = 0.4
@@ -286,25 +294,38 @@ async def attack(name: str, count: int, upstream: type[Calm], work: Any, folder:
     )  # fmt: skip
 
 
-def kills(count: int) -> Outcome:
-    """Kill gateways over both databases while callers wait, as the test of that does."""
+def ran(attack: str, count: int, arguments: list[str], **settings: str) -> Outcome:
+    """Run a module with its own counts, which ends with another status than 0 if something did not hold."""
     start = time.perf_counter()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gateway/test_kill.py"]
-    ran = subprocess.run(
-        command, env={**os.environ, "KILL_ROUNDS": str(count // 2)}, capture_output=True, text=True, check=False
+    one = subprocess.run(
+        [sys.executable, "-m", *arguments], env={**os.environ, **settings}, capture_output=True, text=True, check=False
     )
-    notes = () if ran.returncode == 0 else (ran.stdout[-1500:],)
-    return Outcome(attack="kills", count=count, answered=count, seconds=time.perf_counter() - start,
-                   lost=int(ran.returncode != 0), notes=notes)  # fmt: skip
+    return Outcome(attack=attack, count=count, answered=count, seconds=time.perf_counter() - start,
+                   lost=int(one.returncode != 0), notes=((one.stdout + one.stderr)[-1500:],))  # fmt: skip
 
 
-def alarms(count: int) -> Outcome:
-    """Let the Primary degrade under gateways over both databases, and count false reds of others; see benchmarks.alarms."""
-    start = time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.alarms", "--decisions", str(count), "--quiet-runs", str(count // 400)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    return Outcome(attack="alarms", count=count, answered=count, seconds=time.perf_counter() - start,
-                   lost=int(ran.returncode != 0), notes=((ran.stdout + ran.stderr)[-1500:],))  # fmt: skip
+PYTEST = ["pytest", "-q", "-p", "no:cacheprovider"]
+
+
+def in_processes(counts: dict[str, int]) -> list[Outcome]:
+    """Run what is a module or a test of its own.
+
+    Engines: every one against the rows in memory, on random logs and on recorded ones if there are. Rows: so many are
+    calibrated by two ways within 4 GB. Kills: of gateways over both databases, while callers wait. Alarms: the Primary
+    degrades under gateways over both databases, and false reds of others are counted.
+    """
+    outcomes: list[Outcome] = []
+    if (count := counts.get("engines")) is not None:
+        outcomes.append(ran("engines", count, [*PYTEST, "tests/calibration/test_engines.py"], ENGINE_ROUNDS=str(count)))
+    if (count := counts.get("rows")) is not None:
+        ways = ["--engine", "threads", "--engine", "sql", "--megabytes", "4096"]
+        outcomes.append(ran("rows", count, ["benchmarks.scale", "--rows", str(count), *ways]))
+    if (count := counts.get("kills")) is not None:
+        outcomes.append(ran("kills", count, [*PYTEST, "tests/gateway/test_kill.py"], KILL_ROUNDS=str(count // 2)))
+    if (count := counts.get("alarms")) is not None:
+        quiet = ["--quiet-runs", str(count // 400)]
+        outcomes.append(ran("alarms", count, ["benchmarks.alarms", "--decisions", str(count), *quiet]))
+    return outcomes
 
 
 async def hostile(count: int, folder: Path) -> Outcome:
@@ -321,8 +342,7 @@ async def hostile(count: int, folder: Path) -> Outcome:
 
 def run(counts: dict[str, int], folder: Path) -> list[Outcome]:
     """Run the attacks, one after the other."""
-    outcomes = [kills(counts["kills"])] if "kills" in counts else []
-    outcomes += [alarms(counts["alarms"])] if "alarms" in counts else []
+    outcomes = in_processes(counts)
     if "hostile" in counts:
         outcomes.append(asyncio.run(hostile(counts["hostile"], folder / "hostile")))
     if "fuzz" in counts:

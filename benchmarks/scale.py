@@ -1,24 +1,34 @@
-"""Logs in parts: processor time per row against DuckDB's own scan of the same columns, memory, and one answer by all ways.
+"""Logs in parts: processor time per row against a plain scan of the same columns, memory, and one answer by all ways.
 
-Run by `make bench-scale`; `SCALE="--rows 100000000"` is the large one, which takes 6 GB of disk, and
-`SCALE="--rows 1000000 --engine local[2]"` runs on Spark.
+    make bench-scale                                       ten million rows: threads, processes, DuckDB's SQL
+    make bench-scale SCALE="--rows 1000000 --engine scan:local[2] --engine local[2] --engine table:local[2]"
+    make bench-1e7, make bench-1e8                         what docs/scale.md says of these sizes
+
+A way is threads, processes, sql (DuckDB), the address of an engine, `table:ADDRESS` (the same files as a table of Spark) or
+`scan:ADDRESS` (Spark's own sum over both columns, with which the ways after it are compared). Processor time and memory are
+those of all processes of a way, a Java machine included. Ends with status 1 if answers differ or memory exceeds its limit.
 """
 
 import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
 import numpy as np
 
-from conformal_arbitrage import ScoreParts, ScoreTable, calibrate
+from conformal_arbitrage import ScoreParts, ScoreTable, SparkTable, calibrate
+from conformal_arbitrage.scorelog.spark import spark_session
 
 ROWS_PER_FILE = 1 << 20
+TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 def write_log(folder: Path, rows: int) -> None:
@@ -26,7 +36,7 @@ def write_log(folder: Path, rows: int) -> None:
     for number, start in enumerate(range(0, rows, ROWS_PER_FILE)):
         count = min(ROWS_PER_FILE, rows - start)
         rng = np.random.default_rng(number)
-        with duckdb.connect() as connection:
+        with duckdb.connect(config={"threads": 1}) as connection:
             columns = {f"{name}{k}": rng.random(count) for name in "pg" for k in range(4)}
             connection.register("raw", columns)
             lists = ", ".join(
@@ -38,19 +48,43 @@ def write_log(folder: Path, rows: int) -> None:
             connection.execute(f"copy (select {ids}, {lists} from raw) to '{target}' (format parquet)")
 
 
-def spent(function: object) -> tuple[object, float, float]:
-    """Return a result with its seconds and its processor seconds, children included."""
+def family() -> list[list[str]]:
+    """Return what /proc says of this process and of all that descend from it, the fields after the name."""
+    known: dict[int, tuple[int, list[str]]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            known[int(entry.name)] = int(fields[1]), fields
+    own = {os.getpid()}
+    while more := {pid for pid, (parent, _) in known.items() if parent in own and pid not in own}:
+        own |= more
+    return [known[pid][1] for pid in own if pid in known]
 
-    def used() -> float:
-        return sum(
-            getattr(resource.getrusage(who), name)
-            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-            for name in ("ru_utime", "ru_stime")
-        )
 
-    start, before = time.perf_counter(), used()
-    result = function()  # pyright: ignore[reportCallIssue]
-    return result, time.perf_counter() - start, used() - before
+def processor_seconds() -> float:
+    """Return what this process and its descendants used so far, those that ended included."""
+    return sum(sum(map(int, fields[11:15])) for fields in family()) / TICKS
+
+
+@contextmanager
+def watched_memory() -> Iterator[list[float]]:
+    """Yield a list whose only entry is the most memory, in MB, that all processes took together on the way."""
+    peak, over = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            peak[0] = max(peak[0], sum(int(fields[21]) for fields in family()) * PAGE / 1e6)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        watcher.join()
 
 
 def plain_scan(folder: str) -> None:
@@ -58,6 +92,12 @@ def plain_scan(folder: str) -> None:
         connection.execute(
             f"select sum(list_sum(\"primary\")), sum(list_sum(guardian)) from '{folder}/*.parquet'"
         ).fetchall()
+
+
+def spark_scan(address: str, folder: str) -> None:
+    add = "aggregate({}, double(0), (a, b) -> a + b)"
+    frame = spark_session(address).read.parquet(folder)
+    frame.selectExpr(*(f"sum({add.format(name)})" for name in ("primary", "guardian"))).collect()
 
 
 def by_sql(folder: str, alpha: str, sees: str) -> object:
@@ -68,29 +108,65 @@ def by_sql(folder: str, alpha: str, sees: str) -> object:
     return calibrate(ScoreTable(address=str(path), table="scores"), alpha, guardian_sees=sees)
 
 
-def child(folder: str, engine: str, alpha: str, sees: str) -> None:
+def way_of(name: str, folder: str, alpha: str, sees: str) -> Callable[[], object]:
+    """Return what a way does, with its session open and warm."""
+    what, _, address = name.partition(":") if name.startswith(("scan:", "table:")) else ("", "", name)
+    if address in ("scan", "sql", "threads", "processes"):
+        own = {"scan": lambda: plain_scan(folder), "sql": lambda: by_sql(folder, alpha, sees)}
+        return own.get(address, lambda: calibrate(ScoreParts.read(folder), alpha, guardian_sees=sees, engine=address))
+    if address.startswith(("tcp://", "tls://")):
+        return lambda: calibrate(ScoreParts.read(folder), alpha, guardian_sees=sees, engine=address)
+    session = spark_session(address)
+    session.range(8).mapInArrow(lambda batches: batches, "id long").collect()
+    if what == "scan":
+        return lambda: spark_scan(address, folder)
+    if what == "table":
+        return lambda: calibrate(SparkTable(frame=session.read.parquet(folder)), alpha, guardian_sees=sees)
+    return lambda: calibrate(ScoreParts.read(folder), alpha, guardian_sees=sees, engine=address)
+
+
+def child(folder: str, way: str, alpha: str, sees: str) -> None:
     """Calibrate in this process, and print what it took."""
-    run = (
-        (lambda: by_sql(folder, alpha, sees))
-        if engine == "sql"
-        else (lambda: calibrate(ScoreParts.read(folder), alpha, guardian_sees=sees, engine=engine))
+    with watched_memory() as peak:
+        run = way_of(way, folder, alpha, sees)
+        start, before = time.perf_counter(), processor_seconds()
+        result = run()
+        seconds, processor = time.perf_counter() - start, processor_seconds() - before
+    answer = {} if result is None else {"relaxation": result.relaxation, "risk": result.empirical_risk}
+    print(json.dumps({"seconds": seconds, "processor": processor, "megabytes": peak[0], **answer}))
+
+
+def measured(folder: Path, way: str, alpha: str, sees: str) -> dict[str, float]:
+    """Run a way in a process of its own; return what it printed."""
+    options = {"--folder": str(folder), "--child": way, "--alpha": alpha, "--sees": sees}
+    command = [sys.executable, "-m", "benchmarks.scale", *(word for pair in options.items() for word in pair)]
+    ran = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    if ran.returncode:
+        raise SystemExit(f"{way} ended with status {ran.returncode}")
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def show(way: str, rows: int, one: dict[str, float], scan: float) -> None:
+    """Print a line of the table."""
+    cells = (
+        f"{one['seconds']:.1f}",
+        f"{1e6 * one['processor'] / rows:.2f}",
+        f"{one['processor'] / scan:.1f} x",
+        f"{one['megabytes']:.0f}",
+        repr(one.get("relaxation", "")),
     )
-    if engine == "scan":
-        run = lambda: plain_scan(folder)  # noqa: E731
-    result, seconds, processor = spent(run)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    found = {} if result is None else {"relaxation": result.relaxation, "risk": result.empirical_risk}
-    print(json.dumps({"seconds": seconds, "processor": processor, "megabytes": peak, **found}))
+    print(f"| {way}, {rows:,} rows | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
     """Write the log, calibrate it in every way, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--alpha", default="0.05")
     parser.add_argument("--sees", default="candidates", choices=["candidates", "all"])
-    parser.add_argument("--engine", action="append", help="threads, processes, sql or an address; may be repeated")
+    parser.add_argument("--engine", action="append", help="a way; may be repeated")
     parser.add_argument("--folder", help="where the files are, or are to be")
+    parser.add_argument("--megabytes", type=float, default=float("inf"), help="the most memory that a way may take")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -99,37 +175,20 @@ def main() -> None:
         folder = Path(given.folder or scratch)
         if not any(folder.glob("*.parquet")):
             write_log(folder, given.rows)
-        rows, answers, scan = len(ScoreParts.read(folder)), set[tuple[float, float]](), 0.0
+        rows, answers, scan, most = len(ScoreParts.read(folder)), set[tuple[float, float]](), 0.0, 0.0
         print("| way | s | CPU us/row | / plain scan | MB | relaxation |\n|---|---|---|---|---|---|")
-        for engine in ("scan", *(given.engine or ("threads", "processes", "sql"))):
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.scale",
-                "--folder",
-                str(folder),
-                "--child",
-                engine,
-                "--alpha",
-                given.alpha,
-                "--sees",
-                given.sees,
-            ]
-            one = json.loads(
-                subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-            )
-            scan = one["processor"] if engine == "scan" else scan
-            answers |= {(one["relaxation"], one["risk"])} if "relaxation" in one else set()
-            cells = (
-                f"{one['seconds']:.1f}",
-                f"{1e6 * one['processor'] / rows:.2f}",
-                f"{one['processor'] / scan:.1f} x",
-                f"{one['megabytes']:.0f}",
-                repr(one.get("relaxation", "")),
-            )
-            print(f"| {engine}, {rows:,} rows | {' | '.join(cells)} |", flush=True)
-        if len(answers) > 1:
-            raise SystemExit(f"the ways differ: {answers}")
+        for way in ("scan", *(given.engine or ("threads", "processes", "sql"))):
+            one = measured(folder, way, given.alpha, given.sees)
+            if way.startswith("scan"):
+                scan = one["processor"]
+            else:
+                answers.add((one["relaxation"], one["risk"]))
+                most = max(most, one["megabytes"])
+            show(way, rows, one, scan)
+    if len(answers) > 1:
+        raise SystemExit(f"the ways differ: {answers}")
+    if most > given.megabytes:
+        raise SystemExit(f"a way took {most:.0f} MB; at most {given.megabytes:.0f} were allowed")
     return None
 
 

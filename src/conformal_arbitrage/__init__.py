@@ -23,6 +23,7 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
         CostLimitError,
         CutOffError,
         DeadlineError,
+        EngineError,
         GuardianError,
         InfeasibleError,
         OptionError,
@@ -46,6 +47,7 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
     from conformal_arbitrage.scorelog.columns import Usage
     from conformal_arbitrage.scorelog.log import ScoreLog
     from conformal_arbitrage.scorelog.parts import ScoreParts
+    from conformal_arbitrage.scorelog.spark_table import SparkTable
     from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Row, Spent
     from conformal_arbitrage.upstream.pricing import Price
 
@@ -67,6 +69,7 @@ __all__ = [
     "DeadlineError",
     "Decision",
     "Decisions",
+    "EngineError",
     "Features",
     "Frontier",
     "FrontierPoint",
@@ -95,6 +98,7 @@ __all__ = [
     "ScorerError",
     "SingleModel",
     "SourceError",
+    "SparkTable",
     "Spent",
     "StaleCalibrationError",
     "UpstreamError",
@@ -133,7 +137,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name fo
         "core.risk": "RiskCurve",
         "errors": (
             "ArbitrageError CertificateError ConfigError CostLimitError CutOffError DeadlineError "
-            "GuardianError InfeasibleError OptionError OutputError RefusalError ReplyError ScoreLogError "
+            "EngineError GuardianError InfeasibleError OptionError OutputError RefusalError ReplyError ScoreLogError "
             "ScorerError SourceError StaleCalibrationError UpstreamError"
         ),
         "evaluation.assessment": "Assessment assess",
@@ -147,6 +151,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name fo
         "scorelog.columns": "Usage",
         "scorelog.log": "ScoreLog",
         "scorelog.parts": "ScoreParts",
+        "scorelog.spark_table": "SparkTable",
         "types": "ChatRequest Decision Leg Query Row Spent",
         "upstream.pricing": "Price",
     }

@@ -4,6 +4,7 @@
     ├── ScoreLogError      invalid data: a wrong type, an infinity, a duplicate id, a missing score
     ├── OptionError        an invalid argument: alpha, a bound, a size, a name
     ├── InfeasibleError    no relaxation keeps the budget, and neither does deferring every query
+    ├── EngineError        an engine for logs in parts cannot be reached, or gave up
     ├── SourceError        an experiment needs data that its source lacks
     ├── CertificateError   a certificate cannot be read, or its key is missing or wrong
     │   ├── LaterCertificateError  a later release wrote it
@@ -44,6 +45,10 @@ class OptionError(ArbitrageError, ValueError):
 
 class InfeasibleError(ArbitrageError):
     """No certificate is possible for this loss, budget and number of rows."""
+
+
+class EngineError(ArbitrageError):
+    """An engine for logs in parts cannot be reached, or gave up."""
 
 
 class SourceError(ArbitrageError):

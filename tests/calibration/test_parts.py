@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -151,8 +154,17 @@ def test_engines_agree(tmp_path, engine):
     assert replace(certificate, created=expected.created) == expected
 
 
+def told(function):
+    """Return the error of a function, with its notes, in words."""
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 - whichever it is
+        return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+    return "nothing was refused"
+
+
 class Dying:
-    """Work that ends its own process the first time it sees a certain part."""
+    """Work that kills its own process the first time it sees a part that is not the first."""
 
     def __init__(self, work, marker):
         self.work, self.marker = work, marker
@@ -160,7 +172,7 @@ class Dying:
     def __call__(self, part):
         if part.first and not Path(self.marker).exists():
             Path(self.marker).touch()
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
         return self.work(part)
 
 
@@ -191,23 +203,26 @@ def test_names_and_order_of_files_do_not_matter_for_the_digest_but_their_rows_do
     log.select(range(299)).write(moved / "0.parquet")
 
 
-def test_a_fault_in_the_last_row_of_the_last_file_names_file_and_row(tmp_path):
-    folder = write_parts(some_log(300), tmp_path / "p", [100])
-    bad = ScoreLog.from_arrays(
-        [[0.1, 0.2]] * 50, [[0.0, 1.0]] * 50, id=[f"x{k}" for k in range(50)], identities=IDENTITIES
-    )
-    bad.write(folder / "z.parquet")
+def spoil(path, id):
+    """Put an infinity into the row of a file with an id."""
     import duckdb
 
+    bad = f"case when id = '{id}' then list_resize([]::double[], len(\"primary\"), 'infinity'::double) else \"primary\" end"
     with duckdb.connect() as connection:
-        path = folder / "z.parquet"
-        connection.execute(
-            f"copy (select * replace (case when id = 'x49' then [0.1, 'infinity'::double] else \"primary\" end as "
-            f"\"primary\"), 0 as label, 'a' as \"group\" from '{path}') to '{tmp_path}/z.parquet' (format parquet)"
-        )
-    shutil.move(tmp_path / "z.parquet", folder / "z.parquet")
-    with pytest.raises(ScoreLogError, match=r"z\.parquet"):
-        calibrate(ScoreParts.read(folder), 0.2)
+        chosen = f"select * replace ({bad} as \"primary\") from '{path}'"
+        connection.execute(f"copy ({chosen}) to '{path.with_suffix('.bad')}' (format parquet)")
+    path.with_suffix(".bad").rename(path)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_fault_in_the_last_row_of_the_last_file_names_file_and_row(tmp_path, monkeypatch, engine):
+    folder = write_parts(replace(some_log(300), identities=None), tmp_path / "p", [100])
+    spoil(folder / "scores-01.parquet", "q299")
+    small_leaves(monkeypatch)
+    found = ScoreParts.read(folder, rows_per_part=64)
+    assert len(found.parts()) == 6
+    with pytest.raises(ScoreLogError, match=r"scores-01\.parquet: row 200, column 'primary': inf"):
+        calibrate(found, 0.2, engine=engine)
 
 
 def test_an_id_in_two_files_is_refused(tmp_path):
@@ -376,3 +391,29 @@ def test_a_row_without_an_id_is_named_by_its_file_and_number(tmp_path):
     path.unlink()
     with pytest.raises(ScoreLogError, match=r"scores-02\.parquet: row 5, column 'id': the id is empty"):
         calibrate(ScoreParts.read(folder), 0.2)
+
+
+MEMORY = """
+import re, sys
+from pathlib import Path
+from conformal_arbitrage import ScoreParts, calibrate
+calibrate(ScoreParts.read(sys.argv[1], rows_per_part=1), "0.05", guardian_sees="candidates", engine="threads")
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_memory_does_not_grow_with_the_number_of_parts(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = 1 << 16
+    one = tmp_path / "one.parquet"
+    ScoreLog.from_arrays(rng.random((rows, 2)), rng.random((rows, 2))).write(one)
+    peaks = {}
+    for parts in (4, 40):
+        folder = tmp_path / str(parts)
+        folder.mkdir()
+        for number in range(parts):
+            (folder / f"{number}.parquet").hardlink_to(one)
+        ran = subprocess.run([sys.executable, "-c", MEMORY, str(folder)], capture_output=True, text=True, check=True)
+        peaks[parts] = int(ran.stdout) / 1024
+    assert peaks[40] < peaks[4] + 50, peaks  # the sums of a part's buckets alone take 2.6 MB

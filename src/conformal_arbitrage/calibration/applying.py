@@ -15,6 +15,7 @@ from conformal_arbitrage.core.arrays import Integers
 from conformal_arbitrage.scorelog.engines import Engine
 from conformal_arbitrage.scorelog.files import write_table
 from conformal_arbitrage.scorelog.parts import ScorePart, ScoreParts
+from conformal_arbitrage.scorelog.spark_table import SparkTable
 from conformal_arbitrage.scorelog.tables import Column, TableColumns, strings
 
 
@@ -106,7 +107,7 @@ def decisions_table(decisions: Decisions, first_row: int = 0) -> TableColumns:
 
 
 def decide_parts(
-    certificate: Certificate, log: ScoreParts, engine: Engine, folder: str | Path | None = None
+    certificate: Certificate, log: ScoreParts | SparkTable, engine: Engine, folder: str | Path | None = None
 ) -> DecisionCounts:
     """Decide every row of a log in parts.
 

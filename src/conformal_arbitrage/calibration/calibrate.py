@@ -26,7 +26,7 @@ from conformal_arbitrage.calibration.options import (
     check_keywords,
     resolve_options,
 )
-from conformal_arbitrage.calibration.parts import SurveyedParts, digest_parts, gathering
+from conformal_arbitrage.calibration.parts import SurveyedParts, digest_parts, gathering, refuse_repeated_ids
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.search import (
     Fit,
@@ -45,12 +45,13 @@ from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.engines import Engine, PassProgress, as_engine, silent
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import FrameColumns, ScoreLog, as_score_log
-from conformal_arbitrage.scorelog.parts import ScoreParts, refuse_repeated_ids
+from conformal_arbitrage.scorelog.parts import ScoreParts
+from conformal_arbitrage.scorelog.spark_table import SparkTable
 from conformal_arbitrage.scorelog.wide import ScoreColumns
 
 
 def calibrate(
-    log: ScoreLog | ScoreParts | ScoreTable | object,
+    log: ScoreLog | ScoreParts | SparkTable | ScoreTable | object,
     alpha: Number,
     *,
     primary: ScoreColumns | None = None,
@@ -67,7 +68,7 @@ def calibrate(
     `CalibrationOptions`. Pass options as keywords or as one object.
 
     Args:
-        log: the recorded scores, in memory, in parts or in a database, or a frame (pandas, polars, Arrow).
+        log: the recorded scores, in memory, in parts, in Spark or in a database, or a frame (pandas, polars, Arrow).
         alpha: the risk budget, above 0 and below the loss bound. A float means the decimal that its repr shows.
         primary: the frame's column of Primary scores, or one column per action; by default "primary".
         guardian: the same for the Guardian.
@@ -84,8 +85,8 @@ def calibrate(
     """
     check_keywords("calibrate", keywords, CalibrationKeywords)
     chosen = resolve_options(options, CalibrationOptions, keywords, name="options")
-    if isinstance(log, ScoreParts):
-        return certify_parts(log, alpha, chosen, engine=as_engine(engine), progress=progress)
+    if isinstance(log, ScoreParts | SparkTable):
+        return certify_parts(log, alpha, chosen, engine=engine_of(log, engine), progress=progress)
     if isinstance(log, ScoreTable):
         return certify_table(log, alpha, chosen, progress=progress)
     if engine is not None:
@@ -127,8 +128,17 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
     return _issue(alpha, options, thresholds, bound, terms, further, binary=options.is_binary(log, bound))
 
 
+def engine_of(log: ScoreParts | SparkTable, engine: Engine | Executor | str | None) -> Engine:
+    """Return where the work on a log is done; that on a table of Spark is done where its rows are."""
+    if isinstance(log, ScoreParts):
+        return as_engine(engine)
+    if engine not in (None, log):
+        raise OptionError(f"{log.source}: the work on a table of Spark is done by its session; leave engine= out")
+    return log
+
+
 def certify_parts(
-    log: ScoreParts,
+    log: ScoreParts | SparkTable,
     alpha: Number,
     options: CalibrationOptions,
     *,

@@ -32,11 +32,11 @@ from conformal_arbitrage.core.losses import (
 from conformal_arbitrage.core.risk import RiskThreshold, check_bound, grid_points, last_draw
 from conformal_arbitrage.core.search import Bracket, Buckets, BucketSums, Crossing, Fold, crossings
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.digests import files_digest, leaf_digests
 from conformal_arbitrage.scorelog.engines import Engine, PassProgress
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.parts import ScorePart, ScoreParts, refuse_repeated_ids
+from conformal_arbitrage.scorelog.parts import ScorePart, ScoreParts
+from conformal_arbitrage.scorelog.spark_table import SparkTable
 
 _Result = TypeVar("_Result")
 _FIRST: Final = 1 << 16
@@ -45,7 +45,7 @@ _USUAL_SPAN: Final = 2.0
 _DRAWN_AT_ONCE: Final = 1 << 20
 
 
-def gathering(options: CalibrationOptions, log: ScoreParts) -> str | None:
+def gathering(options: CalibrationOptions, log: ScoreParts | SparkTable) -> str | None:
     """Return what of the options needs all rows at once, as a user knows it; None if nothing does."""
     needs = {
         'loss="net" (--loss net), whose budget is kept up to the first passage,': options.net,
@@ -123,7 +123,7 @@ class Survey:
             scores=scores if not unknown.all() else (inf, -inf),
             span=_span(log),
             score_digits=log.score_digits,
-            leaves=leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), ids),
+            leaves=part.digests(log, ids),
             total=falls.total,
             largest=falls.largest,
         )
@@ -258,7 +258,9 @@ class SurveyedParts(FallSearch):
         measure: how losses are measured.
     """
 
-    def __init__(self, log: ScoreParts, options: CalibrationOptions, engine: Engine, progress: PassProgress) -> None:
+    def __init__(
+        self, log: ScoreParts | SparkTable, options: CalibrationOptions, engine: Engine, progress: PassProgress
+    ) -> None:
         """Go through all parts, once or, if the scores are of unusual size, twice."""
         _refuse_unfit(log)
         refuse_repeated_ids(log)
@@ -306,7 +308,7 @@ class SurveyedParts(FallSearch):
         for result in self._engine.run(work, self._parts):
             done += 1
             yield result
-        self._progress(f"pass {self._passes}: {self.n:,} rows in {done} parts of {len(self.log.files)} files")
+        self._progress(f"pass {self._passes}: {self.log.in_words(done)}")
 
     def _refuse_unknown(self) -> None:
         first = next((one for one in self._facts if one.first_unknown is not None), None)
@@ -328,11 +330,8 @@ class SurveyedParts(FallSearch):
         )
 
     def sha256(self) -> str:
-        """Return the digest of all files, in whichever order."""
-        leaves: dict[str, list[str]] = {}
-        for one in self._facts:
-            leaves.setdefault(one.part.file.path, []).extend(one.leaves)
-        return files_digest(leaves.values())
+        """Return the digest of all rows, in whichever order of the files."""
+        return self.log.digest((one.part, one.leaves) for one in self._facts)
 
     def scan_falls(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
         """Do a work on all falls; what the first pass has done already is not done again."""
@@ -349,17 +348,12 @@ class SurveyedParts(FallSearch):
 
 def digest_leaves(part: ScorePart) -> tuple[ScorePart, tuple[str, ...]]:
     """Return a part with the digests of its leaves."""
-    log, ids = part.load_apart()
-    return part, leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), ids)
+    return part, part.digests(*part.load_apart())
 
 
-def digest_parts(log: ScoreParts, engine: Engine) -> str:
-    """Return the digest of all files of a log, in whichever order."""
-    done = sorted(engine.run(digest_leaves, log.parts()), key=lambda pair: pair[0].first)
-    leaves: dict[str, list[str]] = {}
-    for part, own in done:
-        leaves.setdefault(part.file.path, []).extend(own)
-    return files_digest(leaves.values())
+def digest_parts(log: ScoreParts | SparkTable, engine: Engine) -> str:
+    """Return the digest of all rows of a log, in whichever order of its files."""
+    return log.digest(engine.run(digest_leaves, log.parts()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,7 +394,14 @@ def count_rows(log: ScoreParts, engine: Engine) -> RowCounts:
     )
 
 
-def _refuse_unfit(log: ScoreParts) -> None:
+def refuse_repeated_ids(log: ScoreParts | SparkTable) -> None:
+    """Refuse a log in which two rows have the same id, wherever they are."""
+    same = log.repeated_id()
+    if same is not None:
+        raise ScoreLogError(f"{log.source}: {same!r} is the id of more than one row; make ids unique over all of them")
+
+
+def _refuse_unfit(log: ScoreParts | SparkTable) -> None:
     if UNFIT in log.types:
         raise ScoreLogError(
             f"{log.source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold
-from conformal_arbitrage.calibration.calibrate import certify, certify_parts, certify_table
+from conformal_arbitrage.calibration.calibrate import certify, certify_parts, certify_table, engine_of
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.consistency import worded
 from conformal_arbitrage.calibration.facts import group_source_of
@@ -20,9 +20,10 @@ from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOpti
 from conformal_arbitrage.calibration.tables import ScoreTable
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorelog.engines import Engine, PassProgress, as_engine, silent
+from conformal_arbitrage.scorelog.engines import Engine, PassProgress, silent
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import ScoreParts
+from conformal_arbitrage.scorelog.spark_table import SparkTable
 
 _NOT_RECOMPUTED = frozenset(
     {"schema", "version", "created", "key", "fit", "columns", "looked_at", "secret_id", "signature"}
@@ -57,7 +58,7 @@ class Verification:
 
 def verify(
     certificate: Certificate,
-    log: ScoreLog | ScoreParts | ScoreTable,
+    log: ScoreLog | ScoreParts | SparkTable | ScoreTable,
     *,
     loss: Loss | None = None,
     engine: Engine | Executor | str | None = None,
@@ -67,7 +68,8 @@ def verify(
 
     Args:
         certificate: the certificate, with its key if it has one.
-        log: the log it was made from, in memory or in parts; binarized here if the certificate says so.
+        log: the log it was made from, in memory, in parts, in Spark or in a database; binarized here if the certificate
+            says so.
         loss: your own loss, if the certificate names one.
         engine: for a log in parts, where the work is done; by default threads on all cores.
         progress: is told about every pass over a log in parts.
@@ -85,8 +87,8 @@ def verify(
         log = log.binarized()
     if isinstance(log, ScoreTable):
         recomputed = certify_table(log, certificate.alpha, options, progress=progress)
-    elif isinstance(log, ScoreParts):
-        recomputed = certify_parts(log, certificate.alpha, options, engine=as_engine(engine), progress=progress)
+    elif isinstance(log, ScoreParts | SparkTable):
+        recomputed = certify_parts(log, certificate.alpha, options, engine=engine_of(log, engine), progress=progress)
     else:
         recomputed = certify(log, certificate.alpha, options)
     if certificate.ancestry is not None:
@@ -94,7 +96,7 @@ def verify(
     skipped = _NOT_RECOMPUTED | _NOT_IN_SCHEMA_1 if certificate.schema == 1 else _NOT_RECOMPUTED
     names = [f.name for f in fields(Certificate) if f.name not in skipped]
     pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
-    if certificate.learned is not None and not isinstance(log, ScoreTable):
+    if certificate.learned is not None and not isinstance(log, ScoreTable | SparkTable):
         pairs |= _learned_pairs(
             certificate, recomputed, log.sample(_MOST_REPLAYED) if isinstance(log, ScoreParts) else log
         )

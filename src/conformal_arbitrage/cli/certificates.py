@@ -12,7 +12,6 @@ from conformal_arbitrage.errors import ConfigError, ScoreLogError
 if TYPE_CHECKING:
     from conformal_arbitrage.calibration.certificate import Certificate
     from conformal_arbitrage.calibration.project_secret import ProjectSecret
-    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.calibration.verify import Verification
     from conformal_arbitrage.scorelog.engines import Engine
     from conformal_arbitrage.scorelog.log import ScoreLog
@@ -105,7 +104,7 @@ def calibrate_command(
 
 def _finished(
     certificate: "Certificate",
-    scores: "ScoreLog | ScoreParts | ScoreTable",
+    scores: "parts.Scores",
     log: str,
     config: str | None,
     secret: "ProjectSecret | None",
@@ -155,13 +154,14 @@ def _key(secret: "ProjectSecret | None", key_file: str | None, drawing: str | No
     return secret.boundary_key
 
 
-def _warn_of_rows(scores: "ScoreLog | ScoreParts | ScoreTable", config: str | None, *, clustered: bool) -> None:
+def _warn_of_rows(scores: "parts.Scores", config: str | None, *, clustered: bool) -> None:
     """Say if rows repeat each other, or their grades were made by a grader that has changed since, or by several."""
     from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.scorelog.fitness import repeats
     from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.scorelog.spark_table import SparkTable
 
-    if isinstance(scores, ScoreTable):
+    if isinstance(scores, ScoreTable | SparkTable):
         return
     for problem in () if clustered or not isinstance(scores, ScoreLog) else repeats(scores).problems():
         options.warn(problem)
@@ -232,17 +232,15 @@ def _rows_needed(certificate: "Certificate") -> int:
     return sure_rows_needed(alpha, bound, confidence=certificate.confidence, dial=certificate.dial is not None)
 
 
-def _use(
-    certificate: "Certificate", scores: "ScoreLog | ScoreParts | ScoreTable", engine: "Engine | None"
-) -> dict[str, Any]:
+def _use(certificate: "Certificate", scores: "parts.Scores", engine: "Engine | None") -> dict[str, Any]:
     """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost."""
     from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.evaluation.costs import costs_of, routed_cost_per_1000
-    from conformal_arbitrage.scorelog.parts import ScoreParts
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
     if isinstance(scores, ScoreTable):
         return {"deferred": None, "cost_per_1000": None, "guardian_cost_per_1000": None}
-    if isinstance(scores, ScoreParts):
+    if not isinstance(scores, ScoreLog):
         return parts.use_of_parts(certificate, scores, engine)
     if certificate.learned is not None:  # each row decided by the others, not also by its own loss
         return {"deferred": certificate.learned.deferred, "cost_per_1000": None, "guardian_cost_per_1000": None}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from conformal_arbitrage.scorelog.cascade import CascadeLog
     from conformal_arbitrage.scorelog.log import ScoreLog
     from conformal_arbitrage.scorelog.parts import ScoreParts
+    from conformal_arbitrage.scorelog.spark_table import SparkTable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -360,16 +361,17 @@ def remember_look(
 
 
 def describe_looks(
-    scores: "ScoreLog | CascadeLog | ScoreParts | ScoreTable", path: str, config: str | None, *, fixed_before: bool,
-    terms: str | None = None,
+    scores: "ScoreLog | CascadeLog | ScoreParts | SparkTable | ScoreTable", path: str, config: str | None, *,
+    fixed_before: bool, terms: str | None = None,
 ) -> str | None:  # fmt: skip
     """Return what a certificate says of earlier looks at these rows, but for calibrations with the same `terms`; or None."""
     from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.evaluation.looks import looks_path, seen_in_parts
     from conformal_arbitrage.live.config import FILE
     from conformal_arbitrage.scorelog.parts import ScoreParts
+    from conformal_arbitrage.scorelog.spark_table import SparkTable
 
-    if isinstance(scores, ScoreTable):
+    if isinstance(scores, ScoreTable | SparkTable):
         return None
     rows = (part.load(["context"]) for part in scores.parts()) if isinstance(scores, ScoreParts) else [scores]
     try:

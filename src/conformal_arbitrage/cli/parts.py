@@ -18,33 +18,37 @@ if TYPE_CHECKING:
     from conformal_arbitrage.scorelog.engines import Engine
     from conformal_arbitrage.scorelog.log import ScoreLog
     from conformal_arbitrage.scorelog.parts import ScoreParts
+    from conformal_arbitrage.scorelog.spark_table import SparkTable
+
+    Scores = ScoreLog | ScoreParts | SparkTable | ScoreTable
 
 _TABLE, _DUCKDB = "table:", "duckdb:"
-_NO_TABLE = (
-    "table:NAME is for calibrate and verify, with its database: --engine postgresql://... or --engine duckdb:FILE"
-)
+_NO_TABLE = "table:NAME is for calibrate and verify, with its database: --engine postgresql://..., duckdb:FILE or Spark (sc://...)"
 
 engine_options = options.chained(
     click.option(
         "--engine",
         metavar="NAME",
         help="For a log in parts, which is a pattern, a folder, a URL or one Parquet file of more than 10 million rows: "
-        "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., local[N]); "
-        "for table:NAME its database, postgresql://user:{NAME}@host/database or duckdb:FILE.  "
+        "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., spark://..., local[N], or spark for what its "
+        "own settings say); for table:NAME where it is: Spark, postgresql://user:{NAME}@host/database or duckdb:FILE.  "
         "[default: threads]",
     ),
     click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads or processes.  [default: all cores]"),
 )
 
 
-def place_of(scores: "ScoreLog | ScoreParts | ScoreTable", engine: str | None, jobs: int | None) -> "Engine | None":
-    """Return where the work on a log in parts is done; None for one in memory, and for a table."""
+def place_of(scores: "Scores", engine: str | None, jobs: int | None) -> "Engine | None":
+    """Return where the work on a log in parts is done; None for one in memory, and for a table of a database."""
     from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.scorelog.engines import as_engine
     from conformal_arbitrage.scorelog.parts import ScoreParts
+    from conformal_arbitrage.scorelog.spark_table import SparkTable
 
     if isinstance(scores, ScoreParts):
         return as_engine(engine, jobs)
+    if isinstance(scores, SparkTable) and jobs is None:
+        return scores
     if jobs is not None or (engine is not None and not isinstance(scores, ScoreTable)):
         raise click.UsageError(
             "--engine and --jobs are for a log in parts: give a pattern, a folder, a URL, or one Parquet file of more than "
@@ -102,20 +106,21 @@ def read_scores(
 
 def find_scores(
     log: str, primary: str | None, guardian: str | None, outcomes: tuple[str, ...], engine: str | None, **how: Any
-) -> "ScoreLog | ScoreParts | ScoreTable":
+) -> "Scores":
     """Return the table that table:NAME means in the database of --engine; any other log as `read_scores` does."""
     if not (log.startswith(_TABLE) and engine):
         return read_scores(log, primary, guardian, outcomes, **how)
     from conformal_arbitrage.calibration.tables import ScoreTable
+    from conformal_arbitrage.scorelog.spark import is_spark
+    from conformal_arbitrage.scorelog.spark_table import SparkTable
 
+    table, columns = log.removeprefix(_TABLE), {"primary": primary or "primary", "guardian": guardian or "guardian"}
+    if is_spark(engine) and not outcomes:
+        opened = SparkTable.open(engine, table, **columns)
+        return opened.binarized() if how.get("binarized") else opened
     if how.get("binarized") or outcomes:
         raise click.UsageError("--binarize and --outcome are not computed by SQL; export the table as Parquet files")
-    return ScoreTable(
-        address=_database(engine),
-        table=log.removeprefix(_TABLE),
-        primary=primary or "primary",
-        guardian=guardian or "guardian",
-    )
+    return ScoreTable(address=_database(engine), table=table, **columns)
 
 
 def _database(engine: str) -> str:
@@ -167,7 +172,7 @@ def lacks_guardian(scores: "ScoreLog | ScoreParts") -> bool:
     return scores.guardian is None if isinstance(scores, ScoreParts) else bool(scores.missing.all())
 
 
-def use_of_parts(certificate: "Certificate", log: "ScoreParts", engine: "Engine | None") -> dict[str, Any]:
+def use_of_parts(certificate: "Certificate", log: "ScoreParts | SparkTable", engine: "Engine | None") -> dict[str, Any]:
     """Return how often the Guardian is asked on a log in parts; costs are not added up."""
     from conformal_arbitrage.scorelog.engines import as_engine
 
@@ -207,9 +212,11 @@ def _write_decisions(decisions: "Decisions", output: str | None) -> None:
         write_text(output, "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in decisions.to_dicts()))
 
 
-def _decided(certificate: "Certificate", log: "ScoreParts", engine: "Engine", folder: str | None) -> "DecisionCounts":
+def _decided(
+    certificate: "Certificate", log: "ScoreParts | SparkTable", engine: "Engine", folder: str | None
+) -> "DecisionCounts":
     from conformal_arbitrage.calibration.applying import decide_parts
 
     counts = decide_parts(certificate, log, engine, folder)
-    tell_pass(f"decided: {counts.rows:,} rows in {len(log.parts())} parts")
+    tell_pass(f"decided: {counts.rows:,} rows")
     return counts

@@ -15,13 +15,14 @@ from typing import Any
 from msgspec import Struct, ValidationError, convert, structs
 
 from conformal_arbitrage.calibration.learned_score import ScoreKind
+from conformal_arbitrage.calibration.parts import refuse_repeated_ids
 from conformal_arbitrage.errors import ConfigError, OptionError
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.recommendation import TUNING_SHARE, recommend
 from conformal_arbitrage.evaluation.route_options import PromisedLoss, Recommendation
 from conformal_arbitrage.scorelog.files import Table, write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.parts import ScoreParts, first_rows, refuse_repeated_ids, scheme_of
+from conformal_arbitrage.scorelog.parts import ScoreParts, first_rows, scheme_of
 from conformal_arbitrage.types import MissingGuardian
 
 _NOT_SCORES = ("correct", "label", "actions")

@@ -7,19 +7,20 @@ Knows nothing of what the work is.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
-from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError
 from conformal_arbitrage.scorelog.parts import ScorePart
 
 _Result = TypeVar("_Result")
 PassProgress = Callable[[str], None]
 """Is told, in words, what was done."""
 _RESTARTS: Final = 3
+_AT_ONCE: Final = 64
 
 
 def silent(_: str) -> None:
@@ -44,7 +45,7 @@ class Threads:
     def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
         """Yield the results as they come."""
         with ThreadPoolExecutor(self.jobs) as pool:
-            yield from completed(pool, work, parts, 2 * self.jobs)
+            yield from completed(pool, NamedWork(work), parts, 2 * self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,40 @@ class Processes:
         for attempt in range(_RESTARTS + 1):
             try:
                 with ProcessPoolExecutor(self.jobs, mp_context=context) as pool:
-                    for number, result in completed(pool, _Numbered(work), list(left.items()), 2 * self.jobs):
+                    for number, result in completed(
+                        pool, _Numbered(NamedWork(work)), list(left.items()), 2 * self.jobs
+                    ):
                         del left[number]
                         yield result
-            except BrokenProcessPool:
+            except BrokenProcessPool as error:
                 if attempt == _RESTARTS:
-                    raise
+                    raise EngineError(
+                        f"processes died {attempt + 1} times; {_first_of(left)} is the first part that is not done; if "
+                        "memory was short, take fewer --jobs, or smaller parts (rows_per_part=)"
+                    ) from error
             if not left:
                 return
+
+
+def _first_of(left: Mapping[int, ScorePart]) -> str:
+    return left[min(left)].name
+
+
+@dataclass(frozen=True, slots=True)
+class NamedWork(Generic[_Result]):
+    """Work whose unforeseen errors name the part; what is wrong with rows names file and row already."""
+
+    work: Callable[[ScorePart], _Result]
+
+    def __call__(self, part: ScorePart) -> _Result:
+        """Do the work."""
+        try:
+            return self.work(part)
+        except ArbitrageError:
+            raise
+        except Exception as error:
+            error.add_note(f"in {part.name}")
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +113,33 @@ class _Numbered(Generic[_Result]):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorPool:
-    """Runs work on an executor of the caller's, such as `dask.distributed.Client.get_executor()`."""
+    """Runs work on an executor of the caller's."""
 
     executor: Executor
 
     def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
         """Yield the results as they come."""
-        yield from completed(self.executor, work, parts, 64)
+        yield from completed(self.executor, NamedWork(work), parts, _AT_ONCE)
+
+
+@dataclass(frozen=True, slots=True)
+class DaskWorkers:
+    """Runs work on the workers of a Dask scheduler, which does the parts of one that dies again.
+
+    Attributes:
+        client: a `distributed.Client`.
+    """
+
+    client: Any
+
+    def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
+        """Yield the results as they come."""
+        from distributed import KilledWorker  # pyright: ignore
+
+        try:
+            yield from completed(self.client.get_executor(), NamedWork(work), parts, _AT_ONCE)
+        except KilledWorker as error:  # pyright: ignore
+            raise EngineError(f"Dask gave up: {error}") from error
 
 
 _Item = TypeVar("_Item")
@@ -120,7 +167,8 @@ def as_engine(engine: "Engine | Executor | str | None", jobs: int | None = None)
 
     Args:
         engine: an engine; an executor; "threads" (the default), "processes", or the address of a Dask scheduler
-            (tcp://...) or of Spark (sc://... for Spark Connect, local[N] or spark://... for a classic session).
+            (tcp://...) or of Spark (sc://... for Spark Connect, local[N] or spark://... for a classic session, "spark" for
+            the one that Spark's own settings describe).
         jobs: how many threads or processes; by default one for every core.
     """
     if isinstance(engine, Executor):
@@ -137,16 +185,23 @@ def as_engine(engine: "Engine | Executor | str | None", jobs: int | None = None)
 
 def _remote(address: str) -> Engine:
     if address.startswith(("tcp://", "tls://")):
-        try:
-            from dask.distributed import Client  # pyright: ignore
-        except ImportError as error:
-            raise OptionError(f"engine {address}: needs Dask; pip install distributed") from error
-        return ExecutorPool(Client(address).get_executor())  # pyright: ignore
-    if address.startswith(("sc://", "local", "spark://", "yarn", "k8s://")):
-        from conformal_arbitrage.scorelog.spark import spark_tasks
+        return _dask(address)
+    from conformal_arbitrage.scorelog.spark import SparkTasks, is_spark, spark_session
 
-        return spark_tasks(address)
+    if is_spark(address):
+        return SparkTasks(spark_session(address))
     raise OptionError(
-        f"engine must be threads, processes, or an address of Dask (tcp://) or Spark (sc://, spark://, local[N]); got "
-        f"{address!r}"
+        "engine must be threads, processes, spark, or an address of Dask (tcp://) or Spark (sc://, spark://, local[N]); "
+        f"got {address!r}"
     )
+
+
+def _dask(address: str) -> DaskWorkers:
+    try:
+        from distributed import Client  # pyright: ignore
+    except ImportError as error:
+        raise OptionError(f"engine {address}: needs Dask; pip install 'conformal-arbitrage[dask]'") from error
+    try:
+        return DaskWorkers(Client(address))  # pyright: ignore
+    except OSError as error:
+        raise EngineError(f"engine {address}: there is no scheduler ({error}); check the address") from error

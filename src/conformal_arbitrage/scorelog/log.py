@@ -17,7 +17,14 @@ from numpy.typing import ArrayLike, NDArray
 from conformal_arbitrage.core.arrays import Bools, Floats, Integers, Scalar, flat_positions
 from conformal_arbitrage.core.choices import row_argmax
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
-from conformal_arbitrage.scorelog.columns import CheckedColumns, Usage, array_columns, check_columns, read_columns
+from conformal_arbitrage.scorelog.columns import (
+    CheckedColumns,
+    RawColumns,
+    Usage,
+    array_columns,
+    check_columns,
+    read_columns,
+)
 from conformal_arbitrage.scorelog.digests import rows_digest
 from conformal_arbitrage.scorelog.files import Table, write_table
 from conformal_arbitrage.scorelog.frames import FrameTable, arrow_stream, arrow_table, pandas_frame
@@ -125,7 +132,12 @@ class ScoreLog:
         cls, table: ColumnReader, primary: ScoreColumns, guardian: ScoreColumns | None, outcomes: Sequence[str]
     ) -> "ScoreLog":
         """Read a score log from an open table; see `read` and `from_frame`."""
-        return _score_log(check_columns(read_columns(table, primary, guardian, outcomes)))
+        return cls.from_columns(read_columns(table, primary, guardian, outcomes))
+
+    @classmethod
+    def from_columns(cls, raw: RawColumns) -> "ScoreLog":
+        """Apply the rules of the format to raw columns."""
+        return _score_log(check_columns(raw))
 
     @classmethod
     def from_arrays(
@@ -158,21 +170,19 @@ class ScoreLog:
             guardian_usage: cost or tokens of asking the Guardian, per row.
             identities: the scorers that made the scores, by role.
         """
-        return _score_log(
-            check_columns(
-                array_columns(
-                    primary,
-                    guardian,
-                    id=id,
-                    label=label,
-                    group=group,
-                    context=context,
-                    actions=actions,
-                    outcomes=outcomes,
-                    primary_usage=primary_usage,
-                    guardian_usage=guardian_usage,
-                    identities=identities,
-                )
+        return cls.from_columns(
+            array_columns(
+                primary,
+                guardian,
+                id=id,
+                label=label,
+                group=group,
+                context=context,
+                actions=actions,
+                outcomes=outcomes,
+                primary_usage=primary_usage,
+                guardian_usage=guardian_usage,
+                identities=identities,
             )
         )
 
@@ -207,19 +217,17 @@ class ScoreLog:
             guardian_usage: cost or tokens of the Guardian, per row.
             identities: the scorers that made the scores, by role.
         """
-        return _score_log(
-            check_columns(
-                router_columns(
-                    confidence=confidence,
-                    primary_grade=primary_grade,
-                    guardian_grade=guardian_grade,
-                    id=id,
-                    group=group,
-                    context=context,
-                    primary_usage=primary_usage,
-                    guardian_usage=guardian_usage,
-                    identities=identities,
-                )
+        return cls.from_columns(
+            router_columns(
+                confidence=confidence,
+                primary_grade=primary_grade,
+                guardian_grade=guardian_grade,
+                id=id,
+                group=group,
+                context=context,
+                primary_usage=primary_usage,
+                guardian_usage=guardian_usage,
+                identities=identities,
             )
         )
 
@@ -238,7 +246,7 @@ class ScoreLog:
         columns = read_router_columns(
             path, confidence=confidence, primary_grade=primary_grade, guardian_grade=guardian_grade
         )
-        return _score_log(check_columns(columns))
+        return cls.from_columns(columns)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

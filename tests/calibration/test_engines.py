@@ -1,0 +1,223 @@
+"""Engines that are not of this process: Spark and Dask, real ones, and what runs on the workers of a Spark table."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformal_arbitrage import EngineError, OptionError, ScoreParts, SparkTable, calibrate, verify
+from conformal_arbitrage.scorelog.engines import Processes, as_engine
+from tests.calibration.test_parts import KEY, OPTIONS, some_log, told, write_parts
+from tests.calibration.test_tables import differing
+from tests.conftest import SHARED
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = int(os.environ.get("ENGINE_ROUNDS", "0"))
+
+
+def checks(script, folder, *options):
+    """Run a script that compares; return what it reports by name."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", script, str(folder), *options]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"check"')]
+    return {line["check"]: line["differences"] for line in lines}
+
+
+REFUSALS = {
+    "file": "ScoreLogError: {folder}/faults/scores-01.parquet: row 18, column 'primary': inf",
+    "partition": "ScoreLogError: table lake.scores, partition 0: row ",
+    "id": "ScoreLogError: frame: 'q30' is the id of more than one row",
+    "type": "ScoreLogError: frame: column 'id' is string; it must be array<double>",
+    "column": "ScoreLogError: frame: there is no column 'qwen'",
+    "rows": "ScoreLogError: frame: there are no rows",
+    "table": "EngineError: table nothing: cannot be opened ([TABLE_OR_VIEW_NOT_FOUND]",
+    "moving": "EngineError: frame: its rows changed between two passes",
+    "unforeseen": "EngineError: Spark gave up (TypeError: object of type 'ScorePart' has no len(); in ",
+}
+
+
+@pytest.mark.skipif(
+    find_spec("pyspark") is None or find_spec("grpc") is None, reason="pyspark[connect] is not installed"
+)
+@pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java for Spark (Debian's default-jre-headless)")
+def test_spark_gives_the_certificate_of_the_rows_in_memory(tmp_path):
+    options = ["--rounds", str(ROUNDS), *(["--logs", str(SHARED)] if ROUNDS and SHARED.exists() else [])]
+    found = checks("tests.calibration.on_spark", tmp_path, *options)
+    refused = found.pop("refusals")
+    assert len(found) >= 6 + ROUNDS
+    assert not {name: differences for name, differences in found.items() if differences}
+    for what, message in REFUSALS.items():
+        assert refused[what].startswith(message.format(folder=tmp_path)), (what, refused)
+    assert "parquet, rows 1 to 30" in refused["unforeseen"]
+
+
+@pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed")
+def test_dask_gives_the_certificate_of_the_rows_in_memory(tmp_path):
+    found = checks("tests.calibration.on_dask", tmp_path)
+    assert found["nowhere"].startswith("EngineError: engine tcp://127.0.0.1:9: there is no scheduler")
+    assert found["unforeseen"].startswith("TypeError")
+    assert "parquet, rows 1 to 200" in found["unforeseen"]
+    assert not found["equal"]
+    assert not found["a worker is killed"]
+
+
+class ArrowFrame:
+    """As much of a Spark frame as a table needs, over Arrow in this process: what workers run is real."""
+
+    def __init__(self, table, *, partitions=3, batch=17):
+        self.table, self.partitions, self.batch = table, partitions, batch
+
+    @property
+    def dtypes(self):
+        lists = {one.name: one.type.value_type for one in self.table.schema if hasattr(one.type, "value_type")}
+        return [(name, f"array<{lists[name]}>" if name in lists else "string") for name in self.table.column_names]
+
+    def selectExpr(self, *columns):  # noqa: N802
+        chosen = ", ".join(column.replace("`", '"') for column in columns)
+        with duckdb.connect() as connection:
+            connection.register("frame", self.table)
+            found = connection.sql(f"select {chosen} from frame").to_arrow_table()
+        return ArrowFrame(found, partitions=self.partitions, batch=self.batch)
+
+    def collect(self):
+        return [tuple(row.values()) for row in self.table.to_pylist()]
+
+    def mapInArrow(self, run, _):  # noqa: N802
+        edges = np.linspace(0, self.table.num_rows, self.partitions + 1).astype(int)
+        slices = [self.table.slice(a, b - a) for a, b in pairwise(edges.tolist())]
+        self.results = [
+            (value,)
+            for one in slices
+            for batch in run(iter(one.to_batches(max_chunksize=self.batch)))
+            for value in batch.column(0).to_pylist()
+        ]
+        return self
+
+    def persist(self, _):
+        return self
+
+    def unpersist(self):
+        return self
+
+    def count(self):
+        return len(self.results)
+
+    def toLocalIterator(self):  # noqa: N802
+        return iter(self.results)
+
+
+needs_pyspark = pytest.mark.skipif(find_spec("pyspark") is None, reason="pyspark is not installed")
+
+
+def frame_of(log, **keywords):
+    return ArrowFrame(log.to_arrow(), **keywords)
+
+
+@needs_pyspark
+@given(seed=st.integers(0, 2**32 - 1), keywords=st.sampled_from([*OPTIONS, {"confidence": "0.9"}]))
+@settings(max_examples=15, deadline=None)
+def test_what_workers_do_with_a_table_gives_the_certificate_of_its_rows(seed, keywords):
+    rng = np.random.default_rng(seed)
+    kind = str(rng.choice(["unit", "coarse", "single"]))
+    log = some_log(int(rng.integers(1, 150)), seed, kind=kind, missing=0.1)
+    table = SparkTable(frame=frame_of(log, partitions=int(rng.integers(1, 5)), batch=int(rng.integers(1, 60))))
+    if "confidence" in keywords:
+        log, table = log.binarized(), table.binarized()
+    keywords = {**keywords, "missing_guardian": "worst_case"}
+    alpha = str(rng.choice(["0.9", "0.5", "0.2", "0.05"]))
+    expected, certificate = calibrate(log, alpha, **keywords), calibrate(table, alpha, **keywords)
+    assert not differing(expected, certificate)
+    assert certificate.log_sha256.startswith("rows:")
+    assert verify(certificate, table)
+
+
+@needs_pyspark
+def test_the_digest_of_a_table_depends_on_its_rows_and_not_on_their_order():
+    log = some_log(200, missing=0.1)
+    keywords = {"missing_guardian": "worst_case"}
+    certificate = calibrate(SparkTable(frame=frame_of(log)), "0.3", **keywords)
+    backwards = log.select(range(199, -1, -1))
+    assert verify(certificate, SparkTable(frame=frame_of(backwards, partitions=5)))
+    renamed = replace(log, id=np.array(["other", *log.id.tolist()[1:]], dtype=log.id.dtype))
+    assert set(verify(certificate, SparkTable(frame=frame_of(renamed))).differences) == {"log_sha256"}
+    swapped = log.primary.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    assert "log_sha256" in verify(certificate, SparkTable(frame=frame_of(replace(log, primary=swapped)))).differences
+
+
+@needs_pyspark
+def test_the_batches_of_a_table_are_joined_up_to_a_size(monkeypatch):
+    monkeypatch.setattr("conformal_arbitrage.scorelog.spark_table._ROWS", 50)
+    log, lines = some_log(200), []
+    table = SparkTable(frame=frame_of(log, partitions=2, batch=20))
+    assert not differing(calibrate(log, "0.2"), calibrate(table, "0.2", progress=lines.append))
+    assert lines[0] == "pass 1: 200 rows in 4 batches of frame"
+
+
+@needs_pyspark
+def test_a_table_whose_rows_change_between_passes_is_refused():
+    table = SparkTable(frame=frame_of(some_log(200, kind="coarse")))
+
+    def swap_scores(_):
+        table.frame.table = some_log(200, seed=1, kind="coarse").to_arrow()
+
+    with pytest.raises(EngineError, match=r"rows changed between two passes \(200, then 200\)"):
+        calibrate(table, "0.1", boundary="random", key=KEY, progress=swap_scores)
+
+
+@needs_pyspark
+def test_a_table_takes_no_other_engine_and_gathers_nothing():
+    table = SparkTable(frame=frame_of(some_log(50)))
+    assert repr(table) == "<SparkTable frame>"
+    with pytest.raises(OptionError, match="done by its session"):
+        calibrate(table, "0.2", engine="threads")
+    with pytest.raises(OptionError, match=r"by= \(--by\) needs all rows in memory"):
+        calibrate(table, "0.2", by="group")
+    with pytest.raises(OptionError, match="needs the Guardian's scores"):
+        calibrate(SparkTable(frame=table.frame, guardian=None), "0.2")
+
+
+class Deadly:
+    """Work that no process survives."""
+
+    def __call__(self, part):
+        os._exit(9)
+
+
+def test_processes_that_die_again_and_again_are_given_up_with_the_part_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("conformal_arbitrage.scorelog.engines._RESTARTS", 1)
+    parts = ScoreParts.read(write_parts(some_log(60), tmp_path / "p", [30])).parts()
+    with pytest.raises(EngineError, match=r"died 2 times; .*scores-00\.parquet, rows 1 to 30 is the first part"):
+        list(Processes(2).run(Deadly(), parts))
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_an_unforeseen_error_names_the_part(tmp_path, engine):
+    folder = write_parts(some_log(90), tmp_path / "p", [30, 60])
+    assert "in " in (message := told(lambda: list(as_engine(engine).run(len, ScoreParts.read(folder).parts()))))
+    assert "parquet, rows 1 to 30" in message
+
+
+def test_engines_that_are_not_installed_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(OptionError, match=r"conformal-arbitrage\[dask\]"):
+        as_engine("tcp://127.0.0.1:9")
+    monkeypatch.setitem(sys.modules, "pyspark.errors", None)
+    for address in ("sc://127.0.0.1:9", "spark", "local[2]"):
+        with pytest.raises(OptionError, match=r"conformal-arbitrage\[spark\]"):
+            as_engine(address)
