@@ -220,6 +220,15 @@ def test_what_the_ledger_does_not_know_turns_amber_too():
     assert judge(replace(QUIET, log_peak=(9.0, 9.0)), stale="old")[0] == "red"
 
 
+def test_evidence_that_crossed_the_line_and_fell_again_in_one_reading_is_red():
+    losses = np.concatenate([np.ones(100), np.zeros(20_000)])
+    monitor = Monitor.from_ledger(LINES, losses)
+    assert monitor.red(0.0)
+    shown = monitor.standing(0.0)
+    assert shown.figures.log_evidence[1] < LINES.log_red < shown.figures.log_peak[1]
+    assert shown.state == "red"
+
+
 def test_kept_is_not_said_while_what_is_unknown_could_break_it():
     losses = np.zeros(1000)
     assert Monitor.from_ledger(LINES, losses).standing(0.0).state == "kept"

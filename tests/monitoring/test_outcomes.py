@@ -135,3 +135,8 @@ def test_a_net_loss_in_free_text_is_the_difference_of_the_grades():
     assert decision_loss(decision, Verdict(grades=(0.9, 0.5))) == pytest.approx(-0.4)
     assert decision_loss(decision, Verdict(grades=(0.25, 0.5))) == 0.25
     assert decision_loss(decision, Verdict(grades=(1.0, 0.0)), loss_bound=0.5) == -1.0, "a gain beyond the bound"
+
+
+def test_a_fallback_is_no_loss_of_the_rule_whatever_the_guardian_was_shown():
+    shown = menu("fallback", guardian_sees="candidates", candidates=(0,), action=2)
+    assert decision_loss(shown) == decision_loss(shown, SCORES) == 0
