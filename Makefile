@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help test-again demo demo-serve shots test coverage test-live test-clients test-ecosystem lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
+.PHONY: help test-again demo demo-serve shots test coverage test-live test-clients test-ecosystem test-routellm lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
 
 demo: .venv/.installed  ## a tour on bundled real data
 	$(BIN)/arbitrage demo --out demo
@@ -44,6 +44,9 @@ test-clients: .venv/.installed-dev .venv-clients/.installed .venv-clients-earlie
 # Too long for every change, so .ci/run leaves it out.
 test-ecosystem: .venv/.installed-dev .venv-evaluations/.installed .venv-frameworks/.installed  ## nightly: files of other packages, and examples in other frameworks, with the packages
 	$(BIN)/pytest tests/ecosystem $(TEST)
+
+test-routellm: .venv/.installed-dev .venv-routellm/.installed  ## nightly: win rates of RouteLLM itself, which needs PyTorch
+	$(BIN)/pytest tests/ecosystem/test_importers.py -k routellm $(TEST)
 
 bench-lm-eval: .venv/.installed-live .venv-evaluations/.installed  ## two runs of lm-eval on a real local model, imported, certified and served
 	$(BIN)/python -m benchmarks.lm_eval_pair $(BENCH)
@@ -200,10 +203,16 @@ sbom: .venv/.installed .venv-release/.installed  ## what the installation in .ve
 	.venv-evaluations/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
 	touch $@
 
+.venv-routellm/.installed: tests/ecosystem/routellm.txt
+	$(PYTHON) -m venv .venv-routellm
+	.venv-routellm/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
+	.venv-routellm/bin/pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
+	touch $@
+
 .venv-frameworks/.installed: tests/ecosystem/frameworks.txt
 	$(PYTHON) -m venv .venv-frameworks
 	.venv-frameworks/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $<
 	touch $@
 
 clean:
-	rm -rf .venv .venv-docs .venv-deploy .venv-release .venv-evaluations .venv-frameworks .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage
+	rm -rf .venv .venv-docs .venv-deploy .venv-release .venv-evaluations .venv-frameworks .venv-routellm .venv-clients .venv-clients-earlier .venv-mapie .venv-litellm demo .coverage

@@ -5,25 +5,26 @@ The packages have environments of their own, which `make test-ecosystem` install
 
 import asyncio
 import json
+import math
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from conformal_arbitrage import calibrate
-from conformal_arbitrage.importing import read_inspect, read_langfuse, read_litellm, read_lm_eval
+from conformal_arbitrage.importing import read_inspect, read_langfuse, read_litellm, read_lm_eval, read_routellm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 COUNT = 60
 
 
-def make(script, folder, environment, count=COUNT):
+def make(script, folder, environment, count=COUNT, *more):
     """Run a script that makes files in the environment of its package."""
     python = ROOT / environment / "bin" / "python"
     if not python.with_name("python").exists():
-        pytest.skip(f"there is no {environment}; make test-ecosystem installs it")
-    command = [python, HERE / script, folder, str(count)]
+        pytest.skip(f"there is no {environment}; make test-ecosystem or make test-routellm installs it")
+    command = [python, HERE / script, folder, str(count), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -113,3 +114,16 @@ def test_payloads_of_litellm_are_joined_and_graded(tmp_path, monkeypatch):
     assert {n: round(s, 2) for n, s in zip(numbers, log.primary[1::2].tolist(), strict=True) if n != 5} == {
         n: 0.95 if n % 3 else 0.5 for n in range(12) if n != 5
     }
+
+
+def test_win_rates_of_routellm_are_certified_and_it_routes_as_the_certificate_does(tmp_path):
+    make("make_routellm.py", tmp_path, ".venv-routellm")
+    table, pair = tmp_path / "mmlu.csv", {"weak": "mixtral-8x7b-instruct-v0.1", "strong": "gpt-4-1106-preview"}
+    log = read_routellm(table, **pair).log
+    assert len(log) == COUNT
+    certificate = calibrate(log, 0.1)
+    threshold = math.floor((1 - certificate.relaxation) * 1e9) / 1e9  # rounded down, as docs/importing.md says
+    make("make_routellm.py", tmp_path, ".venv-routellm", COUNT, repr(threshold))
+    deferred = certificate.apply(log).deferred
+    assert json.loads((tmp_path / "strong.json").read_text()) == deferred.tolist()
+    assert 0 < deferred.mean() < 1
