@@ -1,5 +1,6 @@
 import asyncio
 import math
+import time
 
 import numpy as np
 import pytest
@@ -232,6 +233,20 @@ def test_pruning_and_erasing_leave_the_ledger_alone(store):
         after = await store.ledger(KEY)
         np.testing.assert_array_equal(before.loss, after.loss)
         assert before.change == after.change
+
+    asyncio.run(work())
+
+
+def test_pruning_spares_what_a_grade_can_still_settle(store):
+    async def work():
+        late, awaited = await draw(store), new_id()
+        row = NewRow(key=KEY, drawn=1000.0, due=time.time() + DAY, loss=None, slot=None)
+        audit = Audit(id=awaited, policy="support", question=QUESTION, ask=True, identities_sha256="models", row=row)
+        await store.commit([decision(awaited)], audits=[audit])
+        await store.commit([later(id, AuditBody(scores=(0.1, 0.9))) for id in (late, awaited)])
+        assert await store.prune(before=1e12) == 1
+        assert await store.record(late) is None
+        assert await store.record(awaited) is not None
 
     asyncio.run(work())
 

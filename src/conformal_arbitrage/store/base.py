@@ -448,7 +448,8 @@ class Store(LedgerStore, RowStore, ConsoleStore, ReviewStore, Protocol):
     async def prune(self, *, before: float) -> int:
         """Remove decisions older than a time, with all their events, and stored responses of that age.
 
-        A checkpoint per writer keeps the chains verifiable. Decisions with an open audit stay until it is closed.
+        A checkpoint per writer keeps the chains verifiable. Decisions with an open audit stay until it is closed, and those
+        whose audited loss is not known until it is due.
         """
         ...
 

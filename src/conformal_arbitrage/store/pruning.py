@@ -31,17 +31,19 @@ GONE = 410
 """The status of a stored response that was erased."""
 
 
-def prune(session: Session, *, before: float) -> int:
+def prune(session: Session, *, before: float, now: float) -> int:
     """Turn the events of some old decisions into tombstones; return how many decisions.
 
-    A decision whose audit is open stays until the audit is closed, since it needs the question. One that is fit for
-    calibration leaves its row.
+    A decision whose audit is open stays until the audit is closed, since it needs the question; one whose loss a grade or
+    a label can still tell stays until that is due. One that is fit for calibration leaves its row.
     """
     rows = session.rows(
-        "select id from events where kind = 'decision' and at < ? and not exists "
-        "(select 1 from audits where audits.id = events.id) and not exists (select 1 from reviews where reviews.decision = "
-        f"events.id and reviews.state in ('open', 'decided')) order by at limit ?{session.dialect.skip_locked}",
-        *(before, CHUNK),
+        "select id from events where kind = 'decision' and at < ? "
+        "and not exists (select 1 from audits where audits.id = events.id) "
+        "and not exists (select 1 from reviews where reviews.decision = events.id and reviews.state in ('open', 'decided')) "
+        "and not exists (select 1 from ledger where ledger.id = events.id and ledger.loss is null and ledger.due > ?) "
+        f"order by at limit ?{session.dialect.skip_locked}",
+        *(before, now, CHUNK),
     )
     for (id,) in rows:
         keep(session, id)

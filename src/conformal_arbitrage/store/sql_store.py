@@ -434,8 +434,8 @@ class SQLStore(SQLConsole, SQLReviews):
         A tombstone with writer, number and hash replaces each event; tombstones at the start of a chain become one
         checkpoint.
         """
-        total = 0
-        while count := await self._maintain(lambda session: pruning.prune(session, before=before)):
+        total, now = 0, time.time()
+        while count := await self._maintain(lambda session: pruning.prune(session, before=before, now=now)):
             total += count
         await self._maintain(pruning.compact)
         await self._maintain(lambda session: pruning.prune_replays(session, before=before))
