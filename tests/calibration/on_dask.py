@@ -25,6 +25,7 @@ class DyingWorkers(DaskWorkers):
 
 def main():
     warnings.simplefilter("ignore")
+    import dask
     from distributed import LocalCluster
 
     folder = Path(sys.argv[1])
@@ -32,7 +33,8 @@ def main():
     where = ScoreParts.read(write_parts(log, folder / "scores", [200, 400]))
     keywords = {"boundary": "random", "key": KEY}
     expected, found = calibrate(log, "0.1", **keywords), {}
-    nowhere = told(lambda: as_engine("tcp://127.0.0.1:9"))
+    with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
+        nowhere = told(lambda: as_engine("tcp://127.0.0.1:9"))
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster:
         engine = as_engine(cluster.scheduler_address)
         found["equal"] = differing(expected, calibrate(where, "0.1", engine=engine, **keywords))
