@@ -57,10 +57,10 @@ REFUSALS = {
 @pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java for Spark (Debian's default-jre-headless)")
 def test_spark_gives_the_certificate_of_the_rows_in_memory(tmp_path):
     options = ["--rounds", str(ROUNDS), *(["--logs", str(SHARED)] if ROUNDS and SHARED.exists() else [])]
-    found = checks("tests.calibration.on_spark", tmp_path, *options)
-    refused = found.pop("refusals")
-    assert len(found) >= 6 + ROUNDS
-    assert not {name: differences for name, differences in found.items() if differences}
+    reported = checks("tests.calibration.on_spark", tmp_path, *options)
+    refused = reported.pop("refusals")
+    assert len(reported) >= 6 + ROUNDS
+    assert not {name: differences for name, differences in reported.items() if differences}
     for what, message in REFUSALS.items():
         assert refused[what].startswith(message.format(folder=tmp_path)), (what, refused)
     assert "parquet, rows 1 to 30" in refused["unforeseen"]
@@ -68,12 +68,12 @@ def test_spark_gives_the_certificate_of_the_rows_in_memory(tmp_path):
 
 @pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed")
 def test_dask_gives_the_certificate_of_the_rows_in_memory(tmp_path):
-    found = checks("tests.calibration.on_dask", tmp_path)
-    assert found["nowhere"].startswith("EngineError: engine tcp://127.0.0.1:9: there is no scheduler")
-    assert found["unforeseen"].startswith("TypeError")
-    assert "parquet, rows 1 to 200" in found["unforeseen"]
-    assert not found["equal"]
-    assert not found["a worker is killed"]
+    reported = checks("tests.calibration.on_dask", tmp_path)
+    assert reported["nowhere"].startswith("EngineError: engine tcp://127.0.0.1:9: there is no scheduler")
+    assert reported["unforeseen"].startswith("TypeError")
+    assert "parquet, rows 1 to 200" in reported["unforeseen"]
+    assert not reported["equal"]
+    assert not reported["a worker is killed"]
 
 
 class ArrowFrame:
@@ -91,8 +91,8 @@ class ArrowFrame:
         chosen = ", ".join(column.replace("`", '"') for column in columns)
         with duckdb.connect() as connection:
             connection.register("frame", self.table)
-            found = connection.sql(f"select {chosen} from frame").to_arrow_table()
-        return ArrowFrame(found, partitions=self.partitions, batch=self.batch)
+            selected = connection.sql(f"select {chosen} from frame").to_arrow_table()
+        return ArrowFrame(selected, partitions=self.partitions, batch=self.batch)
 
     def collect(self):
         return [tuple(row.values()) for row in self.table.to_pylist()]
