@@ -284,12 +284,15 @@ def test_features_of_one_query_are_those_of_a_log_to_the_bit():
     scores = np.round(rng.random((n, size)) * rng.choice([-1, 0, 1, 1, 1], (n, 1)), rng.integers(1, 4))
     margin, top = np.round(rng.random(n), 3), rng.integers(0, size, n)
     group, tokens = rng.choice(["a", "b", "c", ""], n).tolist(), rng.integers(0, 500, n).astype(float)
-    rows = FeatureRows(margin=margin, top=top, scores=scores, group=group, tokens=tokens)
-    for features in (FeatureSet(menu_size=size, groups=("a", "b"), tokens=True), FeatureSet(), FeatureSet(tokens=True)):
+    text = rng.integers(-1, 2, (n, 3)).astype(float)
+    rows = FeatureRows(margin=margin, top=top, scores=scores, group=group, tokens=tokens, text=text)
+    everything = FeatureSet(menu_size=size, groups=("a", "b"), tokens=True, text=3)
+    for features in (everything, FeatureSet(), FeatureSet(tokens=True)):
         matrix = feature_matrix(features, rows)
         for k in range(n):
+            words = text[k].tolist() if features.text else ()
             places, values = query_features(
-                features, float(margin[k]), int(top[k]), scores[k].tolist(), group[k] or None, float(tokens[k])
+                features, float(margin[k]), int(top[k]), scores[k].tolist(), group[k] or None, float(tokens[k]), words
             )
             row = np.zeros(matrix.shape[1])
             row[places] = values
