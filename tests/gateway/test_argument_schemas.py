@@ -76,10 +76,27 @@ def test_a_schema_without_end_is_refused_in_few_steps(schema):
 
 
 @pytest.mark.parametrize(
-    "schema", [{"pattern": "(a+)+$"}, {"$ref": "https://example.com/x"}, {"type": 7}, {"properties": 3}, {"enum": {}}]
+    ("value", "schema"),
+    [(10**400, {"multipleOf": 0.5}), (1, {"minimum": 10**400}), (1e308, {"multipleOf": 1e-308})],
+)
+def test_numbers_that_floats_do_not_hold_are_refused(value, schema):
+    assert "too large to check" in str(ArgumentSchema(schema).problem(value))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "(a+)+$"},
+        {"$ref": "https://example.com/x"},
+        {"type": 7},
+        {"properties": 3},
+        {"enum": {}},
+        {"required": [[]]},
+    ],
 )
 def test_what_a_schema_says_otherwise_is_not_checked(schema):
     assert ArgumentSchema(schema).problem("a" * 40 + "!") is None
+    assert ArgumentSchema(schema).problem({"a": "!"}) is None
 
 
 def proposed(arguments, **rest):

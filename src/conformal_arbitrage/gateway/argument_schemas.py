@@ -15,7 +15,7 @@ from conformal_arbitrage.types import as_list, as_object, is_list, is_object
 _MOST_STEPS = 20_000
 _DEEPEST = 64
 _LONGEST_SHOWN = 60
-_TOO_LARGE = "the schema of the tool is too large to check them; approve the arguments as they were, or reject the call"
+_TOO_LARGE = "the schema, or a number, is too large to check; approve the arguments as they were, or reject the call"
 Found = str | None
 """What is wrong, with where; None if nothing is."""
 
@@ -35,7 +35,10 @@ class ArgumentSchema:
     def problem(self, value: object) -> Found:
         """Return what is wrong with a value; None if nothing is, as far as is checked."""
         self._steps, self._endless = 0, False
-        problem = self._check(value, self._root, "the arguments", 0)
+        try:
+            problem = self._check(value, self._root, "the arguments", 0)
+        except OverflowError:  # a number beyond those that floats hold
+            return _TOO_LARGE
         return _TOO_LARGE if self._endless else problem
 
     def _check(self, value: object, schema: object, where: str, depth: int) -> Found:
@@ -72,7 +75,7 @@ class ArgumentSchema:
     def _wrong_object(self, value: dict[str, Any], schema: Mapping[str, Any], where: str, depth: int) -> Found:
         known = as_object(schema.get("properties"))
         for name in as_list(schema.get("required")):
-            if name not in value:
+            if isinstance(name, str) and name not in value:
                 return f"{where} must have {name!r:.60}"
         others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
         for name, inner in value.items():

@@ -9,6 +9,7 @@ Knows nothing of queues, requests or who decides.
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -229,11 +230,11 @@ def _depth(text: str) -> int:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{name!r:.60} is there twice")
-    return dict(pairs)
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{name!r:.60} is there twice")
+    return members
 
 
 def _no_number(text: str) -> float:
