@@ -188,3 +188,14 @@ def test_five_people_at_600_questions_an_hour(house):
     assert "An estimate, not a promise" in text
     team = words(Visit(gate).open("/console/team"))
     assert "Staffing. In the busiest hour of the week: 294 votes." in team
+    crowded = words(Visit(gate).open("/console/policies/support?calls=100000&seconds=1200"))
+    assert "100,000 questions an hour are too many for a plan, which is made for up to 10,000 people." in crowded
+
+
+def test_a_team_that_would_be_too_large_has_no_plan(monkeypatch, house):
+    monkeypatch.setattr("conformal_arbitrage.gateway.staffing.MOST_PEOPLE", 0.001)
+    gate = house(PeopleHouse, primary=votes(0.5, 0.4, 0.1))
+    gate.with_store(lambda store: store.commit([decision(decided_by="guardian") for _ in range(9)]))
+    gate.with_store(lambda store: store.fold_tallies())
+    assert "are too many for a plan" in words(Visit(gate).open("/console/policies/support"))
+    assert "Staffing." not in words(Visit(gate).open("/console/team"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from conformal_arbitrage.gateway.policy_table import LivePolicy
 from conformal_arbitrage.live.reviews import ReviewTerms
-from conformal_arbitrage.monitoring.reviewing import Staffing, StaffingPlan, plan_staffing
+from conformal_arbitrage.monitoring.reviewing import MOST_PEOPLE, Staffing, StaffingPlan, plan_staffing
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.console_base import PolicyTally
 from conformal_arbitrage.store.review_base import CastVote
@@ -76,11 +76,13 @@ async def team_traffic(store: Store, live: LivePolicy, terms: ReviewTerms, *, no
     )  # fmt: skip
 
 
-def workload(live: LivePolicy, terms: ReviewTerms, traffic: TeamTraffic, *, share: float) -> Workload:
-    """Return how many people it takes if a share of the questions is deferred.
+def workload(live: LivePolicy, terms: ReviewTerms, traffic: TeamTraffic, *, share: float) -> Workload | None:
+    """Return how many people it takes if a share of the questions is deferred; None if all would take too many to plan.
 
     A panel is counted in full, though the first votes often decide; a second opinion is one more vote.
     """
+    if not traffic.calls or _busy(traffic.calls * (terms.panel + terms.overlap), traffic.seconds) > MOST_PEOPLE:
+        return None
     plan = plan_staffing(
         calls_per_hour=traffic.calls, guardian_share=share, seconds=traffic.seconds, votes_per_item=terms.panel,
         audit_rate=live.settings.audit_rate, overlap=terms.overlap / terms.panel, wait=terms.settings.wait,
@@ -88,13 +90,21 @@ def workload(live: LivePolicy, terms: ReviewTerms, traffic: TeamTraffic, *, shar
     return Workload(plan=plan)
 
 
-def joint(workloads: Sequence[Workload], seconds: float) -> Workload:
+def joint(workloads: Sequence[Workload], seconds: float) -> Workload | None:
     """Return how many people it takes for the questions of several policies, as if their busiest hours were the same."""
+    votes = sum(one.plan.reviews_per_hour for one in workloads)
+    if not workloads or _busy(votes, seconds) > MOST_PEOPLE:
+        return None
     plan = plan_staffing(
-        calls_per_hour=sum(one.plan.reviews_per_hour for one in workloads), guardian_share=1.0, seconds=seconds,
+        calls_per_hour=votes, guardian_share=1.0, seconds=seconds,
         wait=min(one.plan.wait for one in workloads),
     )  # fmt: skip
     return Workload(plan=plan)
+
+
+def _busy(votes: float, seconds: float) -> float:
+    """Return how many people some votes an hour keep busy."""
+    return votes * seconds / _HOUR
 
 
 def share_now(live: LivePolicy, tally: PolicyTally) -> float:

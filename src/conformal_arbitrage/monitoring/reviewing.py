@@ -21,7 +21,8 @@ from conformal_arbitrage.monitoring.panels import GRADE_PAIRS, GRADE_SCALE
 FEWEST_ITEMS = 30
 """With fewer items there is no figure of agreement."""
 _RESAMPLES = 2000
-_MOST_PEOPLE = 10_000
+MOST_PEOPLE = 10_000
+"""People who are busy at once, up to which a plan is made."""
 _SEED = 20_240_229
 GRADES = "grades"
 """The menu of those who grade answers: `GRADE_PAIRS`."""
@@ -262,10 +263,10 @@ def plan_staffing(
     share = guardian_share + audit_rate * (1 - guardian_share)
     reviews = calls_per_hour * share * votes_per_item * (1 + overlap)
     load = reviews * seconds / 3600
-    if not (load <= _MOST_PEOPLE and seconds > 0 and wait > 0):
+    if not (load <= MOST_PEOPLE and seconds > 0 and wait > 0):
         raise OptionError(
             f"{reviews:g} votes an hour of {seconds:g} s each keep {load:g} people busy; a plan is made for up to "
-            f"{_MOST_PEOPLE:,}: give smaller numbers, all above 0"
+            f"{MOST_PEOPLE:,}: give smaller numbers, all above 0"
         )
     people, rows = int(load) + 1, list[Staffing]()
     blocked = _erlang_b(people, load)

@@ -92,7 +92,7 @@ class Frontiers:
                 calls=_number(query.get("calls", ""), _MOST_CALLS),
                 seconds=_number(query.get("seconds", ""), _LONGEST_VOTE),
             )
-            now = workload(live, terms, traffic, share=share_now(live, tally)) if traffic.calls else None
+            now = workload(live, terms, traffic, share=share_now(live, tally))
         if isinstance(frontier, str):
             return ShownFrontier(why=frontier, traffic=traffic, now=now)
         points, here = frontier.points, frontier.nearest(self._alpha(live))
@@ -156,7 +156,7 @@ def _too_few(rows: int, live: LivePolicy) -> str:
 
 def _budget(live: LivePolicy, point: LookedPoint, tally: PolicyTally, traffic: TeamTraffic | None) -> ShownBudget:
     terms, people = live.pair.review, None
-    if terms is not None and traffic is not None and traffic.calls:
+    if terms is not None and traffic is not None:
         people = workload(live, terms, traffic, share=point.share)
     dollars = _month(live, point.share, tally)
     parts = [

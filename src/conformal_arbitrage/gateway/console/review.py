@@ -144,13 +144,12 @@ class ReviewPage:
                 continue
             traffic = await team_traffic(parts.store, live, terms, now=now)
             seconds = traffic.seconds
-            if traffic.calls:
-                tally = tallies.get(live.name, PolicyTally(policy=live.name, version=0))
-                loads.append(workload(live, terms, traffic, share=share_now(live, tally)))
+            tally = tallies.get(live.name, PolicyTally(policy=live.name, version=0))
+            if load := workload(live, terms, traffic, share=share_now(live, tally)):
+                loads.append(load)
             counted = await parts.store.answered_in_time(live.name, terms.settings.wait)
             answered, ended = answered + counted[0], ended + counted[1]
-        people = joint(loads, seconds) if loads else None
-        return TeamPlan(people=people, seconds=seconds, answered=answered, ended=ended)
+        return TeamPlan(people=joint(loads, seconds), seconds=seconds, answered=answered, ended=ended)
 
     def _seat(self, visitor: Visitor) -> Seat:
         label = "" if visitor.keyless else visitor.name
