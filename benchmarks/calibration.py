@@ -252,6 +252,8 @@ rounding, ordering each row's actions (where the Guardian sees everything, only 
 the falls, block by block in the processor's cache. The whole curve is sorted on first use of its breakpoints, which doubles
 the time. Fusing the passes over each block in compiled code would save about half of what is left.
 
+The ratios of `evaluate` miss their target because one calibration, their unit, takes half the time it once took.
+
 ## The comparison with MAPIE
 
 MAPIE solves the same problem here (the Guardian's choice must stay in the set, scores are 1 - gap, 101 points, one
