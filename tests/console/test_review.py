@@ -32,6 +32,18 @@ def begin(gate, name):
     return visit, visit.send_form("/console/review", page, act="next")
 
 
+def next_question(visit):
+    """Wait until someone is given a question; return its page."""
+    start = visit.open("/console/review")
+
+    def given():
+        page = visit.send_form("/console/review", start, act="next")
+        return [page] if "data-token" in page.text else []
+
+    [page] = until(given, LONG)
+    return page
+
+
 def token(page):
     return re.search(r'data-token="([^"]+)"', page.text).group(1)
 
@@ -201,13 +213,7 @@ def test_leaving_the_page_returns_the_question(crew, open_page):
     page.wait_for_selector("#item")
     page.goto(gate.url + "/console")
     visit = Visit(gate, gate.secrets["bob"])
-    start = visit.open("/console/review")
-
-    def given():
-        page = visit.send_form("/console/review", start, act="next")
-        return [page] if "data-token" in page.text else []
-
-    [theirs] = until(given, LONG)
+    theirs = next_question(visit)
     visit.send_form("/console/review", theirs, act="vote", token=token(theirs), choice="0")
     assert call.result().status_code == 200
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.console.filled import EVIL, Visit, as_json
 from tests.console.test_browser import violations
-from tests.console.test_review import BODY, asked, sign_in, token
+from tests.console.test_review import BODY, asked, next_question, sign_in, token
 from tests.gateway.house import House, until, votes
 from tests.gateway.people import LONG, Later
 from tests.receiver import Receiver
@@ -153,13 +153,7 @@ def test_a_browser_that_went_away_loses_its_question_and_nothing_else(crew, open
     page.wait_for_selector("#item")
     page.context.set_offline(True)
     other = Visit(gate, gate.secrets["bob"])
-    start = other.open("/console/review")
-
-    def given():
-        reply = other.send_form("/console/review", start, act="next")
-        return [reply] if "data-token" in reply.text else []
-
-    [theirs] = until(given, LONG)
+    theirs = next_question(other)
     page.context.set_offline(False)
     page.keyboard.press("1")
     page.keyboard.press("Enter")
@@ -198,13 +192,7 @@ def test_closing_the_tab_returns_the_question(crew, open_page):
     page.wait_for_selector("#item")
     page.close(run_before_unload=True)
     other = Visit(gate, gate.secrets["bob"])
-    start = other.open("/console/review")
-
-    def given():
-        reply = other.send_form("/console/review", start, act="next")
-        return [reply] if "data-token" in reply.text else []
-
-    [theirs] = until(given, LONG)
+    theirs = next_question(other)
     other.send_form("/console/review", theirs, act="vote", token=token(theirs), choice="0")
     assert call.result().status_code == 200
 

@@ -95,7 +95,7 @@ class NamedWork(Generic[_Result]):
             return self.work(part)
         except ArbitrageError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever it is goes on, with the name of the part
             error.add_note(f"in {part.name}")
             raise
 

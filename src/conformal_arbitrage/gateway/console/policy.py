@@ -139,7 +139,7 @@ class PolicyPage:
         return self._done(visit, name, "chose a stop of the dial for", version)
 
     def _name(self, visit: Visit) -> str:
-        """Return the policy that a form is about; one that is out of service may be mended."""
+        """Return the policy that a form is about; one that is out of service may be repaired."""
         name = visit.named("name")
         visit.who.check_policy(name)
         if name not in self._parts.config.policies:
