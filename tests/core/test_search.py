@@ -17,7 +17,7 @@ from conformal_arbitrage.core.search import Bracket, Fold, crossings, crossings_
 from tests.core.sorted_curve import every_fall, first_within, sorted_curve
 
 SEES = ("candidates", "all", "all-restricted-loss")
-KINDS = ("coarse", "unit", "decades", "tiny", "large", "signed")
+KINDS = ("coarse", "unit", "decades", "tiny", "large", "signed", "mostly")
 
 
 def scores_of(rng, kind, size):
@@ -25,6 +25,8 @@ def scores_of(rng, kind, size):
         return rng.integers(0, 5, size) / 4
     if kind == "decades":
         return rng.random(size) * 10.0 ** rng.integers(-14, 14)
+    if kind == "mostly":  # rows of one decade but for a few, and zeros of either sign
+        return rng.choice([-0.0, 0.0, rng.random(), 1.0], size) * (1.0 if rng.random() < 0.95 else 1e-6)
     if kind == "tiny":
         return rng.integers(0, 4, size) * 1e-21
     if kind == "large":
@@ -162,6 +164,63 @@ def test_buckets_that_do_not_rise_with_the_gap_are_caught(monkeypatch):
     places = Bracket.places
     monkeypatch.setattr(Bracket, "places", lambda self, gap: places(self, gap) ^ 1)
     assert fails(lambda seed: check_parts(seed, "candidates", 16, 0))
+
+
+def test_a_zero_has_no_sign():
+    rng = np.random.default_rng(3)
+    signed = rng.choice([-0.0, 0.0, -0.5, -1.0], (500, 4))
+    guardian = rng.random((500, 4))
+    one, other = (
+        loss_falls(ScoreLog.from_arrays(primary, guardian), guardian_sees="candidates")
+        for primary in (signed, signed + 0.0)
+    )
+    assert one.total == other.total
+    assert one.gap.tolist() == other.gap.tolist()
+
+
+def check_other_decade(sees):
+    """A row of another decade than nearly all others falls as it does in a log of its own."""
+    rng = np.random.default_rng(2)
+    primary, guardian = rng.random((20_000, 4)), rng.random((20_000, 4))
+    primary[[0, 7_000, 19_999]] *= 1e-3
+    falls, alone = (
+        loss_falls(ScoreLog.from_arrays(primary[rows], guardian[rows]), guardian_sees=sees, tick_digits=12)
+        for rows in (slice(None), slice(7_000, 7_001))
+    )
+    own = falls.row == 7_000
+    assert sorted(zip(falls.gap[own], falls.drop[own], strict=True)) == sorted(zip(alone.gap, alone.drop, strict=True))
+
+
+@pytest.mark.parametrize("sees", SEES)
+def test_one_row_of_another_decade_falls_as_it_does_alone(sees):
+    check_other_decade(sees)
+
+
+@pytest.mark.parametrize("sees", SEES)
+def test_rows_of_another_decade_that_are_forgotten_are_caught(monkeypatch, sees):
+    monkeypatch.setattr(falls_module, "common_decimals", forgetful_decimals)
+    with pytest.raises(AssertionError):
+        check_other_decade(sees)
+
+
+def forgetful_decimals(largest, digits, common=falls_module.common_decimals):
+    return common(largest, digits)[0], np.zeros(0, np.int64)
+
+
+@pytest.mark.parametrize("sees", SEES)
+def test_the_total_is_a_sum_of_integers(sees):
+    n = 600_000  # the losses of one block sum to more than 2^53 ticks, and the last digit of the sum is odd
+    guardian = np.full((n, 2), [0.0, 1.0 - 1e-12])
+    guardian[0] = 0.0, 1.0
+    falls = loss_falls(ScoreLog.from_arrays(np.full((n, 2), [1.0, 0.0]), guardian), guardian_sees=sees, tick_digits=12)
+    assert falls.total == n * (10**12 - 1) + 1
+
+
+def test_the_largest_tick_leaves_the_last_bits_of_a_key_to_the_place():
+    largest = np.array([2e12, 2e12 - 1, 1.0])
+    assert not (largest.view(np.int64) & falls_module._PLACE).any()  # pyright: ignore[reportPrivateUsage]
+    falls = loss_falls(ScoreLog.from_arrays([[1.0, -1.0, -1.0 + 1e-12]], [[0.0, 1.0, 0.5]]), guardian_sees="candidates")
+    assert falls.gap.tolist() == [2.0 - 1e-12, 2.0]
 
 
 def test_long_rows_are_not_padded_where_the_guardian_sees_everything():

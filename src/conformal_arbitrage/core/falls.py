@@ -7,7 +7,7 @@ similar size, and where the Guardian sees everything only the two best scores of
 Knows nothing of budgets, draws or files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +17,7 @@ from conformal_arbitrage.core.arrays import Bools, Floats, Indices, Integers, fl
 from conformal_arbitrage.core.gaps import (
     LONGEST_NETWORK,
     as_recorded,
+    common_decimals,
     kept_decimals,
     shift,
     sorted_columns,
@@ -39,6 +40,7 @@ _LARGEST_EXACT: Final = 4503.0
 """Ticks of scores up to this size, and their differences, are whole numbers below 2^53: exact as floats."""
 _CLASSES_PER_DOUBLING: Final = 4
 _SCORES_AT_ONCE: Final = 1 << 16
+_PLACE: Final = 7  # the last bits of a key: the action's place in its row
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +93,24 @@ def loss_falls(
         )
         return _of_stairs(stairs)
     rule = regret_rule(log, guardian_sees=guardian_sees, missing_loss=missing_loss, tick_digits=tick_digits)
-    return replace(_joined(_regret_pieces(log, rule), rule.tick_digits), scores=rule.scores)
+    n = len(log.offsets) - 1
+    most = n if rule.alone_only else len(log.primary) - n  # falls: one in a row, or one at each action but the first
+    return replace(_joined(_regret_pieces(log, rule), most, rule.tick_digits), scores=rule.scores)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The falls of some rows: the loss of each at relaxation 0, and in which of them it falls, where and by how much."""
+    """The falls of some rows.
+
+    Attributes:
+        rows: which.
+        at_zero: the loss of each at relaxation 0.
+        steps: in which of them it falls, at which gap and by how much; in several steps.
+    """
 
     rows: Block
-    at_zero: Integers
-    position: Indices
-    gap: Floats
-    drop: Integers
+    at_zero: Integers | Floats
+    steps: Sequence[tuple[Indices, Floats, Integers | Floats]]
 
 
 def _of_stairs(stairs: LossStairs) -> Falls:
@@ -113,35 +121,46 @@ def _of_stairs(stairs: LossStairs) -> Falls:
         if last[peak] > in_full_sight[0]:
             in_full_sight = int(last[peak]), int(stair.block.all_rows()[peak])
         pieces.append(_stair_piece(stair))
-    return _joined(iter(pieces), stairs.tick_digits, in_full_sight, stairs.envelope_excess)
+    most = sum(len(gap) for piece in pieces for _, gap, _ in piece.steps)
+    return _joined(iter(pieces), most, stairs.tick_digits, in_full_sight, stairs.envelope_excess)
 
 
 def _stair_piece(stair: Stairs) -> _Piece:
     fall = stair.levels[:-1] - stair.levels[1:]
     hit = np.flatnonzero((fall != 0) & (stair.gaps[1:] > 0))
     gap = stair.gaps[1:].ravel()[hit]
-    return _Piece(stair.block, stair.at_zero(), hit % len(stair.levels[0]), gap, fall.ravel()[hit])
+    return _Piece(stair.block, stair.at_zero(), [(hit % len(stair.levels[0]), gap, fall.ravel()[hit])])
 
 
 def _joined(
-    pieces: Iterator[_Piece], tick_digits: int, in_full_sight: tuple[int, int] = (0, 0), envelope_excess: float = 0.0
+    pieces: Iterator[_Piece],
+    most: int,
+    tick_digits: int,
+    in_full_sight: tuple[int, int] = (0, 0),
+    envelope_excess: float = 0.0,
 ) -> Falls:
-    total, largest = 0, (-1, 0)
-    gap: list[Floats] = []
-    drop: list[Integers] = []
-    row: list[Indices] = []
+    """Gather pieces with at most so many falls.
+
+    They are copied at once into memory for all of them: keeping the pieces would take fresh memory for each, which costs
+    more than computing them. What is not written to is never touched.
+    """
+    total, largest, stop = 0, (-1, 0), 0
+    gap, drop, row = np.empty(most), np.empty(most, np.int64), np.empty(most, np.int64)
     for piece in pieces:
-        total += int(piece.at_zero.sum())
-        peak = int(piece.at_zero.argmax())
-        largest = max(largest, (int(piece.at_zero[peak]), int(piece.rows.row_numbers(np.array([peak]))[0])), key=_rank)
-        gap.append(piece.gap)
-        drop.append(piece.drop)
-        row.append(piece.rows.row_numbers(piece.position))
+        at_zero = piece.at_zero.astype(np.int64, copy=False)  # each is exact as a float, their sum may not be
+        total += int(at_zero.sum())
+        peak = int(at_zero.argmax())
+        largest = max(largest, (int(at_zero[peak]), int(piece.rows.row_numbers(np.array([peak]))[0])), key=_rank)
+        for position, at, fall in piece.steps:
+            start, stop = stop, stop + len(at)
+            gap[start:stop] = at
+            drop[start:stop] = fall
+            row[start:stop] = piece.rows.row_numbers(position)
     return Falls(
         total=total,
-        gap=np.concatenate(gap),
-        drop=np.concatenate(drop),
-        row=np.concatenate(row),
+        gap=gap[:stop],
+        drop=drop[:stop],
+        row=row[:stop],
         largest=largest,
         in_full_sight=in_full_sight,
         tick_digits=tick_digits,
@@ -161,7 +180,7 @@ def _regret_pieces(log: ScoreArrays, rule: RegretRule) -> Iterator[_Piece]:
     plain = None if not (large or unknown.any()) else np.zeros(len(sizes), np.bool_) if large else ~unknown
     if plain is None or plain.any():
         for block in _short_blocks(log.offsets, sizes, plain):
-            yield (_alone if rule.alone_only else _short)(log, rule, block)
+            yield from (_alone if rule.alone_only else _short)(log, rule, block)
         for block in _long_blocks(log.offsets, sizes, plain, padded=not rule.alone_only):
             yield (_alone_long if rule.alone_only else _long)(log, rule, block)
     if plain is not None:
@@ -244,52 +263,56 @@ def _gaps(ticks: Floats, decimals: Integers, rows: Indices) -> Floats:
     return ticks
 
 
-def _short(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
-    """Return the falls of the regret over the candidates, of rows that a network sorts."""
-    keys, bits, decimals = _keys(block.of(log.primary), log.score_digits)
-    mask = (1 << bits) - 1
+def _short(log: ScoreArrays, rule: RegretRule, block: Block) -> Iterator[_Piece]:
+    """Yield the falls of the regret over the candidates, of rows that a network sorts."""
+    keys, decimals, others = _keys(block.of(log.primary), log.score_digits)
     worth = _guardian_ticks(block.of(log.loss_scores))
-    top = worth.max(axis=0)
-    columns = sorted_columns(keys)
-    best = worth.take(columns[0] & mask, mode="clip")  # "clip" does not look at every index twice
-    level = _coarse(top - best, rule.tick_digits)
-    at_zero, tied = level, True
-    where: list[Indices] = []
-    ticks: list[Integers] = []
-    drops: list[Floats] = []
+    losses = _coarse(np.subtract(worth.max(axis=0), worth, out=worth), rule.tick_digits)
+    losses[:, others] = 0.0
+    columns, places = sorted_columns(keys), np.arange(int(keys.shape[1]))
+    level = at_zero = losses.take(_flat_places(columns[0], places), mode="clip")
+    tied, steps = True, list[tuple[Indices, Floats, Floats]]()
     for column in columns[1:]:
-        np.maximum(best, worth.take(column & mask, mode="clip"), out=best)
-        following = _coarse(top - best, rule.tick_digits)
-        fall = np.subtract(level, following, out=level if at_zero is not level else None)
+        following = losses.take(_flat_places(column, places), mode="clip")
+        np.minimum(level, following, out=following)
+        fall = level - following
         if tied:
-            zero = column <= mask
+            zero = column <= _PLACE
             tied = bool(zero.any())
             if tied:
                 at_zero = np.where(zero, following, at_zero)
                 fall[zero] = 0.0
         hit = np.flatnonzero(fall > 0)
-        where.append(hit)
-        ticks.append(column[hit] >> bits)
-        drops.append(fall[hit])
+        steps.append((hit, _gaps((column[hit] & ~_PLACE).view(np.float64), decimals, hit), fall[hit]))
         level = following
-    position, gap, drop = _concatenated(where, ticks, drops)
-    return _Piece(block, at_zero.astype(np.int64), position, _gaps(gap, decimals, position), drop)
+    yield _Piece(block, at_zero, steps)
+    if len(others):
+        yield from _short(log, rule, block.some(others))
 
 
-def _concatenated(where: list[Indices], ticks: list[Integers], drops: list[Floats]) -> tuple[Indices, Floats, Integers]:
-    if not where:
-        return np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64)
-    return np.concatenate(where), np.concatenate(ticks).astype(np.float64), np.concatenate(drops).astype(np.int64)
+def _keys(scores: Floats, digits: int) -> tuple[Integers, Integers, Indices]:
+    """Return one number per action that orders each row by tick, then place; the decimals; and rows left for later.
+
+    It is the tick as a float, read as an integer: that keeps the order, and since a tick is below 2^41, the last twelve
+    bits are free for the place.
+    """
+    scores = as_recorded(scores, digits)
+    top = scores.max(axis=0)
+    decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), digits)
+    ticks = top - scores  # a -0.0 among them comes before the zeros, with which it is tied
+    shift(ticks, decimals)
+    keys = np.rint(ticks, out=ticks).view(np.int64)
+    for place, column in enumerate(keys):
+        column |= place
+    return keys, decimals, others
 
 
-def _keys(scores: Floats, digits: int) -> tuple[Integers, int, Integers]:
-    """Return one number per action that orders each row by tick, then place, and holds the place; and its bits."""
-    ticks, decimals = tick_gaps(scores, digits=digits)
-    bits = ticks.size.bit_length()
-    keys = ticks.astype(np.int64)
-    keys <<= bits
-    keys |= np.arange(ticks.size).reshape(ticks.shape)
-    return keys, bits, decimals
+def _flat_places(column: Integers, places: Indices) -> Indices:
+    """Return where the actions of some keys, one per row, lie in a block of actions x rows; `take` need not check it."""
+    flat = column & _PLACE
+    flat *= len(places)
+    flat += places
+    return flat
 
 
 def _long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
@@ -313,23 +336,32 @@ def _long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
     hit = np.flatnonzero((fall > 0) & (later > 0))
     position = hit // (block.size - 1)
     gap = _gaps(later[hit].astype(np.float64), decimals, position)
-    return _Piece(block, at_zero.astype(np.int64), position, gap, fall[hit].astype(np.int64))
+    return _Piece(block, at_zero, [(position, gap, fall[hit])])
 
 
-def _alone(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
-    """Return the falls of the regret of the top action alone, of short rows: no order, only the two best scores."""
+def _alone(log: ScoreArrays, rule: RegretRule, block: Block) -> Iterator[_Piece]:
+    """Yield the falls of the regret of the top action alone, of short rows: no order, only the two best scores."""
     scores, worth = as_recorded(block.of(log.primary), log.score_digits), block.of(log.loss_scores)
     if len(scores) == 1:
-        nothing = np.zeros(0, np.int64)
-        return _Piece(block, np.zeros(int(scores.shape[1]), np.int64), nothing, np.zeros(0), nothing)
+        yield _Piece(block, np.zeros(int(scores.shape[1])), [])
+        return
     top, second = np.maximum(scores[0], scores[1]), np.minimum(scores[0], scores[1])
-    own: Floats = worth[0].copy()
-    np.copyto(own, worth[1], where=scores[1] > scores[0])
+    own = _either(scores[1] > scores[0], worth[1], worth[0])
     for score, value in zip(scores[2:], worth[2:], strict=True):
-        np.copyto(own, value, where=score > top)
+        own = _either(score > top, value, own)
         np.maximum(second, np.minimum(top, score), out=second)
         np.maximum(top, score, out=top)
-    return _single_falls(block, rule, log.score_digits, top, second, scores.min(axis=0), own, worth.max(axis=0))
+    decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), log.score_digits)
+    best = worth.max(axis=0)
+    own[others] = best[others]
+    yield _single_falls(block, rule, decimals, top - second, own, best)
+    if len(others):
+        yield from _alone(log, rule, block.some(others))
+
+
+def _either(first: Bools, one: Floats, other: Floats) -> Floats:
+    """Return `one` where `first` holds, else `other`; half the time of copying under a mask."""
+    return np.where(first, one, other)
 
 
 def _alone_long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
@@ -344,18 +376,12 @@ def _alone_long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
     rest = scores.copy()
     rest[first] = -np.inf
     second, best = np.maximum.reduceat(rest, starts), np.maximum.reduceat(worth, starts)
-    return _single_falls(block, rule, log.score_digits, top, second, low, worth[first], best)
+    decimals = kept_decimals(np.maximum(top, -low), log.score_digits)
+    return _single_falls(block, rule, decimals, top - second, worth[first], best)
 
 
 def _single_falls(
-    block: Block,
-    rule: RegretRule,
-    digits: int,
-    top: Floats,
-    second: Floats,
-    low: Floats,
-    own: Floats,
-    best: Floats,
+    block: Block, rule: RegretRule, decimals: Integers, lead: Floats, own: Floats, best: Floats
 ) -> _Piece:
     """Return one fall per row, at its margin: from the regret of the top action to 0.
 
@@ -366,19 +392,14 @@ def _single_falls(
     Args:
         block: the rows.
         rule: how losses are counted.
-        digits: of the Primary scores.
-        top: the best Primary score of each row.
-        second: the second best.
-        low: the worst.
+        decimals: those kept of the Primary scores.
+        lead: the best Primary score of each row minus the second best; used as scratch memory.
         own: what the top action is worth to the Guardian.
         best: the most that any action is worth.
     """
-    decimals = kept_decimals(np.maximum(top, -low), digits)
-    ticks = top - second
-    shift(ticks, decimals)
-    np.rint(ticks, out=ticks)
+    shift(lead, decimals)
+    ticks = np.rint(lead, out=lead)
     level = _coarse(_guardian_ticks(best) - _guardian_ticks(own), rule.tick_digits)
     level[ticks == 0] = 0.0
-    at_zero = level.astype(np.int64)
     hit = np.flatnonzero(level > 0)
-    return _Piece(block, at_zero, hit, _gaps(ticks[hit], decimals, hit), at_zero[hit])
+    return _Piece(block, level, [(hit, _gaps(ticks[hit], decimals, hit), level[hit])])

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeGuard
 
 import numpy as np
 
-from conformal_arbitrage.core.arrays import Bools, Floats, Integers, numbers_or_none
+from conformal_arbitrage.core.arrays import Bools, Floats, Indices, Integers, numbers_or_none
 from conformal_arbitrage.errors import ScoreLogError
 
 LARGEST_SCORE: Final = 1e300
@@ -24,6 +24,8 @@ LARGEST_SCORE: Final = 1e300
 _LARGEST_SINGLE: Final = float(np.finfo(np.float32).max)
 _LAST_EXACT_POWER: Final = 22  # 10^22 is the largest power of ten that a float64 holds exactly
 _FEW_DECADES: Final = 4
+_NEARLY_ALL: Final = 8  # an eighth of the rows may be left to a second round
+_NO_ROWS: Final = np.zeros(0, np.int64)
 _NETWORKS: Final[dict[int, tuple[tuple[int, int], ...]]] = {
     1: (),
     2: ((0, 1),),
@@ -82,6 +84,22 @@ def kept_decimals(largest: Floats, digits: int) -> Integers:
     else:
         above_low = np.searchsorted(_CEILINGS[low:high], largest)
     return np.minimum(digits - (low + above_low + _LOWEST_EXPONENT), _LAST_EXACT_POWER)
+
+
+def common_decimals(largest: Floats, digits: int) -> tuple[Integers, Indices]:
+    """Return the decimals kept in nearly all rows, one number for them, and the rows of other decades.
+
+    Where no decade has nearly all rows: the decimals of each, and no other rows.
+
+    Args:
+        largest: the largest absolute score of each row.
+        digits: as in `kept_decimals`.
+    """
+    high = float(largest.max())
+    others = np.flatnonzero(largest <= _CEILINGS[max(int(np.searchsorted(_CEILINGS, high)) - 1, 0)])
+    if len(others) * _NEARLY_ALL > len(largest):
+        return kept_decimals(largest, digits), _NO_ROWS
+    return kept_decimals(np.array([high]), digits), others
 
 
 def shift(values: Floats, decimals: Integers) -> None:
