@@ -26,7 +26,7 @@ from conformal_arbitrage.calibration.options import (
     check_keywords,
     resolve_options,
 )
-from conformal_arbitrage.calibration.parts import SurveyedParts, digest_parts, gathering, refuse_repeated_ids
+from conformal_arbitrage.calibration.parts import SurveyedParts, gathering, refuse_repeated_ids
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.search import (
     Fit,
@@ -156,10 +156,12 @@ def certify_parts(
     """
     reason = gathering(options, log)
     if reason is not None:
+        if isinstance(log, SparkTable):
+            log.gather(reason)  # which it refuses
         refuse_repeated_ids(log)
         whole = log.gather(reason)
         refuse_unfit(whole)
-        return replace(certify(whole, alpha, options), log_sha256=digest_parts(log, engine))
+        return replace(certify(whole, alpha, options), log_sha256=log.digest_of(whole))
     surveyed = SurveyedParts(log, options, engine, progress)
     columns = {"primary": log.primary, "guardian": log.guardian or "guardian"}
     identities = _identities(log.identities, (columns["primary"], columns["guardian"]))

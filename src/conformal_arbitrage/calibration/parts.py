@@ -32,6 +32,7 @@ from conformal_arbitrage.core.losses import (
 from conformal_arbitrage.core.risk import RiskThreshold, check_bound, grid_points, last_draw
 from conformal_arbitrage.core.search import Bracket, Buckets, BucketSums, Crossing, Fold, crossings
 from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.scorelog.digests import checksum
 from conformal_arbitrage.scorelog.engines import Engine, PassProgress
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT
 from conformal_arbitrage.scorelog.log import ScoreLog
@@ -92,6 +93,7 @@ class PartFacts:
     span: float
     score_digits: int
     leaves: tuple[str, ...]
+    checksum: int
     total: int
     largest: tuple[int, int]
 
@@ -124,10 +126,16 @@ class Survey:
             span=_span(log),
             score_digits=log.score_digits,
             leaves=part.digests(log, ids),
+            checksum=_checksum(log),
             total=falls.total,
             largest=falls.largest,
         )
         return facts, buckets
+
+
+def _checksum(log: ScoreLog) -> int:
+    """Return a number that shows whether rows are still those of an earlier pass."""
+    return checksum([log.primary, log.guardian, *([] if log.binary is None else [log.binary])])
 
 
 def _span(log: ScoreLog) -> float:
@@ -141,32 +149,37 @@ def _span(log: ScoreLog) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FallScan:
-    """The work of a later pass: something with the falls of a part."""
+    """The work of a later pass: something with the falls of a part. Its checksum comes with the result."""
 
     measure: Measure
     work: Callable[[Floats, Integers], object]
 
-    def __call__(self, part: ScorePart) -> object:
-        """Return the result of the work."""
-        falls = self.measure.falls(part.load([], ids=False))
-        return self.work(falls.gap, falls.drop)
+    def __call__(self, part: ScorePart) -> tuple[int, object]:
+        """Return the checksum of the rows, and the result of the work."""
+        log = part.load([], ids=False)
+        falls = self.measure.falls(log)
+        return _checksum(log), self.work(falls.gap, falls.drop)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawScan:
-    """The work of a pass over draws: something with the draws of the rows whose loss falls at one gap, and these falls."""
+    """The work of a pass over draws: something with the draws of the rows whose loss falls at one gap, and these falls.
+
+    The part and the digests of its leaves, in which ids count, come with the result.
+    """
 
     measure: Measure
     key: bytes
     gap: float
     work: Callable[[Floats, Integers], object]
 
-    def __call__(self, part: ScorePart) -> object:
-        """Return the result of the work."""
-        log = part.load([])
+    def __call__(self, part: ScorePart) -> tuple[ScorePart, tuple[str, ...], object]:
+        """Return the part, the digests of its leaves, and the result of the work."""
+        log, ids = part.load_apart()
+        log = log if ids is None else replace(log, id=ids.strings())
         falls = self.measure.falls(log)
         there = np.flatnonzero(falls.gap == self.gap)
-        return self.work(drawing(self.key, log)(falls.row[there]), falls.drop[there])
+        return part, part.digests(log, ids), self.work(drawing(self.key, log)(falls.row[there]), falls.drop[there])
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,13 +350,35 @@ class SurveyedParts(FallSearch):
         """Do a work on all falls; what the first pass has done already is not done again."""
         if work == Fold((self._bracket,)):
             return [(self._buckets,)]  # pyright: ignore[reportReturnType]
-        return self._each(FallScan(self.measure, work))  # pyright: ignore[reportReturnType]
+        return self._scan_again(work)
+
+    def _scan_again(self, work: Callable[[Floats, Integers], _Result]) -> Iterator[_Result]:
+        total = 0
+        for one, result in self._each(FallScan(self.measure, work)):
+            total += one
+            yield result  # pyright: ignore[reportReturnType]
+        self._refuse_changed(total != sum(one.checksum for one in self._facts))
 
     def scan_draws(
         self, key: bytes, gap: float
     ) -> Callable[[Callable[[Floats, Integers], _Result]], Iterable[_Result]]:
         """Return what does a work on the draws and falls of the rows whose loss falls at a gap."""
-        return lambda work: self._each(DrawScan(self.measure, key, gap, work))  # pyright: ignore[reportReturnType]
+
+        def scanned(work: Callable[[Floats, Integers], _Result]) -> Iterator[_Result]:
+            leaves: list[tuple[ScorePart, tuple[str, ...]]] = []
+            for part, own, result in self._each(DrawScan(self.measure, key, gap, work)):
+                leaves.append((part, own))
+                yield result  # pyright: ignore[reportReturnType]
+            self._refuse_changed(self.log.digest(leaves) != self.sha256())
+
+        return scanned
+
+    def _refuse_changed(self, changed: bool) -> None:
+        if changed:
+            raise ScoreLogError(
+                f"{self.log.source}: its rows changed between two passes; let nobody write to a log that is being read, or "
+                "calibrate a copy"
+            )
 
 
 def digest_leaves(part: ScorePart) -> tuple[ScorePart, tuple[str, ...]]:

@@ -329,7 +329,8 @@ def sample_of(path: str, sample: int | None) -> int | None:
 
 def in_parts(path: str) -> bool:
     """Return whether a log is read in parts: a pattern, a folder, a URL, or one Parquet file with very many rows."""
-    from conformal_arbitrage.scorelog.parts import is_large, is_many
+    from conformal_arbitrage.scorelog.locations import is_many
+    from conformal_arbitrage.scorelog.parts import is_large
 
     return is_many(path) or is_large(path)
 

@@ -86,7 +86,8 @@ def read_scores(
         whole: read one file into memory however many rows it has.
     """
     from conformal_arbitrage.scorelog.digests import FILES
-    from conformal_arbitrage.scorelog.parts import FileList, ScoreParts, find_files, is_large, is_many
+    from conformal_arbitrage.scorelog.locations import find_files, is_many
+    from conformal_arbitrage.scorelog.parts import FileList, ScoreParts, is_large
 
     if log.startswith(_TABLE):
         raise click.UsageError(_NO_TABLE)

@@ -129,7 +129,7 @@ def _plan(
 
 def _relative(log: str, folder: Path) -> str:
     """Return a log as a plan in a folder names it; a URL as it is."""
-    from conformal_arbitrage.scorelog.parts import scheme_of
+    from conformal_arbitrage.scorelog.locations import scheme_of
 
     return os.path.relpath(log, folder) if scheme_of(log) is None else log
 

@@ -21,8 +21,9 @@ from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.recommendation import TUNING_SHARE, recommend
 from conformal_arbitrage.evaluation.route_options import PromisedLoss, Recommendation
 from conformal_arbitrage.scorelog.files import Table, write_text
+from conformal_arbitrage.scorelog.locations import scheme_of
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.parts import ScoreParts, first_rows, scheme_of
+from conformal_arbitrage.scorelog.parts import ScoreParts, first_rows
 from conformal_arbitrage.types import MissingGuardian
 
 _NOT_SCORES = ("correct", "label", "actions")

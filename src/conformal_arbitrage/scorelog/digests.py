@@ -93,6 +93,15 @@ def _leaf_sum(
     return sum(value << (32 * place) for place, value in enumerate(sums))
 
 
+def checksum(arrays: Sequence[NDArray[Any]]) -> int:
+    """Return a sum over all actions that depends on every bit of their numbers, but not on the order of the actions."""
+    total = np.zeros(len(arrays[0]), np.int64)
+    for values in arrays:
+        bits = (values + 0.0).view(np.int64)
+        total = total * (bits | 1) + bits
+    return int(total.sum())
+
+
 def rows_without_order(rows: int, total: int) -> str:
     """Return the digest of rows without an order, given their number and the sum of their digests."""
     return ROWS + hashlib.sha256(f"{rows};{total % (1 << 256):x}".encode()).hexdigest()

@@ -6,14 +6,11 @@ row. URLs are opened with fsspec.
 Knows nothing of budgets, nor of where the work on a part is done.
 """
 
-import glob
-import os
-import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,19 +18,15 @@ from conformal_arbitrage.core.arrays import Integers
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.digests import LEAF, files_digest, leaf_digests
 from conformal_arbitrage.scorelog.joining import join_logs
+from conformal_arbitrage.scorelog.locations import escaped, find_files, is_parquet, register_storage, scheme_of
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import METADATA_KEY, ColumnReader, as_document, literal, quoted
 from conformal_arbitrage.scorelog.texts import TextBytes
 
-if TYPE_CHECKING:
-    import duckdb
-
 ROWS_PER_PART: Final = 1 << 20
 GATHERED: Final = 10_000_000
 """The most rows that are ever put together in memory."""
-_ENDING: Final = ".parquet"
 _MEMORY_FOR_IDS: Final = "2GB"
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +82,14 @@ class ScorePart:
         """
         names = None if columns is None else [name for name in self._names(columns, ids=ids) if name in self.file.types]
         with PartTable(self, names) as table:
-            log = ScoreLog.from_table(table, self.primary, self.guardian, self.outcomes)
+            log = self._complete(ScoreLog.from_table(table, self.primary, self.guardian, self.outcomes))
         return log.binarized() if self.binary else log
 
     def load_apart(self) -> tuple[ScoreLog, TextBytes | None]:
         """Read the scores, and the ids as bytes, which is all that a digest needs; that they are distinct is not checked."""
         with PartTable(self, [name for name in self._names([], ids=True) if name in self.file.types]) as table:
             ids = table.ids_apart()
-            log = ScoreLog.from_table(table, self.primary, self.guardian, self.outcomes)
+            log = self._complete(ScoreLog.from_table(table, self.primary, self.guardian, self.outcomes))
         if ids is not None and ids.has_empty():
             return self.load([]), ids  # names the row, in an error
         return log.binarized() if self.binary else log, ids
@@ -104,6 +97,15 @@ class ScorePart:
     def digests(self, log: ScoreLog, ids: TextBytes | None) -> tuple[str, ...]:
         """Return the digests of its leaves, given what `load_apart` returns."""
         return leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), ids)
+
+    def _complete(self, log: ScoreLog) -> ScoreLog:
+        """Return what was read of the part, if these are as many rows as the file had when it was found."""
+        if len(log) != self.stop - self.start:
+            raise ScoreLogError(
+                f"{self.name}: there are {len(log):,} rows: the file has changed since it was found; let nobody write to a "
+                "log that is being read, and start again"
+            )
+        return log
 
     def _names(self, columns: Sequence[str], *, ids: bool) -> list[str]:
         scores = [
@@ -125,8 +127,10 @@ class PartTable(ColumnReader):
         register_storage(self._connection, path)
         names = part.file.types if columns is None else columns
         source = f"read_parquet({literal(escaped(path))}, hive_partitioning=false, file_row_number=true)"
-        whole = part.start == 0 and part.stop == part.file.rows
-        rows = "" if whole else f" where file_row_number between {part.start} and {part.stop - 1}"
+        ends = [f"file_row_number >= {part.start}"] if part.start else []
+        if part.stop != part.file.rows:  # the last part reads on, so that appended rows show
+            ends.append(f"file_row_number < {part.stop}")
+        rows = f" where {' and '.join(ends)}" if ends else ""
         self._run(f"create view source as select {', '.join(map(quoted, names))} from {source}{rows}")
         self.types = {name: kind for name, kind in part.file.types.items() if columns is None or name in columns}
         self.rows, self.first_row = part.stop - part.start, part.start
@@ -189,7 +193,7 @@ class ScoreParts:
             ScoreLogError: there are no files, or they differ in their columns, their precision or the models that made them.
         """
         several = [source] if isinstance(source, str | Path) else list(source)
-        paths = sorted({path for one in several for path in find_files(str(one))})
+        paths = find_files(*map(str, several))
         name = str(several[0]) if len(several) == 1 else f"{several[0]} and {len(several) - 1} more"
         files = _describe_files(paths)
         _refuse_unlike(files, [primary, *([] if guardian is None else [guardian]), *outcomes])
@@ -269,6 +273,15 @@ class ScoreParts:
             leaves.setdefault(part.file.path, []).extend(own)
         return files_digest(leaves.values())
 
+    def digest_of(self, log: ScoreLog) -> str:
+        """Return the digest of all files, given their rows in memory."""
+        arrays, files, first = (log.primary, log.guardian, log.binary), list[tuple[str, ...]](), 0
+        for file in self.files:
+            ids = None if log.id is None else log.id[first : first + file.rows]
+            files.append(leaf_digests(log.score_digits, log.offsets[first : first + file.rows + 1], arrays, ids))
+            first += file.rows
+        return files_digest(files)
+
     def sample(self, rows: int, *, seed: int = 0) -> ScoreLog:
         """Return a uniform sample of the rows, drawn without replacement, in order; all of them if there are no more.
 
@@ -307,92 +320,15 @@ def _selected(part: ScorePart, chosen: Integers) -> ScoreLog | None:
     return None if low == high else part.load().select(chosen[low:high] - part.first)
 
 
-def is_many(source: str) -> bool:
-    """Return whether a name stands for several files: a pattern, a folder or a URL."""
-    return scheme_of(source) is not None or _is_folder(source) or (_is_pattern(source) and not _is_file(source))
-
-
 def is_large(source: str) -> bool:
     """Return whether a name is that of one local Parquet file with more rows than are ever put together in memory."""
-    if scheme_of(source) is not None or not source.endswith(_ENDING) or not _is_file(source):
+    if scheme_of(source) is not None or not is_parquet(source) or not Path(source).is_file():
         return False
     try:
         with FileList([source]) as listed:
             return sum(listed.rows_of_files().values()) > GATHERED
     except ScoreLogError:  # whoever reads the file will say what is wrong with it
         return False
-
-
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112  (a name that cannot exist is no error)
-
-
-def _is_file(path: str) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113
-
-
-def find_files(source: str) -> list[str]:
-    """Return the Parquet files that a pattern, a folder, a file or a URL of one of these stands for."""
-    paths = _local_files(source) if scheme_of(source) is None else _remote_files(source)
-    others = [path for path in paths if not path.endswith(_ENDING)]
-    if not paths or others:
-        what = f"{others[0]} is not a Parquet file" if others else "there are no Parquet files"
-        raise ScoreLogError(
-            f"{source}: {what}; a log in parts has {_ENDING} files only: write each with ScoreLog.write"
-        )
-    return paths
-
-
-def _local_files(source: str) -> list[str]:
-    if _is_folder(source):
-        return sorted(str(path) for path in Path(source).rglob(f"*{_ENDING}") if path.is_file())
-    if _is_file(source):
-        return [source]
-    return sorted(path for path in glob.glob(source, recursive=True) if _is_file(path))  # noqa: PTH207
-
-
-def _remote_files(source: str) -> list[str]:
-    storage = _storage(source)
-    try:
-        paths = storage.glob(source) if _is_pattern(source) else storage.find(source)
-    except (OSError, ValueError, ImportError) as error:
-        raise ScoreLogError(f"{source}: cannot be listed ({error}); check the address and your credentials") from error
-    named = [str(storage.unstrip_protocol(path)) for path in paths]
-    return sorted(path for path in named if path.endswith(_ENDING) or _is_pattern(source))
-
-
-def _storage(url: str) -> Any:
-    """Return fsspec's file system for a URL."""
-    try:
-        import fsspec  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
-
-        return fsspec.filesystem(scheme_of(url))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    except (ImportError, ValueError) as error:
-        raise ScoreLogError(
-            f"{url}: needs fsspec and a file system for {scheme_of(url)}:// ({error}); pip install "
-            "'conformal-arbitrage[lake]' and s3fs, gcsfs or adlfs"
-        ) from error
-
-
-def scheme_of(path: str) -> str | None:
-    """Return the scheme of a URL; None for a local path."""
-    match = _SCHEME.match(path)
-    return None if match is None else match[1]
-
-
-def _is_pattern(path: str) -> bool:
-    return any(sign in path for sign in "*?[")
-
-
-def escaped(path: str) -> str:
-    """Return a path that DuckDB does not take for a pattern."""
-    return re.sub(r"([\[*?])", r"[\1]", path)
-
-
-def register_storage(connection: "duckdb.DuckDBPyConnection", path: str) -> None:
-    """Let a connection open the URLs of a path's scheme."""
-    if scheme_of(path) is not None:
-        connection.register_filesystem(_storage(path))
 
 
 class FileList(ColumnReader):

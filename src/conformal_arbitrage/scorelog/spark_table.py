@@ -21,7 +21,7 @@ from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import EngineError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.arrow import text_bytes
 from conformal_arbitrage.scorelog.columns import Lists, RawColumns
-from conformal_arbitrage.scorelog.digests import rows_without_order, sum_of_digests
+from conformal_arbitrage.scorelog.digests import checksum, rows_without_order, sum_of_digests
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import PartFile, ScorePart
 from conformal_arbitrage.scorelog.spark import packed, result_of, results_of, spark_session, unpacked
@@ -48,7 +48,7 @@ class TableBatch(ScorePart):
     def load(self, columns: Sequence[str] | None = None, *, ids: bool = True) -> ScoreLog:
         """Return the rows; `columns` other than those a calibration reads are not there."""
         log = ScoreLog.from_columns(_raw_columns(self, ids=ids))
-        self.seen.append(_checksum(log))
+        self.seen.append(checksum((log.primary, log.guardian)))
         return log.binarized() if self.binary else log
 
     def load_apart(self) -> tuple[ScoreLog, TextBytes | None]:
@@ -118,12 +118,6 @@ def _text_bytes(column: Any) -> TextBytes:
 
 def _floats(column: Any) -> Floats:
     return np.asarray(column.to_numpy(), dtype=np.float64)
-
-
-def _checksum(log: ScoreLog) -> int:
-    """Return a sum over all pairs of scores that depends on every bit of them, but not on their order."""
-    primary, guardian = ((values + 0.0).view(np.int64) for values in (log.primary, log.guardian))
-    return int((primary * (guardian | 1) + guardian).sum())
 
 
 def run_batches(task: bytes, batches: Iterable[Any]) -> Iterator[Any]:
@@ -292,12 +286,12 @@ class SparkTable:
         def run(batches: Iterator[Any]) -> Iterator[Any]:
             return run_batches(task, batches)
 
-        rows = checksum = 0
+        rows = total = 0
         frame = self.frame.selectExpr(*(f"{_quoted(name)} as {alias}" for alias, name in self._named().items()))
         for count, sum_of_scores, result in results_of(frame.mapInArrow(run, "result binary")):
-            rows, checksum = rows + count, (checksum + sum_of_scores) % (1 << 64)
+            rows, total = rows + count, (total + sum_of_scores) % (1 << 64)
             yield result
-        if (rows, checksum) != (len(self), self._seen.setdefault("checksum", checksum)):
+        if (rows, total) != (len(self), self._seen.setdefault("checksum", total)):
             raise EngineError(
                 f"{self.source}: its rows changed between two passes ({len(self):,}, then {rows:,}); calibrate a frame that "
                 "is the same each time it is computed: a snapshot of the table, or one that was written"

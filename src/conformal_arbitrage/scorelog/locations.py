@@ -1,0 +1,157 @@
+"""Where the files of a log in parts are: patterns, folders and URLs, and the Parquet files that these stand for.
+
+A file is taken once, however many names it has. URLs are opened with fsspec.
+
+Knows nothing of what is in a file.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from conformal_arbitrage.errors import ScoreLogError
+
+if TYPE_CHECKING:
+    import duckdb
+
+_ENDING: Final = ".parquet"
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_LOCAL: Final = "file"
+_TABLE_FORMATS: Final = {"_delta_log": "Delta", ".hoodie": "Hudi"}
+_ICEBERG: Final = ".metadata.json"
+
+
+def scheme_of(path: str) -> str | None:
+    """Return the scheme of a URL; None for a local path."""
+    match = _SCHEME.match(path)
+    return None if match is None else match[1]
+
+
+def is_parquet(path: str) -> bool:
+    """Return whether a name is that of a Parquet file."""
+    return path.lower().endswith(_ENDING)
+
+
+def is_many(source: str) -> bool:
+    """Return whether a name stands for several files: a pattern, a folder or a URL."""
+    return scheme_of(source) is not None or _is_folder(source) or (_is_pattern(source) and not _is_file(source))
+
+
+def escaped(path: str) -> str:
+    """Return a path that DuckDB does not take for a pattern."""
+    return re.sub(r"([\[*?])", r"[\1]", path)
+
+
+def register_storage(connection: "duckdb.DuckDBPyConnection", path: str) -> None:
+    """Let a connection open the URLs of a path's scheme."""
+    if scheme_of(path) is not None:
+        connection.register_filesystem(_storage(path))
+
+
+def find_files(*sources: str) -> list[str]:
+    """Return the Parquet files that patterns, folders, files or URLs of these stand for, each of them once."""
+    paths = sorted({path for source in sources for path in _found(source)})
+    return list({_identity(path): path for path in reversed(paths)}.values())[::-1]
+
+
+def _found(source: str) -> Sequence[str]:
+    if scheme_of(source) == _LOCAL:
+        source = source.removeprefix(f"{_LOCAL}://")
+    paths = _local_files(source) if scheme_of(source) is None else _remote_files(source)
+    others = [path for path in paths if not is_parquet(path)]
+    if not paths or others:
+        what = f"{others[0]} is not a Parquet file" if others else "there are no Parquet files"
+        raise ScoreLogError(
+            f"{source}: {what}; a log in parts has {_ENDING} files only: write each with ScoreLog.write"
+        )
+    return paths
+
+
+def _identity(path: str) -> object:
+    """Return what two names of one file have in common: links, and other ways to write a path."""
+    if scheme_of(path) is not None:
+        return path
+    status = os.stat(path)  # noqa: PTH116  (paths are text here)
+    return status.st_dev, status.st_ino
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112  (a name that cannot exist is no error)
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def _is_pattern(path: str) -> bool:
+    return any(sign in path for sign in "*?[")
+
+
+def _local_files(source: str) -> list[str]:
+    if _is_folder(source):
+        return _members(source, (path for path in _walk(source) if _is_file(path)))
+    if _is_file(source):
+        return [source]
+    return [path for path in glob.glob(source, recursive=True) if _is_file(path)]  # noqa: PTH207
+
+
+def _walk(folder: str) -> Iterator[str]:
+    """Yield all files below a folder; linked folders too, but none twice."""
+    seen = {_identity(folder)}
+    for place, folders, files in os.walk(folder, onerror=_refuse_unlisted, followlinks=True):
+        inside = {name: _identity(os.path.join(place, name)) for name in folders}  # noqa: PTH118
+        folders[:] = [name for name, identity in inside.items() if identity not in seen]
+        seen.update(inside.values())
+        yield from (os.path.join(place, name) for name in files)  # noqa: PTH118
+
+
+def _refuse_unlisted(error: OSError) -> None:
+    raise ScoreLogError(f"{error.filename}: cannot be listed ({error.strerror}); its rows belong to the log")
+
+
+def _members(folder: str, paths: Iterable[str]) -> list[str]:
+    """Return the Parquet files of a folder, without names that begin with _ or a dot: engines keep unfinished work there."""
+    members: list[str] = []
+    for path in paths:
+        names = path.removeprefix(folder).strip("/").split("/")
+        format = _table_format(names)
+        if format is not None:
+            raise ScoreLogError(
+                f"{folder}: this is a table of {format}, whose folder may also hold rows that were replaced or deleted; "
+                "calibrate it with Spark (table:NAME), or write its rows into a folder of their own"
+            )
+        if is_parquet(path) and not any(name.startswith(("_", ".")) for name in names):
+            members.append(path)
+    return members
+
+
+def _table_format(names: Sequence[str]) -> str | None:
+    """Return which format of tables keeps its own account of its files under such a path; None if none does."""
+    if "metadata" in names and names[-1].endswith(_ICEBERG):
+        return "Iceberg"
+    return next((format for name, format in _TABLE_FORMATS.items() if name in names), None)
+
+
+def _remote_files(source: str) -> list[str]:
+    storage = _storage(source)
+    try:
+        paths = storage.glob(source) if _is_pattern(source) else storage.find(source)
+    except (OSError, ValueError, ImportError) as error:
+        raise ScoreLogError(f"{source}: cannot be listed ({error}); check the address and your credentials") from error
+    named = [str(storage.unstrip_protocol(path)) for path in paths]
+    return named if _is_pattern(source) else _members(source, named)
+
+
+def _storage(url: str) -> Any:
+    """Return fsspec's file system for a URL."""
+    try:
+        import fsspec  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
+
+        return fsspec.filesystem(scheme_of(url))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    except (ImportError, ValueError) as error:
+        raise ScoreLogError(
+            f"{url}: needs fsspec and a file system for {scheme_of(url)}:// ({error}); pip install "
+            "'conformal-arbitrage[lake]' and s3fs, gcsfs or adlfs"
+        ) from error

@@ -1,0 +1,172 @@
+"""21. Logs in parts: a file that has several names counts once, and one that changes while it is read gives no number."""
+
+import os
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage import ScoreLog, ScoreLogError, ScoreParts, calibrate, verify
+
+KEY = b"0123456789abcdef"
+
+
+def a_log(n, seed=0, *, ids=True):
+    """Many rows with gaps so close that one pass cannot tell them apart, and a fifth of them lost."""
+    rng = np.random.default_rng(seed)
+    primary = np.stack([np.full(n, 0.5), (0.3 + 1e-9 * rng.random(n)).round(12), np.full(n, 0.1)], axis=1)
+    guardian = np.eye(3)[np.where(rng.random(n) < 0.2, 1, 0)]
+    names = [f"q{seed}-{k}" for k in range(n)] if ids else None
+    return ScoreLog.from_arrays(primary, guardian, id=names, label=guardian.argmax(axis=1).tolist())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return written(tmp_path / "scores")
+
+
+def written(folder, *, ids=True):
+    folder.mkdir()
+    for k in range(3):
+        a_log(1000, k, ids=ids).write(folder / f"s{k}.parquet")
+    return folder
+
+
+def replace_one(folder, rows=1000, seed=7):
+    a_log(rows, seed).write(folder / "s1.parquet")
+
+
+def rename_ids(folder):
+    log = ScoreLog.read(folder / "s1.parquet")
+    ScoreLog.from_arrays(
+        log.primary.reshape(-1, 3),
+        log.guardian.reshape(-1, 3),
+        id=[f"x{k}" for k in range(1000)],
+        label=log.label.tolist(),
+    ).write(folder / "s1.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "after", "keywords"),
+    [
+        (replace_one, 1, {}),
+        (replace_one, 1, {"guardian_sees": "candidates"}),
+        (replace_one, 2, {"boundary": "random", "key": KEY}),
+        (rename_ids, 2, {"boundary": "random", "key": KEY}),
+        (lambda folder: replace_one(folder, rows=400), 1, {}),
+        (lambda folder: replace_one(folder, rows=1001), 1, {}),
+        (lambda folder: (folder / "s1.parquet").unlink(), 1, {}),
+    ],
+    ids=["scores", "candidates", "scores at the draws", "ids at the draws", "fewer rows", "more rows", "gone"],
+)
+def test_a_file_that_changes_between_two_passes_gives_no_certificate(folder, change, after, keywords):
+    passes = []
+
+    def tell(line):
+        passes.append(line)
+        if len(passes) == after:
+            change(folder)
+
+    with pytest.raises(ScoreLogError, match="changed"):
+        calibrate(ScoreParts.read(folder), "0.05", progress=tell, **keywords)
+    assert len(passes) >= after
+
+
+@pytest.mark.parametrize("rows", [200, 1001])
+def test_a_file_with_other_rows_than_when_it_was_found_gives_no_number(folder, rows):
+    parts = ScoreParts.read(folder)
+    certificate = calibrate(parts, "0.05")
+    replace_one(folder, rows)
+    for use in (
+        lambda: calibrate(parts, "0.05"),
+        lambda: verify(certificate, parts),
+        lambda: parts.sample(2500),
+        lambda: calibrate(parts, "0.05", margins=True),
+    ):
+        with pytest.raises(ScoreLogError, match=rf"s1.parquet, .* there are {rows:,} rows: the file has changed"):
+            use()
+
+
+def test_rows_that_were_appended_to_a_file_of_several_parts_are_seen(tmp_path):
+    log = a_log(70_000)
+    log.write(tmp_path / "one.parquet")
+    parts = ScoreParts.read(tmp_path / "one.parquet", rows_per_part=65_536)
+    assert len(parts.parts()) == 2
+    a_log(70_001).write(tmp_path / "one.parquet")
+    with pytest.raises(ScoreLogError, match="there are 4,465 rows: the file has changed"):
+        calibrate(parts, "0.05")
+
+
+def test_what_is_gathered_is_what_is_digested(folder, monkeypatch):
+    """A file that is replaced after it was read into memory does not lend its digest to the certificate."""
+    parts = ScoreParts.read(folder)
+    expected = calibrate(parts, "0.05", margins=True)
+    gather = ScoreParts.gather
+
+    def gather_and_replace(self, reason):
+        log = gather(self, reason)
+        replace_one(folder)
+        return log
+
+    monkeypatch.setattr(ScoreParts, "gather", gather_and_replace)
+    certificate = calibrate(parts, "0.05", margins=True)
+    assert certificate.log_sha256 == expected.log_sha256
+    monkeypatch.undo()
+    assert not verify(certificate, ScoreParts.read(folder))
+
+
+def links(folder):
+    (folder / "t0.parquet").symlink_to(folder / "s0.parquet")
+    os.link(folder / "s1.parquet", folder / "t1.parquet")
+    (folder / "again").symlink_to(folder)
+    (folder / "gone.parquet").symlink_to(folder / "nowhere")
+    return [folder]
+
+
+NAMES = {
+    "links in a folder": links,
+    "a pattern through a folder that links to itself": lambda folder: [f"{links(folder)[0]}/**/*.parquet"],
+    "patterns that overlap": lambda folder: [f"{folder}/*.parquet", f"{folder}/s0*"],
+    "other ways to write a path": lambda folder: [
+        folder,
+        f"{folder}/./s0.parquet",
+        f"{folder}/../{folder.name}/s1.parquet",
+    ],
+    "relative and absolute": lambda folder: [folder, os.path.relpath(folder / "s0.parquet")],
+    "a URL of a local file": lambda folder: [folder, f"file://{folder}/s2.parquet"],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_counts_once_whatever_it_is_called(tmp_path, name):
+    """Without ids nothing else would tell, and each copy of a row would count as evidence."""
+    folder = written(tmp_path / "scores", ids=False)
+    expected = calibrate(ScoreParts.read(folder), "0.05")
+    parts = ScoreParts.read(NAMES[name](folder))
+    assert (len(parts), len(parts.files)) == (3000, 3)
+    certificate = calibrate(parts, "0.05")
+    assert (certificate.n, certificate.relaxation, certificate.log_sha256) == (
+        3000,
+        expected.relaxation,
+        expected.log_sha256,
+    )
+
+
+def test_unfinished_work_of_an_engine_is_not_read_and_an_upper_case_ending_is(folder):
+    (folder / "_temporary" / "0").mkdir(parents=True)
+    a_log(10, 8).write(folder / "_temporary" / "0" / "part.parquet")
+    a_log(10, 8).write(folder / ".s0.parquet")
+    a_log(10, 9).write(folder / "more.parquet")
+    (folder / "more.parquet").rename(folder / "MORE.PARQUET")
+    assert len(ScoreParts.read(folder)) == 3010
+
+
+@pytest.mark.parametrize(
+    ("mark", "format"),
+    [("_delta_log/0.json", "Delta"), (".hoodie/hoodie.properties", "Hudi"), ("metadata/v1.metadata.json", "Iceberg")],
+)
+def test_the_folder_of_a_table_format_is_refused_since_it_keeps_rows_that_were_deleted(folder, mark, format):
+    path = folder / mark
+    path.parent.mkdir()
+    path.write_text("{}")
+    with pytest.raises(ScoreLogError, match=f"table of {format}"):
+        ScoreParts.read(folder)
