@@ -316,7 +316,8 @@ def in_processes(counts: dict[str, int]) -> list[Outcome]:
     """
     outcomes: list[Outcome] = []
     if (count := counts.get("engines")) is not None:
-        outcomes.append(ran("engines", count, [*PYTEST, "tests/calibration/test_engines.py"], ENGINE_ROUNDS=str(count)))
+        tests = ["tests/calibration/test_engines.py", "tests/calibration/test_planted.py"]
+        outcomes.append(ran("engines", count, [*PYTEST, *tests], ENGINE_ROUNDS=str(count)))
     if (count := counts.get("rows")) is not None:
         ways = ["--engine", "threads", "--engine", "sql", "--megabytes", "4096"]
         outcomes.append(ran("rows", count, ["benchmarks.scale", "--rows", str(count), *ways]))

@@ -1,6 +1,6 @@
 """Calibrations on a real scheduler of Dask with two worker processes, in a process of their own.
 
-    python -m tests.calibration.on_dask FOLDER
+    python -m tests.calibration.on_dask FOLDER [--faults]
 
 Prints one JSON line per check: its name, and what differs from what was expected.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from conformal_arbitrage import ScoreParts, calibrate
 from conformal_arbitrage.scorelog.engines import DaskWorkers, as_engine
+from tests.calibration.planted import FAULTS, ROWS, PlantedEngine, differences, edge_log, is_caught
 from tests.calibration.test_parts import KEY, Dying, some_log, told, write_parts
 from tests.calibration.test_tables import differing
 
@@ -21,6 +22,16 @@ class DyingWorkers(DaskWorkers):
 
     def run(self, work, parts, /):
         return super().run(Dying(work, self.marker), parts)
+
+
+def check_faults(folder, engine):
+    """Return the faults planted in the workers that nobody noticed, and what differs without one."""
+    edge = edge_log()
+    parts = ScoreParts.read(write_parts(edge[0], folder / "edge", [ROWS // 2]))
+    missed = {
+        fault: "not caught" for fault in FAULTS if not is_caught(*edge, parts, engine=PlantedEngine(engine, fault))
+    }
+    return missed | differences(*edge, parts, engine=engine)
 
 
 def main():
@@ -43,10 +54,11 @@ def main():
         died = (folder / "died").exists()
         found["a worker is killed"] = differing(expected, certificate) or ({} if died else "no worker died")
         found["unforeseen"] = told(lambda: list(engine.run(len, where.parts())))
+        found["planted"] = check_faults(folder, engine) if "--faults" in sys.argv else {}
         engine.client.close()
     found["nowhere"] = nowhere
-    for name, differences in found.items():
-        print(json.dumps({"check": name, "differences": differences}, default=repr))
+    for name, one in found.items():
+        print(json.dumps({"check": name, "differences": one}, default=repr))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,16 @@ from benchmarks.scale import processor_seconds
 from conformal_arbitrage import ScoreLog, ScoreParts, ScoreTable, SparkTable, calibrate, verify
 from conformal_arbitrage.scorelog.engines import Processes, Threads
 from conformal_arbitrage.scorelog.spark import SparkTasks, ship_package
+from tests.calibration.planted import (
+    FAULTS,
+    ROWS,
+    PlantedEngine,
+    PlantedTable,
+    differences,
+    edge_log,
+    is_caught,
+    planted_sql,
+)
 from tests.calibration.test_parts import KEY, OPTIONS, Dying, some_log, spoil, told, write_parts
 from tests.calibration.test_tables import differing
 
@@ -201,6 +211,39 @@ def check_refusals(folder, sessions):
     report("refusals", messages)
 
 
+def check_faults(folder, sessions, *, everything):
+    """Faults planted in the workers are caught: each in one way, or in all of them."""
+    edge = edge_log()
+    where = write_parts(edge[0], folder / "edge", [ROWS // 2])
+    log, found = ScoreParts.read(where), {}
+    frames = {name: session.read.parquet(str(where)).repartition(2) for name, session in sessions.items()}
+    ways = [(name, kind) for name in sessions for kind in ("tasks", "table")]
+    for number, fault in enumerate(FAULTS):
+        for name, kind in ways if everything else ways[number : number + 1]:
+            PlantedTable.fault = fault
+            source, engine = PlantedTable(frame=frames[name]), None
+            if kind == "tasks":
+                source, engine = log, PlantedEngine(SparkTasks(sessions[name]), fault)
+            if not is_caught(*edge, source, engine=engine):
+                found[f"{fault} on {name} {kind}"] = "not caught"
+    found |= differences(*edge, log, engine=SparkTasks(sessions["connect"]))
+    found |= differences(*edge, SparkTable(frame=frames["classic"]))
+    report("planted faults", found)
+
+
+def check_faults_in_postgres(address):
+    """Faults planted in the queries of PostgreSQL are caught."""
+    edge = edge_log()
+    scores = [values.reshape(-1, 2).tolist() for values in (edge[0].primary, edge[0].guardian)]
+    fill_postgres(address, 'id, "primary", guardian', list(zip(edge[0].id.tolist(), *scores, strict=True)))
+    table, found = ScoreTable(address=address, table="scores"), {}
+    found |= differences(*edge, table)
+    for fault in FAULTS:
+        with planted_sql(fault):
+            found |= {} if is_caught(*edge, table) else {fault: "not caught"}
+    report("planted faults: postgres", found)
+
+
 def calibrate_moving(session, folder):
     """Calibrate files that are replaced after the first pass."""
     write_parts(some_log(400, kind="coarse"), folder, [200])
@@ -279,12 +322,15 @@ def main():
     check_binarised_and_verified(given.folder, sessions)
     check_kills(given.folder, sessions)
     check_refusals(given.folder, sessions)
+    check_faults(given.folder, sessions, everything=bool(given.rounds))
     check_commands(given.folder, classic)
     if given.rounds or given.logs:
         with (
             tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as short,
             postgres_server(short) as url,
         ):
+            if url is not None:
+                check_faults_in_postgres(url)
             check_hostile(given.rounds, given.folder, sessions, url)
             check_real_logs(given.logs, given.folder, sessions, url)
     print(f"{processor_seconds():.0f} s of processor time", file=sys.stderr)

@@ -59,7 +59,7 @@ def test_spark_gives_the_certificate_of_the_rows_in_memory(tmp_path):
     options = ["--rounds", str(ROUNDS), *(["--logs", str(SHARED)] if ROUNDS and SHARED.exists() else [])]
     reported = checks("tests.calibration.on_spark", tmp_path, *options)
     refused = reported.pop("refusals")
-    assert len(reported) >= 6 + ROUNDS
+    assert len(reported) >= 7 + ROUNDS
     assert not {name: differences for name, differences in reported.items() if differences}
     for what, message in REFUSALS.items():
         assert refused[what].startswith(message.format(folder=tmp_path)), (what, refused)
@@ -68,12 +68,13 @@ def test_spark_gives_the_certificate_of_the_rows_in_memory(tmp_path):
 
 @pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed")
 def test_dask_gives_the_certificate_of_the_rows_in_memory(tmp_path):
-    reported = checks("tests.calibration.on_dask", tmp_path)
+    reported = checks("tests.calibration.on_dask", tmp_path, *(["--faults"] if ROUNDS else []))
     assert reported["nowhere"].startswith("EngineError: engine tcp://127.0.0.1:9: there is no scheduler")
     assert reported["unforeseen"].startswith("TypeError")
     assert "parquet, rows 1 to 200" in reported["unforeseen"]
     assert not reported["equal"]
     assert not reported["a worker is killed"]
+    assert not reported["planted"]
 
 
 class ArrowFrame:

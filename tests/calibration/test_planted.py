@@ -1,0 +1,63 @@
+"""Planted faults are caught on threads, processes and by DuckDB's SQL; Spark and Dask have scripts of their own."""
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import duckdb
+import pytest
+
+from conformal_arbitrage import ScoreParts, ScoreTable
+from conformal_arbitrage.scorelog.engines import ExecutorPool, Processes, Threads
+from tests.calibration.planted import FAULTS, ROWS, PlantedEngine, differences, edge_log, is_caught, planted_sql
+from tests.calibration.test_parts import write_parts
+
+nightly = pytest.mark.skipif("ENGINE_ROUNDS" not in os.environ, reason="make engines runs it")
+
+
+@pytest.fixture(scope="module")
+def edge():
+    return edge_log()
+
+
+@pytest.fixture(scope="module")
+def folder(edge, tmp_path_factory):
+    return write_parts(edge[0], tmp_path_factory.mktemp("edge") / "scores", [ROWS // 2])
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield ExecutorPool(pool)
+
+
+def check_faults(edge, folder, engine):
+    parts = ScoreParts.read(folder)
+    assert not differences(*edge, parts, engine=engine)
+    assert [fault for fault in FAULTS if not is_caught(*edge, parts, engine=PlantedEngine(engine, fault))] == []
+
+
+def test_faults_on_threads_are_caught(edge, folder):
+    check_faults(edge, folder, Threads(1))
+
+
+def test_faults_in_another_process_are_caught(edge, folder, processes):
+    check_faults(edge, folder, processes)
+
+
+@nightly
+def test_faults_on_the_engine_of_processes_are_caught(edge, folder):
+    check_faults(edge, folder, Processes(2))
+
+
+def check_queries(edge, table):
+    assert not differences(*edge, table)
+    for fault in FAULTS:
+        with planted_sql(fault):
+            assert is_caught(*edge, table), fault
+
+
+def test_faults_in_the_queries_of_duckdb_are_caught(edge, folder, tmp_path):
+    with duckdb.connect(str(tmp_path / "scores.duckdb")) as connection:
+        connection.execute(f"create table scores as select * from '{folder}/*.parquet'")
+    check_queries(edge, ScoreTable(address=str(tmp_path / "scores.duckdb"), table="scores"))
