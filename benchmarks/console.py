@@ -4,7 +4,8 @@
 
 Two gateways, each a process of its own: one over a record of sixty decisions, one over many of thirty days, of which one in
 twenty was audited, with a team as Guardian and questions in its queue. Every page is asked for in turn at both; the median
-counts, beside that of /health/live, which does nothing. Memory is that of a gateway before its first page, and after all.
+counts, beside that of /health/live, which does nothing. Memory is that of a gateway before its first page, once it has read
+its ledgers; at its peak while pages are made; and what stays when nobody has asked for anything for a while.
 """
 
 import argparse
@@ -45,7 +46,10 @@ from conformal_arbitrage.types import Leg, Spent
 from conformal_arbitrage.upstream.base import fingerprint
 
 AIMS = {"review page": 10.0, "vote and next": 20.0, "decisions": 10.0, "overview": 50.0}
-_BATCH, _DAYS, _OPEN = 1000, 30, 400
+MOST_MEMORY = 5.0
+"""MB that pages may add to a gateway."""
+_BATCH, _DAYS, _OPEN = 200, 30, 400
+_QUIET, _LONGEST_WAIT = 3.0, 60.0
 _GUARDIAN = Leg(role="guardian", scores=(1.0, 0.0), spent=Spent(calls=1, cost=0.5), seconds=9.0, served="support team")
 _ASKED = MenuQuestion(context="A letter.", actions=("a", "b"))
 
@@ -122,10 +126,23 @@ class Served:
         self.session = requests.Session()
         self.session.headers["Sec-Fetch-Site"] = "same-origin"
 
-    def memory(self) -> float:
-        """Return the resident memory in MB."""
+    def memory(self, of: str = "VmRSS") -> float:
+        """Return the resident memory in MB, or the most that it was since `forget_peak` (VmHWM)."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+        return int(re.search(rf"{of}:\s+(\d+)", status)[1]) / 1024
+
+    def forget_peak(self) -> None:
+        """Let the largest memory be counted from now on."""
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
+
+    def settled(self) -> float:
+        """Return the resident memory once it has not changed for a while."""
+        size, since, end = self.memory(), time.monotonic(), time.monotonic() + _LONGEST_WAIT
+        while time.monotonic() < min(since + _QUIET, end):
+            time.sleep(0.2)
+            if abs(self.memory() - size) > 0.1:
+                size, since = self.memory(), time.monotonic()
+        return size
 
     def get(self, path: str) -> requests.Response:
         """Ask for a page."""
@@ -165,6 +182,7 @@ def pages(id: str) -> dict[str, str]:
     return {
         "live (does nothing)": "/health/live", "overview": "/console", "policy": "/console/policies/support",
         "team": "/console/team", "review page": "/console/review", "one decision": f"/console/decisions/{id}",
+        "keys": "/console/keys", "health": "/console/health",
         **{f"decisions, {name or 'all'}": f"/console/decisions{query}" for name, query in filters.items()},
     }  # fmt: skip
 
@@ -239,7 +257,9 @@ def main() -> None:
 def measured(gateways: list[Served], repeats: int) -> dict[str, Any]:
     """Measure all pages at both gateways."""
     full = gateways[1]
-    before = [gateway.memory() for gateway in gateways]
+    before = [gateway.settled() for gateway in gateways]
+    for gateway in gateways:
+        gateway.forget_peak()
     ids = [re.findall(r"/console/decisions/(\w{26})", one.get("/console/decisions").text)[-1] for one in gateways]
     first = {name: _seconds(partial(full.get, path)) for name, path in pages(ids[1]).items()}
     medians: dict[str, list[float]] = {}
@@ -249,7 +269,9 @@ def measured(gateways: list[Served], repeats: int) -> dict[str, Any]:
             median(repeats, partial(gateway.get, path)) for gateway, path in zip(gateways, paths, strict=True)
         ]
     medians["vote and next"] = [voting(gateway, repeats) for gateway in gateways]
-    return {"ms": medians, "first": first, "memory": [before, [gateway.memory() for gateway in gateways]]}
+    peak = [gateway.memory("VmHWM") for gateway in gateways]
+    memory = {"alone": before, "peak": peak, "stays": [gateway.settled() for gateway in gateways]}
+    return {"ms": medians, "first": first, "memory": memory}
 
 
 def _seconds(ask: Callable[[], object]) -> float:
@@ -276,11 +298,16 @@ def report(figures: dict[str, Any], *, as_json: bool) -> None:
         first = figures["first"].get(name)
         cells = [f"{small:.1f}", f"{large:.1f}", f"{large / small:.2f}", "" if first is None else f"{first:.2f}"]
         print(f"| {name} | {' | '.join(cells)} | {'' if aim is None else f'{aim:g}'} |")
-    (empty, full), (empty_after, full_after) = figures["memory"]
-    print(f"\nassets: {figures['assets']:,} bytes compressed (at most 12,000)")
-    print(
-        f"memory, MB: {empty:.1f} before the first page, {empty_after:.1f} after all; full: {full:.1f}, {full_after:.1f}"
-    )
+    print(f"\nassets: {figures['assets']:,} bytes compressed (at most 12,000)\n")
+    print("| memory, MB | sixty | full | more: sixty | full | limit |\n|---|---|---|---|---|---|")
+    alone = figures["memory"]["alone"]
+    for name, sizes in figures["memory"].items():
+        more = [f"{size - before:.1f}" for size, before in zip(sizes, alone, strict=True)]
+        cells = [*(f"{size:.1f}" for size in sizes), *([""] * 3 if name == "alone" else [*more, f"{MOST_MEMORY:g}"])]
+        print(f"| {_MEMORY[name]} | {' | '.join(cells)} |")
+
+
+_MEMORY = {"alone": "before the first page", "peak": "at the peak", "stays": "after all pages"}
 
 
 if __name__ == "__main__":

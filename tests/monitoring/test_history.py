@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage.monitoring.history import ledger_history
+from conformal_arbitrage.monitoring.history import LedgerCourse, ledger_history
 from conformal_arbitrage.monitoring.lines import watch_lines
 from conformal_arbitrage.monitoring.monitor import Monitor
 
@@ -31,3 +31,27 @@ def test_a_history_ends_where_the_monitor_stands(lines, n):
 def test_an_empty_ledger_has_an_empty_history():
     history = ledger_history(LINES, np.zeros(0))
     assert len(history.audits) == len(history.mean) == len(history.upper) == len(history.evidence) == 0
+
+
+@pytest.mark.parametrize("lines", [LINES, NET], ids=["losses", "net"])
+def test_a_ledger_taken_in_parts_has_the_same_course_to_the_bit(lines):
+    rng = np.random.default_rng(3)
+    losses = rng.choice([lines.least, 0.0, 0.1, 0.7, 1.0], 5000)
+    losses[rng.random(5000) < 0.1] = np.nan
+    whole = ledger_history(lines, losses, points=77)
+    for cuts in ([1], [10, 10, 2048], [777, 1024, 1025, 4999]):
+        course, places, first = LedgerCourse(lines, 5000, points=77), [], 0
+        for part in np.split(losses, cuts):
+            places += (first + course.take(part)).tolist()
+            first += len(part)
+        np.testing.assert_array_equal(np.array(places) + 1, whole.audits)
+        for mine, expected in zip(course.figures(), (whole.audits, whole.mean, whole.lower, whole.upper), strict=True):
+            np.testing.assert_array_equal(mine, expected)
+
+
+def test_a_ledger_shorter_than_announced_has_the_points_that_it_reached():
+    course = LedgerCourse(LINES, 100, points=10)
+    course.take(np.zeros(60))
+    audits, mean, lower, upper = course.figures()
+    assert audits[-1] <= 60 < course.audits[len(audits)]
+    assert len(mean) == len(lower) == len(upper) == len(audits)

@@ -13,6 +13,7 @@ from conformal_arbitrage.monitoring.reviewing import (
     grade_agreement,
     krippendorff,
     plan_staffing,
+    quantiles,
     waiting_time,
 )
 
@@ -169,3 +170,11 @@ def test_two_people_are_compared_on_the_menu_that_most_questions_have():
     assert agreement_by_pair([*alike, *swapped, *elsewhere, *few, *alone]) == {("ann", "bob"): (40, 1.0)}
     assert agreement_by_pair([]) == {}
     assert agreement_by_pair([opinion(("ann", 0), ("bob", 0), size=1)]) == {}
+
+
+def test_quantiles_are_those_of_numpy():
+    rng = np.random.default_rng(1)
+    for n in (1, 2, 3, 10, 101):
+        values = rng.exponential(size=n).tolist()
+        shares = (0.0, 0.025, 0.5, 0.9, 0.975, 1.0)
+        assert quantiles(values, *shares) == pytest.approx(np.quantile(values, shares).tolist())

@@ -18,6 +18,7 @@ from conformal_arbitrage.store import (
     PostgresStore,
     Settlement,
     SQLiteStore,
+    ledger,
     new_id,
 )
 from tests.store.facts import decision, later
@@ -187,6 +188,25 @@ def test_a_whole_ledger_is_what_its_changes_say(store):
         assert sorted(whole.known_order[whole.known_order > 0]) == list(range(1, len(in_order) + 1))
         empty = await store.ledger(LedgerKey(policy="none", version=1, identities_sha256="models"))
         assert (len(empty), empty.change) == (0, 0)
+
+    asyncio.run(work())
+
+
+def test_the_parts_of_a_ledger_are_the_whole_even_where_a_row_was_removed(store, sql, monkeypatch):
+    monkeypatch.setattr(ledger, "_ROWS_AT_ONCE", 3)
+
+    async def work():
+        for k in range(20):
+            await draw(store, 0.05 * k if k % 3 == 0 else None)
+        whole = await store.ledger(KEY)
+        parts = [await store.ledger(KEY, after=after, limit=7) for after in range(0, 28, 7)]
+        assert [len(part) for part in parts] == [7, 7, 6, 0]
+        for name in ("drawn", "due", "loss", "served", "delivered", "known_order", "known_at"):
+            both = np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name)
+            np.testing.assert_array_equal(*both, err_msg=name)
+        sql("delete from ledger where seq = 10")
+        assert len(await store.ledger(KEY)) == 19
+        assert [len(await store.ledger(KEY, after=after, limit=7)) for after in range(0, 28, 7)] == [7, 6, 6, 0]
 
     asyncio.run(work())
 

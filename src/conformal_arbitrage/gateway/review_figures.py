@@ -6,7 +6,6 @@ Knows nothing of HTTP.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from msgspec.structs import replace
 
 from conformal_arbitrage.gateway.reviewing import Desk
@@ -17,6 +16,7 @@ from conformal_arbitrage.monitoring.reviewing import (
     agreement_by_pair,
     agreement_by_person,
     grade_agreement,
+    quantiles,
     waiting_time,
 )
 from conformal_arbitrage.store.base import Store
@@ -106,7 +106,7 @@ async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFig
 
 def _person(name: str, cast: Sequence[CastVote], alike: tuple[int, float] | None) -> ReviewerFigures:
     held = [vote.held for vote in cast if not vote.skipped]
-    median, p90 = np.quantile(held, (0.5, 0.9)).tolist() if held else (None, None)
+    median, p90 = quantiles(held, 0.5, 0.9) if held else (None, None)
     return ReviewerFigures(
         reviewer=name,
         votes=len(held),

@@ -9,11 +9,12 @@ import numpy as np
 
 from conformal_arbitrage.core.arrays import Floats, Integers
 from conformal_arbitrage.monitoring.evidence import log_evidence
-from conformal_arbitrage.monitoring.limits import limits_of, loss_logs
+from conformal_arbitrage.monitoring.limits import NO_LOSS, limits_of, loss_logs
 from conformal_arbitrage.monitoring.lines import Lines
 
 _POINTS = 240
-_SLAB = 1 << 15
+_SLAB = 1 << 10
+"""Rows at a time: each has a logarithm for every bet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,65 @@ class LedgerHistory:
     evidence: Floats
 
 
+class LedgerCourse:
+    """Mean and limits along a ledger, taken part by part, so that no part needs to be kept.
+
+    Args:
+        lines: what it is watched against.
+        rows: how many rows there will be.
+        points: at most this many, evenly spaced; the last one is the last row.
+
+    Attributes:
+        audits: after how many rows there is a point.
+    """
+
+    def __init__(self, lines: Lines, rows: int, *, points: int = _POINTS) -> None:
+        spaced = np.linspace(1, rows, min(points, rows)).round().astype(np.int64)
+        self.audits: Integers = spaced[np.diff(spaced, prepend=0) > 0]
+        self._lines = lines
+        self._rows = 0
+        self._known, self._sum = 0, 0.0
+        self._best, self._worst = (np.zeros(len(NO_LOSS.logs), dtype=np.int64) for _ in range(2))
+        self._means: list[Floats] = []
+        self._bests: list[Integers] = []
+        self._worsts: list[Integers] = []
+
+    def take(self, losses: Floats) -> Integers:
+        """Take the losses of the next rows, NaN while unknown; return at which of them there is a point."""
+        if not len(losses):
+            return np.zeros(0, dtype=np.int64)
+        return np.concatenate([low + self._take(losses[low : low + _SLAB]) for low in range(0, len(losses), _SLAB)])
+
+    def _take(self, losses: Floats) -> Integers:
+        first, last = np.searchsorted(self.audits, [self._rows, self._rows + len(losses)], side="right")
+        places = self.audits[first:last] - self._rows - 1
+        shares, known = _shares(self._lines, losses), ~np.isnan(losses)
+        best, worst = np.where(known, shares, 0.0), np.where(known, shares, 1.0)
+        counts, sums = self._known + np.cumsum(known), np.cumsum(np.concatenate([[self._sum], best]))[1:]
+        with np.errstate(invalid="ignore"):
+            self._means.append(sums[places] / counts[places])
+        for logs, ends, total in (
+            (loss_logs(best), self._bests, self._best), (loss_logs(worst), self._worsts, self._worst)
+        ):  # fmt: skip
+            running = np.cumsum(logs, axis=0, out=logs)
+            ends.append(running[places] + total)
+            total += running[-1]
+        self._known, self._sum, self._rows = int(counts[-1]), float(sums[-1]), self._rows + len(losses)
+        return places
+
+    def figures(self) -> tuple[Integers, Floats, Floats, Floats]:
+        """Return the points that were reached: after how many audits, the mean, and the lower and upper limit."""
+        audits = self.audits[: np.searchsorted(self.audits, self._rows, side="right")]
+        if not len(audits):
+            return audits, np.zeros(0), np.zeros(0), np.zeros(0)
+        mean = np.concatenate(self._means)
+        lower = limits_of(np.concatenate(self._bests), audits)[0]
+        upper = limits_of(np.concatenate(self._worsts), audits)[1]
+        if self._lines.signed:
+            mean, lower, upper = 2 * mean - 1, 2 * lower - 1, 2 * upper - 1
+        return audits, mean, lower, upper
+
+
 def ledger_history(
     lines: Lines, losses: Floats, missing: Floats | None = None, *, points: int = _POINTS
 ) -> LedgerHistory:
@@ -48,34 +108,18 @@ def ledger_history(
         missing: which unknown losses are overdue, as 0 and 1; these count whole in the evidence.
         points: at most this many, evenly spaced; the last one is the last row.
     """
-    n = len(losses)
-    audits = np.unique(np.linspace(1, n, min(points, n)).round().astype(np.int64)) if n else np.zeros(0, dtype=np.int64)
-    shares = np.clip((losses + 1) / 2 if lines.signed else losses, 0.0, 1.0)
+    course = LedgerCourse(lines, len(losses), points=points)
+    course.take(losses)
+    audits, mean, lower, upper = course.figures()
     known = ~np.isnan(losses)
-    best, worst = np.where(known, shares, 0.0), np.where(known, shares, 1.0)
-    counts = np.cumsum(known)[audits - 1] if n else audits
-    with np.errstate(invalid="ignore"):
-        mean = np.cumsum(best)[audits - 1] / counts if n else np.zeros(0)
-    lower = limits_of(_sums_at(best, audits), audits)[0]
-    upper = limits_of(_sums_at(worst, audits), audits)[1]
-    if lines.signed:
-        mean, lower, upper = 2 * mean - 1, 2 * lower - 1, 2 * upper - 1
-    counted = best if missing is None else np.maximum(best, np.where(known, 0.0, missing))
+    counted = np.where(known, _shares(lines, losses), 0.0 if missing is None else missing)
     return LedgerHistory(
         lines=lines, audits=audits, mean=mean, lower=lower, upper=upper, evidence=_evidence(lines, counted, audits)
     )
 
 
-def _sums_at(shares: Floats, audits: Integers) -> Integers:
-    """Return the sums behind the limits after each of some numbers of audits, a slab at a time."""
-    sums: list[Integers] = []
-    total, first = np.zeros(loss_logs(np.zeros(1)).shape[1], dtype=np.int64), 0
-    for low in range(0, len(shares), _SLAB):
-        running = np.cumsum(loss_logs(shares[low : low + _SLAB]), axis=0) + total
-        last = int(np.searchsorted(audits, low + len(running), side="right"))
-        sums.append(running[audits[first:last] - low - 1])
-        total, first = running[-1], last
-    return np.concatenate(sums) if sums else np.zeros((0, len(total)), dtype=np.int64)
+def _shares(lines: Lines, losses: Floats) -> Floats:
+    return np.clip((losses + 1) / 2 if lines.signed else losses, 0.0, 1.0)
 
 
 def _evidence(lines: Lines, shares: Floats, audits: Integers) -> Floats:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-import numpy as np
-
 PanelRule = Literal["majority", "unanimous"]
 ReviewRule = PanelRule | Literal["median"]
 """How votes are counted: those for an option of a menu by the panel's rule, those for grades by their median."""
@@ -95,5 +93,6 @@ def _certain_medians(grades: Sequence[tuple[float, float]], panel: int) -> tuple
 
 def median_grades(grades: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the median of a panel's grades of each answer."""
-    first, second = np.median(np.array(grades, dtype=np.float64), axis=0).tolist()
+    columns = (sorted(column) for column in zip(*grades, strict=True))
+    first, second = ((column[(len(column) - 1) // 2] + column[len(column) // 2]) / 2 for column in columns)
     return first, second

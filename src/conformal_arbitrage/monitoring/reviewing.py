@@ -112,8 +112,13 @@ def _measured(items: int, share: float, corrected: Callable[[NDArray[np.intp]], 
     """Return a figure of agreement with its range, by resampling questions."""
     rng = np.random.default_rng(_SEED)
     resampled = [corrected(rng.integers(0, items, items)) for _ in range(resamples)]
-    lower, upper = np.quantile(resampled, (0.025, 0.975)).tolist()
+    lower, upper = quantiles(resampled, 0.025, 0.975)
     return Agreement(items=items, share=share, corrected=corrected(np.arange(items)), lower=lower, upper=upper)
+
+
+def quantiles(values: Sequence[float], *shares: float) -> list[float]:
+    """Return the values below which these shares lie, interpolated as by np.quantile, which loads a megabyte of modules."""
+    return np.interp(np.array(shares) * (len(values) - 1), np.arange(len(values)), np.sort(values)).tolist()
 
 
 def agreement_by_person(opinions: Sequence[SecondOpinion]) -> dict[str, tuple[int, float]]:
@@ -190,7 +195,7 @@ def cohen_kappa(pairs: Sequence[tuple[int, int]]) -> float | None:
     if len(pairs) < FEWEST_ITEMS:
         return None
     choices = np.array(pairs)
-    options = np.unique(choices)
+    options = sorted({option for pair in pairs for option in pair})
     share = float((choices[:, 0] == choices[:, 1]).mean())
     by_chance = sum(float((choices[:, 0] == k).mean() * (choices[:, 1] == k).mean()) for k in options)
     return 1.0 if by_chance == 1 else (share - by_chance) / (1 - by_chance)

@@ -108,8 +108,12 @@ class LedgerRows:
     @classmethod
     def of(cls, rows: Sequence[Sequence[float | int | None]], change: int) -> "LedgerRows":
         """Build the arrays from (drawn, due, loss, served, undelivered, known_order, known_at) of every row."""
-        table = np.array(rows, dtype=np.float64).reshape(-1, 7)
-        drawn, due, loss, served, undelivered, order, known_at = np.ascontiguousarray(table.T)
+        return cls.of_columns(np.ascontiguousarray(np.array(rows, dtype=np.float64).reshape(-1, 7).T), change)
+
+    @classmethod
+    def of_columns(cls, columns: Floats, change: int) -> "LedgerRows":
+        """Build the arrays from the same seven values, each of all rows, with NaN for what is unknown."""
+        drawn, due, loss, served, undelivered, order, known_at = columns
         return cls(
             drawn=drawn, due=due, loss=loss, served=served, delivered=undelivered == 0, known_at=known_at, change=change,
             known_order=np.nan_to_num(order).astype(np.int64),
@@ -188,8 +192,8 @@ class LedgerStore(Protocol):
         """Return all ledgers, or those of a policy; oldest version first."""
         ...
 
-    async def ledger(self, key: LedgerKey) -> LedgerRows:
-        """Return a whole ledger; empty if there is none yet."""
+    async def ledger(self, key: LedgerKey, *, after: int = 0, limit: int | None = None) -> LedgerRows:
+        """Return a ledger, or so many of its rows after one of that number; empty if there is none yet."""
         ...
 
     async def ledger_changes(self, key: LedgerKey, after: int, *, limit: int = 5000) -> list[AuditRow]:

@@ -144,12 +144,17 @@ def latest_rows(
     session: Session, policy: str, *, identities_sha256: str, limit: int, wanted: Callable[[str], bool]
 ) -> list[CalibrationRow]:
     """Return those that are wanted by their id of the latest rows, the last one first."""
-    rows = session.rows(
-        f"select {_COLUMNS} from calibration_rows where policy = ? and log = ? and place = 0 and identities = ? "
-        "order by id desc limit ?",
-        *(policy, _LIVE, identities_sha256, limit),
-    )
-    return [_decoded(session, row) for row in rows if wanted(row[3])]
+    kept, end = list[CalibrationRow](), _END
+    while limit > 0 and (
+        rows := session.rows(
+            f"select {_COLUMNS} from calibration_rows where policy = ? and log = ? and place = 0 and id < ? and "
+            "identities = ? order by id desc limit ?",
+            *(policy, _LIVE, end, identities_sha256, min(limit, CHUNK)),
+        )
+    ):
+        kept += [_decoded(session, row) for row in rows if wanted(row[3])]
+        limit, end = limit - len(rows), rows[-1][3]
+    return kept
 
 
 def _decoded(session: Session, row: Sequence[Any]) -> CalibrationRow:

@@ -313,9 +313,9 @@ class SQLStore(SQLConsole, SQLReviews):
         """See `LedgerStore.ledgers`."""
         return await self._read(lambda session: ledger.ledgers(session, policy))
 
-    async def ledger(self, key: LedgerKey) -> LedgerRows:
+    async def ledger(self, key: LedgerKey, *, after: int = 0, limit: int | None = None) -> LedgerRows:
         """See `LedgerStore.ledger`."""
-        return await self._scan(lambda session: ledger.ledger(session, key))
+        return await self._scan(lambda session: ledger.ledger(session, key, after, limit))
 
     async def ledger_changes(self, key: LedgerKey, after: int, *, limit: int = 5000) -> list[AuditRow]:
         """See `LedgerStore.ledger_changes`."""

@@ -78,17 +78,17 @@ class OverviewPage:
         visible = [live for live in parts.policies.all() if visit.who.sees(live.name)]
         # what needs someone first
         visible.sort(key=lambda live: (live.alarm is None, live.mode == "shadow", live.name))
-        cards = [await self.card(live, tallies, now) for live in visible]
+        cards = [await self.card(live, tallies) for live in visible]
         broken = {name: error for name, error in parts.policies.out_of_service().items() if visit.who.sees(name)}
         return parts.pages.page(
             "overview.html", visit, since=since, cards=cards, broken=broken, days=DAYS, now=now,
             alarms=[card for card in cards if card.live.alarm is not None],
         )  # fmt: skip
 
-    async def card(self, live: LivePolicy, tallies: Mapping[str, PolicyTally], now: float) -> PolicyCard:
+    async def card(self, live: LivePolicy, tallies: Mapping[str, PolicyTally]) -> PolicyCard:
         """Return what is shown of a policy."""
         standing = shown_standing(live, self._parts.watcher)
-        course = await self._courses.course(live, now, standing.group)
+        course = await self._courses.course(live, standing.group)
         tally = tallies.get(live.name, PolicyTally(policy=live.name, version=live.version))
         shadow = live.mode == "shadow"
         rows = None

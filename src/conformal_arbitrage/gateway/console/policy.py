@@ -56,7 +56,7 @@ class PolicyPage:
         tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
         history = [_shown(version) for version in await parts.store.policy_history(live.name)]
         earlier = _earlier(history)
-        card = await self._overview.card(live, tallies, now)
+        card = await self._overview.card(live, tallies)
         values: dict[str, Any] = {
             "live": live, "certificate": live.certificate, "days": DAYS, "history": history, "earlier": earlier,
             "card": card, "ahead": await self._ahead(live), "identities": _identities(live), "install": None,

@@ -16,14 +16,15 @@ from conformal_arbitrage.gateway.console.charts import LossCourse, LossPoint
 from conformal_arbitrage.gateway.policy_table import LivePolicy
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.watching import ServedFigure
-from conformal_arbitrage.monitoring.history import ledger_history
+from conformal_arbitrage.monitoring.history import LedgerCourse
 from conformal_arbitrage.monitoring.lines import Lines
 from conformal_arbitrage.monitoring.states import Standing
 from conformal_arbitrage.store.base import Store
-from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows
+from conformal_arbitrage.store.ledger_base import Ledger, LedgerKey
 
 _POINTS = 120
 _FEWEST_DRAWN = 5
+_ROWS_AT_ONCE = 5000
 _COMPUTING_SHARE, _LONGEST_KEPT = 20, 5.0
 """A course is computed again after so many times the time it took, and at most so many seconds, at the earliest."""
 
@@ -137,44 +138,45 @@ class Courses:
         self._store = store
         self._kept: dict[str, tuple[LedgerKey, int, float, LossCourse | None]] = {}
 
-    async def course(self, live: LivePolicy, now: float, group: str = "") -> LossCourse | None:
+    async def course(self, live: LivePolicy, group: str = "") -> LossCourse | None:
         """Return the course of the ledger of a policy, or of one of its groups; None if there is too little to draw."""
         watched = live.watched
         if watched is None or group not in watched.lines:
             return None
         key = with_fields(watched.key, group=group)
-        change = next((one.change for one in await self._store.ledgers(live.name) if one.key == key), -1)
+        ledger = next((one for one in await self._store.ledgers(live.name) if one.key == key), None)
+        if ledger is None:
+            return None
         cached = self._kept.get(live.name)
         begun = time.monotonic()
-        if cached is not None and cached[0] == key and (cached[1] == change or begun < cached[2]):
+        if cached is not None and cached[0] == key and (cached[1] == ledger.change or begun < cached[2]):
             return cached[3]
-        rows = await self._store.ledger(key)
         marks = [] if live.alarm is None or live.alarm.at is None else [(live.alarm.at, "alarm")]
-        course = await asyncio.to_thread(_course, rows, watched.lines[group], _bound(live), now, marks)
+        course = await self._computed(ledger, watched.lines[group], _bound(live), marks)
         ended = time.monotonic()
         again = ended + min(_COMPUTING_SHARE * (ended - begun), _LONGEST_KEPT)
-        self._kept[live.name] = (key, change, again, course)
+        self._kept[live.name] = (key, ledger.change, again, course)
         return course
 
-
-def _course(
-    rows: LedgerRows, lines: Lines, bound: float, now: float, marks: list[tuple[float, str]]
-) -> LossCourse | None:
-    if len(rows) < _FEWEST_DRAWN:
-        return None
-    missing = (np.isnan(rows.loss) & (rows.due <= now)).astype(np.float64)
-    history = ledger_history(lines, rows.loss, missing, points=_POINTS)
-    times = np.maximum.accumulate(rows.drawn)  # requests at the same time are numbered as they are recorded
-    points = [
-        LossPoint(
-            time=float(times[audits - 1]),
-            audits=int(audits),
-            mean=bound * float(history.mean[k]),
-            lower=bound * float(history.lower[k]),
-            upper=bound * float(history.upper[k]),
-        )
-        for k, audits in enumerate(history.audits)
-        if audits >= _FEWEST_DRAWN
-    ]
-    red = None if lines.red is None or lines.red == lines.alpha else bound * lines.red
-    return LossCourse(points=points, alpha=bound * lines.alpha, red=red, marks=marks)
+    async def _computed(
+        self, ledger: Ledger, lines: Lines, bound: float, marks: list[tuple[float, str]]
+    ) -> LossCourse | None:
+        """Return the course of a ledger, of which a few thousand rows at a time are in memory."""
+        if ledger.rows < _FEWEST_DRAWN:
+            return None
+        course, times, latest = LedgerCourse(lines, ledger.rows, points=_POINTS), list[float](), 0.0
+        for after in range(0, ledger.rows, _ROWS_AT_ONCE):
+            rows = await self._store.ledger(ledger.key, after=after, limit=min(_ROWS_AT_ONCE, ledger.rows - after))
+            places = await asyncio.to_thread(course.take, rows.loss)
+            # requests at the same time are numbered as they are recorded
+            drawn = np.maximum(np.maximum.accumulate(rows.drawn), latest)
+            times += drawn[places].tolist()
+            latest = max(latest, float(drawn.max(initial=0.0)))
+        figures = await asyncio.to_thread(course.figures)
+        points = [
+            LossPoint(time=time, audits=int(audits), mean=bound * mean, lower=bound * lower, upper=bound * upper)
+            for time, audits, mean, lower, upper in zip(times, *(one.tolist() for one in figures), strict=True)
+            if audits >= _FEWEST_DRAWN
+        ]
+        red = None if lines.red is None or lines.red == lines.alpha else bound * lines.red
+        return LossCourse(points=points, alpha=bound * lines.alpha, red=red, marks=marks)
