@@ -89,6 +89,7 @@ class House:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._upstreams = AsyncExitStack()
         self._serving = None
+        self.listen_on = 0
 
     def __enter__(self):
         self._thread.start()
@@ -159,7 +160,7 @@ class House:
         metrics = Metrics()
         async with application(self.config, self.lines.append, metrics, lambda: self.clock()) as app:
             settings = ServerSettings(app, Connections(self.config.gateway, metrics))
-            settings.port, settings.timeout_graceful_shutdown = 0, 5
+            settings.port, settings.timeout_graceful_shutdown = self.listen_on, 5
             self.app, self._server = app, uvicorn.Server(settings)
             serving = asyncio.ensure_future(self._server.serve())
             while not self._server.started and not serving.done():
@@ -179,6 +180,11 @@ class House:
     def restart(self):
         self.stop()
         self.start()
+
+    def restart_on_its_port(self):
+        """Start again where callers look for it, and leave open requests a second to end."""
+        self.listen_on, self._server.config.timeout_graceful_shutdown = self.port, 1
+        self.restart()
 
     def with_store(self, use):
         """Open the record beside the gateway, as the command line does, and use it."""

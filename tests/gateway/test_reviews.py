@@ -2,12 +2,11 @@
 
 import json
 
-import openai
 import pytest
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import read_config
-from tests.gateway.house import DECISION, MENU, UNSURE, chunks, error_of, until, votes
+from tests.gateway.house import DECISION, UNSURE, error_of, until, votes
 from tests.gateway.people import TEAM, Later, PeopleHouse, Reviewer
 
 UNSURE_PRIMARY = votes(*UNSURE)
@@ -150,26 +149,6 @@ def test_only_people_on_a_team_review(crew):
     assert house.reviewer("ann", "admin").claim() is None
 
 
-def test_the_official_client_waits_and_joins_with_its_key(crew):
-    house, (ann, *_) = crew(review={"wait": 1.0})
-    assert ann.claim() is None  # she is there, so that callers are told to come back soon
-    key = house.headers["Authorization"].removeprefix("Bearer ")
-    with openai.OpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=20, timeout=60) as client:
-        call = Later(
-            lambda: client.chat.completions.create(
-                model="support", messages=MENU["messages"], extra_body={"arbitrage": MENU["arbitrage"]},
-                extra_headers={"Idempotency-Key": "one"},
-            )
-        )  # fmt: skip
-        until(lambda: [line for line in house.lines if b'"status":409' in line])
-        ann.decide(1)
-        completion = call.result()
-    assert completion.choices[0].message.content == "b"
-    assert completion.arbitrage["decided_by"] == "guardian"
-    assert len(house.records()) == 1
-    assert len(house.primary.bodies) == 1
-
-
 def test_a_pending_review_is_a_409_that_says_how_to_come_back(crew):
     house, (ann, *_) = crew(review={"wait": 1.0})
     keyed = asked(house, key="mine").result()
@@ -231,21 +210,6 @@ def test_a_deadline_without_a_safe_action_is_an_error_that_is_kept(crew):
     done = until(lambda: (found := house.get(location).json())["status"] != "waiting" and found)
     assert (done["status"], done["reply"]["error"]["code"]) == ("expired", "review_expired")
     error_of(asked(house, key="k").result(), 504, "review_expired")
-
-
-def test_a_stream_waits_without_headers_so_that_it_can_still_be_refused(crew):
-    house, (ann, *_) = crew(review={"wait": 1.0})
-    body = {**MENU, "stream": True}
-    refused = house.chat(body, headers={**house.headers, "Idempotency-Key": "s"})
-    error_of(refused, 409, "review_pending")
-    call = Later(lambda: house.chat(body, headers={**house.headers, "Idempotency-Key": "s"}))
-    ann.decide(1)
-    streamed = call.result()
-    if streamed.status_code == 409:  # decided between two attempts
-        streamed = house.chat(body, headers={**house.headers, "Idempotency-Key": "s"})
-    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks(streamed) if c["choices"]) == "b"
-    again = house.chat(body, headers={**house.headers, "Idempotency-Key": "s"})
-    assert again.content == streamed.content
 
 
 def test_of_three_questions_one_goes_to_people(crew):

@@ -1,0 +1,173 @@
+"""Counting votes in both databases: what a panel, its leads, skips and deadlines come to, by the loop that gateways run."""
+
+import asyncio
+
+import pytest
+
+from conformal_arbitrage.gateway.reviewing import Concluder, Desk
+from conformal_arbitrage.live.review_config import TeamConfig
+from tests.store.conftest import opened, server, sql, start_server, where  # noqa: F401 - fixtures
+from tests.store.facts import decision
+from tests.store.test_reviews import asked, item, put, take, vote
+
+MEMBERS, LEADS = ("ann", "bob", "cid"), ("lea",)
+
+
+class Loop:
+    """A store, and what a gateway does to its queue four times a second."""
+
+    def __init__(self, store, sql):  # noqa: F811
+        self.store, self.sql, self.completed = store, sql, []
+        desk = Desk(store, {"team": TeamConfig(members=MEMBERS, leads=LEADS)}, b"secret")
+        self._concluder = Concluder(store, desk, self._complete)
+
+    async def _complete(self, request):
+        self.completed.append(request.name)
+
+    async def turn(self):
+        await self._concluder.turn()
+        await asyncio.sleep(0)
+
+    async def ask(self, **options):
+        """Put an audit into the queue; return the id of its decision."""
+        event = decision()
+        await self.store.commit([event])
+        await put(self.store, item(event.id, **options))
+        return event.id
+
+    async def cast(self, **choices):
+        for name, choice in choices.items():
+            await vote(self.store, name, choice)
+            await self.turn()
+
+    async def skip(self, name, **options):
+        held = await take(self.store, name, **options)
+        assert await self.store.skip_review(held.token, name)
+        await self.turn()
+
+    async def audit(self, id):
+        return (await self.store.record(id)).audit
+
+    def states(self):
+        """State and level of every item, and whether its question is gone."""
+        rows = self.sql("select state, level, payload is null from reviews order by created, id")
+        return [(state, level, bool(gone)) for state, level, gone in rows]
+
+
+@pytest.fixture
+def loop(where, opened, sql):  # noqa: F811
+    return Loop(opened(where), sql)
+
+
+def test_a_panel_of_three_ends_with_the_second_vote_that_agrees(loop):
+    async def story():
+        id = await loop.ask(panel=3)
+        await loop.cast(ann=2)
+        assert loop.states() == [("open", 0, False)]
+        await loop.cast(bob=2)
+        assert await take(loop.store, "cid") is None
+        assert (await loop.audit(id)).scores == (0.0, 0.0, 1.0)
+
+    asyncio.run(story())
+    assert loop.states() == [("closed", 0, True)]
+
+
+def test_a_unanimous_panel_needs_everybody_and_fails_with_the_first_two_that_differ(loop):
+    async def story():
+        agreed = await loop.ask(panel=3, rule="unanimous")
+        await loop.cast(ann=1, bob=1)
+        assert loop.states() == [("open", 0, False)]
+        await loop.cast(cid=1)
+        assert (await loop.audit(agreed)).scores == (0.0, 1.0, 0.0)
+        split = await loop.ask(panel=3, rule="unanimous")
+        await loop.cast(ann=1, bob=0)
+        assert (await loop.audit(split)).error == "missing: no verdict"
+
+    asyncio.run(story())
+    assert loop.states() == [("closed", 0, True), ("failed", 0, True)]
+
+
+@pytest.mark.parametrize("rule", ["majority", "unanimous"])
+def test_what_a_panel_cannot_decide_a_lead_does(loop, rule):
+    async def story():
+        id = await loop.ask(panel=3, rule=rule, escalates=True)
+        await loop.cast(**dict(zip(MEMBERS, range(3 if rule == "majority" else 2), strict=False)))
+        assert loop.states() == [("open", 1, False)]
+        assert await take(loop.store, "dan") is None
+        held = await take(loop.store, "lea", leads=("team",))
+        await loop.store.vote_review(held.token, "lea", 1)
+        await loop.turn()
+        audit = await loop.audit(id)
+        assert audit.scores == (0.0, 1.0, 0.0)
+        assert [vote.level for vote in audit.review.votes][-1] == 1
+
+    asyncio.run(story())
+    assert loop.states() == [("closed", 1, True)]
+
+
+@pytest.mark.parametrize("escalates", [False, True])
+def test_if_everybody_skips_a_question_goes_to_the_leads_or_has_no_verdict(loop, escalates):
+    async def story():
+        id = await loop.ask(escalates=escalates)
+        for name in MEMBERS:
+            assert loop.states() == [("open", 0, False)]
+            await loop.skip(name)
+        if escalates:
+            assert loop.states() == [("open", 1, False)]
+            await loop.skip("lea", leads=("team",))
+        assert (await loop.audit(id)).error == "missing: nobody could tell"
+
+    asyncio.run(story())
+    assert loop.states() == [("failed", int(escalates), True)]
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_question_ends_at_its_deadline_and_goes_on_as_an_audit_if_it_was_drawn(loop, drawn):
+    async def story():
+        claim, id = await asked(loop.store, drawn=drawn)
+        await loop.store.release(claim)
+        await loop.turn()
+        assert loop.states() == [("open", 0, False)]
+        loop.sql("update reviews set deadline = 0")
+        await loop.turn()
+        assert loop.completed == ["k"]
+        if drawn:
+            await loop.cast(ann=1)
+            assert (await loop.audit(id)).scores == (0.0, 1.0, 0.0)
+
+    asyncio.run(story())
+    assert loop.states() == [("closed" if drawn else "expired", 0, True)]
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_withdrawn_question_has_a_verdict_only_if_it_was_drawn(loop, drawn):
+    async def story():
+        _, id = await asked(loop.store, drawn=drawn)
+        await loop.store.withdraw_request("caller", "k")
+        if not drawn:
+            assert await take(loop.store, "ann") is None
+            return
+        await loop.cast(ann=2)
+        assert (await loop.audit(id)).scores == (0.0, 0.0, 1.0)
+
+    asyncio.run(story())
+    assert loop.completed == []
+    assert loop.states() == [("closed" if drawn else "withdrawn", 0, True)]
+
+
+def test_a_late_vote_is_kept_and_changes_nothing(loop):
+    async def story():
+        id = await loop.ask(panel=3)
+        late = await take(loop.store, "cid")
+        await loop.cast(ann=2)
+        loop.sql("update reviews set needed = 3")  # a third place, as after a lease that ended
+        await loop.cast(bob=2)
+        assert await loop.store.vote_review(late.token, "cid", 0) == 0.0
+        await loop.turn()
+        audit = await loop.audit(id)
+        assert (audit.scores, len(audit.review.votes)) == ((0.0, 0.0, 1.0), 2)
+
+    asyncio.run(story())
+    assert sorted(tuple(row) for row in loop.sql("select reviewer, late from votes")) == [
+        ("ann", 0), ("bob", 0), ("cid", 1),
+    ]  # fmt: skip
