@@ -16,7 +16,7 @@ import msgspec
 from conformal_arbitrage.calibration.project_secret import subkey
 from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.store.base import Delivery, Store
-from conformal_arbitrage.store.review_base import ReviewLink
+from conformal_arbitrage.store.link_base import ReviewLink
 
 LINK_SECONDS = 3600.0
 """How long a link is good for."""

@@ -11,6 +11,7 @@ from msgspec import Struct
 from conformal_arbitrage.store.console_base import ConsoleStore
 from conformal_arbitrage.store.heads import Head
 from conformal_arbitrage.store.ledger_base import LedgerStore, NewRow
+from conformal_arbitrage.store.link_base import LinkStore
 from conformal_arbitrage.store.migrations import StoreSchema
 from conformal_arbitrage.store.record import AlarmBody, AuditQuestion, DecisionRecord, Event, JSONObject
 from conformal_arbitrage.store.review_base import ReviewStore, ReviewWork
@@ -205,7 +206,7 @@ class KeyInfo(Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] | None = None
 
 
-class Store(LedgerStore, RowStore, ConsoleStore, ReviewStore, Protocol):
+class Store(LedgerStore, RowStore, ConsoleStore, ReviewStore, LinkStore, Protocol):
     """Durable storage. Every method that writes returns once the write is committed.
 
     Attributes:

@@ -285,6 +285,11 @@ def m017_review_links(session: Session) -> None:
     session.define("create index review_links_by_reviewer on review_links (reviewer, expires)")
 
 
+def m018_link_turns(session: Session) -> None:
+    """Count how often the vote of a link was taken back, so that a form from before that is recognized."""
+    session.define("alter table review_links add column turns {integer} not null default 0")
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -303,10 +308,13 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m015_edited_calls,
     m016_grading_marks,
     m017_review_links,
+    m018_link_turns,
 )
 """The function at index k takes a database from version k to k + 1."""
 
-ADDITIVE = frozenset({m013_readable_by, m014_reviews, m015_edited_calls, m016_grading_marks, m017_review_links})
+ADDITIVE = frozenset(
+    {m013_readable_by, m014_reviews, m015_edited_calls, m016_grading_marks, m017_review_links, m018_link_turns}
+)
 """Those that leave a database usable for releases that do not know them."""
 
 

@@ -218,33 +218,6 @@ class HeldAnswer(Struct, frozen=True, kw_only=True):
     edit: str | None = None
 
 
-LinkState = Literal["open", "used", "revoked", "expired", "closed", "taken"]
-
-
-class ReviewLink(Struct, frozen=True, kw_only=True):
-    """A link by which one person can vote on one item, once.
-
-    Attributes:
-        id: a random name.
-        item: what it is about.
-        reviewer: whose it is.
-        expires: when it ends, in seconds since 1970.
-        state: whether it can be used now; "closed" if its item has ended or is not for them any more, "taken" if everybody
-            who is needed has it.
-        policy, team: of the item.
-        question: what they are shown; None if it cannot be used.
-    """
-
-    id: str
-    item: str
-    reviewer: str
-    expires: int
-    state: LinkState
-    policy: str = ""
-    team: str = ""
-    question: ReviewQuestion | None = None
-
-
 class TeamBacklog(Struct, frozen=True, kw_only=True):
     """What a team has before it, and what it did.
 
@@ -441,31 +414,6 @@ class ReviewStore(Protocol):
 
     async def cast_votes(self, *, days: float = 30.0) -> list[CastVote]:
         """Return the votes and skips of the last days."""
-        ...
-
-    async def offer_links(self, team: str, *, members: Collection[str], leads: Collection[str], seconds: float) -> int:
-        """Tell webhooks of links for people of a team, if items are due and nobody is there; return how many.
-
-        Everybody has one link at a time. Which item it is for depends on the order of the queue alone.
-
-        Args:
-            team: whose items.
-            members: who may vote on them.
-            leads: who decides what a panel could not.
-            seconds: how long a link is good for.
-        """
-        ...
-
-    async def review_link(self, id: str) -> ReviewLink | None:
-        """Return a link as it is now, without changing anything; None if there is none of that name."""
-        ...
-
-    async def vote_by_link(self, id: str, choice: int, *, edit: str | None = None) -> bool:
-        """Vote by a link, which is used up by that; return False if it cannot be used now."""
-        ...
-
-    async def revoke_links(self, reviewer: str | None = None) -> int:
-        """Revoke the links of a person, or of everybody; return how many could still be used."""
         ...
 
     async def second_opinions(self, *, days: float = 90.0) -> list[tuple[str, SecondOpinion]]:

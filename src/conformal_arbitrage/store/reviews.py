@@ -210,10 +210,14 @@ def skip(session: Session, token: str, reviewer: str) -> bool:
     claim = _claim_of(session, token, reviewer)
     if claim is None or not _drop(session, token, claim[0]):
         return False
-    now = session.now()
-    _note_seen(session, claim[0], reviewer, "skipped", now)
-    session.run("update reviews set ready = ? where id = ? and state = 'open'", now, claim[0])
+    _note_skipped(session, claim[0], reviewer)
     return True
+
+
+def _note_skipped(session: Session, item: str, reviewer: str) -> None:
+    now = session.now()
+    _note_seen(session, item, reviewer, "skipped", now)
+    session.run("update reviews set ready = ? where id = ? and state = 'open'", now, item)
 
 
 def _note_seen(session: Session, item: str, reviewer: str, why: str, now: float) -> None:
@@ -259,22 +263,44 @@ def vote(
 
 def vote_on(session: Session, item: str, reviewer: str, level: int, choice: int, *, edit: str | None) -> float | None:
     """Cast a vote on an item that a person does not hold, if it has a place for them; one they hold is voted on as usual."""
+    own = _own_claim(session, item, reviewer)
+    if own is not None:
+        return vote(session, own, reviewer, choice, active=None, edit=edit)
+    if not _take_place(session, item, reviewer, level):
+        return None
+    now, token = session.now(), secrets.token_hex(16)
+    return _cast(session, token, item, reviewer, level, choice, since=now, active=None, edit=edit)
+
+
+def skip_on(session: Session, item: str, reviewer: str, level: int) -> bool:
+    """Note that a person cannot tell about an item that they may not hold, if it has a place for them."""
+    own = _own_claim(session, item, reviewer)
+    if own is not None:
+        return skip(session, own, reviewer)
+    if not _take_place(session, item, reviewer, level):
+        return False
+    session.run("update reviews set held = held - 1 where id = ?", item)
+    _note_skipped(session, item, reviewer)
+    return True
+
+
+def _own_claim(session: Session, item: str, reviewer: str) -> str | None:
+    """Return the token by which somebody holds an item who has come by another way than by taking it."""
     note_presence(session, reviewer)
-    now = session.now()
-    end_leases(session, now)
-    own = session.rows("select token from review_claims where item = ? and reviewer = ?", item, reviewer)
-    if own:
-        return vote(session, own[0][0], reviewer, choice, active=None, edit=edit)
+    end_leases(session, session.now())
+    rows = session.rows("select token from review_claims where item = ? and reviewer = ?", item, reviewer)
+    return str(rows[0][0]) if rows else None
+
+
+def _take_place(session: Session, item: str, reviewer: str, level: int) -> bool:
+    """Count one more who holds an item, if it is open, has a place left, and is new to the person."""
     taken = session.run(
         "update reviews set held = held + 1, revision = revision + 1, taken = coalesce(taken, ?) where id = ? "
         "and state = 'open' and level = ? and held + votes < needed and not exists (select 1 from review_seen s "
         "where s.decision = reviews.decision and s.reviewer = ?)",
-        *(now, item, level, reviewer),
+        *(session.now(), item, level, reviewer),
     )
-    if not taken:
-        return None
-    token = secrets.token_hex(16)
-    return _cast(session, token, item, reviewer, level, choice, since=now, active=None, edit=edit)
+    return taken == 1
 
 
 def _cast(

@@ -11,6 +11,7 @@ from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import encode
 from conformal_arbitrage.store.ledger import note_news
+from conformal_arbitrage.store.link_base import ReviewLink, SentLink
 from conformal_arbitrage.store.record import Event
 from conformal_arbitrage.store.review_base import (
     CastVote,
@@ -20,7 +21,6 @@ from conformal_arbitrage.store.review_base import (
     NewReview,
     ReviewEnd,
     ReviewItem,
-    ReviewLink,
     ReviewOutcome,
     ReviewQuestion,
     ReviewRequest,
@@ -171,7 +171,7 @@ class SQLReviews(SQLJobs):
         return await self._scan(lambda session: review_ends.cast_votes(session, days=days))
 
     async def offer_links(self, team: str, *, members: Collection[str], leads: Collection[str], seconds: float) -> int:
-        """See `ReviewStore.offer_links`."""
+        """See `LinkStore.offer_links`."""
         if not any("review.link" in events for events in self._webhooks.values()):
             return 0
         return await self._write(
@@ -181,16 +181,28 @@ class SQLReviews(SQLJobs):
         )
 
     async def review_link(self, id: str) -> ReviewLink | None:
-        """See `ReviewStore.review_link`."""
+        """See `LinkStore.review_link`."""
         return await self._read(lambda session: review_links.find_link(session, id))
 
-    async def vote_by_link(self, id: str, choice: int, *, edit: str | None = None) -> bool:
-        """See `ReviewStore.vote_by_link`."""
-        return await self._write(lambda session: review_links.vote_by_link(session, id, choice, edit=edit))
+    async def vote_by_link(self, id: str, choice: int, *, turn: int = 0, edit: str | None = None) -> float | None:
+        """See `LinkStore.vote_by_link`."""
+        return await self._write(lambda session: review_links.vote_by_link(session, id, turn, choice, edit=edit))
 
-    async def revoke_links(self, reviewer: str | None = None) -> int:
-        """See `ReviewStore.revoke_links`."""
-        return await self._write(lambda session: review_links.revoke_links(session, reviewer))
+    async def skip_by_link(self, id: str, *, turn: int = 0) -> bool:
+        """See `LinkStore.skip_by_link`."""
+        return await self._write(lambda session: review_links.skip_by_link(session, id, turn))
+
+    async def undo_by_link(self, id: str, *, turn: int = 0) -> bool:
+        """See `LinkStore.undo_by_link`."""
+        return await self._write(lambda session: review_links.undo_by_link(session, id, turn))
+
+    async def sent_links(self) -> list[SentLink]:
+        """See `LinkStore.sent_links`."""
+        return await self._read(review_links.sent_links)
+
+    async def revoke_links(self, reviewer: str | None = None, *, id: str | None = None) -> int:
+        """See `LinkStore.revoke_links`."""
+        return await self._write(lambda session: review_links.revoke_links(session, reviewer=reviewer, id=id))
 
     async def second_opinions(self, *, days: float = 90.0) -> list[tuple[str, SecondOpinion]]:
         """See `ReviewStore.second_opinions`."""

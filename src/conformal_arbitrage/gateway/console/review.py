@@ -25,6 +25,7 @@ from conformal_arbitrage.gateway.staffing import ASSUMED_SECONDS, Workload, join
 from conformal_arbitrage.gateway.tool_calls import ARGUMENTS, editable, shown_arguments, visible
 from conformal_arbitrage.gateway.verdicts import Vote
 from conformal_arbitrage.store.console_base import PolicyTally
+from conformal_arbitrage.store.link_base import SentLink
 from conformal_arbitrage.store.review_base import ProposedCall
 from conformal_arbitrage.types import DAY
 
@@ -107,7 +108,7 @@ class ReviewPage:
     async def _vote(self, visit: Visit, seat: Seat, token: str) -> tuple[str, str]:
         """Vote; return what to say, and the token to take the vote back with."""
         active, arguments = _active(visit.form.get("active", "")), typed_arguments(visit.form)
-        counts = await self._parts.desk.vote(seat, token, _vote_of(visit.form), active, arguments)
+        counts = await self._parts.desk.vote(seat, token, vote_of(visit.form), active, arguments)
         if counts is None:
             return _GONE, ""
         return "Recorded.", token if counts > 0 else ""
@@ -130,7 +131,13 @@ class ReviewPage:
             teams = [team for team in teams if visit.who.name in self._parts.desk.people()[team.backlog.team]]
         since = await self._parts.news.since()
         plans = {team.backlog.team: await self._plan(team.backlog.team) for team in teams}
-        return self._parts.pages.page("team.html", visit, since=since, teams=teams, plans=plans)
+        links = await self._links(visit.who)
+        return self._parts.pages.page("team.html", visit, since=since, teams=teams, plans=plans, links=links)
+
+    async def _links(self, visitor: Visitor) -> list[SentLink]:
+        """Return the links that an admin may revoke."""
+        sent = await self._parts.store.sent_links() if visitor.is_admin else []
+        return [link for link in sent if visitor.sees(link.policy)]
 
     async def _plan(self, team: str) -> TeamPlan:
         """Return how many people the policies of a team take, and how many callers were answered in time."""
@@ -162,7 +169,7 @@ class ReviewPage:
     ) -> Response:  # fmt: skip
         values: dict[str, Any] = {"item": item, "state": state, "said": said, "undo": undo, "why": why}
         values["calls"] = () if item is None else shown_calls(item.calls, typed or {})
-        values["chosen"] = (typed or {}).get("choice", "")
+        values["typed"] = typed or {}
         since = await self._parts.news.since()
         waiting, day = 0, ReviewerDay(done=0, median=None)
         if seat is not None:
@@ -206,7 +213,7 @@ def typed_arguments(form: Mapping[str, str]) -> list[str] | None:
 _GONE = "That question was given to someone else meanwhile."
 
 
-def _vote_of(form: Mapping[str, str]) -> Vote:
+def vote_of(form: Mapping[str, str]) -> Vote:
     """Return what someone chose, or their grades in the order shown.
 
     Raises:
