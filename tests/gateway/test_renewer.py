@@ -46,12 +46,16 @@ class SmallHouse(House):
         return calibrate(log, alpha).sign(secret_of(config))
 
 
-def house(folder, **policy):
+def house(folder, gateway=None, **policy):
     """A Primary that is sure and right half of the time, less sure and wrong otherwise."""
     primary = alternating(votes(0.9, 0.1, 0.0), votes(0.7, 0.1, 0.2))
     guardian = alternating(votes(1.0, 0.0, 0.0), votes(0.0, 1.0, 0.0))
     return SmallHouse(
-        folder, primary=primary, guardian=guardian, policy={"certificate": "rule.json", **SCHEDULED, **policy}
+        folder,
+        primary=primary,
+        guardian=guardian,
+        gateway=gateway or {},
+        policy={"certificate": "rule.json", **SCHEDULED, **policy},
     )
 
 

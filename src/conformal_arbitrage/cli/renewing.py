@@ -73,7 +73,9 @@ def renew_command(
         _show_none(ahead, tighten=tighten, as_json=as_json)
         return
     if version is None:
-        raise StoreError(f"policy {policy}: another version was installed meanwhile, so nothing was; try again")
+        raise StoreError(
+            f"policy {policy}: a version was installed or an alarm raised meanwhile, so this was not; try again"
+        )
     _save_rows(next, output)
     _show_installed(ahead, next, version, output, as_json=as_json)
 

@@ -338,7 +338,7 @@ async def tighter(store: Store, policy: RenewablePolicy, ahead: Outlook, *, now:
 
 
 async def install_successor(store: Store, ahead: Outlook, next: Successor, *, by: str) -> PolicyVersion | None:
-    """Install a successor, whatever came out; return None if another version was installed meanwhile."""
+    """Install a successor, whatever came out; return None if a version was installed or an alarm raised meanwhile."""
     return await store.succeed(ahead.policy, next.certificate.to_dict(), by=by, after=ahead.version)
 
 

@@ -388,7 +388,10 @@ class Store(LedgerStore, RowStore, ConsoleStore, ReviewStore, LinkStore, Protoco
         ...
 
     async def succeed(self, name: str, certificate: JSONObject, *, by: str, after: int) -> PolicyVersion | None:
-        """Make a certificate the active version if version `after` still is; otherwise change nothing, return None."""
+        """Make a certificate the active version if version `after` still is; otherwise change nothing, return None.
+
+        Nor is a renewal installed that takes rows from before an alarm: only a person ends safe mode.
+        """
         ...
 
     async def rollback(self, name: str, *, by: str) -> PolicyVersion | None:

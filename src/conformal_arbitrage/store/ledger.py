@@ -276,8 +276,9 @@ def _is_older(version: PolicyVersion, alarmed: JSONObject, alarm: AlarmBody) -> 
     log = certificate.get("log_sha256")
     if certificate == alarmed or (log is not None and log == alarmed.get("log_sha256")):
         return True
-    ancestry, created = as_object(certificate.get("ancestry")), certificate.get("created")
-    if float(ancestry.get("since", 0.0)) >= at:
+    if certificate.get("identities") != alarmed.get("identities"):
         return False
-    same_models = certificate.get("identities") == alarmed.get("identities")
-    return same_models and isinstance(created, str) and created <= datetime.fromtimestamp(at, UTC).isoformat()
+    since, created = as_object(certificate.get("ancestry")).get("since"), certificate.get("created")
+    if since is not None:  # the first row of a renewal; it may be made after the alarm, from rows before it
+        return float(since) < at
+    return isinstance(created, str) and created <= datetime.fromtimestamp(at, UTC).isoformat()

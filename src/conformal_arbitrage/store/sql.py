@@ -325,10 +325,12 @@ def install(session: Session, name: str, certificate: str, *, by: str) -> Policy
     return _add_version(session, name, version, origin=version, certificate=certificate, by=by)
 
 
-def succeed(session: Session, name: str, certificate: str, *, by: str, after: int) -> PolicyVersion | None:
-    """Add a version with a new certificate, unless another one was added since version `after`."""
+def succeed(
+    session: Session, name: str, certificate: str, *, by: str, after: int, since: float
+) -> PolicyVersion | None:
+    """Add a version with a new certificate, unless one was added since version `after`, or an alarm raised since a time."""
     version = _next_version(session, name)
-    if version != after + 1:
+    if version != after + 1 or any((alarm.at or 0.0) > since for alarm in Notices(notices(session)).alarms(name)):
         return None
     return _add_version(session, name, version, origin=version, certificate=certificate, by=by)
 

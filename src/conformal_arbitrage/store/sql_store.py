@@ -8,6 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 import msgspec
@@ -63,6 +64,7 @@ from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.store.sql_console import SQLConsole
 from conformal_arbitrage.store.sql_jobs import Job
 from conformal_arbitrage.store.sql_reviews import SQLReviews
+from conformal_arbitrage.types import as_object
 
 _T = TypeVar("_T")
 
@@ -289,9 +291,10 @@ class SQLStore(SQLConsole, SQLReviews):
     async def succeed(self, name: str, certificate: JSONObject, *, by: str, after: int) -> PolicyVersion | None:
         """See `Store.succeed`."""
         text = encode_json(certificate, f"the certificate of {name}")
+        since = float(as_object(certificate.get("ancestry")).get("since", inf))
 
         def succeed(session: Session) -> PolicyVersion | None:
-            version = operations.succeed(session, name, text, by=by, after=after)
+            version = operations.succeed(session, name, text, by=by, after=after, since=since)
             if version is not None:
                 deliveries.announce_installation(session, self._webhooks, version)
             return version

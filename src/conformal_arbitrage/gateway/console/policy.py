@@ -126,7 +126,9 @@ class PolicyPage:
         name = self._name(visit)
         version = await self._parts.renewer.renew_now(name, by=visit.who.key_id)
         if version is None:
-            raise RequestError("The renewal is not due, or another version was installed meanwhile.", status=409)
+            raise RequestError(
+                "No renewal is due, or a version was installed or an alarm raised meanwhile.", status=409
+            )
         return self._done(visit, name, "renewed", version)
 
     async def choose(self, visit: Visit) -> Response:
