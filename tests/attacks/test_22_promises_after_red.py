@@ -1,5 +1,8 @@
 """22. After red: whatever races with the alarm or comes after it, nothing promises what its rows cannot show."""
 
+import html
+import json
+import re
 import time
 
 import pytest
@@ -7,7 +10,9 @@ import pytest
 from conformal_arbitrage.collecting.renewal import install_successor, outlook, renewable, successor
 from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.store.record import AlarmBody
+from tests.console.filled import Visit
 from tests.gateway.durability import SECRET
+from tests.gateway.house import House
 from tests.gateway.test_renewer import DAY, N, ask, gathered, history, house
 
 
@@ -53,3 +58,59 @@ def test_a_renewal_that_races_with_the_alarm_neither_ends_safe_mode_nor_promises
     ask(served, 1)
     record = served.with_store(lambda store: store.records(policy="support", limit=1))[0]
     assert "older than the alarm of version 1" in record.decision.no_guarantee
+
+
+def words(reply):
+    assert reply.status_code == 200, reply.text[:500]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", reply.text)).split())
+
+
+OLDER = "the certificate's rows are older than the alarm of version"
+PAGE = "/console/policies/support"
+
+
+def test_the_console_offers_no_promise_that_decisions_after_the_alarm_do_not_have(tmp_path):
+    dial = {"dial": True, "zero_one": True, "confidence": 0.9}
+    with House(tmp_path, calibration=dial) as gate:
+        visit = Visit(gate)
+        page = visit.open(PAGE)
+        other = json.dumps(gate.certificate(alpha=0.1).to_dict())
+        assert "replaces the promise by this one" in words(visit.send_form(f"{PAGE}/check", page, certificate=other))
+        assert "the promise holds at the stop that is chosen" in words(page)
+        assert visit.send_form(f"{PAGE}/install", page, certificate=other).status_code == 200
+        assert "The promise becomes that of the earlier certificate again" in words(visit.open(PAGE))
+
+        raise_alarm(gate, version=2)
+        shown = words(visit.open(PAGE))
+        assert "the Guardian decides everything. What it promised was:" in shown
+        assert "No stop has a guarantee after the alarm , and choosing another ends safe mode" in shown
+        assert f"its decisions have no guarantee : {OLDER} 2" in shown  # of the version to roll back to
+        checked = words(visit.send_form(f"{PAGE}/check", page, certificate=other))
+        assert f"ends the alarm and leaves decisions without a guarantee : {OLDER} 2" in checked
+        for text in (shown, checked):
+            assert "the promise holds at" not in text
+            assert "replaces the promise" not in text
+            assert "The promise becomes" not in text
+        dry = gate.put("/v1/arbitrage/policies/support", {"certificate": json.loads(other), "dry_run": True}).json()
+        assert dry["no_guarantee"].startswith(OLDER)
+
+        for path, fields in (("choose", {"alpha": "0.2"}), ("install", {"certificate": other}), ("rollback", {})):
+            after = words(visit.send_form(f"{PAGE}/{path}", page, **fields))
+            assert f"Decisions have no guarantee: {OLDER} 2" in after
+            assert f"Nothing is promised now: {OLDER} 2" in after
+            assert f"No stop has a guarantee : {OLDER} 2" in after
+            [answer] = gate.decide().json()["answers"]
+            assert (answer["arbitrage"]["guarantee"], answer["arbitrage"]["decided_by"]) == ("none", "primary")
+
+
+def test_the_responses_api_is_in_safe_mode_after_the_alarm(tmp_path):
+    with House(tmp_path, form="text", policy={"content": "full"}) as gate:
+        body = {"model": "support", "input": "Say it."}
+        assert gate.post("/v1/responses", body).json()["output"][0]["content"][0]["text"] == "mine"
+        raise_alarm(gate)
+        document = gate.post("/v1/responses", body).json()
+        assert document["output"][0]["content"][0]["text"] == "theirs"
+        assert document["arbitrage"]["decided_by"] == "guardian"
+        stream = gate.post("/v1/responses", {**body, "stream": True}).text
+        assert ("theirs" in stream, "mine" in stream) == (True, False)
+        assert {record.decision.mode for record in gate.records()[:2]} == {"safe"}

@@ -439,6 +439,10 @@ class PolicyTable:
         await self._take_up(version)
         return version
 
+    async def forfeits(self, name: str, certificate: JSONObject) -> str | None:
+        """Return why decisions would have no guarantee if a certificate were installed now; None if they would have one."""
+        return self.bind(name, certificate, await self._store.prospect(name, certificate)).forfeited
+
     async def rollback(self, name: str, *, by: str) -> PolicyVersion:
         """Go back to the version before the active one, if it fits the models."""
         self._known(name)

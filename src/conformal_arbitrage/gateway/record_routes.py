@@ -173,7 +173,12 @@ class RecordRoutes:
         name = str(request.path_params["name"])
         request.caller.check_policy(name)
         version = await self._policies.install(name, body.certificate, by=request.caller.id, dry_run=body.dry_run)
-        return json_response({"status": "would be installed"} if version is None else _version(version))
+        if version is None:
+            reason = await self._policies.forfeits(name, body.certificate)
+            return json_response(
+                {"status": "would be installed"} | ({} if reason is None else {"no_guarantee": reason})
+            )
+        return json_response(_version(version))
 
     async def rollback(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/policies/{name}/rollback."""

@@ -394,6 +394,10 @@ class Store(LedgerStore, RowStore, ConsoleStore, ReviewStore, LinkStore, Protoco
         """
         ...
 
+    async def prospect(self, name: str, certificate: JSONObject) -> PolicyVersion:
+        """Return the version that a certificate would be if it were installed now, with the alarm that speaks against it."""
+        ...
+
     async def rollback(self, name: str, *, by: str) -> PolicyVersion | None:
         """Reactivate the version before the active one, as a new version; return None if there is none."""
         ...

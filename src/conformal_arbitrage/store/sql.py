@@ -41,6 +41,7 @@ from conformal_arbitrage.store.record import (
     AuditBody,
     Event,
     FeedbackBody,
+    JSONObject,
     LiftBody,
     NoticeBody,
 )
@@ -317,6 +318,16 @@ def _version(row: Sequence[Any], *, intact: bool) -> PolicyVersion:
         active=version == newest,
         intact=intact,
     )
+
+
+def prospect(session: Session, name: str, certificate: JSONObject) -> PolicyVersion:
+    """Return the version that a certificate would be if it were installed now; nothing changes."""
+    [(newest,)] = session.rows("select coalesce(max(version), 0) from policies where name = ?", name)
+    version = PolicyVersion(
+        name=name, version=int(newest) + 1, origin=int(newest) + 1, certificate=certificate, installed=time.time(),
+        installed_by="", active=False,
+    )  # fmt: skip
+    return _watched(session, Notices(notices(session, name)), version)
 
 
 def install(session: Session, name: str, certificate: str, *, by: str) -> PolicyVersion:

@@ -301,6 +301,10 @@ class SQLStore(SQLConsole, SQLReviews):
 
         return await self._write(succeed)
 
+    async def prospect(self, name: str, certificate: JSONObject) -> PolicyVersion:
+        """See `Store.prospect`."""
+        return await self._scan(lambda session: operations.prospect(session, name, certificate))
+
     async def rollback(self, name: str, *, by: str) -> PolicyVersion | None:
         """See `Store.rollback`."""
 

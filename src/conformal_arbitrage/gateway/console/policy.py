@@ -22,6 +22,7 @@ from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.rendering import redirect
 from conformal_arbitrage.gateway.console.visits import Visit
 from conformal_arbitrage.gateway.policy_table import LivePolicy, identities_of_pair
+from conformal_arbitrage.live.watching import voided
 from conformal_arbitrage.store.base import PolicyVersion
 from conformal_arbitrage.store.record import JSONObject
 from conformal_arbitrage.types import DAY
@@ -56,11 +57,12 @@ class PolicyPage:
         tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
         history = [_shown(version) for version in await parts.store.policy_history(live.name)]
         earlier = _earlier(history)
+        void = None if earlier is None else voided(await parts.store.prospect(live.name, earlier.version.certificate))
         card = await self._overview.card(live, tallies)
         values: dict[str, Any] = {
             "live": live, "certificate": live.certificate, "days": DAYS, "history": history, "earlier": earlier,
-            "card": card, "ahead": await self._ahead(live), "identities": _identities(live), "install": None,
-            "refused": None, "looked": await self._frontiers.shown(live, card.tally, visit.query),
+            "void": void, "card": card, "ahead": await self._ahead(live), "identities": _identities(live),
+            "install": None, "refused": None, "looked": await self._frontiers.shown(live, card.tally, visit.query),
         }  # fmt: skip
         return parts.pages.page("policy.html", visit, since=since, **{**values, **more})
 
@@ -83,7 +85,9 @@ class PolicyPage:
             new = await self._checked(live.name, text)
         except RequestError as error:
             return await self._page(visit, live, refused=str(error))
-        return await self._page(visit, live, install={"text": text, "certificate": new, "changes": _changes(live, new)})
+        forfeited = await self._parts.policies.forfeits(live.name, new.to_dict())
+        install = {"text": text, "certificate": new, "changes": _changes(live, new), "forfeited": forfeited}
+        return await self._page(visit, live, install=install)
 
     async def _checked(self, name: str, text: str) -> Certificate:
         """Return a certificate that could be installed now.
