@@ -7,7 +7,7 @@ import pytest
 from tests.console.filled import EVIL, Visit
 from tests.console.test_browser import violations
 from tests.console.test_pages import words
-from tests.gateway.house import UNSURE, until, votes
+from tests.gateway.house import until, votes
 from tests.gateway.people import LONG, Later
 
 CHOICES = ("Billing", EVIL[0], EVIL[4])
@@ -117,25 +117,6 @@ def test_who_is_on_no_team_is_told_so(crew):
     visit = Visit(gate, gate.secrets["cid"])
     assert "on no team" in words(visit.open("/console/review"))
     assert visit.send_form("/console/review", visit.open("/console/review"), act="next").status_code == 403
-
-
-def test_the_page_is_the_same_for_a_deferral_and_an_audit(crew):
-    """Only the token, the form's token and the counts above the question may differ."""
-    gate = crew(review={"audit_spread": 0.0}, policy={"audit_rate": 1.0})
-
-    def page_of(primary):
-        gate.primary.reply = primary
-        call = asked(gate)
-        visit, page = begin(gate, "ann")
-        visit.send_form("/console/review", page, act="vote", token=token(page), choice="0")
-        call.result()
-        until(lambda: not gate.with_store(lambda store: store.open_places()), LONG)
-        text = page.text.replace(token(page), "TOKEN")
-        text = re.sub(r'(name="csrf" value=|data-csrf=)"\w+"', "CSRF", re.sub(r'data-since="[^"]*"', "", text))
-        return re.sub(r'<p class="counts">.*?</p>', "", text, flags=re.S)
-
-    deferral, audit = page_of(votes(*UNSURE)), page_of(votes(0.9, 0.1))
-    assert deferral == audit
 
 
 def test_a_record_is_withheld_while_people_decide_and_an_administrator_who_looks_cannot_vote(crew):

@@ -24,7 +24,7 @@ from conformal_arbitrage.upstream.webhook import WebhookEndpoint, signing_keys
 from tests.console.filled import Visit
 from tests.console.test_pages import words
 from tests.gateway.durability import OURS, Gateway, decision_request, encoded, run_sql, write_config
-from tests.gateway.house import error_of, until
+from tests.gateway.house import DECISION, error_of, until
 from tests.gateway.test_monitor import AUDITED, red
 from tests.receiver import SECRET, Endless, Receiver, silent
 from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
@@ -382,6 +382,27 @@ def test_a_test_message_is_sent_by_a_route_and_by_a_button(house, at_once):
         assert deliveries(gateway) == []  # it is neither queued nor sent again
         for scope in ("call", "review"):
             error_of(gateway.post(path, {}, headers=gateway.keyed(scope)), 403)
+
+
+def test_no_request_and_no_receiver_says_where_messages_go(house, at_once):
+    """Only the configuration does: a gateway that fetched what callers name would reach what only it can reach."""
+    with Receiver() as elsewhere:
+        away = web.Response(status=307, headers={"Location": elsewhere.url})
+        with Receiver(lambda number, _: away if number == 1 else 200) as receiver:
+            gateway = house(**told(receiver))
+            until(lambda: receiver.messages, seconds=60)
+            names = ("url", "webhook", "webhook_url", "callback_url", "location")
+            wishes = dict.fromkeys(names, elsewhere.url)
+            headers = {name.replace("_", "-"): elsewhere.url for name in names}
+            for body in (wishes, {"webhooks": {"alerts": wishes}}, {"endpoint": wishes}):
+                assert gateway.post("/v1/arbitrage/webhooks/alerts/test", body, headers=headers).json()["status"] == 200
+            for body in (DECISION, {**DECISION, **wishes}, {**DECISION, "metadata": wishes}):
+                gateway.decide(body, headers=headers)
+            gateway.put("/v1/arbitrage/policies/support", {"certificate": gateway.certificate().to_dict(), **wishes})
+            gateway.put("/v1/arbitrage/webhooks/alerts", wishes)
+            assert {one.error for one in done(gateway)} == {None}
+            assert len(receiver.messages) >= 5
+        assert elsewhere.messages == []
 
 
 def test_a_test_message_that_fails_says_why(house, at_once):

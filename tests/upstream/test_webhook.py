@@ -48,12 +48,16 @@ def test_a_message_is_accepted_by_other_verifiers():
         headers, body, path = receiver.messages[0]
         assert path == "/hooks"
         assert headers["Content-Type"] == "application/json"
-        openai.OpenAI(api_key="none").webhooks.verify_signature(body, headers, secret=SECRET)
+        official = openai.OpenAI(api_key="none").webhooks
+        official.verify_signature(body, headers, secret=SECRET)
         for change in ({"webhook-id": "evt_2"}, {"webhook-timestamp": "1"}):
             with pytest.raises(WebhookVerificationError):
                 receiver.verifier.verify(body, {**headers, **change})
-        with pytest.raises(WebhookVerificationError):
-            receiver.verifier.verify(body + b" ", headers)
+        for changed in (body + b" ", body.replace(b"test", b"tess")):
+            with pytest.raises(WebhookVerificationError):
+                receiver.verifier.verify(changed, headers)
+            with pytest.raises(openai.InvalidWebhookSignatureError):
+                official.verify_signature(changed, headers, secret=SECRET)
 
 
 def test_during_a_rotation_receivers_with_either_secret_accept():

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from conformal_arbitrage.monitoring.limits import limits_of, loss_logs
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
 from conformal_arbitrage.monitoring.panels import count_votes
 from tests.validity.simulation import expected_loss, keeps, product
+from tests.validity.test_monitoring import RUNS, bernoulli, most
 
 ALPHA, ACTIONS, PEOPLE = 0.10, 3, 3
 
@@ -18,14 +20,14 @@ def panel_of(votes):
             break
     verdict = votes[-1] if tally.verdict is None else tally.verdict  # a lead decides
     shares = np.bincount(votes[:cast], minlength=ACTIONS) / cast
-    return np.eye(ACTIONS)[verdict], shares
+    return np.eye(ACTIONS)[verdict], shares, tally.split
 
 
 class Panel:
     """Three people who vote on every question; the Primary is right more often where it leads further."""
 
     def draw(self, rng, n):
-        primary, scores, _ = self.with_shares(rng, n)
+        primary, scores, *_ = self.with_shares(rng, n)
         return primary, scores, np.zeros(n, dtype=bool)
 
     def with_shares(self, rng, n):
@@ -33,9 +35,24 @@ class Panel:
         liking = 1.5 * primary + rng.normal(size=primary.shape)
         best = liking.argmax(axis=1)
         own = rng.integers(0, ACTIONS, (n, PEOPLE))
-        votes = np.where(rng.random((n, PEOPLE)) < 0.7, best[:, None], own)
-        both = [panel_of(row) for row in votes.tolist()]
-        return primary, np.array([verdict for verdict, _ in both]), np.array([share for _, share in both])
+        votes = np.where(rng.random((n, PEOPLE)) < self.agreement(primary, best)[:, None], best[:, None], own)
+        verdicts, shares, splits = zip(*(panel_of(row) for row in votes.tolist()), strict=True)
+        return primary, np.array(verdicts), np.array(shares), np.array(splits)
+
+    def agreement(self, primary, best):
+        """Return how often each of them votes for what is best, and not at random."""
+        return np.full(len(best), 0.7)
+
+
+class PanelWithoutLeads(Panel):
+    """Nobody decides where three people differ, as they do most where the Primary is wrong: such rows have no score."""
+
+    def draw(self, rng, n):
+        primary, scores, _, splits = self.with_shares(rng, n)
+        return primary, scores, splits
+
+    def agreement(self, primary, best):
+        return np.where(primary.argmax(axis=1) == best, 0.95, 0.0)
 
 
 class SharesInTheLog(Panel):
@@ -46,12 +63,12 @@ class SharesInTheLog(Panel):
 
     def draw(self, rng, n):
         self.logs += 1
-        primary, scores, shares = self.with_shares(rng, n)
+        primary, scores, shares, _ = self.with_shares(rng, n)
         return primary, shares if self.logs % 2 else scores, np.zeros(n, dtype=bool)
 
 
-def measured(world):
-    return expected_loss(world, product(ALPHA, guardian_sees="all"), 150, 120, sees_all=True, seed=5)
+def measured(world, **options):
+    return expected_loss(world, product(ALPHA, guardian_sees="all", **options), 150, 120, sees_all=True, seed=5)
 
 
 def test_the_risk_of_a_panel_stays_within_the_budget():
@@ -60,6 +77,18 @@ def test_the_risk_of_a_panel_stays_within_the_budget():
 
 def test_shares_of_votes_with_early_stopping_are_caught():
     assert not keeps(ALPHA, measured(SharesInTheLog()))
+
+
+def without_splits(rng, primary, guardian, fails, fresh):
+    """The broken twin: what people could not agree on is left out of the log."""
+    kept = primary[~fails], guardian[~fails], fails[~fails]
+    return product(ALPHA, guardian_sees="all")(rng, *kept, fresh)
+
+
+def test_questions_without_a_verdict_stay_as_the_worst_case_and_dropping_them_is_caught():
+    world = PanelWithoutLeads()
+    assert keeps(ALPHA, measured(world, missing_guardian="worst_case"))
+    assert not keeps(ALPHA, expected_loss(world, without_splits, 150, 120, sees_all=True, seed=5))
 
 
 def audited(choices, primary):
@@ -96,3 +125,26 @@ def test_late_verdicts_count_and_dropping_them_is_caught():
     losses = audited(np.where(lost, (primary + 1) % ACTIONS, primary).tolist(), primary.tolist())
     assert unbiased(losses, 0.06)
     assert not unbiased(losses[~late], 0.06)
+
+
+def wilson(lost, count):
+    """Return the usual interval of a share, which covers it 95 times in 100 if it is looked at once."""
+    z, mean = 1.959964, lost / count
+    centre, half = mean + z**2 / (2 * count), z * np.sqrt(mean * (1 - mean) / count + z**2 / (4 * count**2))
+    return (centre - half) / (1 + z**2 / count), (centre + half) / (1 + z**2 / count)
+
+
+def test_the_band_covers_the_loss_at_every_look_and_the_interval_for_one_look_is_caught():
+    """A console is looked at again and again; the same interval would do for one look at the end."""
+    rng, rate, looks = np.random.default_rng(21), 0.05, range(25, 2001, 25)
+    logs, lost = np.zeros((RUNS, 28), dtype=np.int64), np.zeros(RUNS)
+    missed = dict.fromkeys(("band", "interval"), np.zeros(RUNS, dtype=bool))
+    for count in looks:
+        losses = bernoulli(rng, rate, (RUNS, 25))
+        logs, lost = logs + loss_logs(losses).sum(axis=1), lost + losses.sum(axis=1)
+        limits = {"band": limits_of(logs, np.full(RUNS, count)), "interval": wilson(lost, count)}
+        misses = {name: (lower > rate) | (upper < rate) for name, (lower, upper) in limits.items()}
+        missed = {name: missed[name] | misses[name] for name in missed}
+    assert misses["interval"].sum() <= most(0.05)
+    assert missed["band"].sum() <= most(0.05)
+    assert missed["interval"].sum() > 2 * most(0.05)
