@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.console.filled import Visit, token_of
+from tests.gateway.house import until
 
 PAGES = {
     "overview": "/console",
@@ -51,7 +52,8 @@ def path_of(house, name):
 @pytest.mark.parametrize("look", LOOKS)
 def test_every_page_is_accessible_fits_its_width_and_keeps_hostile_text_as_text(filled, open_page, look):
     width, dark = LOOKS[look]
-    page = open_page(width=width, dark=dark)
+    page, loaded = open_page(width=width, dark=dark), []
+    page.on("request", lambda request: loaded.append(request.url))
     page.goto(filled.url + "/console/sign-in")
     assert violations(page) == []
     sign_in(page, filled)
@@ -64,6 +66,18 @@ def test_every_page_is_accessible_fits_its_width_and_keeps_hostile_text_as_text(
         assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, look)
         assert "owned" not in page.title()
         assert page.evaluate("document.querySelectorAll('img, b, script:not([src])').length") == 0
+    assert len(loaded) > len(PAGES)
+    assert [url for url in loaded if not url.startswith(f"{filled.url}/console")] == []
+
+
+def test_what_the_policy_forbids_is_not_loaded_and_would_fail_a_test(filled, open_page):
+    page = sign_in(open_page(), filled)
+    with other_site("") as port:
+        page.evaluate(f"() => {{ new Image().src = 'http://127.0.0.1:{port}/x.png'; }}")
+        page.wait_for_timeout(100)
+        until(lambda: page.evaluate("1") and page.trouble)
+    assert "Content Security Policy" in page.trouble[0]
+    page.trouble.clear()
 
 
 def test_dialogs_are_accessible_and_ask_again(filled, open_page):
