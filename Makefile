@@ -125,9 +125,9 @@ rolling: .venv/.installed-dev  ## fleets that replace each other under load, the
 reviews-kills: .venv/.installed-dev  ## 25 kills with people at work on each database, 90 at exact places, and 10,000 races for a question
 	REVIEW_KILL_ROUNDS=25 LEASE_RACES=10000 $(BIN)/pytest tests/gateway/test_reviews_kill.py tests/gateway/test_reviews_aimed_kills.py tests/store/test_reviews.py -k "kills or claimers or thousand"
 
-.PHONY: console-looks
-console-looks: .venv/.installed-dev  ## every state of the console at both widths and in both colours, with axe-core; needs Chromium
-	EVERY_LOOK=1 BROWSER=required $(BIN)/pytest tests/console $(TEST)
+.PHONY: console-checks
+console-checks: .venv/.installed-dev  ## every state of the console at both widths and in both colours, and filters over a million decisions; needs Chromium
+	EVERY_LOOK=1 SCALE_ROWS=1000000 BROWSER=required $(BIN)/pytest tests/console tests/store/test_scale.py $(TEST)
 
 .PHONY: check-deploy
 check-deploy: .venv/.installed-dev .venv-deploy/.installed  ## deploy/: linters, and the image's commands as its user on a read-only root
