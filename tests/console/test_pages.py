@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from conformal_arbitrage.gateway.console import decisions
 from conformal_arbitrage.gateway.console.charts import (
     Bar,
     LossCourse,
@@ -16,9 +17,10 @@ from conformal_arbitrage.gateway.console.charts import (
 )
 from conformal_arbitrage.gateway.console.overview import saved
 from conformal_arbitrage.gateway.console.rendering import age, money, seconds
+from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.console_base import PolicyTally
 from tests.console.filled import EVIL, Filled, Visit, as_json, token_of
-from tests.gateway.house import House, until
+from tests.gateway.house import UNSURE, House, failing, until, votes
 
 
 def words(reply):
@@ -77,6 +79,53 @@ def test_pages_follow_each_other_and_hold_every_decision_once(admin):
         older = re.search(r'rel="next" href="([^"]+)"', page)
         path = html.unescape(older.group(1)) if older else None
     assert len(ids) == len(set(ids)) == 60
+
+
+def listed(text):
+    return re.findall(r'href="/console/decisions/(\w{26})"', text)
+
+
+def next_page(text):
+    older = re.search(r'rel="next" href="([^"]+)"', text)
+    return html.unescape(older[1]) if older else None
+
+
+@pytest.mark.parametrize("query", ["?who=fallback", "?who=fallback&mark=no+guarantee", "?who=fallback&policy=support"])
+def test_what_the_safe_action_answered_is_listed_though_the_record_first_said_guardian(house, query):
+    gate = house(
+        House, primary=votes(*UNSURE), guardian=votes(1, 0), task={"safe_action": "c"}, policy={"mode": "enforce"}
+    )
+    assert gate.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
+    gate.guardian.reply = failing()
+    reply = gate.decide()
+    assert (reply.status_code, reply.json()["answers"][0]["choice"]) == (200, "c")
+    gate.with_store(lambda store: store.fold_tallies())
+    page = Visit(gate).open(f"/console/decisions{query}").text
+    assert listed(page) == [record.id for record in gate.records() if record.decided_by == "fallback"]
+    assert "Fallback" in page
+
+
+def test_a_page_that_ends_early_leads_on(house, monkeypatch):
+    """Because its records are large, or because few of those that are marked fit."""
+    gate = house(House, policy={"content": "full", "audit_rate": 1.0})
+    for _ in range(6):
+        assert gate.decide().status_code == 200
+    monkeypatch.setattr(pages, "PAGE_BYTES", 1)
+    path, ids, visit = "/console/decisions", [], Visit(gate)
+    while path:
+        page = visit.open(path).text
+        assert len(listed(page)) == 1
+        ids += listed(page)
+        path = next_page(page)
+    assert len(set(ids)) == len(ids) == 6
+    monkeypatch.setattr(decisions, "PAGE", 2)
+    monkeypatch.setattr(decisions, "_MOST_LOOKED_AT", 1)
+    path, number = "/console/decisions?mark=audited&who=guardian", 0
+    while path:
+        page = visit.open(path).text
+        path, number = next_page(page), number + 1
+        assert ("look further back" in page) == (path is not None)
+    assert (number, "No decision fits" in page) == (3, True)
 
 
 @pytest.mark.parametrize("query", ["?who=nobody", "?mark=x", "?first=yesterday", "?last=2026-13-45"])

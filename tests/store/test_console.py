@@ -6,10 +6,11 @@ import time
 
 import pytest
 
-from conformal_arbitrage.store import AuditBody, CompletionBody, new_id, tallies
+from conformal_arbitrage.store import AuditBody, CompletionBody, new_id, open_store, tallies
 from conformal_arbitrage.store.base import Audit
 from conformal_arbitrage.store.dialect import SQLITE, Session
 from conformal_arbitrage.store.ledger_base import LedgerKey, NewRow
+from conformal_arbitrage.store.migrations import MIGRATIONS, m019_fallbacks
 from conformal_arbitrage.store.record import DecisionBody, MenuQuestion
 from conformal_arbitrage.types import Leg, Spent
 from tests.store.facts import decision, later
@@ -96,8 +97,72 @@ def test_a_decision_that_ends_later_is_counted_as_it_ended_whatever_the_order(st
     assert (one.decisions, one.by_guardian, one.by_fallback, one.no_guarantee) == (12, 0, 12, 12)
     assert one.cost == pytest.approx(12 * 0.51)
     assert one.unknown_cost == 0
-    marked = asyncio.run(store.marked_decisions("no guarantee", policy="support"))
-    assert [record.id for record in marked] == sorted(ids, reverse=True)
+    for mark in ("no guarantee", "fallback"):
+        marked = asyncio.run(store.marked_decisions(mark, policy="support"))
+        assert [record.id for record in marked] == sorted(ids, reverse=True)
+
+
+def test_what_a_safe_action_answered_is_listed_at_once_or_after_the_guardian_failed(store, sql):
+    replacing = CompletionBody(finish="stop", leg=GUARDIAN, action=0, decided_by="fallback", no_guarantee="so")
+    alone, replaced, other = (new_id() for _ in range(3))
+    commit(store, decision(alone, body=body(PRIMARY, no_guarantee="so"), decided_by="fallback"))
+    commit(store, decision(replaced, body=body(PRIMARY, no_guarantee="so"), decided_by="guardian"))
+    commit(store, decision(other, body=body(PRIMARY, no_guarantee="so")))
+    asyncio.run(store.fold_tallies())
+    assert listed(store, "fallback") == [alone]
+    commit(store, later(replaced, replacing))
+    asyncio.run(store.fold_tallies())
+    assert listed(store, "fallback") == listed(store, "fallback", policy="support") == [replaced, alone]
+    assert listed(store, "fallback", policy="other") == []
+    assert listed(store, "no guarantee") == [other, replaced, alone]
+    assert sql("select count(*) from unguaranteed where perhaps_fallback = 1") == [(2,)]
+    by = {who: asyncio.run(store.records(decided_by=who)) for who in ("guardian", "fallback", "primary")}
+    assert {who: [record.id for record in records] for who, records in by.items()} == {
+        "guardian": [], "fallback": [replaced, alone], "primary": [other],
+    }  # fmt: skip
+
+
+def listed(store, mark, **options):
+    return [record.id for record in asyncio.run(store.marked_decisions(mark, **options))]
+
+
+def test_a_database_from_before_lists_what_a_safe_action_answered(where, monkeypatch):
+    """Found when it is migrated; what an earlier release lists afterwards may be, and is looked at."""
+    before = MIGRATIONS[: MIGRATIONS.index(m019_fallbacks)]
+    replacing = CompletionBody(finish="stop", leg=GUARDIAN, action=0, decided_by="fallback", no_guarantee="so")
+    ids = [new_id() for _ in range(4)]
+
+    async def story():
+        store = await open_store(where)
+        for id, who in zip(ids[:3], ("fallback", "guardian", "primary"), strict=True):
+            await store.commit([decision(id, body=body(PRIMARY, no_guarantee="so"), decided_by=who)])
+        await store.commit([later(ids[1], replacing)])
+        await store._write(
+            lambda session: [session.run("insert into unguaranteed values ('support', ?)", id) for id in ids[:3]]
+        )
+        await store.close()
+
+    with monkeypatch.context() as patch:
+        for module in ("migrations", "postgres"):
+            patch.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", before)
+        asyncio.run(story())
+
+    async def migrated():
+        store = await open_store(where)
+        found = await store._scan(
+            lambda session: session.rows("select id from unguaranteed where perhaps_fallback = 1 order by id")
+        )
+        await store.commit([decision(ids[3], body=body(PRIMARY, no_guarantee="so"))])
+        await store._write(
+            lambda session: session.run("insert into unguaranteed (policy, id) values ('support', ?)", ids[3])
+        )
+        marked = await store.marked_decisions("fallback", policy="support")
+        await store.close()
+        return [id for (id,) in found], [(one.id, one.decided_by) for one in marked]
+
+    found, marked = asyncio.run(migrated())
+    assert found == sorted(ids[:2])
+    assert marked == [(ids[3], "primary"), (ids[1], "fallback"), (ids[0], "fallback")]
 
 
 def test_pruned_decisions_leave_the_list_and_stay_counted(store, sql):
@@ -180,6 +245,8 @@ FILTERS = [
     {"mark": "audited", "policy": "support", "since": 1.0, "until": 4e9},
     {"mark": "no guarantee"},
     {"mark": "no guarantee", "policy": "support", "since": 1.0, "until": 4e9},
+    {"mark": "fallback"},
+    {"mark": "fallback", "policy": "support", "since": 1.0, "until": 4e9},
 ]
 SMALL = ("tallies", "ledgers", "SCAN r", "Subquery Scan on r")
 """Tables with a row for each hour, or each version of a policy, and decisions that a fallback took over after the Guardian

@@ -109,17 +109,20 @@ def test_an_additive_migration_only_adds(migration):
 
 def not_additive(migration):
     """The statements of a migration that an earlier release might stumble over."""
-    session, added = Recorded(), set()
+    session, added, columns = Recorded(), set(), set()
     migration(session)
     wrong = []
     for statement in session.statements:
         table = re.match(r"create table (\w+) ", statement)
         added |= {table[1]} if table else set()
-        column = re.match(r"alter table \w+ add column (.*)", statement)
+        column = re.match(r"alter table (\w+) add column (\w+) (.*)", statement)
+        columns |= {column.group(1, 2)} if column else set()
         plain = re.match(r"create index \w+ on ", statement)
         filled = re.match(r"insert into (\w+) ", statement)
-        harmless = column is not None and ("not null" not in column[1] or "default" in column[1])
-        if not (table or plain or harmless or (filled and filled[1] in added)):
+        own = re.match(r"update (\w+) set (\w+) = [^,]* where ", statement)
+        harmless = column is not None and ("not null" not in column[3] or "default" in column[3])
+        new = (filled and filled[1] in added) or (own and own.group(1, 2) in columns)
+        if not (table or plain or harmless or new):
             wrong.append(statement)
     return wrong
 

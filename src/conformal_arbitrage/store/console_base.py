@@ -14,7 +14,7 @@ from conformal_arbitrage.store.row_base import CalibrationRow
 if TYPE_CHECKING:
     from conformal_arbitrage.store.base import Scope
 
-Mark = Literal["audited", "no guarantee"]
+Mark = Literal["audited", "no guarantee", "fallback"]
 """What a decision can be looked up by, besides policy, time and who decided."""
 
 
@@ -131,6 +131,7 @@ class ConsoleStore(Protocol):
     ) -> list[DecisionRecord]:
         """Return marked decisions, those asked last first; times are when they were asked.
 
-        Decisions without a guarantee are found once `fold_tallies` has counted them, audited ones at once.
+        Decisions without a guarantee, and those that a fallback answered, are found once `fold_tallies` has counted them,
+        audited ones at once. Of those that an earlier release counted, some may turn out not to be a fallback's.
         """
         ...

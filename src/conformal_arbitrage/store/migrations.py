@@ -290,6 +290,17 @@ def m018_link_turns(session: Session) -> None:
     session.define("alter table review_links add column turns {integer} not null default 0")
 
 
+def m019_fallbacks(session: Session) -> None:
+    """Let the console list decisions that a safe action answered; those of an earlier release may be, and are looked at."""
+    session.define("alter table unguaranteed add column perhaps_fallback {integer} not null default 1")
+    session.run(
+        "update unguaranteed set perhaps_fallback = 0 where not exists (select 1 from events d where d.kind = 'decision' "
+        "and d.id = unguaranteed.id and d.decided_by = 'fallback') and not exists "
+        f"(select 1 from events where {REPLACED} and id = unguaranteed.id)"
+    )
+    session.define("create index fallbacks on unguaranteed (policy, id) where perhaps_fallback = 1")
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -309,11 +320,20 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m016_grading_marks,
     m017_review_links,
     m018_link_turns,
+    m019_fallbacks,
 )
 """The function at index k takes a database from version k to k + 1."""
 
 ADDITIVE = frozenset(
-    {m013_readable_by, m014_reviews, m015_edited_calls, m016_grading_marks, m017_review_links, m018_link_turns}
+    {
+        m013_readable_by,
+        m014_reviews,
+        m015_edited_calls,
+        m016_grading_marks,
+        m017_review_links,
+        m018_link_turns,
+        m019_fallbacks,
+    }
 )
 """Those that leave a database usable for releases that do not know them."""
 

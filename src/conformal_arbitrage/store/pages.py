@@ -34,6 +34,8 @@ _FIRST, _MOST = 8, 64
 """How many records are read at a time: few until their size is known, and never so many that other threads wait."""
 
 _REPLACING = "fallback"
+_NOT_REPLACED = f"not exists (select 1 from events r where {REPLACED} and r.id = events.id)"
+"""Without this, who asks for the Guardian's decisions would read every one that a safe action replaced."""
 _Place = tuple[float, str]
 
 
@@ -129,9 +131,10 @@ def _places(
     if end is not None:
         bounds["(at, id) < (?, ?)"] = end
     values = [value for group in bounds.values() for value in group]
+    others = [_NOT_REPLACED] if wanted.decided_by == "guardian" else []
     places: set[_Place] = set()
     for one in ranges:
-        where = " and ".join(["kind = 'decision'", *(f"{name} = ?" for name in one), *bounds])
+        where = " and ".join(["kind = 'decision'", *(f"{name} = ?" for name in one), *bounds, *others])
         sql = f"select at, id from events where {where} order by at desc, id desc limit ?"
         places |= {(at, id) for at, id in session.rows(sql, *one.values(), *values, count)}
     if wanted.decided_by == _REPLACING:

@@ -197,7 +197,9 @@ def _take(
         sums[place] = [old + sign * value for old, value in zip(sums[place], values, strict=True)]
     if changes[-1][1].no_guarantee:
         session.run(
-            "insert into unguaranteed (policy, id) values (?, ?) on conflict (policy, id) do nothing", place[0], id
+            "insert into unguaranteed (policy, id, perhaps_fallback) values (?, ?, ?) on conflict (policy, id) do update "
+            "set perhaps_fallback = excluded.perhaps_fallback",
+            *(place[0], id, changes[-1][1].by_fallback),
         )
 
 
@@ -278,11 +280,12 @@ def marked(
 
 def _ranges(session: Session, mark: Mark, policy: str | None) -> list[tuple[str, tuple[Any, ...]]]:
     """Return the tables to search, each with conditions that an index answers."""
-    if mark == "no guarantee":
+    if mark != "audited":
+        listed = "unguaranteed where policy = ? and" + (" perhaps_fallback = 1 and" if mark == "fallback" else "")
         if policy is not None:
-            return [("unguaranteed where policy = ? and", (policy,))]
+            return [(listed, (policy,))]
         names = session.rows("select distinct policy from tallies")
-        return [("unguaranteed where policy = ? and", (name,)) for (name,) in names]
+        return [(listed, (name,)) for (name,) in names]
     if policy is None:
         return [("ledger where", ())]
     numbers = session.rows("select number from ledgers where policy = ?", policy)

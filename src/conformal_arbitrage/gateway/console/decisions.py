@@ -6,7 +6,6 @@ Knows nothing of how a single decision is shown.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from urllib.parse import urlencode
 
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.rendering import redirect
 from conformal_arbitrage.gateway.console.visits import Visit, Visitor
 from conformal_arbitrage.gateway.grading import yet_to_judge
+from conformal_arbitrage.store.console_base import Mark
 from conformal_arbitrage.store.ids import time_of
 from conformal_arbitrage.store.record import DecisionRecord
 
@@ -24,7 +24,7 @@ _MOST_LOOKED_AT = 10
 """Pages of marked decisions that are read for one page of those that someone in particular decided."""
 
 _WHO = ("primary", "guardian", "fallback")
-_MARKS = ("audited", "no guarantee")
+_MARKS: Mapping[str, Mark] = {"audited": "audited", "no guarantee": "no guarantee"}
 _ID_LENGTH = 26
 
 
@@ -106,9 +106,8 @@ class DecisionsPage:
                 f"/console/decisions/{id}" if id.isascii() and id.isalnum() else "/console/decisions/unknown"
             )
         wanted = read_filter(visit.query, visit.who)
-        records = await self._page(wanted)
-        shown, more = records[:PAGE], len(records) > PAGE
-        older = wanted.link(before=shown[-1].id) if more else None
+        shown, before = await self._page(wanted)
+        older = wanted.link(before=before) if before else None
         hidden = await self._hidden(shown)
         if wanted.who or wanted.mark:  # which would tell what is withheld
             shown = [one for one in shown if one.id not in hidden]
@@ -118,24 +117,43 @@ class DecisionsPage:
             names=names, who=_WHO, marks=_MARKS, hidden=hidden, bound=visit.who.policies is not None,
         )  # fmt: skip
 
-    async def _page(self, wanted: DecisionFilter) -> list[DecisionRecord]:
-        """Return one decision more than a page holds, if there is one."""
-        store, before = self._parts.store, wanted.before or None
-        times: dict[str, Any] = {"since": wanted.since, "until": wanted.until}
-        if wanted.mark not in ("audited", "no guarantee"):
-            return await store.records(
-                policy=wanted.policy or None, decided_by=wanted.who or None, before=before, limit=PAGE + 1, **times
-            )
-        records: list[DecisionRecord] = []
+    async def _page(self, wanted: DecisionFilter) -> tuple[list[DecisionRecord], str | None]:
+        """Return a page of decisions, and the id before which there are more, or may be."""
+        mark: Mark | None = _MARKS.get(wanted.mark)
+        if wanted.who == "fallback" and mark != "audited":
+            mark = "fallback"  # which are all without a guarantee
+        return await (self._in_order(wanted) if mark is None else self._marked(wanted, mark))
+
+    async def _in_order(self, wanted: DecisionFilter) -> tuple[list[DecisionRecord], str | None]:
+        async def read(before: str | None, limit: int) -> list[DecisionRecord]:
+            return await self._parts.store.records(
+                policy=wanted.policy or None, decided_by=wanted.who or None, before=before, limit=limit,
+                since=wanted.since, until=wanted.until,
+            )  # fmt: skip
+
+        page = await read(wanted.before or None, PAGE)  # which ends early if its records are large
+        return page, page[-1].id if page and await read(page[-1].id, 1) else None
+
+    async def _marked(self, wanted: DecisionFilter, mark: Mark) -> tuple[list[DecisionRecord], str | None]:
+        """Return those of marked decisions that someone in particular decided, as far as it is looked for them at once."""
+        page: list[DecisionRecord] = []
+        before: str | None = wanted.before or None
         for _ in range(_MOST_LOOKED_AT):
-            batch = await store.marked_decisions(
-                wanted.mark, policy=wanted.policy or None, before=before, limit=PAGE + 1, **times
+            batch = await self._parts.store.marked_decisions(
+                mark,
+                policy=wanted.policy or None,
+                since=wanted.since,
+                until=wanted.until,
+                before=before,
+                limit=PAGE + 1,
             )
-            records += [one for one in batch if wanted.who in ("", one.decided_by)]
-            if len(batch) <= PAGE or len(records) > PAGE or not wanted.who:
-                break
+            page += [one for one in batch if wanted.who in ("", one.decided_by)]
+            if len(page) > PAGE:
+                return page[:PAGE], page[PAGE - 1].id
+            if len(batch) <= PAGE:
+                return page, None
             before = batch[-1].id
-        return records[: PAGE + 1]
+        return page, before
 
     async def _hidden(self, records: list[DecisionRecord]) -> frozenset[str]:
         """Return the ids of decisions that people are still deciding."""
