@@ -17,7 +17,7 @@ from conformal_arbitrage.gateway.console.charts import (
 )
 from conformal_arbitrage.gateway.console.overview import saved
 from conformal_arbitrage.gateway.console.rendering import age, money, seconds
-from conformal_arbitrage.store import pages
+from conformal_arbitrage.store import marks, pages
 from conformal_arbitrage.store.console_base import PolicyTally
 from tests.console.filled import EVIL, Filled, Visit, as_json, token_of
 from tests.gateway.house import UNSURE, House, failing, until, votes
@@ -119,7 +119,7 @@ def test_a_page_that_ends_early_leads_on(house, monkeypatch):
         path = next_page(page)
     assert len(set(ids)) == len(ids) == 6
     monkeypatch.setattr(decisions, "PAGE", 2)
-    monkeypatch.setattr(decisions, "_MOST_LOOKED_AT", 1)
+    monkeypatch.setattr(marks, "_LOOKS", (3,))
     path, number = "/console/decisions?mark=audited&who=guardian", 0
     while path:
         page = visit.open(path).text

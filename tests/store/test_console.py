@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from conformal_arbitrage.store import AuditBody, CompletionBody, new_id, open_store, tallies
+from conformal_arbitrage.store import AuditBody, CompletionBody, marks, new_id, open_store, tallies
 from conformal_arbitrage.store.base import Audit
+from conformal_arbitrage.store.console_base import MarkedDecisions
 from conformal_arbitrage.store.dialect import SQLITE, Session
 from conformal_arbitrage.store.ledger_base import LedgerKey, NewRow
 from conformal_arbitrage.store.migrations import MIGRATIONS, m019_fallbacks
@@ -98,7 +99,7 @@ def test_a_decision_that_ends_later_is_counted_as_it_ended_whatever_the_order(st
     assert one.cost == pytest.approx(12 * 0.51)
     assert one.unknown_cost == 0
     for mark in ("no guarantee", "fallback"):
-        marked = asyncio.run(store.marked_decisions(mark, policy="support"))
+        marked = asyncio.run(store.marked_decisions(mark, policy="support")).records
         assert [record.id for record in marked] == sorted(ids, reverse=True)
 
 
@@ -123,7 +124,7 @@ def test_what_a_safe_action_answered_is_listed_at_once_or_after_the_guardian_fai
 
 
 def listed(store, mark, **options):
-    return [record.id for record in asyncio.run(store.marked_decisions(mark, **options))]
+    return [record.id for record in asyncio.run(store.marked_decisions(mark, **options)).records]
 
 
 def test_a_database_from_before_lists_what_a_safe_action_answered(where, monkeypatch):
@@ -158,7 +159,7 @@ def test_a_database_from_before_lists_what_a_safe_action_answered(where, monkeyp
         )
         marked = await store.marked_decisions("fallback", policy="support")
         await store.close()
-        return [id for (id,) in found], [(one.id, one.decided_by) for one in marked]
+        return [id for (id,) in found], [(one.id, one.decided_by) for one in marked.records]
 
     found, marked = asyncio.run(migrated())
     assert found == sorted(ids[:2])
@@ -169,7 +170,7 @@ def test_pruned_decisions_leave_the_list_and_stay_counted(store, sql):
     commit(store, decision(body=body(PRIMARY, no_guarantee="so")))
     asyncio.run(store.fold_tallies())
     asyncio.run(store.prune(before=time.time() - 3600))
-    assert len(asyncio.run(store.marked_decisions("no guarantee"))) == 1
+    assert len(asyncio.run(store.marked_decisions("no guarantee")).records) == 1
     asyncio.run(store.prune(before=time.time() + 3600))
     assert sql("select count(*) from unguaranteed") == [(0,)]
     assert tally(store).no_guarantee == 1
@@ -199,7 +200,7 @@ def test_marked_decisions_come_in_pages(store):
 
     async def pages(**options):
         found, before = [], None
-        while batch := await store.marked_decisions("audited", before=before, limit=3, **options):
+        while batch := (await store.marked_decisions("audited", before=before, limit=3, **options)).records:
             found += [record.id for record in batch]
             before = batch[-1].id
         return found
@@ -210,7 +211,7 @@ def test_marked_decisions_come_in_pages(store):
     assert asyncio.run(pages(policy="other")) == []
     assert asyncio.run(pages(since=time.time() + 60)) == []
     assert asyncio.run(pages(until=time.time() + 60)) == expected
-    assert asyncio.run(store.marked_decisions("no guarantee")) == []
+    assert asyncio.run(store.marked_decisions("no guarantee")) == MarkedDecisions(records=[], end=None)
 
 
 @pytest.mark.parametrize("sql_text", [
@@ -243,9 +244,13 @@ FILTERS = [
     {"policy": "support", "decided_by": "guardian", "since": 1.0, "until": 4e9},
     {"mark": "audited"},
     {"mark": "audited", "policy": "support", "since": 1.0, "until": 4e9},
+    {"mark": "audited", "decided_by": "primary"},
+    {"mark": "audited", "decided_by": "guardian", "policy": "support", "since": 1.0, "until": 4e9},
+    {"mark": "no guarantee", "decided_by": "fallback"},
     {"mark": "no guarantee"},
     {"mark": "no guarantee", "policy": "support", "since": 1.0, "until": 4e9},
     {"mark": "fallback"},
+    {"mark": "fallback", "decided_by": "fallback"},
     {"mark": "fallback", "policy": "support", "since": 1.0, "until": 4e9},
 ]
 SMALL = ("tallies", "ledgers", "SCAN r", "Subquery Scan on r")
@@ -280,8 +285,8 @@ def test_every_filter_of_the_decisions_page_is_answered_by_an_index(store, monke
 
     monkeypatch.setattr(Session, "rows", noted)
     for wanted in (one | more for one in FILTERS for more in ({}, {"before": ids[-1]})):
-        page = store.marked_decisions(**wanted) if "mark" in wanted else store.records(**wanted)
-        assert asyncio.run(page) or "before" in wanted, wanted
+        page = asyncio.run(store.marked_decisions(**wanted) if "mark" in wanted else store.records(**wanted))
+        assert getattr(page, "records", page) or "before" in wanted, wanted
     asyncio.run(store.under_review(ids))
     monkeypatch.undo()
     queries = {text: values for text, values in asked if text.startswith("select")}
@@ -302,3 +307,73 @@ def test_every_filter_of_the_decisions_page_is_answered_by_an_index(store, monke
             text,
             plan,
         )  # a page that was found may be sorted
+
+
+def audited(store, deciders):
+    """Decisions that were all audited, by these in turn; return their ids, latest first, with who decided."""
+    key = LedgerKey(policy="support", version=1, identities_sha256="i")
+    question = MenuQuestion(context="?", actions=("a", "b"))
+    ids = sorted(new_id() for _ in deciders)
+    events = [decision(id, body=body(PRIMARY), decided_by=who) for id, who in zip(ids, deciders, strict=True)]
+    row = NewRow(key=key, drawn=1.0, due=2.0)
+    commit(store, *events, audits=[Audit(id=id, policy="support", question=question, row=row) for id in ids])
+    return list(zip(ids, deciders, strict=True))[::-1]
+
+
+def test_a_page_of_marked_decisions_reads_no_record_that_it_does_not_show(store, monkeypatch):
+    """However few of the marked decisions someone in particular made."""
+    ids = audited(store, ["guardian" if k % 5 == 0 else "primary" for k in range(150)])
+    statements, loaded, rows = [], [], Session.rows
+
+    def noted(session, text, *values):
+        batch = rows(session, text, *values)
+        statements.append(text)
+        loaded.extend(batch if "d.body" in text else [])
+        return batch
+
+    monkeypatch.setattr(Session, "rows", noted)
+    page = asyncio.run(store.marked_decisions("audited", policy="support", decided_by="guardian", limit=25))
+    assert [one.id for one in page.records] == [id for id, who in ids if who == "guardian"][:25]
+    assert len(loaded) == 25
+    assert len(statements) <= 5, statements
+
+
+def test_no_filter_takes_many_more_statements_than_another(store, monkeypatch):
+    """Each is a way to the server and back: with all of them on PostgreSQL, one filter once took four times another."""
+    audited(store, [("primary", "guardian", "fallback")[k % 3] for k in range(180)])
+    asyncio.run(store.fold_tallies())
+    statements, rows = [], Session.rows
+
+    def noted(session, text, *values):
+        statements.append(text)
+        return rows(session, text, *values)
+
+    monkeypatch.setattr(Session, "rows", noted)
+    for wanted in FILTERS:
+        statements.clear()
+        page = store.marked_decisions(**wanted, limit=51) if "mark" in wanted else store.records(**wanted, limit=51)
+        asyncio.run(page)
+        assert len(statements) <= 10, (wanted, statements)
+
+
+def test_a_search_among_marks_says_where_it_stopped_and_goes_on_from_there(store, monkeypatch):
+    monkeypatch.setattr(marks, "_LOOKS", (3, 5))
+    ids = audited(store, ["guardian" if k in (3, 4, 29) else "fallback" if k == 10 else "primary" for k in range(30)])
+    # a decision that was recorded as the Guardian's, and that a safe action replaced
+    commit(store, later(ids[25][0], CompletionBody(finish="stop", decided_by="fallback")))
+    who = dict(ids) | {ids[25][0]: "fallback"}
+
+    def every(decided_by, limit):
+        found, before, looks = [], None, 0
+        while looks == 0 or before is not None:
+            page = asyncio.run(store.marked_decisions("audited", decided_by=decided_by, before=before, limit=limit))
+            assert len(page.records) <= limit
+            found += [one.id for one in page.records]
+            before, looks = page.end, looks + 1
+        return found, looks
+
+    for decided_by in ("primary", "guardian", "fallback"):
+        for limit in (1, 2, 50):
+            found, looks = every(decided_by, limit)
+            assert found == [id for id, _ in ids if who[id] == decided_by], (decided_by, limit)
+            assert looks >= 3, "nothing had to go on"

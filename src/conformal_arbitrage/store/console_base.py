@@ -3,7 +3,7 @@
 Knows nothing of SQL, cookies or pages.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
@@ -66,6 +66,18 @@ class PolicyTally(Struct, frozen=True, kw_only=True):
     audit_cost: float = 0.0
 
 
+class MarkedDecisions(Struct, frozen=True, kw_only=True):
+    """Some of the decisions that have a mark.
+
+    Attributes:
+        records: at most as many as were asked for.
+        end: the id where the search stopped, so that it can go on from there; None if there is nothing further back.
+    """
+
+    records: Sequence[DecisionRecord]
+    end: str | None
+
+
 class ConsoleStore(Protocol):
     """The part of a store that the console alone uses."""
 
@@ -124,11 +136,12 @@ class ConsoleStore(Protocol):
         mark: Mark,
         *,
         policy: str | None = None,
+        decided_by: str | None = None,
         since: float | None = None,
         until: float | None = None,
         before: str | None = None,
         limit: int = 50,
-    ) -> list[DecisionRecord]:
+    ) -> MarkedDecisions:
         """Return marked decisions, those asked last first; times are when they were asked.
 
         Decisions without a guarantee, and those that a fallback answered, are found once `fold_tallies` has counted them,

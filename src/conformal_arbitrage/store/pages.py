@@ -32,8 +32,11 @@ PAGE_BYTES = 4 * 2**20
 
 _FIRST, _MOST = 8, 64
 """How many records are read at a time: few until their size is known, and never so many that other threads wait."""
+_MOST_PLACES = 512
+"""How many decisions are found at a time, by their ids."""
 
-_REPLACING = "fallback"
+REPLACING = "fallback"
+"""Who may have decided instead of the one that a decision was recorded with."""
 _NOT_REPLACED = f"not exists (select 1 from events r where {REPLACED} and r.id = events.id)"
 """Without this, who asks for the Guardian's decisions would read every one that a safe action replaced."""
 _Place = tuple[float, str]
@@ -69,18 +72,20 @@ def page(session: Session, wanted: RecordFilter, limit: int) -> list[DecisionRec
     page: list[DecisionRecord] = []
     ranges = list(_ranges(session, wanted))
     end = None if wanted.before is None else _end(session, wanted.before)
-    count, size = (limit if wanted.decided_by == _REPLACING else _FIRST), 0
+    count, size = _FIRST, 0
     while len(page) < limit and (size < PAGE_BYTES or not page):
-        places = _places(session, wanted, ranges, end, count)
+        places = _places(session, wanted, ranges, end, min(limit - len(page), _MOST_PLACES))
         if not places:
             break
-        for record, length in _load(session, [id for _, id in places]):
-            if wanted.decided_by in (None, record.decided_by) and len(page) < limit:
-                page.append(record)
-                size += length
-                if size >= PAGE_BYTES:
-                    break
-        end, count = places[-1], max(count, min(2 * count, _MOST))
+        while places and size < PAGE_BYTES:
+            batch, places = places[:count], places[count:]
+            for record, length in _load(session, [id for _, id in batch]):
+                if wanted.decided_by in (None, record.decided_by):
+                    page.append(record)
+                    size += length
+                    if size >= PAGE_BYTES:
+                        break
+            end, count = batch[-1], min(2 * count, _MOST)
     return page
 
 
@@ -137,7 +142,7 @@ def _places(
         where = " and ".join(["kind = 'decision'", *(f"{name} = ?" for name in one), *bounds, *others])
         sql = f"select at, id from events where {where} order by at desc, id desc limit ?"
         places |= {(at, id) for at, id in session.rows(sql, *one.values(), *values, count)}
-    if wanted.decided_by == _REPLACING:
+    if wanted.decided_by == REPLACING:
         places |= _replaced(session, wanted, bounds, values, count)
     return sorted(places, reverse=True)[:count]
 

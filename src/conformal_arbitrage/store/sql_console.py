@@ -6,9 +6,9 @@ Knows nothing of SQLite, PostgreSQL or threads.
 from collections.abc import Callable
 from typing import Any
 
-from conformal_arbitrage.store import rows, sign_ins, tallies
-from conformal_arbitrage.store.console_base import Mark, PolicyTally, SignIn
-from conformal_arbitrage.store.record import DecisionRecord
+from conformal_arbitrage.store import marks, rows, sign_ins, tallies
+from conformal_arbitrage.store.console_base import Mark, MarkedDecisions, PolicyTally, SignIn
+from conformal_arbitrage.store.pages import RecordFilter
 from conformal_arbitrage.store.row_base import CalibrationRow
 from conformal_arbitrage.store.sql_jobs import SQLJobs
 from conformal_arbitrage.types import DAY
@@ -84,11 +84,12 @@ class SQLConsole(SQLJobs):
         mark: Mark,
         *,
         policy: str | None = None,
+        decided_by: str | None = None,
         since: float | None = None,
         until: float | None = None,
         before: str | None = None,
         limit: int = 50,
-    ) -> list[DecisionRecord]:
+    ) -> MarkedDecisions:
         """See `ConsoleStore.marked_decisions`."""
-        options: dict[str, Any] = {"policy": policy, "since": since, "until": until, "before": before, "limit": limit}
-        return await self._scan(lambda session: tallies.marked(session, mark, **options))
+        wanted = RecordFilter(policy=policy, decided_by=decided_by, since=since, until=until, before=before)
+        return await self._scan(lambda session: marks.marked(session, mark, wanted, limit))

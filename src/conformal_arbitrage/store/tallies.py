@@ -15,8 +15,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import pages
-from conformal_arbitrage.store.console_base import Mark, PolicyTally
+from conformal_arbitrage.store.console_base import PolicyTally
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_decision, decode_later
 from conformal_arbitrage.store.heads import CHUNK
@@ -25,7 +24,6 @@ from conformal_arbitrage.store.record import (
     AuditBody,
     CompletionBody,
     DecisionBody,
-    DecisionRecord,
     completion_of_record,
     with_outcome,
 )
@@ -41,8 +39,6 @@ COMPLETIONS = (
     "and body is not null"
 )
 """That the kind is not a decision is said for the index, which holds all other events by their id."""
-_END = "~"
-"""Sorts after every id."""
 
 _Place = tuple[str, int, int]
 """Policy, version and hour."""
@@ -253,40 +249,3 @@ def forget_pruned(session: Session, *, before: float) -> None:
         "(select 1 from events where events.kind = 'decision' and events.id = unguaranteed.id)",
         id_at(before),
     )
-
-
-def marked(
-    session: Session,
-    mark: Mark,
-    *,
-    policy: str | None,
-    since: float | None,
-    until: float | None,
-    before: str | None,
-    limit: int,
-) -> list[DecisionRecord]:
-    """Return the records of marked decisions, by their ids, latest first; those that were pruned are left out."""
-    low = "" if since is None else id_at(since)
-    high = min(before or _END, _END if until is None else id_at(until))
-    ids: list[str] = []
-    for where, values in _ranges(session, mark, policy):
-        rows = session.rows(
-            f"select id from {where} id > ? and id < ? order by id desc limit ?", *values, low, high, limit
-        )
-        ids += [id for (id,) in rows]
-    wanted = sorted(ids, reverse=True)[:limit]
-    return sorted(pages.load_records(session, wanted), key=lambda record: record.id, reverse=True) if wanted else []
-
-
-def _ranges(session: Session, mark: Mark, policy: str | None) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the tables to search, each with conditions that an index answers."""
-    if mark != "audited":
-        listed = "unguaranteed where policy = ? and" + (" perhaps_fallback = 1 and" if mark == "fallback" else "")
-        if policy is not None:
-            return [(listed, (policy,))]
-        names = session.rows("select distinct policy from tallies")
-        return [(listed, (name,)) for (name,) in names]
-    if policy is None:
-        return [("ledger where", ())]
-    numbers = session.rows("select number from ledgers where policy = ?", policy)
-    return [("ledger where ledger = ? and", (number,)) for (number,) in numbers]

@@ -20,9 +20,6 @@ from conformal_arbitrage.store.ids import time_of
 from conformal_arbitrage.store.record import DecisionRecord
 
 PAGE = 50
-_MOST_LOOKED_AT = 10
-"""Pages of marked decisions that are read for one page of those that someone in particular decided."""
-
 _WHO = ("primary", "guardian", "fallback")
 _MARKS: Mapping[str, Mark] = {"audited": "audited", "no guarantee": "no guarantee"}
 _ID_LENGTH = 26
@@ -136,24 +133,12 @@ class DecisionsPage:
 
     async def _marked(self, wanted: DecisionFilter, mark: Mark) -> tuple[list[DecisionRecord], str | None]:
         """Return those of marked decisions that someone in particular decided, as far as it is looked for them at once."""
-        page: list[DecisionRecord] = []
-        before: str | None = wanted.before or None
-        for _ in range(_MOST_LOOKED_AT):
-            batch = await self._parts.store.marked_decisions(
-                mark,
-                policy=wanted.policy or None,
-                since=wanted.since,
-                until=wanted.until,
-                before=before,
-                limit=PAGE + 1,
-            )
-            page += [one for one in batch if wanted.who in ("", one.decided_by)]
-            if len(page) > PAGE:
-                return page[:PAGE], page[PAGE - 1].id
-            if len(batch) <= PAGE:
-                return page, None
-            before = batch[-1].id
-        return page, before
+        page = await self._parts.store.marked_decisions(
+            mark, policy=wanted.policy or None, decided_by=wanted.who or None, since=wanted.since, until=wanted.until,
+            before=wanted.before or None, limit=PAGE + 1,
+        )  # fmt: skip
+        records = list(page.records)
+        return (records[:PAGE], records[PAGE - 1].id) if len(records) > PAGE else (records, page.end)
 
     async def _hidden(self, records: list[DecisionRecord]) -> frozenset[str]:
         """Return the ids of decisions that people are still deciding."""
