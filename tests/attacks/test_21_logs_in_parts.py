@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, ScoreLogError, ScoreParts, calibrate, verify
+from conformal_arbitrage.calibration.parts import SurveyedParts
 
 KEY = b"0123456789abcdef"
 
@@ -58,7 +59,8 @@ def rename_ids(folder):
     ],
     ids=["scores", "candidates", "scores at the draws", "ids at the draws", "fewer rows", "more rows", "gone"],
 )
-def test_a_file_that_changes_between_two_passes_gives_no_certificate(folder, change, after, keywords):
+def test_a_file_that_changes_between_two_passes_gives_no_certificate(monkeypatch, folder, change, after, keywords):
+    monkeypatch.setattr(SurveyedParts, "_guessed", lambda self, losses: ())  # with a good guess there is one pass only
     passes = []
 
     def tell(line):

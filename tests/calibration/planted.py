@@ -16,7 +16,8 @@ import pytest
 
 from conformal_arbitrage import ArbitrageError, ScoreLog, calibrate
 from conformal_arbitrage.calibration import sql
-from conformal_arbitrage.calibration.parts import Measure, SurveyedParts
+from conformal_arbitrage.calibration.part_work import Measure
+from conformal_arbitrage.calibration.parts import SurveyedParts
 from conformal_arbitrage.core import search
 from conformal_arbitrage.core.falls import loss_falls
 from conformal_arbitrage.core.search import Bracket

@@ -30,17 +30,19 @@ from conformal_arbitrage.calibration.parts import SurveyedParts, gathering, refu
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.search import (
     Fit,
-    binomial_spendable,
+    allowed_total,
     find_threshold,
     fit_at,
+    likely_losses,
     refuse_graded,
+    risk_budgets,
     total_at,
 )
-from conformal_arbitrage.calibration.stops import STOPS, DialStop, GroupThreshold, lower_stop
+from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold, lower_stop
 from conformal_arbitrage.calibration.tables import ScoreTable, SurveyedTable, refuse_options
 from conformal_arbitrage.core.arrays import Indices
 from conformal_arbitrage.core.losses import Number, as_fraction, net_losses
-from conformal_arbitrage.core.risk import RiskCurve, check_alpha, spendable
+from conformal_arbitrage.core.risk import RiskCurve, check_alpha
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.engines import Engine, PassProgress, as_engine, silent
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, group_rows, has_sessions, refuse_unfit
@@ -162,7 +164,7 @@ def certify_parts(
         whole = log.gather(reason)
         refuse_unfit(whole)
         return replace(certify(whole, alpha, options), log_sha256=log.digest_of(whole))
-    surveyed = SurveyedParts(log, options, engine, progress)
+    surveyed = SurveyedParts(log, options, engine, progress, likely_losses(len(log), alpha, options))
     columns = {"primary": log.primary, "guardian": log.guardian or "guardian"}
     identities = _identities(log.identities, (columns["primary"], columns["guardian"]))
     return _certify_surveyed(surveyed, alpha, options, columns, identities, binarized=log.binary)
@@ -191,8 +193,9 @@ def _certify_surveyed(
     """Find the thresholds of a log whose figures are known, and certify them."""
     bound, n, digits = surveyed.bound, surveyed.n, surveyed.tick_digits
     budget = check_alpha(alpha, bound)
-    budgets = [Fraction(stop) * bound for stop in STOPS] if options.dial else [budget]
-    fits = [fit_at(n, one) for one in surveyed.thresholds([_limit(one, bound, n, digits, options) for one in budgets])]
+    budgets = risk_budgets(budget, bound, options)
+    limits = [allowed_total(one, bound, n, digits, options) for one in budgets]
+    fits = [fit_at(n, one) for one in surveyed.thresholds(limits)]
     thresholds = _Thresholds(alpha=budget, fit=fits[0], status=_status(fits[0]))
     if options.dial:
         thresholds = _dial(budgets, fits, budget)
@@ -217,14 +220,6 @@ def _certify_surveyed(
         "log_sha256": surveyed.sha256(),
     }
     return _issue(alpha, options, thresholds, bound, terms, further, binary=binarized and bound == 1)
-
-
-def _limit(alpha: Fraction, bound: Fraction, n: int, tick_digits: int, options: CalibrationOptions) -> int:
-    """Return the largest total that keeps a budget, on average or by the binomial test."""
-    delta = options.delta()
-    if delta is None:
-        return spendable(alpha, bound, n, tick_digits, unseen=options.unseen)
-    return binomial_spendable(alpha, bound, n, tick_digits, delta)
 
 
 def _issue(
@@ -309,7 +304,7 @@ def _thresholds(
     if not options.dial:
         one = find_threshold(log, curve, alpha, bound, options, options.delta())
         return _Thresholds(alpha=alpha, fit=one, status=_status(one))
-    alphas = [Fraction(stop) * bound for stop in STOPS]
+    alphas = risk_budgets(alpha, bound, options)
     return _dial(alphas, [find_threshold(log, curve, one, bound, options, options.delta()) for one in alphas], alpha)
 
 

@@ -1,9 +1,10 @@
 """Calibrating a log in parts: work on one part at a time, merged into the figures that the whole log would give, to the bit.
 
 The first pass looks at every row once: it checks it, counts, digests it, and puts the falls of its loss into buckets. A
-tick and a range of gaps are assumed for that, and the pass is repeated if they turn out otherwise. A second pass collects
-the falls near the thresholds; see `core/search.py`. What cannot be computed from parts needs all rows at once:
-`gathering` says what that is, and `ScoreParts.gather` up to which size.
+tick and a range of gaps are assumed for that, and the pass is repeated if they turn out otherwise. The falls near the
+thresholds are kept on the way if it was guessed where these are, see `near_falls.py`, and collected by a second pass
+otherwise, see `core/search.py`. What cannot be computed from parts needs all rows at once: `gathering` says what that is,
+and `ScoreParts.gather` up to which size.
 
 Knows nothing of certificates.
 """
@@ -17,33 +18,44 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from conformal_arbitrage.calibration.draws import drawing
+from conformal_arbitrage.calibration.near_falls import (
+    EVERYTHING,
+    FEW_ROWS,
+    NearFalls,
+    likely_ranges,
+    sampled_parts,
+)
 from conformal_arbitrage.calibration.options import CalibrationOptions
+from conformal_arbitrage.calibration.part_work import (
+    USUAL_SPAN,
+    DrawScan,
+    FallScan,
+    Keep,
+    Measure,
+    PartFacts,
+    Sampling,
+    Survey,
+)
 from conformal_arbitrage.core.arrays import Floats, Integers
-from conformal_arbitrage.core.falls import Falls, loss_falls
 from conformal_arbitrage.core.losses import (
-    GuardianSees,
-    Number,
     as_fraction,
     check_guardian_scores,
     finest_tick,
-    score_range,
 )
 from conformal_arbitrage.core.risk import RiskThreshold, check_bound, grid_points, last_draw
-from conformal_arbitrage.core.search import Bracket, Buckets, BucketSums, Crossing, Fold, crossings
+from conformal_arbitrage.core.search import Bracket, BucketSums, Crossing, Fold, crossings
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.digests import checksum
-from conformal_arbitrage.scorelog.engines import Engine, PassProgress
+from conformal_arbitrage.scorelog.engines import Engine, PassProgress, Processes, Threads
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT
-from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.id_keys import PiledKeys, surely_distinct
 from conformal_arbitrage.scorelog.parts import ScorePart, ScoreParts
 from conformal_arbitrage.scorelog.spark_table import SparkTable
 
 _Result = TypeVar("_Result")
 _FIRST: Final = 1 << 16
-_USUAL_SPAN: Final = 2.0
-"""With gaps up to this the first pass need not be repeated."""
 _DRAWN_AT_ONCE: Final = 1 << 20
+_KEYS_AT_ONCE: Final = 1 << 27
+"""The keys of so many ids are compared in memory, which takes 1 GB; DuckDB compares more, on disk."""
 
 
 def gathering(options: CalibrationOptions, log: ScoreParts | SparkTable) -> str | None:
@@ -60,135 +72,6 @@ def gathering(options: CalibrationOptions, log: ScoreParts | SparkTable) -> str 
         "a log of sessions": SESSION_TURNS in log.types,
     }
     return next((reason for reason, needed in needs.items() if needed), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """How the loss of a part's rows is measured: with the tick of the whole log."""
-
-    guardian_sees: GuardianSees
-    missing_loss: Number | None
-    tick_digits: int
-
-    def falls(self, log: ScoreLog) -> Falls:
-        """Return where the loss of some rows falls."""
-        return loss_falls(
-            log, guardian_sees=self.guardian_sees, missing_loss=self.missing_loss, tick_digits=self.tick_digits
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartFacts:
-    """What the first pass learns about a part."""
-
-    part: ScorePart
-    rows: int
-    fewest_actions: int
-    most_actions: int
-    no_opinion: int
-    unknown: int
-    first_unknown: int | None
-    router: bool
-    scores: tuple[float, float]
-    span: float
-    score_digits: int
-    leaves: tuple[str, ...]
-    checksum: int
-    total: int
-    largest: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """The work of the first pass."""
-
-    measure: Measure
-    bracket: Bracket
-
-    def __call__(self, part: ScorePart) -> tuple[PartFacts, Buckets]:
-        """Look at every row of a part."""
-        log, ids = part.load_apart()
-        scores, unknown, sizes = score_range(log.loss_scores), log.unknown_loss, log.sizes
-        check_guardian_scores(scores, part.name)
-        missing_loss: Number | None = 1 if self.measure.missing_loss is None else self.measure.missing_loss
-        falls = replace(self.measure, missing_loss=missing_loss).falls(log)
-        (buckets,) = Fold((self.bracket,))(falls.gap, falls.drop)
-        facts = PartFacts(
-            part=part,
-            rows=len(log),
-            fewest_actions=int(sizes.min()),
-            most_actions=int(sizes.max()),
-            no_opinion=int(log.no_opinion.sum()),
-            unknown=int(unknown.sum()),
-            first_unknown=int(unknown.argmax()) if unknown.any() else None,
-            router=log.is_router,
-            scores=scores if not unknown.all() else (inf, -inf),
-            span=_span(log),
-            score_digits=log.score_digits,
-            leaves=part.digests(log, ids),
-            checksum=_checksum(log),
-            total=falls.total,
-            largest=falls.largest,
-        )
-        return facts, buckets
-
-
-def _checksum(log: ScoreLog) -> int:
-    """Return a number that shows whether rows are still those of an earlier pass."""
-    return checksum([log.primary, log.guardian, *([] if log.binary is None else [log.binary])])
-
-
-def _span(log: ScoreLog) -> float:
-    """Return the largest gap of some rows; if all Primary scores together span little, that, which is as good."""
-    together = float(log.primary.max() - log.primary.min())
-    if together <= _USUAL_SPAN:
-        return together
-    starts = log.offsets[:-1]
-    return float((np.maximum.reduceat(log.primary, starts) - np.minimum.reduceat(log.primary, starts)).max())
-
-
-@dataclass(frozen=True, slots=True)
-class FallScan:
-    """The work of a later pass: something with the falls of a part. Its checksum comes with the result."""
-
-    measure: Measure
-    work: Callable[[Floats, Integers], object]
-
-    def __call__(self, part: ScorePart) -> tuple[int, object]:
-        """Return the checksum of the rows, and the result of the work."""
-        log = part.load([], ids=False)
-        falls = self.measure.falls(log)
-        return _checksum(log), self.work(falls.gap, falls.drop)
-
-
-@dataclass(frozen=True, slots=True)
-class DrawScan:
-    """The work of a pass over draws: something with the draws of the rows whose loss falls at one gap, and these falls.
-
-    The part and the digests of its leaves, in which ids count, come with the result.
-    """
-
-    measure: Measure
-    key: bytes
-    gap: float
-    work: Callable[[Floats, Integers], object]
-
-    def __call__(self, part: ScorePart) -> tuple[ScorePart, tuple[str, ...], object]:
-        """Return the part, the digests of its leaves, and the result of the work."""
-        log, ids = part.load_apart()
-        log = log if ids is None else replace(log, id=ids.strings())
-        falls = self.measure.falls(log)
-        there = np.flatnonzero(falls.gap == self.gap)
-        return part, part.digests(log, ids), self.work(drawing(self.key, log)(falls.row[there]), falls.drop[there])
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Work that keeps what it is given."""
-
-    def __call__(self, gap: Floats, drop: Integers) -> tuple[Floats, Integers]:
-        """Return it."""
-        return gap, drop
 
 
 class FallSearch(ABC):
@@ -272,11 +155,23 @@ class SurveyedParts(FallSearch):
     """
 
     def __init__(
-        self, log: ScoreParts | SparkTable, options: CalibrationOptions, engine: Engine, progress: PassProgress
+        self,
+        log: ScoreParts | SparkTable,
+        options: CalibrationOptions,
+        engine: Engine,
+        progress: PassProgress,
+        losses: Sequence[float] = (),
     ) -> None:
-        """Go through all parts, once or, if the scores are of unusual size, twice."""
+        """Go through all parts, once or, if the scores are of unusual size, twice.
+
+        Args:
+            log: the log.
+            options: how to calibrate.
+            engine: where the work is done.
+            progress: is told about every pass.
+            losses: mean losses at which thresholds will be sought, about.
+        """
         _refuse_unfit(log)
-        refuse_repeated_ids(log)
         self.log, self.n, self._options = log, len(log), options
         self._engine, self._progress, self._passes = engine, progress, 0
         self._parts = log.parts()
@@ -284,23 +179,39 @@ class SurveyedParts(FallSearch):
         missing = None if options.missing_guardian is None else (options.loss_bound or 1)
         guess = finest_tick(self.n, Fraction(1))
         self.measure = Measure(guardian_sees=options.guardian_sees, missing_loss=missing, tick_digits=guess)
-        self._survey(bracket)
+        self._near = NearFalls(self._guessed(losses))
+        here = isinstance(log, ScoreParts) and isinstance(engine, Threads | Processes) and self.n <= _KEYS_AT_ONCE
+        if not here:
+            refuse_repeated_ids(log)
+        self._survey(bracket, keys=here)
         self._refuse_unknown()
         low, high = check_guardian_scores(self.scores, log.source)
         worst = as_fraction(missing, name="loss_bound") if missing is not None and self.unknown else Fraction(0)
         digits = finest_tick(self.n, max(Fraction(high) - Fraction(low), worst))
-        if digits != guess or self.span > _USUAL_SPAN:
+        if digits != guess or self.span > USUAL_SPAN:
             self.measure = replace(self.measure, tick_digits=digits)
-            self._survey(Bracket(0.0, max(self.span, 1e-300), _FIRST, even=True))
+            self._near = NearFalls(self._near.ranges)
+            self._survey(Bracket(0.0, max(self.span, 1e-300), _FIRST, even=True), keys=False)
         self.tick_digits = digits
         super().__init__(options, total=self.total, span=self._bracket.high)
         self.bound = self._bound()
 
-    def _survey(self, bracket: Bracket) -> None:
-        sums, facts = BucketSums(bracket.buckets), list[PartFacts]()
-        for one, buckets in self._each(Survey(self.measure, bracket)):
-            sums.add(buckets)  # at once: those of all parts would not fit
-            facts.append(one)
+    def _guessed(self, losses: Sequence[float]) -> tuple[Bracket, ...]:
+        """Return the gaps near which falls are kept: all of them in a small log."""
+        if self.n <= FEW_ROWS:
+            return EVERYTHING
+        samples = list(self._engine.run(Sampling(self.measure), sampled_parts(self._parts))) if self._parts else []
+        return likely_ranges(samples, losses, self.n)
+
+    def _survey(self, bracket: Bracket, *, keys: bool) -> None:
+        sums, facts, piles = BucketSums(bracket.buckets), list[PartFacts](), list[PiledKeys]()
+        for one in self._each(Survey(self.measure, bracket, self._near.ranges, keys)):
+            sums.add(one.buckets)  # at once: those of all parts would not fit
+            self._near.add(*one.near)
+            facts.append(one.facts)
+            piles.append(one.keys)
+        if any(piles) and not surely_distinct(piles):
+            refuse_repeated_ids(self.log)
         facts.sort(key=lambda one: one.part.first)
         self._facts, self._bracket, self._buckets = facts, bracket, sums.buckets()
         low, high = min(one.scores[0] for one in facts), max(one.scores[1] for one in facts)
@@ -350,6 +261,9 @@ class SurveyedParts(FallSearch):
         """Do a work on all falls; what the first pass has done already is not done again."""
         if work == Fold((self._bracket,)):
             return [(self._buckets,)]  # pyright: ignore[reportReturnType]
+        kept = self._near.answer(work)
+        if kept is not None:
+            return [kept]  # pyright: ignore[reportReturnType]
         return self._scan_again(work)
 
     def _scan_again(self, work: Callable[[Floats, Integers], _Result]) -> Iterator[_Result]:

@@ -17,10 +17,12 @@ import numpy as np
 
 from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.options import CalibrationOptions
+from conformal_arbitrage.calibration.stops import STOPS
 from conformal_arbitrage.core.arrays import Indices
 from conformal_arbitrage.core.betting import RowLosses, accepts, shared_bets
 from conformal_arbitrage.core.bounds import binomial_limit
-from conformal_arbitrage.core.risk import RiskCurve, RiskThreshold
+from conformal_arbitrage.core.losses import Number
+from conformal_arbitrage.core.risk import RiskCurve, RiskThreshold, check_alpha, check_bound, spendable
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -71,6 +73,26 @@ def total_at(log: ScoreLog, one: Fit, options: CalibrationOptions) -> Fraction:
     stairs = options.stairs(log)
     losses = RowLosses(stairs, len(log), options.draws(log)).at(one.relaxation, one.boundary_u)
     return Fraction(int(losses.sum()), 10**stairs.tick_digits)
+
+
+def risk_budgets(alpha: Fraction, bound: Fraction, options: CalibrationOptions) -> list[Fraction]:
+    """Return the risk budgets for which thresholds are sought: alpha, or the stops of a dial."""
+    return [Fraction(stop) * bound for stop in STOPS] if options.dial else [alpha]
+
+
+def allowed_total(alpha: Fraction, bound: Fraction, n: int, tick_digits: int, options: CalibrationOptions) -> int:
+    """Return the largest total that keeps a budget, in ticks, on average or by the binomial test."""
+    delta = options.delta()
+    if delta is None:
+        return spendable(alpha, bound, n, tick_digits, unseen=options.unseen)
+    return binomial_spendable(alpha, bound, n, tick_digits, delta)
+
+
+def likely_losses(n: int, alpha: Number, options: CalibrationOptions) -> list[float]:
+    """Return the mean losses that n rows may show, one for each budget, before any row was looked at."""
+    bound = check_bound(options.loss_bound, (Fraction(0), 0), tick=Fraction(1), unit_scores=True, source="options")
+    budgets, digits = risk_budgets(check_alpha(alpha, bound), bound, options), 3
+    return [allowed_total(one, bound, n, digits, options) / (n * 10**digits) for one in budgets]
 
 
 def binomial_spendable(alpha: Fraction, bound: Fraction, n: int, tick_digits: int, delta: float) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError
 from conformal_arbitrage.scorelog.parts import ScorePart
+from conformal_arbitrage.scorelog.tables import keep_database
 
 _Result = TypeVar("_Result")
 PassProgress = Callable[[str], None]
@@ -44,7 +45,7 @@ class Threads:
 
     def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
         """Yield the results as they come."""
-        with ThreadPoolExecutor(self.jobs) as pool:
+        with ThreadPoolExecutor(self.jobs, initializer=keep_database) as pool:
             yield from completed(pool, NamedWork(work), parts, 2 * self.jobs)
 
 
@@ -63,7 +64,7 @@ class Processes:
         context, left = multiprocessing.get_context("spawn"), dict(enumerate(parts))
         for attempt in range(_RESTARTS + 1):
             try:
-                with ProcessPoolExecutor(self.jobs, mp_context=context) as pool:
+                with ProcessPoolExecutor(self.jobs, mp_context=context, initializer=keep_database) as pool:
                     for number, result in completed(
                         pool, _Numbered(NamedWork(work)), list(left.items()), 2 * self.jobs
                     ):

@@ -9,6 +9,7 @@ Knows nothing of budgets, nor of where the work on a part is done.
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,15 @@ from conformal_arbitrage.scorelog.digests import LEAF, files_digest, leaf_digest
 from conformal_arbitrage.scorelog.joining import join_logs
 from conformal_arbitrage.scorelog.locations import escaped, find_files, is_parquet, register_storage, scheme_of
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.tables import METADATA_KEY, ColumnReader, as_document, literal, quoted
+from conformal_arbitrage.scorelog.tables import (
+    METADATA_KEY,
+    ColumnReader,
+    as_document,
+    connect,
+    connect_here,
+    literal,
+    quoted,
+)
 from conformal_arbitrage.scorelog.texts import TextBytes
 
 ROWS_PER_PART: Final = 1 << 20
@@ -123,7 +132,11 @@ class PartTable(ColumnReader):
     def __init__(self, part: ScorePart, columns: Sequence[str] | None) -> None:
         """Open the rows of a part; by default with all columns."""
         path = part.file.path
-        super().__init__(path, hint="is the file complete, and has it changed since?", threads=1)
+        super().__init__(
+            path,
+            hint="is the file complete, and has it changed since?",
+            connection=connect_here if scheme_of(path) is None else partial(connect, threads=1),
+        )
         register_storage(self._connection, path)
         names = part.file.types if columns is None else columns
         source = f"read_parquet({literal(escaped(path))}, hive_partitioning=false, file_row_number=true)"
@@ -131,7 +144,7 @@ class PartTable(ColumnReader):
         if part.stop != part.file.rows:  # the last part reads on, so that appended rows show
             ends.append(f"file_row_number < {part.stop}")
         rows = f" where {' and '.join(ends)}" if ends else ""
-        self._run(f"create view source as select {', '.join(map(quoted, names))} from {source}{rows}")
+        self._run(f"create temp view source as select {', '.join(map(quoted, names))} from {source}{rows}")
         self.types = {name: kind for name, kind in part.file.types.items() if columns is None or name in columns}
         self.rows, self.first_row = part.stop - part.start, part.start
         self.metadata = as_document(part.file.document, path)

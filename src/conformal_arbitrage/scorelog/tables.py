@@ -7,6 +7,7 @@ Knows nothing of where a table comes from, nor of what a column means.
 """
 
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -36,6 +37,39 @@ _NUMBER = r"([-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|null|[-+]?(NaN|na
 _NUMBER_LIST = rf"\s*\[\s*({_NUMBER}\s*(,\s*{_NUMBER}\s*)*)?\]\s*"
 
 
+class _Thread(threading.local):
+    """What a thread keeps."""
+
+    database: "duckdb.DuckDBPyConnection | None" = None
+
+
+_THREAD = _Thread()
+
+
+def connect(threads: int | None = None) -> "duckdb.DuckDBPyConnection":
+    """Open a database in memory, which loads no extensions; by default it works on all cores."""
+    import duckdb  # 100 ms that `--help` should not pay
+
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "arrow_large_buffer_size": "true",
+    }
+    if threads is not None:
+        config["threads"] = threads
+    return duckdb.connect(config=config)
+
+
+def keep_database() -> None:
+    """Let this thread, until it ends, open one database only: that takes as long as reading 100,000 rows."""
+    _THREAD.database = connect(threads=1)
+
+
+def connect_here() -> "duckdb.DuckDBPyConnection":
+    """Return a connection that works in this thread only: to the database that it keeps, or to a new one."""
+    return connect(threads=1) if _THREAD.database is None else _THREAD.database.cursor()
+
+
 class ColumnReader:
     """A table named `source` in a DuckDB connection of its own, read column by column.
 
@@ -49,23 +83,18 @@ class ColumnReader:
         first_row: the number of rows before these, for messages.
     """
 
-    def __init__(self, source: str, *, hint: str, threads: int | None = None) -> None:
-        import duckdb  # 100 ms that `--help` should not pay
+    def __init__(
+        self, source: str, *, hint: str, connection: "Callable[[], duckdb.DuckDBPyConnection] | None" = None
+    ) -> None:
+        import duckdb
 
-        config: dict[str, str | bool | int | float | list[str]] = {
-            "autoinstall_known_extensions": "false",
-            "autoload_known_extensions": "false",
-            "arrow_large_buffer_size": "true",
-        }
-        if threads is not None:
-            config["threads"] = threads
         self.source = source
         self.types: dict[str, str] = {}
         self.rows = 0
         self.metadata: Mapping[str, Any] = {}
         self.first_row = 0
         self._hint = hint
-        self._connection: duckdb.DuckDBPyConnection = duckdb.connect(config=config)
+        self._connection: duckdb.DuckDBPyConnection = (connection or connect)()
         self._error = duckdb.Error
 
     def __enter__(self) -> Self:

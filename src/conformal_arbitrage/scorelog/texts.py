@@ -17,6 +17,8 @@ from conformal_arbitrage.core.arrays import Integers
 
 Strings = NDArray[Any]
 """Text of any length, without a Python object per entry (numpy.dtypes.StringDType)."""
+Keys = NDArray[np.uint64]
+"""Numbers that stand for texts: equal ones for equal texts."""
 
 _AT_ONCE: Final = 1 << 16
 _WORD: Final = 8
@@ -52,18 +54,24 @@ class TextBytes:
         return array
 
     def ids(self) -> tuple[Strings, bool]:
-        """Return the texts as one array, and whether they are surely distinct and none is empty.
-
-        Equal texts have equal keys, and the empty one has key 0. That two others share a key has a chance of about
-        n^2 / 2^65; "surely" is not said then.
-        """
+        """Return the texts as one array, and whether they are surely distinct and none is empty; see `hash_keys`."""
         array, keys = np.empty(len(self), np.dtypes.StringDType()), np.zeros(len(self), np.uint64)
         for start, block in self._blocks():
             words = block._words()
             array[start : start + len(block)] = block._few(words)
             if words is not None:
                 keys[start : start + len(block)] = _keys(words)
-        return array, bool(keys.all()) and _all_distinct(keys)
+        return array, bool(keys.all()) and all_distinct(keys)
+
+    def hash_keys(self) -> Iterator[Keys]:
+        """Yield a key for each text, some at a time.
+
+        Equal texts have equal keys, and the empty one has key 0. That two others share a key has a chance of about
+        n^2 / 2^65; they are not surely distinct then. Texts without words have key 0, which says nothing.
+        """
+        for _, block in self._blocks():
+            words = block._words()
+            yield np.zeros(len(block), np.uint64) if words is None else _keys(words)
 
     def each(self) -> list[bytes]:
         """Return the bytes of each text by itself."""
@@ -119,15 +127,24 @@ def _words_at(data: NDArray[Any], kind: str) -> NDArray[Any]:
     return np.ndarray(max(len(data) - width + 1, 0), kind, data, strides=(1,))
 
 
-def _keys(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _keys(words: NDArray[np.uint64]) -> Keys:
     """Return one number per row, for which words of zeros at its end do not matter."""
-    keys = words[:, 0] * _ODD[0]
+    keys = _folded(words[:, 0]) * _ODD[0]
     for k in range(1, words.shape[1]):
-        keys += words[:, k] * _ODD[k]
+        keys += _folded(words[:, k]) * _ODD[k]
     return keys
 
 
-def _all_distinct(keys: NDArray[np.uint64]) -> bool:
+def _folded(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return other words, different ones for different words, in which the last bytes of a word, its high bits, matter more.
+
+    A multiplication carries low bits up, never high bits down: two texts that differ in the last bytes of words only, as
+    with two counters side by side, would often share a key.
+    """
+    return words ^ (words >> np.uint64(32))
+
+
+def all_distinct(keys: Keys) -> bool:
     """Return whether no two keys are equal.
 
     Each key is put into the place that its first bits name. Of those that share a place one stays; the others are compared
