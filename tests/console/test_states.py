@@ -8,6 +8,7 @@ import pytest
 from tests.console.filled import EVIL, Visit, as_json
 from tests.console.test_browser import violations
 from tests.console.test_review import BODY, asked, next_question, sign_in, token
+from tests.gateway.durability import run_sql
 from tests.gateway.house import House, until, votes
 from tests.gateway.people import LONG, Later
 from tests.receiver import Receiver
@@ -210,6 +211,39 @@ def test_a_second_enter_answers_nothing(crew, open_page):
     assert {call.result().json()["answers"][0]["choice"] for call in calls} == {
         choice["value"] for choice in BODY["questions"][0]["choices"][:2]
     }
+
+
+def test_a_question_that_comes_between_the_page_and_its_stream_is_shown(crew, open_page):
+    gate = crew()
+    page, calls = sign_in(open_page(), gate, "ann"), []
+
+    def late(route):
+        if not calls:  # the page has been made, and its stream has not begun
+            calls.append(asked(gate))
+        route.continue_()
+
+    page.route("**/console/events*", late)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#item")  # by itself
+    page.keyboard.press("1")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#begin")
+    assert calls[0].result().status_code == 200
+
+
+def test_a_question_is_decided_without_scripts(crew, open_page):
+    gate = crew(review={"undo": 60.0})
+    call = asked(gate)
+    page = sign_in(open_page(java_script_enabled=False), gate, "ann")
+    page.get_by_role("button", name="Begin").click()
+    page.locator("input[name=choice]").nth(0).check()
+    page.get_by_role("button", name="Confirm").click()
+    page.get_by_role("button", name="Undo").click()
+    page.locator("input[name=choice]").nth(2).check()
+    page.get_by_role("button", name="Confirm").click()
+    run_sql(str(gate.folder / "arbitrage.sqlite"), "update votes set counts = 0")
+    run_sql(str(gate.folder / "arbitrage.sqlite"), "update reviews set ready = 0")
+    assert call.result().json()["answers"][0]["choice"] == BODY["questions"][0]["choices"][2]["value"]
 
 
 def test_closing_the_tab_returns_the_question(crew, open_page):

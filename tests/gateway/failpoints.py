@@ -157,11 +157,12 @@ class Process:
 
     def __init__(self, config, folder, *, doomed=True, **environment):
         self._arguments = (config, folder, {"ARBITRAGE_SECRET": SECRET, **environment}, doomed)
+        self._process = None
 
     async def start(self):
         self._announced, writer = CONTEXT.Pipe(duplex=False)
         with closing(writer):
-            self._process = CONTEXT.Process(target=_serve, args=(*self._arguments, writer))
+            self._process = CONTEXT.Process(target=_serve, args=(*self._arguments, writer), daemon=True)
             await asyncio.to_thread(self._process.start)
         line = await asyncio.to_thread(_first_line, self._announced.fileno())
         match = re.match(r"Listening on (http://\S+)\. ", line)
@@ -176,13 +177,18 @@ class Process:
         self._close()
 
     async def stop(self):
-        self._process.terminate()
-        await asyncio.to_thread(self._process.join, 60)
-        self._close()
+        """Stop it, if it runs."""
+        if self._process is not None:
+            self._process.terminate()
+            await asyncio.to_thread(self._process.join, 60)
+            self._process.kill()
+            await asyncio.to_thread(self._process.join)
+            self._close()
 
     def _close(self):
         self._announced.close()
         self._process.close()
+        self._process = None
 
 
 def _first_line(descriptor):

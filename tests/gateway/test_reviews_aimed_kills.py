@@ -151,7 +151,9 @@ class Story:
         return held["token"], True
 
     async def kill_at(self, point, name, choice):
-        """Let the gateway die at a place while two callers wait for one answer, and let another go on."""
+        """Let the gateway die at a place while two callers wait for one answer, and let another go on.
+
+        Beside a second gateway they leave with the first, and come back once a message says that all is decided."""
         messages = len(self.hook.messages)
         self.fuse.arm(point)
         callers = [asyncio.create_task(self.call(name)) for _ in range(2)]
@@ -162,18 +164,28 @@ class Story:
         assert [state for (state,) in left] == [STATES[point]]
         run_sql(self.where, "update claims set lease = 0 where state <> 'finished'")  # those of the dead have ended
         run_sql(self.where, "update deliveries set due = 0 where done is null")
+        if self.survivor is not None:
+            for caller in callers:
+                caller.cancel()
         await self.go_on()
-        await asyncio.gather(*callers)
-        await self.call(name)  # once more, for the same bytes
+        await asyncio.gather(*callers, return_exceptions=self.survivor is not None)
+        if self.survivor is not None:
+            assert point == POINTS[-1] or not self.replies[name]  # a message is sent after the reply
+            await self.told(messages)
+        await asyncio.gather(self.call(name), self.call(name))  # once more, for the same bytes
         if not known:  # the reviewer sends the vote again, and would like to change it
             await self.insist(f"{ROOT}/{token}/vote", {"choice": (choice + 1) % ACTIONS}, self.reviewer)
             self.acknowledged[token] = choice
-        while len(self.hook.messages) == messages:
-            await asyncio.sleep(0.02)
+        await self.told(messages)
         if self.survivor is not None:
             self.fuse.pause(True)
             await self.doomed.start()
             self.url = self.doomed.url
+
+    async def told(self, messages):
+        """Wait until the webhook has more messages than these."""
+        while len(self.hook.messages) <= messages:
+            await asyncio.sleep(0.02)
 
     async def go_on(self):
         """Start the gateway again, or leave it to the other one."""
@@ -188,11 +200,13 @@ class Story:
 async def kills(where, folder, *, survivor):
     async with Hook() as hook, aiohttp.ClientSession(timeout=LONG) as session:
         story = Story(where, folder, session, hook, survivor=survivor)
-        await story.start()
-        for number in range(ROUNDS * len(POINTS)):
-            killed = story.kill_at(POINTS[number % len(POINTS)], f"q{number}", number % ACTIONS)
-            await asyncio.wait_for(killed, 120)
-        await story.stop()
+        try:
+            await story.start()
+            for number in range(ROUNDS * len(POINTS)):
+                killed = story.kill_at(POINTS[number % len(POINTS)], f"q{number}", number % ACTIONS)
+                await asyncio.wait_for(killed, 120)
+        finally:
+            await story.stop()
     store = await open_store(where, keys=OURS.record_keys)
     try:
         return story, await all_records(store), await store.verify()
