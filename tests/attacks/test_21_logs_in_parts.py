@@ -2,11 +2,15 @@
 
 import os
 
+import duckdb
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from conformal_arbitrage import ScoreLog, ScoreLogError, ScoreParts, calibrate, verify
+from conformal_arbitrage import ScoreLog, ScoreLogError, ScoreParts, ScoreTable, calibrate, verify
 from conformal_arbitrage.calibration.parts import SurveyedParts
+from conformal_arbitrage.cli import cli
+from conformal_arbitrage.scorelog.tables import interruptible
 
 KEY = b"0123456789abcdef"
 
@@ -172,3 +176,39 @@ def test_the_folder_of_a_table_format_is_refused_since_it_keeps_rows_that_were_d
     path.write_text("{}")
     with pytest.raises(ScoreLogError, match=f"table of {format}"):
         ScoreParts.read(folder)
+
+
+@pytest.mark.parametrize(("rows", "query"), [(1000, 3), (1000, 4), (1200, 2), (1200, 4)])
+def test_a_view_whose_rows_change_between_two_queries_gives_no_certificate(folder, tmp_path, rows, query):
+    """A transaction of DuckDB holds its tables, but not files that a view reads."""
+    with duckdb.connect(tmp_path / "views.duckdb") as database:
+        database.execute(f"create view scores as select * from '{folder}/*.parquet'")
+    table = ScoreTable(address=str(tmp_path / "views.duckdb"), table="scores")
+    assert calibrate(table, "0.05").relaxation == calibrate(ScoreParts.read(folder), "0.05").relaxation
+    queries = []
+
+    def tell(line):
+        queries.append(line)
+        if len(queries) == query:
+            replace_one(folder, rows)
+
+    with pytest.raises(ScoreLogError, match="changed between two queries"):
+        calibrate(table, "0.05", progress=tell)
+
+
+@pytest.mark.parametrize("arguments", [["--jobs", "9" * 20], ["--engine", "tcp://"]])
+def test_nonsense_for_an_engine_is_one_line(folder, arguments):
+    result = CliRunner().invoke(cli, ["calibrate", str(folder), "--alpha", "0.05", "-o", "c.json", *arguments])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+
+
+def test_nonsense_for_alpha_is_said_before_the_first_pass(folder):
+    result = CliRunner().invoke(cli, ["calibrate", str(folder), "--alpha", "0.05x", "-o", "c.json"])
+    assert (result.exit_code, "pass 1" in result.stderr) == (2, False)
+
+
+def test_ctrl_c_in_a_query_is_an_interruption():
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        raise RuntimeError("Query interrupted")  # what DuckDB raises
+    with pytest.raises(RuntimeError, match="something else"), interruptible():
+        raise RuntimeError("something else")

@@ -156,6 +156,7 @@ def certify_parts(
         engine: where the work is done.
         progress: is told about every pass.
     """
+    as_fraction(alpha, name="alpha")  # before passes over many rows
     reason = gathering(options, log)
     if reason is not None:
         if isinstance(log, SparkTable):
@@ -178,7 +179,9 @@ def certify_table(
     with log.queries() as query:
         surveyed = SurveyedTable(log, options, query, progress)
         columns = {"primary": log.primary, "guardian": log.guardian}
-        return _certify_surveyed(surveyed, alpha, options, columns, "unbound", binarized=False)
+        certificate = _certify_surveyed(surveyed, alpha, options, columns, "unbound", binarized=False)
+        surveyed.recheck()
+        return certificate
 
 
 def _certify_surveyed(

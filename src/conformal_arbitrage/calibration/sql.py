@@ -108,8 +108,8 @@ class FallQueries:
         )
 
     def totals(self) -> str:
-        """Return the query for the sum of all losses at relaxation 0, and the largest of them."""
-        return f"select coalesce(sum(zero), 0), coalesce(max(zero), 0) from {self._losses()}"
+        """Return the query for the sum of all losses at relaxation 0, the largest of them, and the number of rows."""
+        return f"select coalesce(sum(zero), 0), coalesce(max(zero), 0), count(*) from {self._losses()}"
 
     def scan(self, work: Fold | Collect, number: int = 0) -> str:
         """Return the query that does the work on all falls; of a Fold that on one of its brackets."""

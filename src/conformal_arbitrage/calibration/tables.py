@@ -33,7 +33,7 @@ from conformal_arbitrage.core.risk import check_bound
 from conformal_arbitrage.core.search import Buckets, Collect, Fold
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.engines import PassProgress
-from conformal_arbitrage.scorelog.tables import quoted
+from conformal_arbitrage.scorelog.tables import interruptible, quoted
 
 _Result = TypeVar("_Result")
 
@@ -76,7 +76,8 @@ class ScoreTable:
         connection, error = _connect(self.address, postgres=self.dialect is POSTGRES)
         try:
             connection.execute(self.dialect.begin)
-            yield lambda sql: connection.execute(sql).fetchall()
+            with interruptible():
+                yield lambda sql: connection.execute(sql).fetchall()
             connection.execute("commit")
         except error as failure:
             reason = str(failure).splitlines()[0]
@@ -143,7 +144,9 @@ class SurveyedTable(FallSearch):
         self.tick_digits = finest_tick(self.n, max(Fraction(self.scores[1]) - Fraction(self.scores[0]), worst))
         ticks = -int(-worst * 10**self.tick_digits // 1)
         self._queries = replace(queries, tick_digits=self.tick_digits, worst=ticks)
-        ((total, largest),) = self._pass(self._queries.totals())
+        self._totals = self._pass(self._queries.totals())
+        ((total, largest, rows),) = self._totals
+        self._refuse_changed(rows != self.n)
         super().__init__(options, total=int(total), span=self.span)
         unit = 10**self.tick_digits
         self.bound = check_bound(
@@ -154,6 +157,22 @@ class SurveyedTable(FallSearch):
             source=log.source,
         )
 
+    def recheck(self) -> None:
+        """Refuse a table whose sums are no longer what they were: the rows of a view may change within a transaction.
+
+        Raises:
+            ScoreLogError: they are not.
+        """
+        now = self._pass(self._queries.facts()), self._pass(self._queries.totals())
+        self._refuse_changed(now != (self._facts, self._totals))
+
+    def _refuse_changed(self, changed: bool) -> None:
+        if changed:
+            raise ScoreLogError(
+                f"{self.log.source}: its rows changed between two queries; calibrate a table, or a view of tables that "
+                "computes the same rows each time"
+            )
+
     def _pass(self, sql: str) -> list[tuple[Any, ...]]:
         self._passes += 1
         rows = self._query(sql)
@@ -161,7 +180,8 @@ class SurveyedTable(FallSearch):
         return rows
 
     def _read_facts(self, queries: FallQueries, options: CalibrationOptions) -> None:
-        ((n, bad, missing, silent, low, high, big, span, router, ticks),) = self._pass(queries.facts())
+        self._facts = self._pass(queries.facts())
+        ((n, bad, missing, silent, low, high, big, span, router, ticks),) = self._facts
         self.n, self.unknown, self.no_opinion = int(n), int(missing), int(silent)
         self.scores = (0.0, 0.0) if low is None else (float(low), float(high))
         self.span, self.router, self._ticks = float(span), bool(router), int(ticks)

@@ -34,7 +34,9 @@ engine_options = options.chained(
         "own settings say); for table:NAME where it is: Spark, postgresql://user:{NAME}@host/database or duckdb:FILE.  "
         "[default: threads]",
     ),
-    click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads or processes.  [default: all cores]"),
+    click.option(
+        "--jobs", type=click.IntRange(1, 10_000), metavar="N", help="Threads or processes.  [default: all cores]"
+    ),
 )
 
 

@@ -204,5 +204,5 @@ def _dask(address: str) -> DaskWorkers:
         raise OptionError(f"engine {address}: needs Dask; pip install 'conformal-arbitrage[dask]'") from error
     try:
         return DaskWorkers(Client(address))  # pyright: ignore
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise EngineError(f"engine {address}: there is no scheduler ({error}); check the address") from error

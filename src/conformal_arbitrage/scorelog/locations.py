@@ -9,7 +9,7 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from conformal_arbitrage.errors import ScoreLogError
 
@@ -73,7 +73,10 @@ def _identity(path: str) -> object:
     """Return what two names of one file have in common: links, and other ways to write a path."""
     if scheme_of(path) is not None:
         return path
-    status = os.stat(path)  # noqa: PTH116  (paths are text here)
+    try:
+        status = os.stat(path)  # noqa: PTH116  (paths are text here)
+    except OSError as error:
+        _refuse_unlisted(error)
     return status.st_dev, status.st_ino
 
 
@@ -107,8 +110,8 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (os.path.join(place, name) for name in files)  # noqa: PTH118
 
 
-def _refuse_unlisted(error: OSError) -> None:
-    raise ScoreLogError(f"{error.filename}: cannot be listed ({error.strerror}); its rows belong to the log")
+def _refuse_unlisted(error: OSError) -> NoReturn:
+    raise ScoreLogError(f"{error.filename}: cannot be read ({error.strerror}); its rows belong to the log") from error
 
 
 def _members(folder: str, paths: Iterable[str]) -> list[str]:

@@ -8,7 +8,8 @@ Knows nothing of where a table comes from, nor of what a column means.
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -210,27 +211,36 @@ class ColumnReader:
             )
 
     def _run(self, sql: str) -> None:
-        try:
-            self._connection.execute(sql)
-        except self._error as error:
-            raise self._translated(error) from error
+        self._translating(lambda: self._connection.execute(sql))
 
     def _query(self, sql: str) -> dict[str, NDArray[Any]]:
-        try:
-            return self._connection.execute(sql).fetchnumpy()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportReturnType]
-        except self._error as error:
-            raise self._translated(error) from error
+        return self._translating(lambda: self._connection.execute(sql).fetchnumpy())  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportReturnType]
 
     def _read(self, reader: Callable[[ArrowStream, int], _Result], sql: str) -> _Result:
         """Return what an Arrow reader makes of a query."""
+        return self._translating(lambda: reader(self._connection.sql(sql), self.rows))
+
+    def _translating(self, work: Callable[[], _Result]) -> _Result:
         try:
-            return reader(self._connection.sql(sql), self.rows)
+            with interruptible():
+                return work()
         except (self._error, ArrowError) as error:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> ScoreLogError:
         reason = " ".join(str(error).split("Possible fixes")[0].split("LINE 1")[0].split())
         return ScoreLogError(f"{self.source}: cannot be read ({reason}); {self._hint}")
+
+
+@contextmanager
+def interruptible() -> Generator[None]:
+    """Let Ctrl-C in a query of DuckDB be what it is elsewhere."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "interrupted" not in str(error).lower():
+            raise
+        raise KeyboardInterrupt from error
 
 
 def strings(values: Sequence[object]) -> Strings:
