@@ -9,6 +9,7 @@ import pytest
 
 from conformal_arbitrage.collecting.renewal import install_successor, outlook, renewable, successor
 from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.record import AlarmBody
 from tests.console.filled import Visit
 from tests.gateway.durability import SECRET
@@ -114,3 +115,18 @@ def test_the_responses_api_is_in_safe_mode_after_the_alarm(tmp_path):
         stream = gate.post("/v1/responses", {**body, "stream": True}).text
         assert ("theirs" in stream, "mine" in stream) == (True, False)
         assert {record.decision.mode for record in gate.records()[:2]} == {"safe"}
+
+
+@pytest.mark.parametrize("hours", [-48, 0, 48])
+def test_a_clock_that_is_set_after_the_alarm_gives_no_promise_back(tmp_path, monkeypatch, hours):
+    with House(tmp_path) as gate:
+        path, first = "/v1/arbitrage/policies/support", gate.certificate(alpha=0.06).to_dict()
+        assert gate.put(path, {"certificate": first}).status_code == 200
+        raise_alarm(gate, version=2)
+        true = Session.now
+        monkeypatch.setattr(Session, "now", lambda session: true(session) + hours * 3600)  # the database's clock
+        for act in (lambda: gate.post(f"{path}/rollback", {}), lambda: gate.put(path, {"certificate": first})):
+            assert act().status_code == 200
+            [answer] = gate.decide().json()["answers"]
+            assert answer["arbitrage"]["guarantee"] == "none", answer
+            assert answer["arbitrage"]["reason"].startswith(OLDER)

@@ -253,7 +253,9 @@ def alarm_against(session: Session, raised: Notices, version: PolicyVersion) -> 
     """Return the last alarm that speaks against a version: raised on it, or on another before it was installed.
 
     The rows of a certificate are older than an alarm on the same certificate or on another from the same log, and than one
-    with the same models after it was made: they do not show what the alarm was about.
+    with the same models after it was made: they do not show what the alarm was about. Which came first is told by the
+    numbers of versions where possible, since clocks are set now and then: no alarm is raised on a version once there is
+    a later one for the same models.
     """
     alarms = raised.alarms(version.name)
     if not alarms:
@@ -265,7 +267,7 @@ def alarm_against(session: Session, raised: Notices, version: PolicyVersion) -> 
         alarm
         for alarm in alarms
         if alarm.version == version.version
-        or ((alarm.at or 0.0) <= version.installed and _is_older(version, documents.get(alarm.version, {}), alarm))
+        or (alarm.version < version.version and _is_older(version, documents.get(alarm.version, {}), alarm))
     ]
     return against[-1] if against else None
 
@@ -278,6 +280,8 @@ def _is_older(version: PolicyVersion, alarmed: JSONObject, alarm: AlarmBody) -> 
         return True
     if certificate.get("identities") != alarmed.get("identities"):
         return False
+    if version.origin <= alarm.version:  # it was first installed before
+        return True
     since, created = as_object(certificate.get("ancestry")).get("since"), certificate.get("created")
     if since is not None:  # the first row of a renewal; it may be made after the alarm, from rows before it
         return float(since) < at

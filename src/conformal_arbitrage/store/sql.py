@@ -324,7 +324,7 @@ def prospect(session: Session, name: str, certificate: JSONObject) -> PolicyVers
     """Return the version that a certificate would be if it were installed now; nothing changes."""
     [(newest,)] = session.rows("select coalesce(max(version), 0) from policies where name = ?", name)
     version = PolicyVersion(
-        name=name, version=int(newest) + 1, origin=int(newest) + 1, certificate=certificate, installed=time.time(),
+        name=name, version=int(newest) + 1, origin=int(newest) + 1, certificate=certificate, installed=session.now(),
         installed_by="", active=False,
     )  # fmt: skip
     return _watched(session, Notices(notices(session, name)), version)
