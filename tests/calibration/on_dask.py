@@ -6,6 +6,7 @@ Prints one JSON line per check: its name, and what differs from what was expecte
 """
 
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from conformal_arbitrage import ScoreParts, calibrate
 from conformal_arbitrage.scorelog.engines import DaskWorkers, as_engine
 from tests.calibration.planted import FAULTS, ROWS, PlantedEngine, differences, edge_log, is_caught
+from tests.calibration.spoiled import SAID, spoiled_logs
 from tests.calibration.test_parts import KEY, Dying, some_log, told, write_parts
 from tests.calibration.test_tables import differing
 
@@ -32,6 +34,13 @@ def check_faults(folder, engine):
         fault: "not caught" for fault in FAULTS if not is_caught(*edge, parts, engine=PlantedEngine(engine, fault))
     }
     return missed | differences(*edge, parts, engine=engine)
+
+
+def check_spoiled(folder, engine):
+    """Return what is said of spoiled parts, where it does not name file and row."""
+    logs = spoiled_logs(folder / "spoiled").items()
+    said = {what: told(lambda w=where: calibrate(ScoreParts.read(w), "0.2", engine=engine)) for what, where in logs}
+    return {what: message for what, message in said.items() if not re.match(SAID[what], message)}
 
 
 def main():
@@ -54,7 +63,8 @@ def main():
         died = (folder / "died").exists()
         found["a worker is killed"] = differing(expected, certificate) or ({} if died else "no worker died")
         found["unforeseen"] = told(lambda: list(engine.run(len, where.parts())))
-        found["planted"] = check_faults(folder, engine) if "--faults" in sys.argv else {}
+        if "--faults" in sys.argv:
+            found["planted"], found["spoiled"] = check_faults(folder, engine), check_spoiled(folder, engine)
         engine.client.close()
     found["nowhere"] = nowhere
     for name, one in found.items():

@@ -9,6 +9,7 @@ Prints one JSON line per check: its name, and what differs from what was expecte
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from tests.calibration.planted import (
     is_caught,
     planted_sql,
 )
+from tests.calibration.spoiled import SAID, said_of_table, spoiled_logs
 from tests.calibration.test_parts import KEY, OPTIONS, Dying, some_log, spoil, told, write_parts
 from tests.calibration.test_tables import differing
 
@@ -244,6 +246,25 @@ def check_faults_in_postgres(address):
     report("planted faults: postgres", found)
 
 
+def check_spoiled(folder, sessions):
+    """A part that cannot be used is named, with its row, by tasks; a table names the partition and the row, or the file."""
+    found = {}
+    for what, where in spoiled_logs(folder / "spoiled").items():
+        for name, session in sessions.items():
+            frame = session.read.parquet(str(where)).coalesce(1)
+            messages = {
+                "tasks": (
+                    SAID[what],
+                    told(lambda s=session, w=where: calibrate(ScoreParts.read(w), "0.2", engine=SparkTasks(s))),
+                ),
+                "table": (said_of_table(what), told(lambda f=frame: calibrate(SparkTable(frame=f), "0.2"))),
+            }
+            found |= {
+                f"{what} {name} {way}": said for way, (wanted, said) in messages.items() if not re.match(wanted, said)
+            }
+    report("spoiled parts", found)
+
+
 def calibrate_moving(session, folder):
     """Calibrate files that are replaced after the first pass."""
     write_parts(some_log(400, kind="coarse"), folder, [200])
@@ -324,6 +345,8 @@ def main():
     check_refusals(given.folder, sessions)
     check_faults(given.folder, sessions, everything=bool(given.rounds))
     check_commands(given.folder, classic)
+    if given.rounds:
+        check_spoiled(given.folder, sessions)
     if given.rounds or given.logs:
         with (
             tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as short,

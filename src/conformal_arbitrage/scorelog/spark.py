@@ -12,12 +12,16 @@ import atexit
 import hashlib
 import os
 import pickle
+import re
 import shutil
+import socket
 import sys
 import tempfile
+import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,8 +34,27 @@ from conformal_arbitrage.scorelog.parts import ScorePart
 _Result = TypeVar("_Result")
 SPARK: Final = "spark"
 """Stands for the session that Spark's own settings describe."""
-_ADDRESSES: Final = ("sc://", "local", "spark://", "yarn", "k8s://")
 _REASON: Final = 300
+_CONNECT: Final = "sc://"
+_ADDRESSES: Final = (_CONNECT, "local", "spark://", "yarn", "k8s://")
+_CONNECT_ADDRESS: Final = re.compile(r"sc://(?:\[([^\]]+)\]|([^:/;\[\]]+))(?::(\d+))?(?:/.*)?")
+_CONNECT_PORT: Final = 15002
+_PATIENCE: Final = 10.0
+"""How long, in seconds, a server may take to accept a connection."""
+_RETRIES: Final = 6
+"""How often a request is repeated while a server does not answer: for about a minute, not for the ten of PySpark."""
+_NOISE: Final = ("PySpark does not yet fully support pandas", r"\[RETRIES_EXCEEDED\]")
+"""Warnings that tell users nothing: pandas is not used, and an error follows."""
+_REMEDIES: Final = {
+    "No module named": "the Python of Spark's workers (PYSPARK_PYTHON there) needs numpy, msgspec, duckdb and pyarrow",
+    "PYTHON_VERSION_MISMATCH": "run this and Spark's workers (PYSPARK_PYTHON there) with the same minor version of Python",
+    "SESSION_NOT_FOUND": "the server was started anew; repeat the command",
+    "UNAVAILABLE": "the server no longer answers; see that it runs, and repeat the command",
+    "RETRIES_EXCEEDED": "the server no longer answers; see that it runs, and repeat the command",
+    "TABLE_OR_VIEW_NOT_FOUND": "check its name",
+    "FAILED_READ_FILE": "is the file complete, and has it changed since?",
+    "Connection refused": "the Java machine of the session has ended; if memory was short, raise spark.driver.memory",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +103,50 @@ def results_of(frame: Any) -> Iterator[Any]:
     and kept on the workers' disks; Spark Connect computes ahead by itself.
     """
     from pyspark import StorageLevel
-    from pyspark.errors import PySparkException
 
     classic = "connect" not in type(frame).__module__
+    with spark_errors("Spark gave up"):
+        try:
+            if classic:
+                frame = frame.persist(StorageLevel.DISK_ONLY)
+                frame.count()
+            for row in frame.toLocalIterator():
+                result, fault = pickle.loads(row[0])
+                if fault is not None:
+                    raise fault
+                yield result
+        finally:
+            if classic:
+                frame.unpersist()
+
+
+@contextmanager
+def spark_errors(what: str) -> Generator[None]:
+    """Translate the errors of Spark, and of a Java machine or a server that is lost, into one that says what to do.
+
+    Args:
+        what: what failed, for the message.
+    """
+    from pyspark.errors import PySparkException
+
     try:
-        if classic:
-            frame = frame.persist(StorageLevel.DISK_ONLY)
-            frame.count()
-        for row in frame.toLocalIterator():
-            result, fault = pickle.loads(row[0])
-            if fault is not None:
-                raise fault
-            yield result
-    except PySparkException as error:
-        raise EngineError(f"Spark gave up ({_reason(error)}); its log says more") from error
-    finally:
-        if classic:
-            frame.unpersist()
+        from py4j.protocol import Py4JError  # the thin client of Spark Connect has none
+    except ImportError:
+        Py4JError = PySparkException  # noqa: N806
+    try:
+        yield
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        remedies = [remedy for sign, remedy in _REMEDIES.items() if sign in str(error)]
+        raise EngineError(f"{what} ({_reason(error)}); {[*remedies, 'its log says more'][0]}") from error
 
 
 def _reason(error: Exception) -> str:
-    """Return the lines of an error that tell most: the last of a traceback, or the first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """Return the lines of an error that tell most: the last of a traceback, the exception of a Java machine, or the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     notes = [line for line in lines if line.startswith("in ") and ", rows " in line]
-    told = [line for line in lines if "Error: " in line and not line.startswith("at ")]
-    return "; ".join(dict.fromkeys([*(told[-1:] or lines[:1]), *notes[-1:]]))[:_REASON]
+    causes = [line for line in lines if "Error: " in line and not line.startswith("at ")]
+    thrown = [line.partition("Exception: ")[2] for line in lines if line.startswith(":") and "Exception: " in line]
+    return "; ".join(dict.fromkeys([*(thrown[:1] or causes[-1:] or lines[:1]), *notes[-1:]]))[:_REASON]
 
 
 def packed(value: object) -> bytes:
@@ -138,13 +180,20 @@ def spark_session(address: str) -> Any:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise OptionError(f"engine {address}: needs PySpark; pip install 'conformal-arbitrage[spark]'") from error
+    for message in _NOISE:
+        warnings.filterwarnings("ignore", message)
     if address.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers of this machine have what this process has
     builder: Any = SparkSession.builder
-    if address != SPARK:
-        builder = builder.remote(address) if address.startswith("sc://") else builder.master(address)
+    if address.startswith(_CONNECT):
+        _check_reachable(address)
+        builder = builder.remote(address)
+    elif address != SPARK:
+        builder = builder.master(address)
     try:
         session = builder.getOrCreate()
+        if address.startswith(_CONNECT):
+            _shorten_retries(session)
         if not address.startswith("local"):
             ship_package(session)
     except (PySparkException, RuntimeError, OSError) as error:
@@ -152,6 +201,27 @@ def spark_session(address: str) -> Any:
             f"engine {address}: there is no session ({_reason(error)}); check the address, and Java"
         ) from error
     return session
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse the address of a server that does not answer, for which PySpark would wait ten minutes."""
+    match = _CONNECT_ADDRESS.fullmatch(address)
+    if match is None:
+        raise OptionError(f"engine {address}: is no address of Spark Connect; write sc://host:{_CONNECT_PORT}")
+    host, port = match[1] or match[2], int(match[3] or _CONNECT_PORT)
+    try:
+        socket.create_connection((host, port), _PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise EngineError(
+            f"engine {address}: nothing answers at {host}, port {port} ({error}); check the address, and start the server "
+            "with Spark's sbin/start-connect-server.sh"
+        ) from error
+
+
+def _shorten_retries(session: Any) -> None:
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
 
 
 def ship_package(session: Any) -> None:

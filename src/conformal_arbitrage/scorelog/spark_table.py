@@ -24,7 +24,7 @@ from conformal_arbitrage.scorelog.columns import Lists, RawColumns
 from conformal_arbitrage.scorelog.digests import checksum, rows_without_order, sum_of_digests
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import PartFile, ScorePart
-from conformal_arbitrage.scorelog.spark import packed, result_of, results_of, spark_session, unpacked
+from conformal_arbitrage.scorelog.spark import packed, result_of, results_of, spark_errors, spark_session, unpacked
 from conformal_arbitrage.scorelog.texts import TextBytes
 
 _Result = TypeVar("_Result")
@@ -198,15 +198,9 @@ class SparkTable:
             EngineError: there is no session, or no such table.
         """
         session = spark_session(address)
-        from pyspark.errors import PySparkException
-
-        try:
+        with spark_errors(f"table {table}: cannot be opened"):
             frame = session.table(table)
             frame.schema  # noqa: B018 - Connect looks for the table only now
-        except PySparkException as error:
-            raise EngineError(
-                f"table {table}: cannot be opened ({str(error).splitlines()[0]}); check its name"
-            ) from error
         return cls(frame=frame, name=f"table {table}", primary=primary, guardian=guardian)
 
     def binarized(self) -> "SparkTable":
@@ -262,7 +256,8 @@ class SparkTable:
         if rows == distinct:
             return None
         counted = self.frame.selectExpr(f"{id} as id").groupBy("id").count().where("count > 1 or id is null")
-        return str(counted.orderBy("id").limit(1).collect()[0][0])
+        with spark_errors(f"{self.source}: cannot be read"):
+            return str(counted.orderBy("id").limit(1).collect()[0][0])
 
     def digest(self, digests: Iterable[tuple[ScorePart, Sequence[str]]]) -> str:
         """Return the digest of all rows, in whichever order, from those of its batches."""
@@ -309,12 +304,8 @@ class SparkTable:
         return {alias: name for alias, name in named.items() if name in self.types}
 
     def _query(self, *columns: str) -> list[tuple[int, ...]]:
-        from pyspark.errors import PySparkException
-
-        try:
+        with spark_errors(f"{self.source}: cannot be read"):
             return [tuple(row) for row in self.frame.selectExpr(*columns).collect()]
-        except PySparkException as error:
-            raise EngineError(f"{self.source}: cannot be read ({str(error).splitlines()[0]})") from error
 
     def _check_types(self) -> None:
         """Refuse columns that are not there, or hold something else than numbers."""
