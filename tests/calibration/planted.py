@@ -49,7 +49,7 @@ def differences(log, alpha, source, **keywords):
     """Return what differs from the certificate of the rows in memory; nobody guesses where the threshold is."""
     expected = calibrate(log, alpha, loss_bound=LARGEST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SurveyedParts, "_guessed", lambda self, losses: (), raising=False)
+        patch.setattr(SurveyedParts, "_guessed", lambda self, losses: ())
         return differing(expected, calibrate(source, alpha, loss_bound=LARGEST, **keywords))
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformal_arbitrage import EngineError, OptionError, ScoreParts, SparkTable, calibrate, verify
+from conformal_arbitrage import EngineError, OptionError, ScoreLogError, ScoreParts, SparkTable, calibrate, verify
 from conformal_arbitrage.scorelog.engines import Processes, as_engine
+from conformal_arbitrage.scorelog.spark import spark_errors
 from tests.calibration.test_parts import KEY, OPTIONS, some_log, told, write_parts
 from tests.calibration.test_tables import differing
 from tests.conftest import SHARED
@@ -172,6 +174,29 @@ def test_the_batches_of_a_table_are_joined_up_to_a_size(monkeypatch):
 
 
 @needs_pyspark
+def test_the_first_rows_of_partitions_say_where_the_threshold_of_a_table_is(monkeypatch):
+    monkeypatch.setattr("conformal_arbitrage.calibration.parts.FEW_ROWS", 1000)
+    log, lines = some_log(20_000, ragged=False), []
+    table = SparkTable(frame=frame_of(log, partitions=4, batch=512))
+    assert not differing(calibrate(log, "0.2"), calibrate(table, "0.2", progress=lines.append))
+    assert len(lines) == 1
+    assert len(table.sample(len_of, 1000, 5)) == 5
+    assert set(table.sample(len_of, 1000, 8)) == {1024}
+
+
+def len_of(part):
+    return len(part.load())
+
+
+@needs_pyspark
+def test_a_row_of_a_table_without_an_id_is_named():
+    log = some_log(200)
+    ids = np.array([*log.id.tolist()[:-1], ""], dtype=log.id.dtype)
+    with pytest.raises(ScoreLogError, match="frame, partition 0: row 67, column 'id'"):
+        calibrate(SparkTable(frame=frame_of(replace(log, id=ids))), "0.2")
+
+
+@needs_pyspark
 def test_a_table_whose_rows_change_between_passes_is_refused():
     table = SparkTable(frame=frame_of(some_log(200, kind="coarse")))
 
@@ -213,6 +238,44 @@ def test_an_unforeseen_error_names_the_part(tmp_path, engine):
     folder = write_parts(some_log(90), tmp_path / "p", [30, 60])
     assert "in " in (message := told(lambda: list(as_engine(engine).run(len, ScoreParts.read(folder).parts()))))
     assert "parquet, rows 1 to 30" in message
+
+
+@needs_pyspark
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        (
+            "sc://127.0.0.1:{port}",
+            r"nothing answers at 127\.0\.0\.1, port \d+ \(.*\); check the address, and start the server",
+        ),
+        ("sc://[::1]:{port}/;user_id=a", "nothing answers at ::1, port"),
+        ("sc://", "is no address of Spark Connect; write sc://host:15002"),
+        ("sc://localhost:many", "is no address of Spark Connect"),
+        ("sc://localhost:99999999", "nothing answers at localhost, port 99999999"),
+    ],
+)
+def test_a_server_that_is_not_there_is_named_at_once(address, message):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises((EngineError, OptionError), match=message):
+        as_engine(address.format(port=port))
+
+
+@needs_pyspark
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("Traceback\nModuleNotFoundError: No module named 'duckdb'\n", r"No module named .*\); the Python of"),
+        ("[PYTHON_VERSION_MISMATCH] Python in worker", r"with the same minor version of Python$"),
+        ("[INVALID_HANDLE.SESSION_NOT_FOUND] gone", r"started anew; repeat the command$"),
+        ("", r"^Spark gave up \(PySparkException\); its log says more$"),
+    ],
+)  # fmt: skip
+def test_errors_of_spark_say_what_to_do(said, message):
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(EngineError, match=message), spark_errors("Spark gave up"):
+        raise PySparkException(said)
 
 
 def test_engines_that_are_not_installed_say_what_to_install(monkeypatch):

@@ -20,7 +20,7 @@ from conformal_arbitrage.scorelog.parts import ScorePart
 
 FEW_ROWS: Final = 1 << 16
 """All falls of a log of so many rows are kept."""
-_SAMPLES: Final = 8
+SAMPLES: Final = 8
 _LEAST, _MOST = 1 << 10, 1 << 16
 _ROWS_PER_SAMPLED: Final = 64
 _KEPT: Final = 1 << 22
@@ -40,11 +40,15 @@ class SampledFalls:
         return crossings_here(self.falls.total, self.falls.gap, self.falls.drop, [limit])[0]
 
 
+def rows_per_sample(rows: int) -> int:
+    """Return how many rows of a log each sample has."""
+    return min(max(rows // (_ROWS_PER_SAMPLED * SAMPLES), _LEAST), _MOST)
+
+
 def sampled_parts(parts: Sequence[ScorePart]) -> list[ScorePart]:
     """Return a few rows of some parts, evenly spread over the log."""
-    rows = sum(part.stop - part.start for part in parts)
-    each = min(max(rows // (_ROWS_PER_SAMPLED * _SAMPLES), _LEAST), _MOST)
-    chosen = [parts[len(parts) * k // _SAMPLES] for k in range(_SAMPLES)]
+    each = rows_per_sample(sum(part.stop - part.start for part in parts))
+    chosen = [parts[len(parts) * k // SAMPLES] for k in range(SAMPLES)]
     return [_shortened(part, chosen[:k].count(part), each) for k, part in enumerate(chosen)]
 
 

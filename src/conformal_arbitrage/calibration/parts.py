@@ -21,8 +21,10 @@ import numpy as np
 from conformal_arbitrage.calibration.near_falls import (
     EVERYTHING,
     FEW_ROWS,
+    SAMPLES,
     NearFalls,
     likely_ranges,
+    rows_per_sample,
     sampled_parts,
 )
 from conformal_arbitrage.calibration.options import CalibrationOptions
@@ -45,7 +47,7 @@ from conformal_arbitrage.core.losses import (
 from conformal_arbitrage.core.risk import RiskThreshold, check_bound, grid_points, last_draw
 from conformal_arbitrage.core.search import Bracket, BucketSums, Crossing, Fold, crossings
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.engines import Engine, PassProgress, Processes, Threads
+from conformal_arbitrage.scorelog.engines import Engine, PassProgress
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT
 from conformal_arbitrage.scorelog.id_keys import PiledKeys, surely_distinct
 from conformal_arbitrage.scorelog.parts import ScorePart, ScoreParts
@@ -180,10 +182,10 @@ class SurveyedParts(FallSearch):
         guess = finest_tick(self.n, Fraction(1))
         self.measure = Measure(guardian_sees=options.guardian_sees, missing_loss=missing, tick_digits=guess)
         self._near = NearFalls(self._guessed(losses))
-        here = isinstance(log, ScoreParts) and isinstance(engine, Threads | Processes) and self.n <= _KEYS_AT_ONCE
-        if not here:
+        few = self.n <= _KEYS_AT_ONCE
+        if not few:
             refuse_repeated_ids(log)
-        self._survey(bracket, keys=here)
+        self._survey(bracket, keys=few)
         self._refuse_unknown()
         low, high = check_guardian_scores(self.scores, log.source)
         worst = as_fraction(missing, name="loss_bound") if missing is not None and self.unknown else Fraction(0)
@@ -200,7 +202,11 @@ class SurveyedParts(FallSearch):
         """Return the gaps near which falls are kept: all of them in a small log."""
         if self.n <= FEW_ROWS:
             return EVERYTHING
-        samples = list(self._engine.run(Sampling(self.measure), sampled_parts(self._parts))) if self._parts else []
+        work = Sampling(self.measure)
+        if isinstance(self.log, SparkTable):
+            samples = self.log.sample(work, rows_per_sample(self.n), SAMPLES)
+        else:
+            samples = list(self._engine.run(work, sampled_parts(self._parts)))
         return likely_ranges(samples, losses, self.n)
 
     def _survey(self, bracket: Bracket, *, keys: bool) -> None:

@@ -7,11 +7,11 @@ Knows nothing of budgets, nor of where the work on a part is done.
 """
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from conformal_arbitrage.scorelog.tables import (
 )
 from conformal_arbitrage.scorelog.texts import TextBytes
 
+_Answer = TypeVar("_Answer")
 ROWS_PER_PART: Final = 1 << 20
 GATHERED: Final = 10_000_000
 """The most rows that are ever put together in memory."""
@@ -276,8 +277,7 @@ class ScoreParts:
         """Return an id that more than one row has, in whichever files, or None."""
         if "id" not in self.types:
             return None
-        with FileList([file.path for file in self.files]) as listed:
-            return listed.repeated_id()
+        return ask_files([file.path for file in self.files], FileList.repeated_id)
 
     def digest(self, digests: Iterable[tuple[ScorePart, Sequence[str]]]) -> str:
         """Return the digest of all files, in whichever order, from those of the leaves of each part."""
@@ -388,6 +388,17 @@ class FileList(ColumnReader):
             f"select {id} as v from {source} where {id} is not null group by 1 having count(*) > 1 order by 1 limit 1"
         )
         return next(iter(self._query(twice)["v"].tolist()), None)
+
+
+def ask_files(paths: Sequence[str], question: Callable[[FileList], _Answer]) -> _Answer:
+    """Ask all files at once; if that fails, one after the other, so that the error names the file."""
+    try:
+        with FileList(paths) as listed:
+            return question(listed)
+    except ScoreLogError:
+        for path in paths if len(paths) > 1 else ():
+            ask_files([path], question)
+        raise
 
 
 def _describe_files(paths: Sequence[str]) -> list[PartFile]:

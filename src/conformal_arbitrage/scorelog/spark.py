@@ -96,15 +96,19 @@ def result_of(work: Callable[[ScorePart], object], part: ScorePart) -> Any:
     return pyarrow.RecordBatch.from_pydict({"result": pyarrow.array([pickle.dumps(result)], pyarrow.binary())})
 
 
-def results_of(frame: Any) -> Iterator[Any]:
+def results_of(frame: Any, *, all_at_once: bool = True) -> Generator[Any]:
     """Yield the results in a frame as they come; raise the first fault.
 
     A classic session computes one partition after the other for an iterator, so its results are first computed all at once,
     and kept on the workers' disks; Spark Connect computes ahead by itself.
+
+    Args:
+        frame: the results.
+        all_at_once: whether all are wanted; otherwise a classic session computes a partition when it is asked for.
     """
     from pyspark import StorageLevel
 
-    classic = "connect" not in type(frame).__module__
+    classic = all_at_once and "connect" not in type(frame).__module__
     with spark_errors("Spark gave up"):
         try:
             if classic:
@@ -141,7 +145,7 @@ def spark_errors(what: str) -> Generator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the lines of an error that tell most: the last of a traceback, the exception of a Java machine, or the first."""
+    """Return the lines of an error that tell most: Java's exception, the last of a traceback, or the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     notes = [line for line in lines if line.startswith("in ") and ", rows " in line]
     causes = [line for line in lines if "Error: " in line and not line.startswith("at ")]
