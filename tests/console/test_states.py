@@ -6,7 +6,7 @@ from itertools import cycle
 import pytest
 
 from tests.console.filled import EVIL, Visit, as_json
-from tests.console.test_browser import violations
+from tests.console.test_browser import OPEN_DETAILS, violations
 from tests.console.test_review import BODY, asked, next_question, sign_in, token
 from tests.gateway.durability import run_sql
 from tests.gateway.house import House, until, votes
@@ -23,8 +23,7 @@ def accessible():
     looks = cycle(LOOKS)
 
     def look(page, what):
-        for details in page.query_selector_all("details"):
-            details.evaluate("node => { node.open = true; }")
+        page.evaluate(OPEN_DETAILS)
         for width, colours in LOOKS if EVERY_LOOK else [next(looks)]:
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=colours)
