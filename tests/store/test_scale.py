@@ -1,6 +1,6 @@
 """Pages of decisions cost as many steps of the database over many records as over few: counted, not timed.
 
-SCALE_ROWS sets how many records there are: 20,000 unless given; `make console-checks` takes a million.
+SCALE_ROWS sets how many records there are: 40,000 unless given; `make console-checks` takes a million.
 """
 
 import asyncio
@@ -20,13 +20,14 @@ from conformal_arbitrage.store.record import MenuQuestion
 from tests.store.facts import decision
 from tests.store.test_console import FILTERS, GUARDIAN, PRIMARY, body, commit
 
-FEW, MANY = 1000, int(os.environ.get("SCALE_ROWS", "20000"))
+FEW, MANY = 4000, int(os.environ.get("SCALE_ROWS", "40000"))
 RARE = [
     {"policy": "rare"},
     {"policy": "rare", "decided_by": "guardian"},
     {"policy": "rare", "decided_by": "guardian", "since": 1.0, "until": 4e9},
     {"mark": "audited", "policy": "rare"},
     {"mark": "no guarantee", "policy": "rare"},
+    {"mark": "audited", "decided_by": "fallback"},
 ]
 FILL = """
 insert into events (writer, seq, hash, id, kind, at, body, policy, key_id, decided_by)
@@ -36,7 +37,7 @@ select 'filled', k, '', :prefix || printf('%016d', k), 'decision', :at + k * 0.0
 FILL_LEDGER = """
 insert into ledger (ledger, seq, id, drawn, due, change)
 select (select number from ledgers where policy = 'support'), 1000 + seq, id, at, at, seq from events
-where writer = 'filled' and seq % 20 = 0"""
+where writer = 'filled' and seq % 2 = 0"""
 STEP = 10
 
 
