@@ -105,7 +105,7 @@ class LivePolicy:
         alpha: the certificate's risk budget; None without one.
         mode: as configured, or "safe" while an alarm stands.
         guarantee: what the certificate promises: on average over calibrations, or with high probability.
-        forfeited: why no decision has a guarantee, whatever the models; None if nothing else stands against one.
+        forfeited: why no decision has a guarantee, whatever the request; None if nothing stands against one.
         lifts: how often alarms of this version were lifted.
         alarm: the one that stands.
         watched: what its monitor needs to know; None without a monitor.
@@ -290,18 +290,19 @@ class PolicyTable:
             bound.learned_score().rule()  # fitted now, not with the first request
         pair = self._pairs[name]
         safe = version is not None and version.alarm is not None and settings.mode == "enforce"
+        rule = self._rule(settings, deferring(bound) if safe else bound, pair, forfeited)
         live = LivePolicy(
             name=name,
             version=0 if version is None else version.version,
             settings=settings,
             pair=pair,
             certificate=bound,
-            rule=self._rule(settings, deferring(bound) if safe else bound, pair, forfeited),
+            rule=rule,
             identities_sha256=fingerprint(identities_of_pair(pair, settings.group)),
             alpha=bound.alpha,
             mode="safe" if safe else settings.mode,
             guarantee="crc" if bound.confidence is None else "high_probability",
-            forfeited=forfeited,
+            forfeited=rule.no_guarantee,
             lifts=0 if version is None else version.lifts,
             installed=0.0 if version is None else version.installed,
             alarm=None if version is None else version.alarm,
@@ -343,7 +344,7 @@ class PolicyTable:
             identities_sha256=fingerprint(identities_of_pair(pair)),
             alpha=bound.alpha,
             mode=settings.mode,
-            forfeited=forfeited,
+            forfeited=rule.no_guarantee,
             installed=0.0 if version is None else version.installed,
             unwatched=refusal("monitor", "path"),
         )

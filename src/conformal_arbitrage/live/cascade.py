@@ -68,6 +68,11 @@ class CascadeRouter:
         reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
         object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
 
+    @property
+    def no_guarantee(self) -> str | None:
+        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
+        return self._no_guarantee
+
     async def decide(self, request: ChatRequest) -> Decision:
         """Decide whose answer is given.
 
@@ -146,6 +151,11 @@ class CascadeChooser:
         """Check the certificate against the models."""
         reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
         object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
+
+    @property
+    def no_guarantee(self) -> str | None:
+        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
+        return self._no_guarantee
 
     async def decide(self, query: Query) -> Decision:
         """Decide who chooses, and choose.

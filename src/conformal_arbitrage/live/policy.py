@@ -73,6 +73,11 @@ class ConformalArbitrage:
         object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
         object.__setattr__(self, "_sizes", self.certificate.sizes)
 
+    @property
+    def no_guarantee(self) -> str | None:
+        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
+        return self._no_guarantee
+
     async def decide(self, query: Query) -> Decision:
         """Decide who chooses, and choose.
 

@@ -13,7 +13,7 @@ from conformal_arbitrage.live.aging import luck_words
 from conformal_arbitrage.live.monitored import PolicyStanding, drawn_ledgers, drawn_moments
 from conformal_arbitrage.live.report_figure import figure_svg
 from conformal_arbitrage.live.report_style import STYLE
-from conformal_arbitrage.live.reporting import MonthReport
+from conformal_arbitrage.live.reporting import MonthReport, Use
 from conformal_arbitrage.live.watching import as_evidence, voided
 from conformal_arbitrage.monitoring.states import Standing
 from conformal_arbitrage.store.base import PolicyVersion
@@ -29,6 +29,7 @@ _MEANING = {
     "red": "The budget is broken; in safe mode every query goes to the Guardian until this is settled.",
     "not watched": "This certificate has no monitor.",
 }
+_REASONS = 5
 _CLASSES = {"kept": "good", "within calibration luck": "good", "amber": "warn", "red": "bad"}
 
 
@@ -94,7 +95,18 @@ def _promise(report: MonthReport) -> str:
     texts = [
         _promise_of(version, [lift for lift in lifts if lift.version == version.version]) for version in report.in_force
     ]
-    return _section("What was promised", "".join(texts))
+    return _section("What was promised", "".join(texts) + _unpromised(report.use))
+
+
+def _unpromised(use: Use) -> str:
+    """Return how many decisions say that they have no guarantee, and why, most frequent reasons first."""
+    if not use.unpromised:
+        return ""
+    reasons = sorted(use.unpromised, key=lambda reason: -use.unpromised[reason])
+    listed = [f"{reason} ({use.unpromised[reason]:,})" for reason in reasons[:_REASONS]]
+    listed += [f"{len(reasons) - _REASONS} more reasons"] if len(reasons) > _REASONS else []
+    count = _count(sum(use.unpromised.values()), use.decisions)
+    return f"<p class=bad>Decisions without a guarantee: {count}. Why: {escape('; '.join(listed))}.</p>"
 
 
 def _promise_of(version: PolicyVersion, lifts: Sequence[LiftBody]) -> str:

@@ -4,7 +4,7 @@ Losses are recomputed from the ledger as it is known now, for decisions drawn un
 Knows nothing of pages or files.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -64,6 +64,7 @@ class Use:
         by: how many each of Primary, Guardian and fallback decided.
         safe: decisions in safe mode.
         undelivered: decisions without an answer.
+        unpromised: how many decisions have no guarantee, by the reason.
         unpriced: decisions whose cost is unknown.
         spent: dollars of the others, without audits.
         audits: audits that were answered.
@@ -76,6 +77,7 @@ class Use:
     by: dict[str, int]
     safe: int = 0
     undelivered: int = 0
+    unpromised: dict[str, int] = field(default_factory=dict[str, int])
     unpriced: int = 0
     spent: float = 0.0
     audits: int = 0
@@ -216,6 +218,7 @@ class _Tally:
     def __init__(self) -> None:
         self._use = Use(by={})
         self._calls, self._cost = 0, 0.0
+        self._unpromised: dict[str, int] = {}
 
     def add(self, record: DecisionRecord) -> None:
         use, decision = self._use, record.decision
@@ -223,6 +226,8 @@ class _Tally:
         for cost in (*(leg.spent.cost for leg in decision.legs if leg.role == "guardian"), audit and audit.cost):
             if cost is not None:
                 self._calls, self._cost = self._calls + 1, self._cost + cost
+        if decision.no_guarantee is not None:
+            self._unpromised[decision.no_guarantee] = self._unpromised.get(decision.no_guarantee, 0) + 1
         by = {**use.by, record.decided_by: use.by.get(record.decided_by, 0) + 1}
         self._use = replace(
             use,
@@ -239,4 +244,4 @@ class _Tally:
     def use(self) -> Use:
         """Return the sums."""
         mean = self._cost / self._calls if self._calls else None
-        return replace(self._use, guardian_cost=mean, guardian_calls=self._calls)
+        return replace(self._use, guardian_cost=mean, guardian_calls=self._calls, unpromised=self._unpromised)

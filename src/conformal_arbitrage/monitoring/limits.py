@@ -10,6 +10,7 @@ Knows nothing of ledgers, clocks or what a loss is.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,6 +27,7 @@ FALLING: Floats = -RISING / (1 + RISING)
 _BETS = np.concatenate([RISING, FALLING])
 _BISECTIONS = 60
 _SLAB = 1 << 16
+_KEPT = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,19 @@ class LossSums:
 
     def limits(self, side: float = SIDE) -> Limits:
         """Return the limits of the running mean; each fails, ever, with probability at most `side`."""
-        lower, upper = limits_of(np.array(self.logs, dtype=np.float64), np.array(self.count), side)
-        return float(lower), float(upper)
+        return _limits(self, side)
 
     def below(self, line: float, side: float = SIDE) -> bool:
         """Tell whether the upper limit is at most a line, without computing it."""
         falling = np.array(self.logs[len(RISING) :], dtype=np.float64)
         return bool(_log_mean(unit_log(falling), FALLING, np.array(self.count), np.array(line)) >= -np.log(side))
+
+
+@lru_cache(maxsize=_KEPT)
+def _limits(sums: LossSums, side: float) -> Limits:
+    """Return the limits of some sums; many ledgers have the same, and most are asked for again before they change."""
+    lower, upper = limits_of(np.array(sums.logs, dtype=np.float64), np.array(sums.count), side)
+    return float(lower), float(upper)
 
 
 def limits_of(logs: Floats | Integers, count: Floats | Integers, side: float = SIDE) -> tuple[Floats, Floats]:

@@ -1,14 +1,21 @@
-"""22. After red: whatever races with the alarm or comes after it, nothing promises what its rows cannot show."""
+"""22. Promises: no page, report or reply offers one that decisions do not have, after red or where something is allowed."""
 
 import html
 import json
 import re
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.renewal import install_successor, outlook, renewable, successor
 from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.monitoring import limits
+from conformal_arbitrage.monitoring.limits import LossSums
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.record import AlarmBody
 from tests.console.filled import Visit
@@ -130,3 +137,44 @@ def test_a_clock_that_is_set_after_the_alarm_gives_no_promise_back(tmp_path, mon
             [answer] = gate.decide().json()["answers"]
             assert answer["arbitrage"]["guarantee"] == "none", answer
             assert answer["arbitrage"]["reason"].startswith(OLDER)
+
+
+class LooseHouse(House):
+    """Its certificate was made with another Guardian, or does not say with which, and the policy allows that by name."""
+
+    def certificate(self, *args, **options):
+        signed = super().certificate(*args, **options)
+        other = {**signed.identities, "guardian": {**signed.identities["guardian"], "model": "another"}}
+        identities = "unbound" if "unbound" in self.sections["policies.support"]["allow"] else other
+        return replace(signed, identities=identities, secret_id=None, signature=None).sign(
+            secret_of(read_config(self.path))
+        )
+
+
+@pytest.mark.parametrize("name", ["guardian.model", "unbound"])
+def test_what_is_allowed_by_name_is_promised_nowhere(tmp_path, name):
+    reason = f"allowed by name: {name}"
+    with LooseHouse(tmp_path, policy={"allow": [name], "audit_rate": 1.0}) as gate:
+        for _ in range(3):
+            [answer] = gate.decide().json()["answers"]
+            assert (answer["arbitrage"]["guarantee"], answer["arbitrage"]["reason"]) == ("none", reason)
+        visit = Visit(gate)
+        assert f"Decisions have no guarantee: {reason}" in words(visit.open("/console"))
+        assert f"Nothing is promised now: {reason}" in words(visit.open(PAGE))
+        shown = gate.get("/v1/arbitrage/policies/support/monitor").json()
+        assert (shown["guarantee"], shown["reason"]) == ("none", reason)
+        path, month = tmp_path / "report.html", time.strftime("%Y-%m", time.gmtime())
+        command = ["report", "support", "--month", month, "-o", str(path), "--config", str(gate.path)]
+        result = CliRunner().invoke(cli, command)
+        assert result.exit_code == 0, result.output
+        assert f"Decisions without a guarantee: 3 (100.0 %). Why: {reason} (3)." in path.read_text()
+
+
+def test_many_groups_have_their_limits_computed_once(monkeypatch):
+    """A thousand groups with the same few audits took seconds of every page and every scrape of the metrics."""
+    computed = []
+    plain = limits.limits_of
+    monkeypatch.setattr(limits, "limits_of", lambda *sums: computed.append(sums) or plain(*sums))
+    losses = np.array([0.0, 0.25, 1.0, 0.125])  # no other test has these
+    results = {LossSums.of(losses[np.random.default_rng(k).permutation(4)]).limits() for k in range(100)}
+    assert (len(results), len(computed)) == (1, 1)
