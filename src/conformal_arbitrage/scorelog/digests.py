@@ -94,11 +94,18 @@ def _leaf_sum(
 
 
 def checksum(arrays: Sequence[NDArray[Any]]) -> int:
-    """Return a sum over all actions that depends on every bit of their numbers, but not on the order of the actions."""
+    """Return a sum over all actions, modulo 2^64, that depends on every bit of their numbers, but not on their order."""
+    starts = range(0, len(arrays[0]), LEAF)
+    return sum(_sum_of_bits([values[start : start + LEAF] for values in arrays]) for start in starts) % (1 << 64)
+
+
+def _sum_of_bits(arrays: Sequence[NDArray[Any]]) -> int:
+    """Return the sum over some actions, few enough for the processor's cache."""
     total = np.zeros(len(arrays[0]), np.int64)
     for values in arrays:
         bits = (values + 0.0).view(np.int64)
-        total = total * (bits | 1) + bits
+        total *= bits | 1
+        total += bits
     return int(total.sum())
 
 
