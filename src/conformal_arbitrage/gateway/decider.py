@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.project_secret import subkey
@@ -350,7 +350,7 @@ class Decider:
             return content
         if policy.settings.content == "off":
             return None
-        return Content(**{name: self._digest(value) for name, value in _given(content)})
+        return Content(**{name: self._digest(value) for name, value in asdict(content).items() if value is not None})
 
     def digest(self, question: object) -> str:
         """Return a keyed digest of a question with its caller and policy, by which a retry without a key is recognized."""
@@ -372,11 +372,6 @@ def recorded_error(error: str | None, policy: LivePolicy) -> str | None:
     kind, _, text = error.partition(":")
     status = re.search(r": status (\d{3}) ", text)
     return kind if status is None else f"{kind}: status {status[1]}"
-
-
-def _given(content: Content) -> list[tuple[str, object]]:
-    values = [(name, getattr(content, name)) for name in content.__struct_fields__]
-    return [(name, value) for name, value in values if value is not None]
 
 
 def _content(question: AuditQuestion, decision: Decision) -> Content:

@@ -4,7 +4,7 @@ Knows nothing of who reads the metrics.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
+        self._legs: dict[tuple[str, Role], tuple[Callable[[float], None], ...]] = {}
         self.requests = self._counter("requests", "Requests by route and status", "route", "status")
         self.decisions = self._counter("decisions", "Decisions by policy and who decided", "policy", "decided_by")
         self.deferred = self._counter("deferred", "Decisions that went to the Guardian", "policy")
@@ -247,10 +248,15 @@ class Metrics:
 
     def leg(self, policy: str, leg: Leg) -> None:
         """Count one model's time, tokens and cost, and whether it failed."""
-        self._child(self.upstream, leg.role).observe(leg.seconds)
-        self._child(self.cost, policy, leg.role).inc(leg.spent.cost or 0.0)
-        self._child(self.tokens, policy, leg.role, "input").inc(leg.spent.input_tokens or 0)
-        self._child(self.tokens, policy, leg.role, "output").inc(leg.spent.output_tokens or 0)
+        counts = self._legs.get((policy, leg.role))
+        if counts is None:
+            counts = self._legs[policy, leg.role] = self._leg_counts(policy, leg.role)
+        observe, add_cost, add_input, add_output = counts
+        spent = leg.spent
+        observe(leg.seconds)
+        add_cost(spent.cost or 0.0)
+        add_input(spent.input_tokens or 0)
+        add_output(spent.output_tokens or 0)
         kind, _, text = (leg.error or "").partition(": ")
         if kind:
             self._child(self.upstream_errors, policy, leg.role, kind).inc()
@@ -259,6 +265,11 @@ class Metrics:
             _log.error("%s: %s", leg.role, text, extra={"policy": policy})
         elif not kind and self.other_models:
             self.other_models.pop((policy, leg.role), None)
+
+    def _leg_counts(self, policy: str, role: Role) -> tuple[Callable[[float], None], ...]:
+        """Return what counts the seconds, cost and tokens of a model; every decision asks for it."""
+        tokens = [self.tokens.labels(policy, role, direction).inc for direction in ("input", "output")]
+        return self.upstream.labels(role).observe, self.cost.labels(policy, role).inc, *tokens
 
     def audited(self, policy: str, outcome: str) -> None:
         """Count an attempt at an audit."""

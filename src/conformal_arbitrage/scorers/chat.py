@@ -202,7 +202,7 @@ class ChatScorer:
         if not isinstance(query.context, str):
             messages = with_pictures(messages, query, pictures=self.pictures)
         try:
-            return await self._once(query, messages, Spent())
+            return await self._once(query, messages)
         except ReplyError as error:
             if not self.reask or error.raw is None:  # cut off, declined or another model: nothing to correct
                 raise
@@ -212,15 +212,15 @@ class ChatScorer:
             ]
             return await self._once(query, [*messages, *again], spent_of(error))
 
-    async def _once(self, query: Query, messages: list[Message], before: Spent) -> Scores:
+    async def _once(self, query: Query, messages: list[Message], before: Spent | None = None) -> Scores:
         limit = self.settings.max_tokens or max(50, 12 * len(query.actions) + 2)
         body = {**self.settings.body(default_limit=limit), "messages": messages, **self._format(len(query.actions))}
         try:
             reply = await self.port.call(Call(path=PATH, body=body, id=query.id, output_limit=limit))
         except ScorerError as error:
-            error.spent = before + spent_of(error)
+            error.spent = spent_of(error) if before is None else before + spent_of(error)
             raise
-        spent = before + reply.spent
+        spent = reply.spent if before is None else before + reply.spent
         message = message_of(reply, self.settings, spent)
         text = str(message["content"])
         try:
