@@ -13,6 +13,10 @@ from tests.gateway.approving import FEWER, REQUEST, ApprovingHouse, arguments_of
 from tests.gateway.house import until
 from tests.gateway.people import LONG
 
+ORDER = {"type": "string", "pattern": "^(a+)+$", EVIL[1]: 1}
+TOOL = {"name": "refund_order", "parameters": {"type": "object", "properties": {"order": ORDER}}}
+UNCHECKED = {**REQUEST, "tools": [{"type": "function", "function": TOOL}]}
+
 
 @pytest.fixture
 def crew(house):
@@ -45,6 +49,17 @@ def token(page):
 
 def textarea(page):
     return html.unescape(re.search(r"<textarea[^>]*>\n(.*?)</textarea>", page.text, re.DOTALL).group(1))
+
+
+def test_what_is_not_checked_of_a_schema_stands_beside_the_arguments(crew):
+    gate = crew()
+    waiting = asked(gate, UNCHECKED)
+    visit, page = begin(gate)
+    assert f"Not checked of the tool's schema: {EVIL[1][:40]}, pattern." in words(page)
+    assert "<img" not in page.text
+    slow = {"arguments-0": json.dumps({"order": "a" * 90 + "b"})}  # the pattern would take longer than the universe has
+    visit.send_form("/console/review", page, act="vote", token=token(page), choice="1", **slow)
+    assert arguments_of(message_of(waiting.result())[0]) == {"order": "a" * 90 + "b"}
 
 
 def test_a_call_is_edited_by_forms_alone(crew):
@@ -107,14 +122,14 @@ def test_arguments_too_large_for_a_form_can_be_approved(crew):
 
 def test_a_call_is_edited_and_approved_with_the_keyboard(crew, open_page):
     gate = crew()
-    waiting = asked(gate)
+    waiting = asked(gate, UNCHECKED)
     page = open_page(f"{gate.url}/console/sign-in")
     page.fill("input[name=key]", gate.secrets["ann"])
     page.keyboard.press("Enter")
     page.wait_for_url(f"{gate.url}/console")
     page.goto(f"{gate.url}/console/review")
     page.keyboard.press("Enter")
-    page.wait_for_selector("textarea")
+    page.wait_for_selector("text=Not checked of the tool's schema")
     assert violations(page) == []
     page.focus("textarea")
     page.keyboard.press("ControlOrMeta+a")

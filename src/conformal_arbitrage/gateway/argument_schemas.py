@@ -1,21 +1,40 @@
 """Check the arguments of a tool call against the JSON Schema of its tool.
 
-The schema is the caller's and the arguments are a reviewer's, so neither may cost much time: patterns and formats are not
-checked, and the number of steps is limited. What a schema says in keywords that are not known here is not checked either.
+The schema is the caller's and the arguments are a reviewer's, so neither may cost much time: the number of steps is limited,
+and patterns, which can take forever, are not checked. `unchecked` names every keyword of a schema that is not.
 
 Knows nothing of tools or reviews.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isclose
+from reprlib import Repr
 from typing import Any
 
 from conformal_arbitrage.types import as_list, as_object, is_list, is_object
 
 _MOST_STEPS = 20_000
+_COMPARED = 50
+"""How many entries of a list are compared for the price of a step."""
+_LONG = ("enum", "required", "type")
 _DEEPEST = 64
 _LONGEST_SHOWN = 60
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong = 3, 2 * _LONGEST_SHOWN, 2 * _LONGEST_SHOWN
+_SHORT.maxlist = _SHORT.maxdict = 10
 _TOO_LARGE = "the schema, or a number, is too large to check; approve the arguments as they were, or reject the call"
+_NUMBERS = frozenset(
+    {"multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems",
+     "maxItems", "minProperties", "maxProperties"}
+)  # fmt: skip
+_MAPS, _LISTS = frozenset({"properties"}), frozenset({"prefixItems", "allOf", "anyOf", "oneOf"})
+_PARTS = frozenset({"additionalProperties", "items", "not"})
+_CHECKED = frozenset({"type", "const", "enum", "required"}) | _MAPS | _LISTS | _PARTS
+_NO_RULES = frozenset(
+    {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment", "$schema",
+     "$id", "id", "$anchor", "$defs", "definitions", "contentMediaType", "contentEncoding", "contentSchema"}
+)  # fmt: skip
+"""Keywords that ask nothing of a value."""
 Found = str | None
 """What is wrong, with where; None if nothing is."""
 
@@ -31,25 +50,68 @@ class ArgumentSchema:
         self._root = dict(schema)
         self._steps = 0
         self._endless = False
+        self._targets: dict[str, object] = {}
+        self._known: dict[tuple[int, int], Found] = {}
 
     def problem(self, value: object) -> Found:
         """Return what is wrong with a value; None if nothing is, as far as is checked."""
         self._steps, self._endless = 0, False
+        self._known.clear()
         try:
             problem = self._check(value, self._root, "the arguments", 0)
         except OverflowError:  # a number beyond those that floats hold
             return _TOO_LARGE
         return _TOO_LARGE if self._endless else problem
 
+    def unchecked(self) -> list[str]:
+        """Return the keywords that `problem` leaves out, of all parts of the schema that a value can meet, sorted."""
+        names: set[str] = set()
+        waiting: list[object] = [self._root]
+        seen: set[int] = set()
+        while waiting:
+            schema = waiting.pop()
+            if not is_object(schema) or id(schema) in seen:
+                continue
+            if len(seen) > _MOST_STEPS:
+                return [*sorted(names), "parts of it, which are too many to look at"]
+            seen.add(id(schema))
+            names.update(name for name, value in schema.items() if not self._is_checked(name, value, schema))
+            waiting += [part for key in _MAPS for part in as_object(schema.get(key)).values()]
+            waiting += [part for key in _LISTS for part in as_list(schema.get(key))]
+            waiting += [schema.get(key) for key in _PARTS]
+            waiting.append(self._resolved(schema.get("$ref")))
+        return sorted(names)
+
+    def _is_checked(self, keyword: str, value: object, schema: Mapping[str, Any]) -> bool:
+        """Tell whether a keyword is checked with this value and beside these others, or asks nothing."""
+        if keyword == "$ref":
+            return self._resolved(value) is not None
+        if keyword in _NUMBERS:
+            return _number(value) is not None
+        if keyword == "additionalProperties":
+            return "patternProperties" not in schema
+        if keyword in ("enum", "items"):
+            return is_list(value) == (keyword == "enum")  # items in a list are those of an old draft
+        return keyword in _CHECKED or keyword in _NO_RULES
+
     def _check(self, value: object, schema: object, where: str, depth: int) -> Found:
         self._steps += 1
-        if self._steps > _MOST_STEPS or depth > _DEEPEST:
-            self._endless = True
-            return _TOO_LARGE
         if schema is False:
             return f"{where} may not be given"
         if not is_object(schema):
             return None
+        self._steps += sum(len(as_list(schema.get(key))) for key in _LONG) // _COMPARED
+        if self._steps > _MOST_STEPS or depth > _DEEPEST:
+            self._endless = True
+            return _TOO_LARGE
+        if not is_object(value) and not is_list(value):
+            return self._wrong(value, schema, where, depth)
+        pair = id(value), id(schema)  # many references to one part of a schema are not followed one by one
+        if pair not in self._known:
+            self._known[pair] = self._wrong(value, schema, where, depth)
+        return self._known[pair]
+
+    def _wrong(self, value: object, schema: Mapping[str, Any], where: str, depth: int) -> Found:
         if "$ref" in schema:
             target = self._resolved(schema["$ref"])
             if target is not None and (wrong := self._check(value, target, where, depth + 1)):
@@ -60,10 +122,12 @@ class ArgumentSchema:
         """Return the part of the document that a reference names; None if it leads elsewhere."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
-        part: object = self._root
-        for name in reference[1:].split("/")[1:]:
-            part = as_object(part).get(name.replace("~1", "/").replace("~0", "~"))
-        return part
+        if reference not in self._targets:
+            part: object = self._root
+            for name in reference[1:].split("/")[1:]:
+                part = as_object(part).get(name.replace("~1", "/").replace("~0", "~"))
+            self._targets[reference] = part
+        return self._targets[reference]
 
     def _wrong_parts(self, value: object, schema: Mapping[str, Any], where: str, depth: int) -> Found:
         if is_object(value) and (wrong := self._wrong_object(value, schema, where, depth)):
@@ -76,7 +140,7 @@ class ArgumentSchema:
         known = as_object(schema.get("properties"))
         for name in as_list(schema.get("required")):
             if isinstance(name, str) and name not in value:
-                return f"{where} must have {name!r:.60}"
+                return f"{where} must have {_shown(name)}"
         others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
         for name, inner in value.items():
             wrong = self._check(inner, known.get(name, others), f"{where}: {name:.60}", depth)
@@ -127,7 +191,7 @@ def _wrong_value(value: object, schema: Mapping[str, Any], where: str) -> Found:
     named: object = schema.get("type")
     kinds = [kind for kind in (as_list(named) or [named]) if isinstance(kind, str)]
     if kinds and not any(_TYPES[kind](value) for kind in kinds if kind in _TYPES):
-        return f"{where} must be of type {' or '.join(kinds)}; got {_shown(value)}"
+        return f"{where} must be of type {_shortened(' or '.join(kinds[:10]))}; got {_shown(value)}"
     if "const" in schema and not _equal(value, schema["const"]):
         return f"{where} must be {_shown(schema['const'])}; got {_shown(value)}"
     options = as_list(schema.get("enum"))
@@ -182,5 +246,9 @@ def _equal(one: object, other: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    """Return the beginning of a value, in a time that does not depend on its size."""
+    return _shortened(_SHORT.repr(value))
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -29,6 +29,7 @@ LONGEST_ARGUMENTS = 100_000
 """Characters that edited arguments may have."""
 _LARGEST_FORM, _MOST_EDITABLE = 60_000, 20
 _DEEPEST = 64
+_LONGEST_KEYWORD, _MOST_KEYWORDS = 40, 12
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 ARGUMENTS = "arguments"
@@ -162,6 +163,17 @@ def editable(calls: Sequence[ProposedCall]) -> tuple[ProposedCall, ...]:
     size = sum(len(quote_plus(shown_arguments(call), errors="replace")) for call in waiting)
     hidden = any(call.free and shown_arguments(call) != call.arguments for call in waiting)
     return () if size > _LARGEST_FORM or len(waiting) > _MOST_EDITABLE or hidden else waiting
+
+
+def unchecked_text(call: ProposedCall) -> str:
+    """Return what is not checked if the arguments of a call are changed, in a sentence; empty if everything is."""
+    if call.free:
+        return "The input is free text, and a change of it is not checked."
+    if call.schema is None:
+        return "The tool has no schema: changed arguments have to be a JSON object, and nothing else is checked."
+    names = [visible(name[:_LONGEST_KEYWORD]) for name in ArgumentSchema(call.schema).unchecked()]
+    more = f" and {len(names) - _MOST_KEYWORDS:,} more" if len(names) > _MOST_KEYWORDS else ""
+    return f"Not checked of the tool's schema: {', '.join(names[:_MOST_KEYWORDS])}{more}." if names else ""
 
 
 def checked_edit(question: ReviewQuestion, choice: int, arguments: Sequence[str] | None) -> str | None:

@@ -22,7 +22,7 @@ from conformal_arbitrage.gateway.console.visits import Visit, Visitor
 from conformal_arbitrage.gateway.review_figures import team_figures
 from conformal_arbitrage.gateway.reviewing import Assignment, Seat
 from conformal_arbitrage.gateway.staffing import ASSUMED_SECONDS, Workload, joint, share_now, team_traffic, workload
-from conformal_arbitrage.gateway.tool_calls import ARGUMENTS, editable, shown_arguments, visible
+from conformal_arbitrage.gateway.tool_calls import ARGUMENTS, editable, shown_arguments, unchecked_text, visible
 from conformal_arbitrage.gateway.verdicts import Vote
 from conformal_arbitrage.store.console_base import PolicyTally
 from conformal_arbitrage.store.link_base import SentLink
@@ -42,12 +42,16 @@ class ReviewerDay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownCall:
-    """A tool call on the page: `field` names what its arguments are changed in; None if they cannot be there."""
+    """A tool call on the page: `field` names what its arguments are changed in; None if they cannot be there.
+
+    `unchecked` says what is not checked of a change.
+    """
 
     name: str
     text: str
     field: str | None
     held: bool
+    unchecked: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,9 +200,9 @@ def shown_calls(calls: Sequence[ProposedCall], typed: Mapping[str, str]) -> list
     shown: list[ShownCall] = []
     for call in calls:
         field = places.get(call.place) if call.held else None
-        text = shown_arguments(call)
-        name = visible(call.name)
-        shown.append(ShownCall(name=name, text=typed.get(field or "", text), field=field, held=call.held))
+        text = typed.get(field or "", shown_arguments(call))
+        unchecked = "" if field is None else unchecked_text(call)
+        shown.append(ShownCall(name=visible(call.name), text=text, field=field, held=call.held, unchecked=unchecked))
     return shown
 
 
