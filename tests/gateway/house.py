@@ -89,7 +89,7 @@ class House:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._upstreams = AsyncExitStack()
         self._serving = None
-        self.listen_on = 0
+        self._listening = None
 
     def __enter__(self):
         self._thread.start()
@@ -160,9 +160,9 @@ class House:
         metrics = Metrics()
         async with application(self.config, self.lines.append, metrics, lambda: self.clock()) as app:
             settings = ServerSettings(app, Connections(self.config.gateway, metrics))
-            settings.port, settings.timeout_graceful_shutdown = self.listen_on, 5
+            settings.port, settings.timeout_graceful_shutdown = 0, 5
             self.app, self._server = app, uvicorn.Server(settings)
-            serving = asyncio.ensure_future(self._server.serve())
+            serving = asyncio.ensure_future(self._server.serve(self._listening))
             while not self._server.started and not serving.done():
                 await asyncio.sleep(0.005)
             self.port = self._server.servers[0].sockets[0].getsockname()[1]
@@ -183,8 +183,10 @@ class House:
 
     def restart_on_its_port(self):
         """Start again where callers look for it, and leave open requests a second to end."""
-        self.listen_on, self._server.config.timeout_graceful_shutdown = self.port, 1
+        self._server.config.timeout_graceful_shutdown = 1
+        self._listening = [self._server.servers[0].sockets[0].dup()]  # nobody else can take the port meanwhile
         self.restart()
+        self._listening = None
 
     def with_store(self, use):
         """Open the record beside the gateway, as the command line does, and use it."""
