@@ -1,15 +1,28 @@
 """21. Logs in parts: a file that has several names counts once, and one that changes while it is read gives no number."""
 
+import json
 import os
+from pathlib import Path
 
 import duckdb
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from conformal_arbitrage import ScoreLog, ScoreLogError, ScoreParts, ScoreTable, calibrate, verify
+from conformal_arbitrage import (
+    OptionError,
+    ProjectSecret,
+    ScoreLog,
+    ScoreLogError,
+    ScoreParts,
+    ScoreTable,
+    calibrate,
+    verify,
+)
+from conformal_arbitrage.calibration.applying import decide_parts
 from conformal_arbitrage.calibration.parts import SurveyedParts
 from conformal_arbitrage.cli import cli
+from conformal_arbitrage.scorelog.engines import as_engine
 from conformal_arbitrage.scorelog.tables import interruptible
 
 KEY = b"0123456789abcdef"
@@ -212,3 +225,41 @@ def test_ctrl_c_in_a_query_is_an_interruption():
         raise RuntimeError("Query interrupted")  # what DuckDB raises
     with pytest.raises(RuntimeError, match="something else"), interruptible():
         raise RuntimeError("something else")
+
+
+def test_decisions_are_never_written_among_the_files_of_the_log(folder, tmp_path):
+    """A log whose own files are called part-00000.parquet would be lost."""
+    for k in range(3):
+        (folder / f"s{k}.parquet").rename(folder / f"part-0000{k}.parquet")
+    parts = ScoreParts.read(folder)
+    certificate = calibrate(parts, "0.05")
+    (tmp_path / "link").symlink_to(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for place in (folder, tmp_path / "link", folder / ".." / folder.name):
+        with pytest.raises(OptionError, match="the files of the log are there"):
+            decide_parts(certificate, parts, as_engine("threads"), place)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_decisions_of_a_longer_log_are_not_left_beside_those_of_a_shorter_one(folder, tmp_path):
+    certificate = calibrate(ScoreParts.read(folder), "0.05")
+    decide_parts(certificate, ScoreParts.read(folder), as_engine("threads"), tmp_path / "out")
+    decide_parts(certificate, ScoreParts.read(folder), as_engine("threads"), tmp_path / "out")  # again is no harm
+    with pytest.raises(OptionError, match=r"holds part-00001\.parquet of another log"):
+        decide_parts(certificate, ScoreParts.read(folder / "s0.parquet"), as_engine("threads"), tmp_path / "out")
+
+
+def test_a_certificate_whose_signature_was_taken_off_is_named_where_a_project_signs(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ARBITRAGE_SECRET", raising=False)
+    calibrate(ScoreParts.read(folder), "0.05").sign(ProjectSecret.create(".")).save("c.json")
+
+    def show():
+        return CliRunner().invoke(cli, ["certificate", "show", "c.json"])
+
+    assert (show().exit_code, show().stderr) == (0, "")
+    document = json.loads(Path("c.json").read_text())
+    Path("c.json").write_text(json.dumps({**document, "relaxation": 0.0}))
+    assert show().exit_code == 2
+    Path("c.json").write_text(json.dumps({**document, "relaxation": 0.0, "signature": None, "secret_id": None}))
+    assert "c.json is not signed, though this project has a secret" in show().stderr

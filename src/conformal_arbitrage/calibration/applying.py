@@ -6,17 +6,21 @@ Knows nothing of how the certificate was made, nor of losses.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.decisions import Decisions
 from conformal_arbitrage.core.arrays import Integers
+from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.engines import Engine
 from conformal_arbitrage.scorelog.files import write_table
 from conformal_arbitrage.scorelog.parts import ScorePart, ScoreParts
 from conformal_arbitrage.scorelog.spark_table import SparkTable
 from conformal_arbitrage.scorelog.tables import Column, TableColumns, strings
+
+_PARTS: Final = "part-*.parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,7 @@ class Decide:
         decisions = self.certificate.apply(log)
         if self.folder is not None:
             number = int(np.searchsorted(self.numbers, part.first))
-            write_table(Path(self.folder) / f"part-{number:05d}.parquet", decisions_table(decisions, part.start))
+            write_table(Path(self.folder) / _part_name(number), decisions_table(decisions, part.start))
         return count_decisions(self.certificate, decisions)
 
 
@@ -119,9 +123,29 @@ def decide_parts(
     """
     parts = log.parts()
     if folder is not None:
+        _refuse_mixture(Path(folder), log, len(parts))
         Path(folder).mkdir(parents=True, exist_ok=True)
     work = Decide(certificate, None if folder is None else str(folder), tuple(part.first for part in parts))
     return _summed(list(engine.run(work, parts)))
+
+
+def _refuse_mixture(folder: Path, log: ScoreParts | SparkTable, parts: int) -> None:
+    """Refuse a folder in which decisions would lie among the files of the log, or beside those of a longer one.
+
+    Raises:
+        OptionError: it is such a folder.
+    """
+    files = log.files if isinstance(log, ScoreParts) else ()
+    if folder.resolve() in {Path(file.path).resolve().parent for file in files}:
+        raise OptionError(f"{folder}: the files of the log are there; write decisions into a folder of their own")
+    written = {_part_name(number) for number in range(parts)}
+    others = sorted(path.name for path in folder.glob(_PARTS) if path.name not in written)
+    if others:
+        raise OptionError(f"{folder}: holds {others[0]} of another log; empty the folder, or name another one")
+
+
+def _part_name(number: int) -> str:
+    return f"part-{number:05d}.parquet"
 
 
 def _summed(counts: Sequence[DecisionCounts]) -> DecisionCounts:

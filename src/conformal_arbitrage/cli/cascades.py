@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.signatures import check_signed
 from conformal_arbitrage.errors import ConfigError, ScoreLogError
 
 if TYPE_CHECKING:
@@ -227,8 +228,7 @@ def load_path_certificate(path: str, key_file: str | None, *folders: Path) -> "P
     key = None if key_file is None else read_key(key_file)
     certificate = PathCertificate.from_dict(document, key=key, source=path)
     secret = options.project_secret(None, *folders, Path(path).parent, Path())
-    if secret is not None and certificate.signed:
-        certificate.check_signature(secret, source=path)
+    check_signed(certificate, secret, path)
     return certificate if secret is None else certificate.with_key_of(secret)
 
 

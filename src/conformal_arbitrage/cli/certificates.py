@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conformal_arbitrage.cli import cascades, options, parts
+from conformal_arbitrage.cli.signatures import check_signed
 from conformal_arbitrage.errors import ConfigError, ScoreLogError
 
 if TYPE_CHECKING:
@@ -332,8 +333,7 @@ def load_certificate(path: str, key_file: str | None, *folders: Path) -> "Certif
 
     certificate = Certificate.load(path, key=None if key_file is None else read_key(key_file))
     secret = options.project_secret(None, *folders, Path(path).parent, Path())
-    if secret is not None and certificate.signed:
-        certificate.check_signature(secret, source=path)
+    check_signed(certificate, secret, path)
     certificate = certificate if secret is None else certificate.with_key_of(secret)
     if certificate.key_sha256 is not None and certificate.key is None and key_path(path).exists():
         return Certificate.load(path, key=read_key(key_path(path)))
