@@ -17,7 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformal_arbitrage import EngineError, OptionError, ScoreLogError, ScoreParts, SparkTable, calibrate, verify
+from conformal_arbitrage import (
+    EngineError,
+    OptionError,
+    ScoreLog,
+    ScoreLogError,
+    ScoreParts,
+    SparkTable,
+    calibrate,
+    verify,
+)
 from conformal_arbitrage.scorelog.engines import Processes, as_engine
 from conformal_arbitrage.scorelog.spark import spark_errors
 from tests.calibration.test_parts import KEY, OPTIONS, some_log, told, write_parts
@@ -173,19 +182,35 @@ def test_the_batches_of_a_table_are_joined_up_to_a_size(monkeypatch):
     assert lines[0] == "pass 1: 200 rows in 4 batches of frame"
 
 
-@needs_pyspark
-def test_the_first_rows_of_partitions_say_where_the_threshold_of_a_table_is(monkeypatch):
+@pytest.fixture
+def large(monkeypatch):
+    """A log that counts as large, whose gaps share some dozens of buckets."""
     monkeypatch.setattr("conformal_arbitrage.calibration.parts.FEW_ROWS", 1000)
-    log, lines = some_log(20_000, ragged=False), []
-    table = SparkTable(frame=frame_of(log, partitions=4, batch=512))
-    assert not differing(calibrate(log, "0.2"), calibrate(table, "0.2", progress=lines.append))
-    assert len(lines) == 1
-    assert len(table.sample(len_of, 1000, 5)) == 5
-    assert set(table.sample(len_of, 1000, 8)) == {1024}
+    monkeypatch.setattr("conformal_arbitrage.scorelog.spark_table._ROWS", 2000)
+    rng = np.random.default_rng(0)
+    return ScoreLog.from_arrays(rng.random((20_000, 3)) / 1000, rng.random((20_000, 3)))
 
 
-def len_of(part):
-    return len(part.load())
+def passes(log, table, alpha):
+    """Calibrate a table; return the number of passes."""
+    lines = []
+    assert not differing(calibrate(log, alpha), calibrate(table, alpha, progress=lines.append))
+    return len(lines)
+
+
+@needs_pyspark
+@pytest.mark.parametrize("alpha", ["0.01", "0.1", "0.2"])
+def test_the_batches_of_a_table_know_about_where_its_threshold_is(large, monkeypatch, alpha):
+    table = SparkTable(frame=frame_of(large, partitions=4, batch=512))
+    assert passes(large, table, alpha) == 1
+    monkeypatch.setattr("conformal_arbitrage.calibration.near_falls._KEPT", 10)
+    assert passes(large, table, alpha) == 2
+
+
+@needs_pyspark
+def test_a_table_whose_batches_differ_needs_a_second_pass(large):
+    by_margin = np.argsort(np.diff(np.sort(large.primary.reshape(-1, 3)))[:, -1])
+    assert passes(large, SparkTable(frame=frame_of(large.select(by_margin), partitions=4, batch=512)), "0.1") == 2
 
 
 @needs_pyspark

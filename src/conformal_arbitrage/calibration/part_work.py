@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from conformal_arbitrage.calibration.draws import drawing
-from conformal_arbitrage.calibration.near_falls import SampledFalls
+from conformal_arbitrage.calibration.near_falls import OwnRanges, SampledFalls
 from conformal_arbitrage.core.arrays import Floats, Integers
 from conformal_arbitrage.core.falls import Falls, loss_falls
 from conformal_arbitrage.core.losses import GuardianSees, Number, check_guardian_scores, score_range
@@ -72,6 +72,7 @@ class Surveyed:
     facts: PartFacts
     buckets: Buckets
     near: Scanned
+    ranges: tuple[Bracket, ...]
     keys: PiledKeys
 
 
@@ -81,7 +82,7 @@ class Survey:
 
     measure: Measure
     bracket: Bracket
-    near: tuple[Bracket, ...]
+    near: tuple[Bracket, ...] | OwnRanges
     keys: bool
 
     def __call__(self, part: ScorePart) -> Surveyed:
@@ -108,8 +109,9 @@ class Survey:
             total=falls.total,
             largest=falls.largest,
         )
-        near = Collect(self.near)(falls.gap, falls.drop)
-        return Surveyed(facts, buckets, near, piled_keys(ids) if self.keys and ids is not None else [])
+        ranges = self.near(len(log), falls, buckets) if isinstance(self.near, OwnRanges) else self.near
+        near = Collect(ranges)(falls.gap, falls.drop)
+        return Surveyed(facts, buckets, near, ranges, piled_keys(ids) if self.keys and ids is not None else [])
 
 
 @dataclass(frozen=True, slots=True)

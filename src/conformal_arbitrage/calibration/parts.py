@@ -21,10 +21,9 @@ import numpy as np
 from conformal_arbitrage.calibration.near_falls import (
     EVERYTHING,
     FEW_ROWS,
-    SAMPLES,
     NearFalls,
+    OwnRanges,
     likely_ranges,
-    rows_per_sample,
     sampled_parts,
 )
 from conformal_arbitrage.calibration.options import CalibrationOptions
@@ -198,22 +197,20 @@ class SurveyedParts(FallSearch):
         super().__init__(options, total=self.total, span=self._bracket.high)
         self.bound = self._bound()
 
-    def _guessed(self, losses: Sequence[float]) -> tuple[Bracket, ...]:
+    def _guessed(self, losses: Sequence[float]) -> tuple[Bracket, ...] | OwnRanges:
         """Return the gaps near which falls are kept: all of them in a small log."""
         if self.n <= FEW_ROWS:
             return EVERYTHING
-        work = Sampling(self.measure)
         if isinstance(self.log, SparkTable):
-            samples = self.log.sample(work, rows_per_sample(self.n), SAMPLES)
-        else:
-            samples = list(self._engine.run(work, sampled_parts(self._parts)))
+            return OwnRanges(tuple(losses), self.n)
+        samples = list(self._engine.run(Sampling(self.measure), sampled_parts(self._parts)))
         return likely_ranges(samples, losses, self.n)
 
     def _survey(self, bracket: Bracket, *, keys: bool) -> None:
         sums, facts, piles = BucketSums(bracket.buckets), list[PartFacts](), list[PiledKeys]()
         for one in self._each(Survey(self.measure, bracket, self._near.ranges, keys)):
             sums.add(one.buckets)  # at once: those of all parts would not fit
-            self._near.add(*one.near)
+            self._near.add(*one.near, one.ranges)
             facts.append(one.facts)
             piles.append(one.keys)
         if any(piles) and not surely_distinct(piles):

@@ -96,19 +96,15 @@ def result_of(work: Callable[[ScorePart], object], part: ScorePart) -> Any:
     return pyarrow.RecordBatch.from_pydict({"result": pyarrow.array([pickle.dumps(result)], pyarrow.binary())})
 
 
-def results_of(frame: Any, *, all_at_once: bool = True) -> Generator[Any]:
+def results_of(frame: Any) -> Iterator[Any]:
     """Yield the results in a frame as they come; raise the first fault.
 
     A classic session computes one partition after the other for an iterator, so its results are first computed all at once,
     and kept on the workers' disks; Spark Connect computes ahead by itself.
-
-    Args:
-        frame: the results.
-        all_at_once: whether all are wanted; otherwise a classic session computes a partition when it is asked for.
     """
     from pyspark import StorageLevel
 
-    classic = all_at_once and "connect" not in type(frame).__module__
+    classic = "connect" not in type(frame).__module__
     with spark_errors("Spark gave up"):
         try:
             if classic:

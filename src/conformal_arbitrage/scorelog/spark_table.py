@@ -11,10 +11,8 @@ Knows nothing of budgets, nor of what the work is.
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from itertools import islice
 from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
@@ -33,8 +31,6 @@ _Result = TypeVar("_Result")
 _ROWS: Final = 1 << 19
 _NUMBERS: Final = re.compile(r"array<(double|float|tinyint|smallint|int|bigint)>")
 _IDS: Final = ("string", "tinyint", "smallint", "int", "bigint")
-_PER_PARTITION: Final = 2
-"""So many samples are taken of a partition, so that four partitions are enough."""
 _PARTITION: Final = 1 << 40
 """More rows than a partition has: numbers that order the batches of all partitions."""
 
@@ -127,23 +123,17 @@ def _floats(column: Any) -> Floats:
 def run_batches(task: bytes, batches: Iterable[Any]) -> Iterator[Any]:
     """Do the work on the rows of a partition, on a worker."""
     work, template = unpacked(task)
-    return (result_of(_Counted(work), part) for part in _parts_of(template, batches, _ROWS))
+    return (result_of(_Counted(work), part) for part in _parts_of(template, batches))
 
 
-def sample_batches(task: bytes, rows: int, batches: Iterable[Any]) -> Iterator[Any]:
-    """Do the work on the first rows of a partition, on a worker, and leave the rest."""
-    work, template = unpacked(task)
-    return (result_of(work, part) for part in islice(_parts_of(template, batches, rows), _PER_PARTITION))
-
-
-def _parts_of(template: TableBatch, batches: Iterable[Any], rows_at_once: int) -> Iterator[TableBatch]:
+def _parts_of(template: TableBatch, batches: Iterable[Any]) -> Iterator[TableBatch]:
     from pyspark import TaskContext
 
     context = TaskContext.get()
     number = 0 if context is None else context.partitionId()
     file = replace(template.file, path=f"{template.file.path}, partition {number}")
     start = 0
-    for rows in _joined(batches, rows_at_once):
+    for rows in _joined(batches):
         stop = start + rows.num_rows
         yield replace(template, file=file, start=start, stop=stop, first=_PARTITION * number + start, rows=rows)
         start = stop
@@ -160,14 +150,14 @@ class _Counted:
         return part.stop - part.start, part.seen[-1] if isinstance(part, TableBatch) else 0, result
 
 
-def _joined(batches: Iterable[Any], rows: int) -> Iterator[Any]:
-    """Yield Arrow tables of so many rows, or a few more."""
+def _joined(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield Arrow tables of about half a million rows."""
     import pyarrow
 
     waiting: list[Any] = []
     for batch in batches:
         waiting.append(batch)
-        if sum(one.num_rows for one in waiting) >= rows:
+        if sum(one.num_rows for one in waiting) >= _ROWS:
             yield pyarrow.Table.from_batches(waiting).combine_chunks()
             waiting = []
     if sum(one.num_rows for one in waiting):
@@ -304,22 +294,6 @@ class SparkTable:
                 f"{self.source}: its rows changed between two passes ({len(self):,}, then {rows:,}); calibrate a frame that "
                 "is the same each time it is computed: a snapshot of the table, or one that was written"
             )
-
-    def sample(self, work: Callable[[ScorePart], _Result], rows: int, samples: int) -> list[_Result]:
-        """Do a work on the first rows of some partitions.
-
-        Args:
-            work: to be done on each sample.
-            rows: of each sample, or a few more.
-            samples: how many.
-        """
-        task = packed((work, self._template()))
-
-        def run(batches: Iterator[Any]) -> Iterator[Any]:
-            return sample_batches(task, rows, batches)
-
-        with closing(results_of(self._selected().mapInArrow(run, "result binary"), all_at_once=False)) as results:
-            return list(islice(results, samples))
 
     def _selected(self) -> Any:
         return self.frame.selectExpr(*(f"{_quoted(name)} as {alias}" for alias, name in self._named().items()))
