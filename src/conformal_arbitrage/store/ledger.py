@@ -32,7 +32,7 @@ from conformal_arbitrage.types import as_object
 
 NOTICES = "kind in ('alarm', 'lift')"
 """The events that are about a policy; a partial index holds them."""
-_ROWS_AT_ONCE = 1000
+_ROWS_AT_ONCE = 500
 _KEY = "policy, version, lifts, identities, segment"
 _ROW = "seq, id, drawn, due, loss, served, undelivered, known_order, known_at, change"
 

@@ -40,6 +40,9 @@ _MOST_TOGETHER = 64
 _GATHER_SECONDS = 0.0005
 _CLOSE_SECONDS = 10.0
 _READERS = 2
+_SCAN_CACHE = 512
+"""Kilobytes of pages that a long read keeps: each of its pages is looked at once or twice, and the memory is never given
+back."""
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing; stop it or try again",
     sqlite3.SQLITE_LOCKED: "another process is writing; stop it or try again",
@@ -162,6 +165,7 @@ class SQLiteStore(SQLStore):
             try:
                 self._writer.check_open()
                 session = Session(connection, SQLITE, self._seals)
+                session.run(f"pragma cache_size = -{_SCAN_CACHE}")
                 session.run(SQLITE.snapshot)
                 return job(session)
             except _FAILURES as error:

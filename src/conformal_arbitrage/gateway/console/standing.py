@@ -24,7 +24,7 @@ from conformal_arbitrage.store.ledger_base import Ledger, LedgerKey
 
 _POINTS = 120
 _FEWEST_DRAWN = 5
-_ROWS_AT_ONCE = 5000
+_ROWS_AT_ONCE = 2000
 _COMPUTING_SHARE, _LONGEST_KEPT = 20, 5.0
 """A course is computed again after so many times the time it took, and at most so many seconds, at the earliest."""
 
