@@ -39,3 +39,69 @@ def test_on_sigterm_requests_under_way_are_finished_and_no_new_ones_are_taken(tm
             assert await asyncio.wait_for(gateway.process.wait(), 20) == 0
 
     asyncio.run(story())
+
+
+def with_people(folder):
+    """The configuration of a gateway whose callers are held for people."""
+    path = folder / "arbitrage.toml"
+    path.write_text("""\
+[primary]
+kind = "function"
+function = "tests.gateway.test_drain:unsure"
+name = "unsure"
+
+[guardian]
+kind = "human"
+name = "support team"
+
+[teams."support team"]
+members = ["ann"]
+
+[gateway]
+database = "record.sqlite"
+
+[policies.support]
+mode = "shadow"
+
+[policies.support.review]
+wait = 55
+undo = 0
+""")
+    return path
+
+
+def test_on_sigterm_callers_who_wait_for_people_are_told_to_come_back(tmp_path):
+    path, (route, body) = with_people(tmp_path), decision_request("one")
+
+    async def ask(session):
+        async with session.post(route, json=body, headers={"Idempotency-Key": "one"}) as reply:
+            return reply.status, await reply.json()
+
+    async def vote(session):
+        async with session.post("/v1/arbitrage/reviews/claim", json={}) as reply:
+            token = (await reply.json())["token"]
+        async with session.post(f"/v1/arbitrage/reviews/{token}/vote", json={"choice": 1}) as reply:
+            assert reply.status == 200
+
+    async def story():
+        async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
+            held = asyncio.create_task(ask(session))
+            while not (await backlog(session))["open"]:
+                await asyncio.sleep(0.05)
+            gateway.process.terminate()
+            status, refusal = await held  # 55 s are longer than the 30 that a gateway takes to end
+            assert (status, refusal["error"]["code"]) == (409, "review_pending")
+            assert await gateway.process.wait() == 0
+        async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
+            again = asyncio.create_task(ask(session))
+            await vote(session)
+            status, decided = await again
+            assert (status, decided["answers"][0]["arbitrage"]["decided_by"]) == (200, "guardian")
+
+    asyncio.run(story())
+
+
+async def backlog(session):
+    async with session.get("/v1/arbitrage/reviews") as reply:
+        [team] = (await reply.json())["data"]
+        return team["backlog"]

@@ -116,6 +116,7 @@ def create_app(parts: Parts) -> ASGIApp:
         await routes.background.stop()
 
     routes = _Routes(parts)
+    parts.drain.at_end(parts.desk.close)
     served = routes.served()
     app = Starlette(
         routes=[

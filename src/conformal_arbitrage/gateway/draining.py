@@ -1,9 +1,12 @@
 """Drain: from the signal to stop until the gateway accepts nothing more, so that whatever sends requests can look elsewhere.
 
-While it lasts, requests are served as ever, /health/ready says 503, and every reply closes its connection.
+While it lasts, requests are served as ever, /health/ready says 503, and every reply closes its connection. At its end
+callers who wait for people are told to come back.
 
 Knows nothing of signals, or of how a server stops.
 """
+
+from collections.abc import Callable
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.auth import is_loopback
@@ -23,12 +26,22 @@ class Drain:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.begun = False
+        self._at_end: list[Callable[[], None]] = []
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "Drain":
         """Return the drain of a configuration."""
         usual = 0.0 if is_loopback(config.host) else _BEYOND_LOOPBACK
         return cls(usual if config.drain is None else config.drain)
+
+    def at_end(self, act: Callable[[], None]) -> None:
+        """Have something done once nothing more is accepted."""
+        self._at_end.append(act)
+
+    def end(self) -> None:
+        """Do what was asked for at the end."""
+        for act in self._at_end:
+            act()
 
     def check(self) -> None:
         """Refuse to be called ready once it has begun.

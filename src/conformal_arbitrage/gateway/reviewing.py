@@ -112,6 +112,7 @@ class Desk:
         self._store = store
         self._key = subkey(secret, "review v1")
         self._waiting: set[_Waiter] = set()
+        self._closed = False
 
     def serve(self, policy: str, terms: ReviewTerms) -> "ReviewScorer":
         """Return the people behind a policy as its Guardian."""
@@ -173,7 +174,7 @@ class Desk:
     async def outcome(self, decision: str, *, wait: float) -> ReviewOutcome:
         """Wait for people to decide; return how far they have come in the end."""
         outcome = (await self._store.review_outcomes([decision])).get(decision, _OPEN)
-        if outcome.state != "open" or wait <= 0:
+        if outcome.state != "open" or wait <= 0 or self._closed:
             return outcome
         waiter = _Waiter(decision, asyncio.get_running_loop().create_future())
         self._waiting.add(waiter)
@@ -193,6 +194,13 @@ class Desk:
             outcome = outcomes.get(waiter.decision, _OPEN)
             if outcome.state != "open" and not waiter.outcome.done():
                 waiter.outcome.set_result(outcome)
+
+    def close(self) -> None:
+        """Let nobody wait any more: whoever does is told how far people have come, as at the end of a wait."""
+        self._closed = True
+        for waiter in self._waiting:
+            if not waiter.outcome.done():
+                waiter.outcome.set_result(_OPEN)
 
     async def someone_is_there(self, team: str) -> bool:
         """Return whether anybody of a team has been seen lately."""

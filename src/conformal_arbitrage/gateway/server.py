@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -240,6 +241,11 @@ class _Server(uvicorn.Server):
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
         self._stopping = asyncio.get_running_loop().call_later(self._drain.seconds, self.handle_exit, number, None)
         _log.info("told to stop: not ready any more, and no more requests are accepted in %g s", self._drain.seconds)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Accept nothing more, and hold nobody who waits for people."""
+        super().handle_exit(sig, frame)
+        self._drain.end()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down; after a second signal without waiting for connections, but the application still ends in order."""
