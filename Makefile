@@ -109,7 +109,7 @@ bench-1e8: .venv/.installed-dev  ## a hundred million rows by two ways, within 4
 ROUNDS ?= 50
 .PHONY: engines
 engines: .venv/.installed-dev  ## every engine against the rows in memory, on random logs (ROUNDS) and recorded ones
-	ENGINE_ROUNDS=$(ROUNDS) $(BIN)/pytest tests/calibration/test_engines.py tests/calibration/test_planted.py $(TEST)
+	ENGINE_ROUNDS=$(ROUNDS) $(BIN)/pytest tests/calibration/test_engines.py tests/calibration/test_planted.py tests/calibration/test_connect.py $(TEST)
 
 soak: .venv/.installed-dev  ## 200,000 requests with an upstream that fails now and then
 	$(BIN)/python -m benchmarks.soak $(SOAK)

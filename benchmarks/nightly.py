@@ -316,7 +316,7 @@ def in_processes(counts: dict[str, int]) -> list[Outcome]:
     """
     outcomes: list[Outcome] = []
     if (count := counts.get("engines")) is not None:
-        tests = ["tests/calibration/test_engines.py", "tests/calibration/test_planted.py"]
+        tests = [f"tests/calibration/test_{name}.py" for name in ("engines", "planted", "connect")]
         outcomes.append(ran("engines", count, [*PYTEST, *tests], ENGINE_ROUNDS=str(count)))
     if (count := counts.get("rows")) is not None:
         ways = ["--engine", "threads", "--engine", "sql", "--megabytes", "4096"]

@@ -74,7 +74,8 @@ class Processes:
                 if attempt == _RESTARTS:
                     raise EngineError(
                         f"processes died {attempt + 1} times; {_first_of(left)} is the first part that is not done; if "
-                        "memory was short, take fewer --jobs, or smaller parts (rows_per_part=)"
+                        "memory was short, take fewer --jobs, or smaller parts (rows_per_part=); in a script, call it under "
+                        'if __name__ == "__main__":'
                     ) from error
             if not left:
                 return
