@@ -21,7 +21,7 @@ from conformal_arbitrage.core.arrays import Floats
 from conformal_arbitrage.errors import EngineError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.arrow import text_bytes
 from conformal_arbitrage.scorelog.columns import Lists, RawColumns
-from conformal_arbitrage.scorelog.digests import checksum, rows_without_order, sum_of_digests
+from conformal_arbitrage.scorelog.digests import checksum, rows_without_order, sum_of_hashes
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import PartFile, ScorePart
 from conformal_arbitrage.scorelog.spark import packed, result_of, results_of, spark_errors, spark_session, unpacked
@@ -57,9 +57,9 @@ class TableBatch(ScorePart):
         return self.load([], ids=ids is not None and ids.has_empty()), ids
 
     def digests(self, log: ScoreLog, ids: TextBytes | None) -> tuple[str, ...]:
-        """Return the sum of the digests of its rows, given what `load_apart` returns."""
+        """Return the sum of the hashes of its rows, given what `load_apart` returns."""
         arrays = (log.primary, log.guardian, log.binary)
-        return (f"{sum_of_digests(log.score_digits, log.offsets, arrays, ids):x}",)
+        return (f"{sum_of_hashes(log.score_digits, log.offsets, arrays, ids):x}",)
 
 
 def _batch(
