@@ -104,6 +104,15 @@ def test_monitor_tells_everything_about_one_policy(run, database):
     assert Path("support.png").stat().st_size > 20_000
 
 
+def test_monitor_says_what_is_tolerated_without_a_guarantee(run, database):
+    assert json.loads(run("monitor", "support", "--json").stdout)[0]["allowed"] == []
+    Path("arbitrage.toml").write_text(CONFIGURATION + 'allow = ["unsigned", "guardian.model"]\n')
+    said = "unsigned, guardian.model: tolerated; decisions that need it have no guarantee"
+    assert said in run("monitor").stdout
+    assert said in run("monitor", "support").stdout
+    assert json.loads(run("monitor", "support", "--json").stdout)[0]["allowed"] == ["unsigned", "guardian.model"]
+
+
 def test_monitor_prints_one_document(run, database):
     written(alarming)
     careful, support = json.loads(run("monitor", "--json").stdout)

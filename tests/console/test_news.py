@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import suppress
 
+import pytest
 import requests
 
 from conformal_arbitrage.gateway.console import news
@@ -66,8 +67,9 @@ def test_a_stream_does_not_keep_the_server_from_stopping(house, caplog):
     assert "exceeded" not in caplog.text  # the server would have given up on open connections, and said so
 
 
-def test_beyond_the_most_streams_there_is_no_content(house, monkeypatch):
-    monkeypatch.setattr(news, "MOST_STREAMS", 1)
+@pytest.mark.parametrize("limit", ["MOST_STREAMS", "MOST_OF_ONE"])
+def test_beyond_the_most_streams_there_is_no_content(house, monkeypatch, limit):
+    monkeypatch.setattr(news, limit, 1)
     gate = house(House)
     first = Open(gate)
     assert requests.get(f"{gate.url}/console/events", timeout=30).status_code == 204
@@ -78,3 +80,14 @@ def test_beyond_the_most_streams_there_is_no_content(house, monkeypatch):
             return reply.status_code == 200
 
     until(free)
+
+
+def test_nobody_takes_all_streams_from_others(house, monkeypatch):
+    monkeypatch.setattr(news, "MOST_OF_ONE", 1)
+    gate = house(House)
+    keys = [gate.key("review")[0] for _ in range(2)]
+    with Visit(gate, keys[0]) as one, Visit(gate, keys[1]) as other, one.open("/console/events", stream=True) as first:
+        assert next(first.iter_lines())
+        assert one.open("/console/events").status_code == 204
+        with other.open("/console/events", stream=True) as reply:
+            assert reply.status_code == 200

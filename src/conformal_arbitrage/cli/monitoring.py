@@ -202,9 +202,16 @@ def _reasons(standings: "list[PolicyStanding]") -> list[str]:
     for one in standings:
         reasons = one.standing.reasons if one.standing is not None else (one.ledger.unwatched or "",)
         reasons = reasons if one.void is None else (*reasons, f"there is no guarantee: {one.void}")
+        reasons = (*reasons, _allowed(one))
         group = f", {one.ledger.key.group}" if one.ledger.key.group else ""
         lines += [options.wrapped(f"{one.ledger.key.policy}{group}: {reason}") for reason in reasons if reason]
     return lines
+
+
+def _allowed(one: "PolicyStanding") -> str:
+    """Return what the configuration tolerates; whether models differ is known to a gateway only."""
+    allowed = ", ".join(one.allowed)
+    return allowed and f"{allowed}: tolerated; decisions that need it have no guarantee"
 
 
 def _facts(one: "PolicyStanding") -> list[tuple[str, str]]:
@@ -216,6 +223,7 @@ def _facts(one: "PolicyStanding") -> list[tuple[str, str]]:
         ("state", one.state),
     ]
     facts += [] if one.void is None else [("guarantee", f"none: {one.void}")]
+    facts += [("allowed", _allowed(one))] if one.allowed else []
     facts += [("models", ledger.key.identities_sha256[:16])] if ledger.key.identities_sha256 else []
     facts += [("group", ledger.key.group)] if ledger.key.group else []
     if standing is None or ledger.certificate is None:

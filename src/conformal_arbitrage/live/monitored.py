@@ -74,6 +74,7 @@ class PolicyStanding:
         ledger: what it is read from.
         alarm: the alarm that stands, if any.
         mode: "safe" after an alarm, else as configured.
+        allowed: differences between certificate and models that are tolerated without a guarantee, as configured.
         audit_rate: as configured.
         standing: state, reasons, limits and evidence; None without a monitor.
         served: the figure of delivered answers where it differs from the rule's own.
@@ -84,6 +85,7 @@ class PolicyStanding:
     ledger: WatchedLedger
     alarm: AlarmBody | None
     mode: str
+    allowed: tuple[str, ...]
     audit_rate: float
     standing: Standing | None
     served: ServedFigure | None
@@ -115,6 +117,7 @@ class PolicyStanding:
             "state": self.state,
             "lifts": ledger.key.lifts,
             "void": self.void,
+            "allowed": list(self.allowed),
             "alarm": None if alarm is None else alarm_document(alarm),
             "last_audit": ledger.last_audit,
             "blind_decisions": self.blind_decisions,
@@ -186,6 +189,7 @@ def stand(ledger: WatchedLedger, settings: PolicyConfig, now: float) -> PolicySt
         ledger=ledger,
         alarm=alarm,
         mode=settings.mode if alarm is None else "safe",
+        allowed=settings.allow,
         audit_rate=settings.audit_rate,
         standing=standing,
         served=served,

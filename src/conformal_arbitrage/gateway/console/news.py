@@ -7,6 +7,7 @@ Knows nothing of pages, or of what has changed.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
@@ -18,7 +19,8 @@ from conformal_arbitrage.gateway.middleware import ENDLESS
 from conformal_arbitrage.store.base import Store
 
 KINDS = ("policies", "figures", "queue")
-MOST_STREAMS = 100
+MOST_STREAMS, MOST_OF_ONE = 100, 20
+"""Streams at a time, and those of one key."""
 LOOK_EVERY = 0.25
 _PING_EVERY = 15.0
 
@@ -32,7 +34,7 @@ class News:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._listeners = 0
+        self._listeners = Counter[str]()
         self._following: asyncio.Task[None] | None = None
         self._counts: tuple[int, ...] = ()
         self._changed = asyncio.Event()
@@ -47,22 +49,22 @@ class News:
         """Return how far things have come, for a page."""
         return _id(await self.counts())
 
-    async def stream(self, since: str) -> Response:
-        """Return a stream of what changes from a point on; without content if too many are open."""
-        if self._listeners >= MOST_STREAMS:
+    async def stream(self, key: str, since: str) -> Response:
+        """Return a stream of what changes from a point on, for a key; without content if too many are open."""
+        if self._listeners[key] >= MOST_OF_ONE or self._listeners.total() >= MOST_STREAMS:
             return Response(status_code=204)
-        return _EventStream(self, _read(since) or await self.counts())
+        return _EventStream(self, key, _read(since) or await self.counts())
 
     @asynccontextmanager
-    async def listening(self) -> AsyncGenerator[None]:
+    async def listening(self, key: str) -> AsyncGenerator[None]:
         """Follow the store while at least one listens."""
-        self._listeners += 1
+        self._listeners[key] += 1
         if self._following is None:
             self._following = asyncio.create_task(self._follow())
         try:
             yield
         finally:
-            self._listeners -= 1
+            self._listeners -= Counter((key,))  # which drops what is zero
             if not self._listeners:
                 self._following.cancel()
                 with suppress(asyncio.CancelledError):
@@ -89,10 +91,11 @@ class News:
 class _EventStream(Response):
     """A response that ends when its reader leaves, or when the server stops."""
 
-    def __init__(self, news: News, seen: tuple[int, ...]) -> None:
+    def __init__(self, news: News, key: str, seen: tuple[int, ...]) -> None:
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self._news = news
+        self._key = key
         self._seen = seen
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +104,7 @@ class _EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         gone = asyncio.create_task(_gone(receive))
         try:
-            async with self._news.listening():
+            async with self._news.listening(self._key):
                 text = ": listening\n\n"
                 while not gone.done():
                     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
