@@ -263,3 +263,21 @@ def test_a_certificate_whose_signature_was_taken_off_is_named_where_a_project_si
     assert show().exit_code == 2
     Path("c.json").write_text(json.dumps({**document, "relaxation": 0.0, "signature": None, "secret_id": None}))
     assert "c.json is not signed, though this project has a secret" in show().stderr
+
+
+@pytest.mark.parametrize("keywords", [{}, {"margins": True}], ids=["parts", "gathered"])
+def test_a_copy_of_a_file_is_refused_where_no_ids_tell_its_rows_apart(tmp_path, keywords):
+    folder = written(tmp_path / "scores", ids=False)
+    certificate = calibrate(ScoreParts.read(f"{folder}/*.parquet"), 0.1, **keywords)
+    (folder / "s9.parquet").write_bytes((folder / "s1.parquet").read_bytes())
+    copied = ScoreParts.read(f"{folder}/*.parquet")
+    with pytest.raises(ScoreLogError, match=r"s9.parquet has the same 1,000 rows as .*s1.parquet"):
+        calibrate(copied, 0.1, **keywords)
+    with pytest.raises(ScoreLogError, match="would count twice"):
+        verify(certificate, copied)
+
+
+def test_a_few_rows_may_look_like_those_of_another_file(tmp_path):
+    for name in "ab":
+        a_log(1, ids=False).write(tmp_path / f"{name}.parquet")
+    assert calibrate(ScoreParts.read(f"{tmp_path}/*.parquet"), 0.5).n == 2

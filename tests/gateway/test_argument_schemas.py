@@ -222,11 +222,14 @@ def each(schema):
     ids=["values in messages", "long reference", "enum", "required", "types", "long type", "const", "names", "name", "text"],
 )  # fmt: skip
 def test_a_hostile_schema_costs_little_more_than_to_read_it(schema, value):
-    """By the processor's time, against decoding the same documents."""
-    began = time.process_time()
+    """By the processor's time, against walking through the same documents letter by letter; 50 s were 3,000 times that."""
     documents = [json.loads(json.dumps(one)) for one in (schema, value) for _ in range(3)]
+    letters = json.dumps([schema, value])
+    began = time.process_time()
+    for letter in letters:
+        assert letter
     reading = time.process_time() - began
     began = time.process_time()
     problem = ArgumentSchema(documents[0]).problem(documents[-1])
-    assert time.process_time() - began < 50 * reading
+    assert time.process_time() - began < 300 * reading
     assert len(problem or "") < 1000

@@ -37,6 +37,8 @@ ROWS_PER_PART: Final = 1 << 20
 GATHERED: Final = 10_000_000
 """The most rows that are ever put together in memory."""
 _MEMORY_FOR_IDS: Final = "2GB"
+_SURELY_COPIED: Final = 100
+"""Files of so many equal rows are copies, unless ids tell otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,19 +283,20 @@ class ScoreParts:
 
     def digest(self, digests: Iterable[tuple[ScorePart, Sequence[str]]]) -> str:
         """Return the digest of all files, in whichever order, from those of the leaves of each part."""
-        leaves: dict[str, list[str]] = {}
+        files: dict[str, tuple[PartFile, list[str]]] = {}
         for part, own in sorted(digests, key=lambda pair: pair[0].first):
-            leaves.setdefault(part.file.path, []).extend(own)
-        return files_digest(leaves.values())
+            files.setdefault(part.file.path, (part.file, []))[1].extend(own)
+        return _digest(list(files.values()))
 
     def digest_of(self, log: ScoreLog) -> str:
         """Return the digest of all files, given their rows in memory."""
-        arrays, files, first = (log.primary, log.guardian, log.binary), list[tuple[str, ...]](), 0
+        arrays, files, first = (log.primary, log.guardian, log.binary), list[tuple[PartFile, tuple[str, ...]]](), 0
         for file in self.files:
             ids = None if log.id is None else log.id[first : first + file.rows]
-            files.append(leaf_digests(log.score_digits, log.offsets[first : first + file.rows + 1], arrays, ids))
+            own = log.offsets[first : first + file.rows + 1]
+            files.append((file, leaf_digests(log.score_digits, own, arrays, ids)))
             first += file.rows
-        return files_digest(files)
+        return _digest(files)
 
     def sample(self, rows: int, *, seed: int = 0) -> ScoreLog:
         """Return a uniform sample of the rows, drawn without replacement, in order; all of them if there are no more.
@@ -325,6 +328,19 @@ class ScoreParts:
                 "leave that option out, or calibrate on a uniform sample: ScoreParts.sample"
             )
         return join_logs([part.load() for part in self.parts()], self.source)
+
+
+def _digest(files: Sequence[tuple[PartFile, Sequence[str]]]) -> str:
+    """Return the digest of all files, given those of the leaves of each; refuse rows that are there twice."""
+    seen: dict[tuple[str, ...], PartFile] = {}
+    for file, leaves in files:
+        other = seen.setdefault(tuple(leaves), file)
+        if other is not file and file.rows >= _SURELY_COPIED:
+            raise ScoreLogError(
+                f"{file.path} has the same {file.rows:,} rows as {other.path}, and they would count twice; leave the copy "
+                "out, or give rows a column `id` if they only look alike"
+            )
+    return files_digest(leaves for _, leaves in files)
 
 
 def _selected(part: ScorePart, chosen: Integers) -> ScoreLog | None:
