@@ -94,8 +94,8 @@ def loss_falls(
         return _of_stairs(stairs)
     rule = regret_rule(log, guardian_sees=guardian_sees, missing_loss=missing_loss, tick_digits=tick_digits)
     n = len(log.offsets) - 1
-    most = n if rule.alone_only else len(log.primary) - n  # falls: one in a row, or one at each action but the first
-    return replace(_joined(_regret_pieces(log, rule), most, rule.tick_digits), scores=rule.scores)
+    usual = n if rule.alone_only else max(n, len(log.primary) // 3)
+    return replace(_joined(_regret_pieces(log, rule), usual, rule.tick_digits), scores=rule.scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ def _of_stairs(stairs: LossStairs) -> Falls:
         if last[peak] > in_full_sight[0]:
             in_full_sight = int(last[peak]), int(stair.block.all_rows()[peak])
         pieces.append(_stair_piece(stair))
-    most = sum(len(gap) for piece in pieces for _, gap, _ in piece.steps)
-    return _joined(iter(pieces), most, stairs.tick_digits, in_full_sight, stairs.envelope_excess)
+    count = sum(len(gap) for piece in pieces for _, gap, _ in piece.steps)
+    return _joined(iter(pieces), count, stairs.tick_digits, in_full_sight, stairs.envelope_excess)
 
 
 def _stair_piece(stair: Stairs) -> _Piece:
@@ -134,18 +134,18 @@ def _stair_piece(stair: Stairs) -> _Piece:
 
 def _joined(
     pieces: Iterator[_Piece],
-    most: int,
+    usual: int,
     tick_digits: int,
     in_full_sight: tuple[int, int] = (0, 0),
     envelope_excess: float = 0.0,
 ) -> Falls:
-    """Gather pieces with at most so many falls.
+    """Gather pieces, which have about so many falls.
 
     They are copied at once into memory for all of them: keeping the pieces would take fresh memory for each, which costs
     more than computing them. What is not written to is never touched.
     """
     total, largest, stop = 0, (-1, 0), 0
-    gap, drop, row = np.empty(most), np.empty(most, np.int64), np.empty(most, np.int64)
+    columns = np.empty((3, usual), np.int64)
     for piece in pieces:
         at_zero = piece.at_zero.astype(np.int64, copy=False)  # each is exact as a float, their sum may not be
         total += int(at_zero.sum())
@@ -153,14 +153,16 @@ def _joined(
         largest = max(largest, (int(at_zero[peak]), int(piece.rows.row_numbers(np.array([peak]))[0])), key=_rank)
         for position, at, fall in piece.steps:
             start, stop = stop, stop + len(at)
-            gap[start:stop] = at
-            drop[start:stop] = fall
-            row[start:stop] = piece.rows.row_numbers(position)
+            if stop > int(columns.shape[1]):
+                columns = np.concatenate([columns, np.empty((3, 2 * stop), np.int64)], axis=1)
+            columns[0, start:stop] = at.view(np.int64)
+            columns[1, start:stop] = fall
+            columns[2, start:stop] = piece.rows.row_numbers(position)
     return Falls(
         total=total,
-        gap=gap[:stop],
-        drop=drop[:stop],
-        row=row[:stop],
+        gap=columns[0, :stop].view(np.float64),
+        drop=columns[1, :stop],
+        row=columns[2, :stop],
         largest=largest,
         in_full_sight=in_full_sight,
         tick_digits=tick_digits,
@@ -179,13 +181,27 @@ def _regret_pieces(log: ScoreArrays, rule: RegretRule) -> Iterator[_Piece]:
     large = max(-rule.scores[0], rule.scores[1]) > _LARGEST_EXACT
     plain = None if not (large or unknown.any()) else np.zeros(len(sizes), np.bool_) if large else ~unknown
     if plain is None or plain.any():
-        for block in _short_blocks(log.offsets, sizes, plain):
-            yield from (_alone if rule.alone_only else _short)(log, rule, block)
+        yield from _short_pieces(log, rule, sizes, plain)
         for block in _long_blocks(log.offsets, sizes, plain, padded=not rule.alone_only):
             yield (_alone_long if rule.alone_only else _long)(log, rule, block)
     if plain is not None:
         for block in blocks(log.offsets, ~plain):
             yield _stair_piece(rule.stairs(log, block, block.per_row(unknown)))
+
+
+def _short_pieces(log: ScoreArrays, rule: RegretRule, sizes: Integers, some: Bools | None) -> Iterator[_Piece]:
+    """Yield the falls of short rows; rows of other decades than nearly all of their block are left to the next round."""
+    left = [np.zeros(0, np.int64)]
+    while left:
+        left = list[Indices]()
+        for block in _short_blocks(log.offsets, sizes, some):
+            piece, others = (_alone if rule.alone_only else _short)(log, rule, block)
+            yield piece
+            if len(others):
+                left.append(block.row_numbers(others))
+        some = np.zeros(len(sizes), np.bool_)
+        for rows in left:
+            some[rows] = True
 
 
 def _short_blocks(offsets: Integers, sizes: Integers, some: Bools | None) -> Iterator[Block]:
@@ -263,8 +279,8 @@ def _gaps(ticks: Floats, decimals: Integers, rows: Indices) -> Floats:
     return ticks
 
 
-def _short(log: ScoreArrays, rule: RegretRule, block: Block) -> Iterator[_Piece]:
-    """Yield the falls of the regret over the candidates, of rows that a network sorts."""
+def _short(log: ScoreArrays, rule: RegretRule, block: Block) -> tuple[_Piece, Indices]:
+    """Return the falls of the regret over the candidates, of rows that a network sorts, and the rows left out."""
     keys, decimals, others = _keys(block.of(log.primary), log.score_digits)
     worth = _guardian_ticks(block.of(log.loss_scores))
     losses = _coarse(np.subtract(worth.max(axis=0), worth, out=worth), rule.tick_digits)
@@ -285,13 +301,11 @@ def _short(log: ScoreArrays, rule: RegretRule, block: Block) -> Iterator[_Piece]
         hit = np.flatnonzero(fall > 0)
         steps.append((hit, _gaps((column[hit] & ~_PLACE).view(np.float64), decimals, hit), fall[hit]))
         level = following
-    yield _Piece(block, at_zero, steps)
-    if len(others):
-        yield from _short(log, rule, block.some(others))
+    return _Piece(block, at_zero, steps), others
 
 
 def _keys(scores: Floats, digits: int) -> tuple[Integers, Integers, Indices]:
-    """Return one number per action that orders each row by tick, then place; the decimals; and rows left for later.
+    """Return one number per action that orders each row by tick, then place; the decimals; and rows of other decades.
 
     It is the tick as a float, read as an integer: that keeps the order, and since a tick is below 2^41, the last twelve
     bits are free for the place.
@@ -302,8 +316,7 @@ def _keys(scores: Floats, digits: int) -> tuple[Integers, Integers, Indices]:
     ticks = top - scores  # a -0.0 among them comes before the zeros, with which it is tied
     shift(ticks, decimals)
     keys = np.rint(ticks, out=ticks).view(np.int64)
-    for place, column in enumerate(keys):
-        column |= place
+    keys |= np.arange(len(keys))[:, None]
     return keys, decimals, others
 
 
@@ -339,12 +352,14 @@ def _long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
     return _Piece(block, at_zero, [(position, gap, fall[hit])])
 
 
-def _alone(log: ScoreArrays, rule: RegretRule, block: Block) -> Iterator[_Piece]:
-    """Yield the falls of the regret of the top action alone, of short rows: no order, only the two best scores."""
+def _alone(log: ScoreArrays, rule: RegretRule, block: Block) -> tuple[_Piece, Indices]:
+    """Return the falls of the regret of the top action alone, of short rows, and the rows left out.
+
+    No order is needed, only the two best scores.
+    """
     scores, worth = as_recorded(block.of(log.primary), log.score_digits), block.of(log.loss_scores)
     if len(scores) == 1:
-        yield _Piece(block, np.zeros(int(scores.shape[1])), [])
-        return
+        return _Piece(block, np.zeros(int(scores.shape[1])), []), np.zeros(0, np.int64)
     top, second = np.maximum(scores[0], scores[1]), np.minimum(scores[0], scores[1])
     own = _either(scores[1] > scores[0], worth[1], worth[0])
     for score, value in zip(scores[2:], worth[2:], strict=True):
@@ -354,9 +369,7 @@ def _alone(log: ScoreArrays, rule: RegretRule, block: Block) -> Iterator[_Piece]
     decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), log.score_digits)
     best = worth.max(axis=0)
     own[others] = best[others]
-    yield _single_falls(block, rule, decimals, top - second, own, best)
-    if len(others):
-        yield from _alone(log, rule, block.some(others))
+    return _single_falls(block, rule, decimals, top - second, own, best), others
 
 
 def _either(first: Bools, one: Floats, other: Floats) -> Floats:

@@ -25,6 +25,7 @@ _LARGEST_SINGLE: Final = float(np.finfo(np.float32).max)
 _LAST_EXACT_POWER: Final = 22  # 10^22 is the largest power of ten that a float64 holds exactly
 _FEW_DECADES: Final = 4
 _NEARLY_ALL: Final = 8  # an eighth of the rows may be left to a second round
+_FEW_ROWS: Final = 1 << 11  # up to here another round costs more than decimals of their own
 _NO_ROWS: Final = np.zeros(0, np.int64)
 _NETWORKS: Final[dict[int, tuple[tuple[int, int], ...]]] = {
     1: (),
@@ -89,12 +90,14 @@ def kept_decimals(largest: Floats, digits: int) -> Integers:
 def common_decimals(largest: Floats, digits: int) -> tuple[Integers, Indices]:
     """Return the decimals kept in nearly all rows, one number for them, and the rows of other decades.
 
-    Where no decade has nearly all rows: the decimals of each, and no other rows.
+    Where no decade has nearly all rows, or where there are few: the decimals of each, and no other rows.
 
     Args:
         largest: the largest absolute score of each row.
         digits: as in `kept_decimals`.
     """
+    if len(largest) <= _FEW_ROWS:
+        return kept_decimals(largest, digits), _NO_ROWS
     high = float(largest.max())
     others = np.flatnonzero(largest <= _CEILINGS[max(int(np.searchsorted(_CEILINGS, high)) - 1, 0)])
     if len(others) * _NEARLY_ALL > len(largest):

@@ -85,14 +85,6 @@ class Block:
         """Return the log's row numbers of this block."""
         return np.arange(int(self.rows.start), int(self.rows.stop)) if isinstance(self.rows, slice) else self.rows
 
-    def some(self, positions: Indices) -> "Block":
-        """Return the block of some of these rows."""
-        rows = self.row_numbers(positions)
-        if isinstance(self.flat, slice):
-            first = int(self.flat.start) + positions * self.size
-            return Block(rows, (first[:, None] + np.arange(self.size)).ravel(), self.size)
-        return Block(rows, self.flat.reshape(-1, self.size)[positions].ravel(), self.size)
-
     def row_numbers(self, positions: Indices) -> Indices:
         """Return the log's row numbers of some positions within this block."""
         return self.rows.start + positions if isinstance(self.rows, slice) else self.rows[positions]
