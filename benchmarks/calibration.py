@@ -249,8 +249,8 @@ FOOTER = """
 
 A search for thresholds sorts only the falls of the loss in buckets that hold an answer; the rest of the time goes into
 rounding, ordering each row's actions (where the Guardian sees everything, only the two best are looked at) and collecting
-the falls, block by block in the processor's cache. The whole curve is sorted on first use of its breakpoints, which doubles
-the time. Fusing the passes over each block in compiled code would save about half of what is left.
+the falls, block by block in the processor's cache. The whole curve is sorted on first use of its breakpoints, which
+takes two to three times as long. Fusing the passes over each block in compiled code would save about half of what is left.
 
 The ratios of `evaluate` miss their target because one calibration, their unit, takes half the time it once took.
 
