@@ -87,7 +87,8 @@ def test_nobody_takes_all_streams_from_others(house, monkeypatch):
     gate = house(House)
     keys = [gate.key("review")[0] for _ in range(2)]
     with Visit(gate, keys[0]) as one, Visit(gate, keys[1]) as other, one.open("/console/events", stream=True) as first:
-        assert next(first.iter_lines())
-        assert one.open("/console/events").status_code == 204
-        with other.open("/console/events", stream=True) as reply:
-            assert reply.status_code == 200
+        lines = first.iter_lines()  # which must live as long as the stream
+        assert next(lines)
+        for visit, status in ((one, 204), (other, 200)):
+            with visit.open("/console/events", stream=True) as reply:
+                assert reply.status_code == status
