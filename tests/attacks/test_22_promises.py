@@ -17,19 +17,11 @@ from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.monitoring import limits
 from conformal_arbitrage.monitoring.limits import LossSums
 from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.record import AlarmBody
 from tests.console.filled import Visit
 from tests.gateway.durability import SECRET
 from tests.gateway.house import House
+from tests.gateway.test_monitor import install_alarm
 from tests.gateway.test_renewer import DAY, N, ask, gathered, history, house
-
-
-def raise_alarm(served, version=1):
-    body = AlarmBody(
-        version=version, lifts=0, identities_sha256="other", cause="losses", audits=90, known=90, missing=0, line=0.3,
-        log_evidence=4.0,
-    )  # fmt: skip
-    assert served.with_store(lambda store: store.raise_alarm("support", body))
 
 
 @pytest.fixture
@@ -50,7 +42,7 @@ def test_a_renewal_that_races_with_the_alarm_neither_ends_safe_mode_nor_promises
         return ahead
 
     ahead = served.with_store(begin)
-    raise_alarm(served)
+    install_alarm(served)
     time.sleep(1.1)  # a certificate's time of creation is in whole seconds: this one is made after the alarm
     next = served.with_store(lambda store: successor(store, target, ahead))
     assert served.with_store(lambda store: install_successor(store, ahead, next, by="schedule")) is None
@@ -88,7 +80,7 @@ def test_the_console_offers_no_promise_that_decisions_after_the_alarm_do_not_hav
         assert visit.send_form(f"{PAGE}/install", page, certificate=other).status_code == 200
         assert "The promise becomes that of the earlier certificate again" in words(visit.open(PAGE))
 
-        raise_alarm(gate, version=2)
+        install_alarm(gate, version=2)
         shown = words(visit.open(PAGE))
         assert "the Guardian decides everything. What it promised was:" in shown
         assert "No stop has a guarantee after the alarm , and choosing another ends safe mode" in shown
@@ -115,7 +107,7 @@ def test_the_responses_api_is_in_safe_mode_after_the_alarm(tmp_path):
     with House(tmp_path, form="text", policy={"content": "full"}) as gate:
         body = {"model": "support", "input": "Say it."}
         assert gate.post("/v1/responses", body).json()["output"][0]["content"][0]["text"] == "mine"
-        raise_alarm(gate)
+        install_alarm(gate)
         document = gate.post("/v1/responses", body).json()
         assert document["output"][0]["content"][0]["text"] == "theirs"
         assert document["arbitrage"]["decided_by"] == "guardian"
@@ -129,7 +121,7 @@ def test_a_clock_that_is_set_after_the_alarm_gives_no_promise_back(tmp_path, mon
     with House(tmp_path) as gate:
         path, first = "/v1/arbitrage/policies/support", gate.certificate(alpha=0.06).to_dict()
         assert gate.put(path, {"certificate": first}).status_code == 200
-        raise_alarm(gate, version=2)
+        install_alarm(gate, version=2)
         true = Session.now
         monkeypatch.setattr(Session, "now", lambda session: true(session) + hours * 3600)  # the database's clock
         for act in (lambda: gate.post(f"{path}/rollback", {}), lambda: gate.put(path, {"certificate": first})):

@@ -74,9 +74,9 @@ def _range(samples: Sequence[SampledFalls], loss: float) -> Bracket | None:
 
     The log's is near their mean: outside their range once in 128 logs, outside twice the range hardly ever.
     """
-    found = [one.crossing(loss) for one in samples]
-    gaps = [one.gap for one in found if one is not None]
-    if len(gaps) < len(found) or max(gaps, default=0.0) == 0:
+    crossings = [one.crossing(loss) for one in samples]
+    gaps = [one.gap for one in crossings if one is not None]
+    if len(gaps) < len(crossings) or max(gaps, default=0.0) == 0:
         return None
     low, high = min(gaps), max(gaps)
     return Bracket(max(low - (high - low) / 2, 0.0), high + (high - low) / 2, 2)

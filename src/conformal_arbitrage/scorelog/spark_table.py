@@ -285,8 +285,7 @@ class SparkTable:
             return run_batches(task, batches)
 
         rows = total = 0
-        frame = self.frame.selectExpr(*(f"{_quoted(name)} as {alias}" for alias, name in self._named().items()))
-        for count, sum_of_scores, result in results_of(frame.mapInArrow(run, "result binary")):
+        for count, sum_of_scores, result in results_of(self._selected().mapInArrow(run, "result binary")):
             rows, total = rows + count, (total + sum_of_scores) % (1 << 64)
             yield result
         if (rows, total) != (len(self), self._seen.setdefault("checksum", total)):
@@ -296,6 +295,7 @@ class SparkTable:
             )
 
     def _selected(self) -> Any:
+        """Return the frame of the columns that workers read."""
         return self.frame.selectExpr(*(f"{_quoted(name)} as {alias}" for alias, name in self._named().items()))
 
     def _template(self) -> TableBatch:
