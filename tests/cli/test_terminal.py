@@ -1,7 +1,10 @@
 """What people see at a terminal of 80 columns, and what they are asked."""
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +107,29 @@ def test_an_answer_is_shown_as_text(capsys, answer, text):
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("answer")]
     assert text in line
     assert '"content"' not in line
+
+
+OUTPUTS = {
+    "> /dev/full": (2, "arbitrage: the operating system reports: [Errno 28] No space left on device\n"),
+    ">&-": (2, "arbitrage: standard output is closed; redirect it to a file or to /dev/null\n"),
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_output_that_cannot_be_written_is_one_line_and_an_exit_code(output):
+    line = f"{shlex.quote(sys.executable)} -m conformal_arbitrage keys generate {output}; exit $?"
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == OUTPUTS[output]
+
+
+@pytest.mark.parametrize("arguments", [["plan", "--alpha", "0.05"], [], ["--help"]])
+def test_the_first_line_of_an_output_is_enough_for_whoever_reads_it(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "conformal_arbitrage", *arguments]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")

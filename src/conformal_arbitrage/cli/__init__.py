@@ -1,11 +1,14 @@
 """The command line: each command parses its arguments, makes one call and prints the result.
 
-A user error is one line on stderr and exit code 2, and nothing is written.
+A user error is one line on stderr and exit code 2, and nothing is written. Output that nobody reads any more, as after
+`| head -1`, ends a command silently with exit code 141, which shells know as SIGPIPE's.
 """
 
 import io
+import os
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -34,6 +37,8 @@ from conformal_arbitrage.cli.skipping import skip_command
 from conformal_arbitrage.cli.webhooks import webhooks_command
 from conformal_arbitrage.errors import ArbitrageError
 
+_NOBODY_READS = 141
+
 
 class _Group(options.WrappingGroup):
     """A group that prints every expected error on one line."""
@@ -42,21 +47,49 @@ class _Group(options.WrappingGroup):
         """Run a command; exit with code 2 after a user error."""
         if not kwargs.pop("standalone_mode", True):
             return super().main(*args, standalone_mode=False, **kwargs)
+        if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] - which it is under `>&-`
+            _fail("standard output is closed; redirect it to a file or to /dev/null")
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a terminal without "±" shows "?" instead of failing
+        output = sys.stdout
         try:
-            raise SystemExit(super().main(*args, standalone_mode=False, **kwargs) or 0)
+            raise SystemExit(self._run(*args, **kwargs))
+        except (ArbitrageError, click.ClickException) as error:
+            _fail(error.format_message() if isinstance(error, click.ClickException) else str(error))
+        except click.Abort:
+            _fail("interrupted", 130)
+        except OSError as error:  # a full disk, most often under the output itself
+            _drop(output)
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(_NOBODY_READS) from error
+            _fail(f"the operating system reports: {error}")
+        except SystemExit as error:  # Click and Rich end so, with code 1, after a broken pipe
+            if sys.stdout is output and not isinstance(error.__context__, BrokenPipeError):
+                raise
+            _drop(output)
+            raise SystemExit(_NOBODY_READS) from error
+
+    def _run(self, *args: Any, **kwargs: Any) -> int:
+        try:
+            status = super().main(*args, standalone_mode=False, **kwargs) or 0
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.ctx.get_help() if error.ctx else "")
-            raise SystemExit(0) from error
-        except (ArbitrageError, click.ClickException) as error:
-            text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            click.echo(f"arbitrage: {' '.join(text.split())}", err=True)
-            raise SystemExit(2) from error
-        except click.Abort as error:
-            click.echo("arbitrage: interrupted", err=True)
-            raise SystemExit(130) from error
+            status = 0
+        sys.stdout.flush()
+        return status
+
+
+def _fail(message: str, status: int = 2) -> NoReturn:
+    with suppress(OSError):  # an error stream that is full takes nothing
+        click.echo(f"arbitrage: {' '.join(message.split())}", err=True)
+    raise SystemExit(status)
+
+
+def _drop(output: TextIO) -> None:
+    """Let what is left in the buffer of standard output go nowhere, or the interpreter would try again at its end."""
+    if output is sys.__stdout__:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
