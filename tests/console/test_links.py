@@ -278,6 +278,18 @@ def test_an_administrator_sees_what_is_out_and_revokes_it(gate):
     assert admin.open(bob).status_code == 410
 
 
+def test_revoking_all_links_closes_one_whose_vote_could_still_be_taken_back(gate):
+    one = gate(review={"wait": 1.0, "undo": 60.0})
+    asked(one).result()
+    path, visit = link(one), Visit(one)
+    done = visit.send_form(path, visit.open(path), choice="1")
+    assert "Recorded" in words(done)
+    admin = Visit(one, one.key("admin", "root")[0])
+    assert admin.send_form("/console/team/links", admin.open("/console/team"), team=TEAM).status_code == 200
+    back = acted(visit, path, done, "undo")
+    assert (back.status_code, "A letter." in words(back)) == (410, False)  # and the vote counts in time
+
+
 def post(visit, one, token, page):
     form = {"csrf": token_of(page.text), "choice": "1"}
     return visit.post(f"{one.url}/console/links/{token}", data=form, timeout=60, allow_redirects=False)

@@ -14,6 +14,7 @@ from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.store import Audit, MenuQuestion, TextQuestion
 from tests.gateway.house import (
     DECISION,
+    QUESTION,
     SURE,
     UNSURE,
     error_of,
@@ -94,6 +95,25 @@ def test_in_shadow_mode_a_primary_that_fails_is_recorded_and_a_guardian_that_fai
     gateway.guardian.reply = votes(0, 1)
     log = ScoreLog.read(exported(gateway, "--score-log"))
     assert log.missing.tolist() == [False, True]
+
+
+def test_in_shadow_mode_too_the_safe_action_is_given_if_the_guardian_fails(house, caplog):
+    gateway = house(policy={"mode": "shadow"}, guardian=failing(), task={"safe_action": "c"})
+    [answer] = gateway.decide().json()["answers"]
+    assert (answer["choice"], answer["arbitrage"]["decided_by"]) == ("c", "fallback")
+    assert answer["arbitrage"]["guarantee"] == "none"
+    [record] = gateway.records()
+    assert (record.decided_by, record.decision.action, record.decision.legs[1].scores) == ("fallback", 2, None)
+    refused = gateway.decide({**DECISION, "questions": [{**QUESTION, "choices": [{"value": "x"}, {"value": "y"}]}]})
+    error_of(refused, 502, "guardian_failed")
+    assert "the safe action 'c' is not one of the actions" in caplog.text
+
+
+def test_in_shadow_mode_too_the_safe_answer_is_given_if_the_guardian_fails(house):
+    gateway = house(form="text", policy={"mode": "shadow"}, guardian=failing(), task={"safe_answer": "Please call us."})
+    reply = gateway.chat().json()
+    assert reply["choices"][0]["message"]["content"] == "Please call us."
+    assert (reply["arbitrage"]["decided_by"], reply["arbitrage"]["guarantee"]) == ("fallback", "none")
 
 
 def test_free_text_is_shadowed_too(house):

@@ -198,9 +198,10 @@ def test_late_callers_get_the_safe_action_if_that_is_the_policy(crew):
     held = ann.wait()
     assert call.result().json()["answers"][0]["arbitrage"]["decided_by"] == "fallback"
     assert ann.vote(held, 1).json() == {"counts_in": 0.0}  # late: nothing tells her
-    assert [record.decided_by for record in house.records()] == ["fallback", "fallback"] or all(
-        record.completion.decided_by == "fallback" for record in house.records()
-    )
+    for record in house.records():
+        assert (record.completion.decided_by, record.decision.action) == ("fallback", 2)
+        assert record.decision.legs[1].scores is None  # a row without a score of the Guardian, whatever was given
+        assert record.decision.no_guarantee
 
 
 def test_a_deadline_without_a_safe_action_is_an_error_that_is_kept(crew):
@@ -210,6 +211,20 @@ def test_a_deadline_without_a_safe_action_is_an_error_that_is_kept(crew):
     done = until(lambda: (found := house.get(location).json())["status"] != "waiting" and found)
     assert (done["status"], done["reply"]["error"]["code"]) == ("expired", "review_expired")
     error_of(asked(house, key="k").result(), 504, "review_expired")
+
+
+@pytest.mark.parametrize("review", [{"late": "fallback"}, {"deadline": 1.0}], ids=["nobody there", "deadline"])
+def test_in_shadow_mode_too_late_callers_get_the_safe_action_where_the_menu_has_it(crew, review):
+    house, _ = crew(review=review, task={"safe_action": "c"}, policy={"mode": "shadow"})
+    [answer] = asked(house, key="k").result().json()["answers"]
+    assert (answer["choice"], answer["arbitrage"]["decided_by"]) == ("c", "fallback")
+    assert answer["arbitrage"]["guarantee"] == "none"
+    [record] = house.records()
+    assert (record.completion.decided_by, record.decision.action) == ("fallback", 2)
+    assert record.decision.legs[1].scores is None  # a row without a score of the Guardian, whatever was given
+    other = [{**DECISION["questions"][0], "choices": [{"value": "x"}, {"value": "y"}]}]
+    refused = error_of(asked(house, {**DECISION, "questions": other}).result(), 504, "review_expired")
+    assert "the safe action 'c' is not one of the actions" in refused["message"]
 
 
 def test_of_three_questions_one_goes_to_people(crew):

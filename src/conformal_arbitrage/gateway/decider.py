@@ -21,14 +21,9 @@ from conformal_arbitrage.gateway.audit_rows import drawn_audit, rule_candidates
 from conformal_arbitrage.gateway.cascades import chain_answers
 from conformal_arbitrage.gateway.held_turns import held_turn
 from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair, TextPair, identities_of_pair
-from conformal_arbitrage.gateway.shadow import shadow_menu, shadow_text, with_guardian_leg
+from conformal_arbitrage.gateway.shadow import concluded, shadow_menu, shadow_text
 from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
-from conformal_arbitrage.live.policy import (
-    ConformalArbitrage,
-    ConformalRouter,
-    scored,
-    top_of,
-)
+from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter, scored
 from conformal_arbitrage.scorers.answers import answer_text
 from conformal_arbitrage.scorers.rendering import unseen, unseen_by
 from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
@@ -177,9 +172,7 @@ class Decider:
         if rule is not None:
             return self._outcome(start.case, await rule.ask_guardian(query, start.pending))
         leg = await (start.asking or scored("guardian", start.pair.guardian, query))
-        chosen = None if leg.scores is None else top_of(leg.scores)
-        answer = None if chosen is None else query.actions[chosen]
-        return self._outcome(start.case, with_guardian_leg(start.pending, leg, chosen, answer))
+        return self._outcome(start.case, concluded(start.pair, query, start.pending, leg))
 
     async def text(
         self,

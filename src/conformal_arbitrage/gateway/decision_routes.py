@@ -34,7 +34,7 @@ from conformal_arbitrage.gateway.decider import Decider, Outcome
 from conformal_arbitrage.gateway.idempotency import Idempotency, Turn, begun_otherwise
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.middleware import POLICY, Incoming
-from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
+from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable, remedy_of
 from conformal_arbitrage.gateway.responses_replies import ResponseShape
 from conformal_arbitrage.gateway.responses_requests import read_response
 from conformal_arbitrage.gateway.review_turns import ENDED, ReviewTurns, error_again, request_again
@@ -80,7 +80,7 @@ class DecisionRoutes:
                 turn.several = len(queries) > 1
                 calls = [self._choose(turn, place, policy, query, request) for place, query in enumerate(queries)]
                 outcomes = await all_settled(calls)
-                _require_answers(outcomes)
+                _require_answers(policy, outcomes)
                 await self._commit(turn, policy, outcomes, decisions_reply(policy, body.questions, outcomes), start)
         return _response(turn)
 
@@ -116,7 +116,7 @@ class DecisionRoutes:
             if turn.response is None:
                 start = time.perf_counter()
                 outcome = await self._decide(turn, policy, chat, menu, request)
-                _require_answers([outcome])
+                _require_answers(policy, [outcome])
                 reply = shape.whole(policy, outcome, menu)
                 await self._commit(turn, policy, [outcome], reply, start)
         return _response(turn)
@@ -183,7 +183,7 @@ class DecisionRoutes:
             return await self._choose(turn, 0, policy, query, request, _session(chat))
         outcome = await _last(await self._text(turn, policy, chat, request))
         if policy.settings.review.tool_calls:
-            _require_answers([outcome])
+            _require_answers(policy, [outcome])
             outcome = await self._calls.reviewed(turn, policy, outcome, chat, request)
         return outcome
 
@@ -328,7 +328,7 @@ class DecisionRoutes:
         start: float,
     ) -> None:
         """Commit a finished answer and send it in pieces; record it if the caller leaves before the last."""
-        _require_answers([outcome])
+        _require_answers(policy, [outcome])
         reply = shape.streamed(policy, outcome, menu)
         await self._commit(turn, policy, [outcome], reply, start)
         turn.opened = str(outcome.decision.id)
@@ -398,7 +398,7 @@ async def _last(steps: AsyncGenerator[Outcome | Chunk]) -> Outcome:
     return outcome
 
 
-def _require_answers(outcomes: Sequence[Outcome]) -> None:
+def _require_answers(policy: LivePolicy, outcomes: Sequence[Outcome]) -> None:
     """Refuse to answer if the Guardian failed; the records are kept nevertheless.
 
     Raises:
@@ -406,9 +406,7 @@ def _require_answers(outcomes: Sequence[Outcome]) -> None:
     """
     for outcome in outcomes:
         if outcome.decision.answer is None:
-            raise guardian_failure(
-                outcome.decision.legs[-1], "set safe_action or safe_answer in [task] to continue without it"
-            )
+            raise guardian_failure(outcome.decision.legs[-1], remedy_of(policy.pair))
 
 
 def _finish_of(policy: LivePolicy, outcome: Outcome) -> str:

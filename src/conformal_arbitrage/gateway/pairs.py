@@ -50,29 +50,32 @@ def _people(models: Models, policy: str, terms: ReviewTerms, desk: Desk | None) 
         )
     guardian = ReviewScorer(terms, None) if desk is None else desk.serve(policy, terms)
     primary = models.scorer("primary", models.config.section_of(policy, "primary"))
-    return MenuPair(primary=primary, guardian=guardian, review=terms)
+    return MenuPair(primary=primary, guardian=guardian, review=terms, fallback=models.config.task.safe_action)
 
 
 def _pair(models: Models, primary: str, guardian: str, form: Form, quota: Quota | None) -> ModelPair:
+    task = models.config.task
     if form == "menu":
         scorer = models.scorer("guardian", guardian)
         guarded = scorer if quota is None else QuotaScorer(scorer, quota)
-        return MenuPair(primary=models.scorer("primary", primary), guardian=guarded)
+        return MenuPair(primary=models.scorer("primary", primary), guardian=guarded, fallback=task.safe_action)
     answerer = models.answerer("guardian", guardian)
     limited = answerer if quota is None else QuotaAnswerer(answerer, quota)
-    return TextPair(primary=models.answerer("primary", primary), guardian=limited)
+    return TextPair(primary=models.answerer("primary", primary), guardian=limited, fallback=task.safe_answer)
 
 
 def _cascade(models: Models, form: Form, quota: Quota | None) -> ModelPair:
     """Return the models of a cascade, each policy's own."""
+    task = models.config.task
     if form == "menu":
         scorers, name, scorer = models.cascade_scorers()
         guarded = scorer if quota is None else QuotaScorer(scorer, quota)
         first = next(iter(scorers.values()))
-        return MenuPair(primary=first, guardian=guarded, models=scorers, guardian_name=name)
+        return MenuPair(primary=first, guardian=guarded, models=scorers, guardian_name=name, fallback=task.safe_action)
     answerers, name, answerer = models.cascade_answerers()
     limited = answerer if quota is None else QuotaAnswerer(answerer, quota)
-    return TextPair(primary=next(iter(answerers.values())), guardian=limited, models=answerers, guardian_name=name)
+    primary = next(iter(answerers.values()))
+    return TextPair(primary=primary, guardian=limited, models=answerers, guardian_name=name, fallback=task.safe_answer)
 
 
 def check_spending(config: Config, models: Models) -> None:

@@ -54,24 +54,29 @@ UNSIGNED = "unsigned"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MenuPair:
-    """The two models over menus; of a cascade, `models` has all before the Guardian. `review` is about people, if any."""
+    """The two models over menus; of a cascade, `models` has all before the Guardian. `review` is about people, if any.
+
+    `fallback` is what is given if the Guardian fails, in every mode; None if that is an error.
+    """
 
     primary: Scorer
     guardian: Scorer
     models: Mapping[str, Scorer] = field(default_factory=dict[str, Scorer])
     guardian_name: str = "guardian"
     review: ReviewTerms | None = None
+    fallback: str | None = None
     form: ClassVar[Form] = "menu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPair:
-    """The two models in free text; for a cascade as in `MenuPair`."""
+    """The two models in free text; for a cascade, and if the Guardian fails, as in `MenuPair`."""
 
     primary: Answerer
     guardian: Answerer
     models: Mapping[str, Answerer] = field(default_factory=dict[str, Answerer])
     guardian_name: str = "guardian"
+    fallback: str | None = None
     review: ClassVar[None] = None
     form: ClassVar[Form] = "text"
 
@@ -93,6 +98,13 @@ def identities_of_pair(pair: ModelPair, group: str | None = None) -> dict[str, I
         }
     models: dict[str, Identity] = {"primary": dict(pair.primary.identity), "guardian": dict(pair.guardian.identity)}
     return models if group is None else {**models, "group": {"source": group}}
+
+
+def remedy_of(pair: ModelPair) -> str:
+    """Return what to do about a question that the Guardian did not answer, and for which there was no safe action either."""
+    if pair.fallback is None:
+        return f"set {'safe_action' if pair.form == 'menu' else 'safe_answer'} in [task] to continue without it"
+    return f"the safe action {pair.fallback!r} is not one of the actions of this question"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

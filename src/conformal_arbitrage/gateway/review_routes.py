@@ -75,7 +75,8 @@ class ReviewRoutes:
     async def revoke_links(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/reviews/links/revoke: no link that was sent works any more."""
         whose: RevokedLinks = converted(decoded(request.content, self._config), RevokedLinks)
-        return json_response({"revoked": await self._store.revoke_links(whose.reviewer)})
+        count = await self._store.revoke_links(whose.reviewer, policies=request.caller.policies)
+        return json_response({"revoked": count})
 
     async def renew(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/reviews/{token}/renew."""

@@ -14,7 +14,7 @@ from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.decider import Decider, MenuStart, Outcome
 from conformal_arbitrage.gateway.idempotency import Idempotency, Turn
 from conformal_arbitrage.gateway.middleware import DECISION_ID, Incoming, error_document, incoming_again
-from conformal_arbitrage.gateway.policy_table import LivePolicy
+from conformal_arbitrage.gateway.policy_table import LivePolicy, remedy_of
 from conformal_arbitrage.gateway.reviewing import EXPIRED, PENDING, Desk
 from conformal_arbitrage.live.policy import ConformalArbitrage
 from conformal_arbitrage.live.reviews import ReviewTerms
@@ -86,7 +86,7 @@ class ReviewTurns:
             return error if policy.pair.review is None else await self._pending(turn, policy.pair.review)
         if not isinstance(error, GuardianError):
             return None
-        refusal = _expired(list(turn.outcomes.values()))
+        refusal = _expired(policy, list(turn.outcomes.values()))
         await self._commit_refusal(turn, policy, saved_error(refusal))
         return refusal
 
@@ -144,14 +144,12 @@ class ReviewTurns:
         ]
 
 
-def _expired(outcomes: Sequence[Outcome]) -> RequestError:
+def _expired(policy: LivePolicy, outcomes: Sequence[Outcome]) -> RequestError:
     """Return what a caller is told about whose question people have not decided in time."""
     id = next(outcome.event.id for outcome in outcomes if outcome.decision.answer is None)
     headers = {DECISION_ID: id, "x-should-retry": "false"}
-    return RequestError(
-        "nobody decided in time, and there is no safe action; set safe_action in [task] to continue without a decision",
-        status=504, code=EXPIRED, headers=headers,
-    )  # fmt: skip
+    message = f"nobody decided in time, or nobody could tell; {remedy_of(policy.pair)}"
+    return RequestError(message, status=504, code=EXPIRED, headers=headers)
 
 
 def saved_error(error: RequestError) -> SavedResponse:

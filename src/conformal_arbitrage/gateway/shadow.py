@@ -1,10 +1,12 @@
 """Shadow mode: all models are asked, the Guardian's answer is given, and what the others said is recorded.
 
+If the Guardian fails, the safe action or answer is given, as in any other mode.
+
 Knows nothing of records or of how a caller is answered.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -12,7 +14,16 @@ from msgspec.structs import replace
 
 from conformal_arbitrage.gateway.cascades import all_answered, all_scored
 from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair, TextPair
-from conformal_arbitrage.live.policy import answered, margin_of, scored, sighted
+from conformal_arbitrage.live.policy import (
+    answered,
+    margin_of,
+    scored,
+    sighted,
+    top_of,
+    with_answer,
+    with_leg,
+    with_safe_action,
+)
 from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Spent
 
 _Reply = TypeVar("_Reply")
@@ -39,8 +50,8 @@ async def shadow_text(
             confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
             pending = _shadowed(policy, request, (0.0, confidence), first, *(leg for leg, _ in others))
             yield pending
-        leg, answer = await asking
-        yield with_guardian_leg(pending, leg, None if answer is None else 0, None if answer is None else answer.message)
+        decision = with_answer(pending, await asking, pair.fallback)
+        yield decision if decision.answer is None else replace(decision, action=0)
 
 
 @asynccontextmanager
@@ -59,11 +70,13 @@ async def cancelled(task: "asyncio.Task[Any]") -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def with_guardian_leg(
-    pending: Decision, leg: Leg, chosen: int | None, answer: str | Mapping[str, Any] | None
-) -> Decision:
-    """Return a shadow decision with the Guardian's leg; without an answer if that failed."""
-    return replace(pending, action=chosen, answer=answer, legs=(*pending.legs, leg), spent=pending.spent + leg.spent)
+def concluded(pair: MenuPair, query: Query, pending: Decision, leg: Leg) -> Decision:
+    """Return a shadow decision with the Guardian's leg; if that failed, with the safe action, or with none."""
+    both = with_leg(pending, leg)
+    if leg.scores is None:
+        return with_safe_action(both, query, pair.fallback)
+    chosen = top_of(leg.scores)
+    return replace(both, action=chosen, answer=query.actions[chosen])
 
 
 def _shadowed(

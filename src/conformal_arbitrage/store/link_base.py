@@ -90,6 +90,20 @@ class LinkStore(Protocol):
         """Return the links that could still be used, those that end first at the top."""
         ...
 
-    async def revoke_links(self, reviewer: str | None = None, *, id: str | None = None) -> int:
-        """Revoke the links of a person, a single one, or all; return how many could still be used."""
+    async def revoke_links(
+        self,
+        reviewer: str | None = None,
+        *,
+        id: str | None = None,
+        team: str | None = None,
+        policies: Collection[str] | None = None,
+    ) -> int:
+        """Revoke links, those whose vote can still be taken back too; return how many could still be used.
+
+        Args:
+            reviewer: of this person only.
+            id: this one only.
+            team: to questions of this team only.
+            policies: and of these policies only.
+        """
         ...

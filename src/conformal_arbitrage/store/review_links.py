@@ -8,7 +8,7 @@ Knows nothing of secrets, addresses or pages.
 """
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from conformal_arbitrage.store.base import Subscriptions
@@ -201,15 +201,16 @@ def sent_links(session: Session) -> list[SentLink]:
     ]
 
 
-def revoke_links(session: Session, *, reviewer: str | None, id: str | None) -> int:
+def revoke_links(session: Session, only: Mapping[str, str | None], policies: Collection[str] | None) -> int:
     """Revoke links that could still be used, and those whose vote could be taken back, which would open them again."""
     now = session.now()
-    count = 0
-    for used in ("is null", "is not null"):
-        revoked = session.run(
-            f"update review_links set revoked = ? where used {used} and revoked is null and expires > ? "
-            "and reviewer = coalesce(?, reviewer) and id = coalesce(?, id)",
-            *(now, now, reviewer, id),
-        )
-        count += revoked if used == "is null" else 0
-    return count
+    columns = {"reviewer": "l.reviewer", "id": "l.id", "team": "r.team"}
+    limits = [(f"{columns[name]} = ?", [value]) for name, value in only.items() if value is not None]
+    if policies is not None:
+        limits.append((f"r.policy in ({', '.join('?' * len(policies))})" if policies else "1 = 0", [*policies]))
+    rows = session.rows(
+        "update review_links set revoked = ? where id in (select l.id from review_links l join reviews r on r.id = l.item "
+        f"where l.revoked is null and l.expires > ?{''.join(f' and {limit}' for limit, _ in limits)}) returning used",
+        *(now, now, *(value for _, values in limits for value in values)),
+    )
+    return sum(used is None for (used,) in rows)

@@ -200,9 +200,17 @@ class SQLReviews(SQLJobs):
         """See `LinkStore.sent_links`."""
         return await self._read(review_links.sent_links)
 
-    async def revoke_links(self, reviewer: str | None = None, *, id: str | None = None) -> int:
+    async def revoke_links(
+        self,
+        reviewer: str | None = None,
+        *,
+        id: str | None = None,
+        team: str | None = None,
+        policies: Collection[str] | None = None,
+    ) -> int:
         """See `LinkStore.revoke_links`."""
-        return await self._write(lambda session: review_links.revoke_links(session, reviewer=reviewer, id=id))
+        only = {"reviewer": reviewer, "id": id, "team": team}
+        return await self._write(lambda session: review_links.revoke_links(session, only, policies))
 
     async def second_opinions(self, *, days: float = 90.0) -> list[tuple[str, SecondOpinion]]:
         """See `ReviewStore.second_opinions`."""

@@ -83,11 +83,10 @@ class LinkPage:
 
     async def revoke(self, visit: Visit) -> Response:
         """POST /console/team/links: revoke one link, or all of a team."""
-        id, team = visit.form.get("id", ""), visit.form.get("team", "")
-        for link in await self._parts.store.sent_links():
-            if (id or team) and id in ("", link.id) and team in ("", link.team) and visit.who.sees(link.policy):
-                await self._parts.store.revoke_links(id=link.id)
-                _log.info("a link of %s was revoked by %s", link.reviewer, visit.who.key_id)
+        id, team = visit.form.get("id") or None, visit.form.get("team") or None
+        if id or team:
+            count = await self._parts.store.revoke_links(id=id, team=team, policies=visit.who.policies)
+            _log.info("%d links were revoked by %s", count, visit.who.key_id)
         return redirect("/console/team")
 
     async def _opened(self, visit: Visit) -> ReviewLink | None:
