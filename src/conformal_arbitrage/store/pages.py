@@ -31,7 +31,9 @@ PAGE_BYTES = 4 * 2**20
 """How much of stored text a page may hold, beyond its last record."""
 
 _FIRST, _MOST = 8, 64
-"""How many records are read at a time: few until their size is known, and never so many that other threads wait."""
+"""How many records are read at a time: few until they are known to be small, and never so many that other threads wait."""
+_TOGETHER = 50
+"""How many ranges of an index are searched by one statement."""
 _MOST_PLACES = 512
 """How many decisions are found at a time, by their ids."""
 
@@ -85,7 +87,7 @@ def page(session: Session, wanted: RecordFilter, limit: int) -> list[DecisionRec
                     size += length
                     if size >= PAGE_BYTES:
                         break
-            end, count = batch[-1], min(2 * count, _MOST)
+            end, count = batch[-1], _MOST if size < PAGE_BYTES // _FIRST else min(2 * count, _MOST)
     return page
 
 
@@ -114,14 +116,16 @@ def _ranges(session: Session, wanted: RecordFilter) -> Iterator[Mapping[str, str
     yield from ranges
 
 
-def _values(session: Session, column: str, fixed: Mapping[str, str]) -> Iterator[str]:
-    """Yield the values of an index's column after those that are fixed, each by one search."""
-    conditions = " and ".join(["kind = 'decision'", *(f"{name} = ?" for name in fixed), f"{column} > ?"])
-    value: str | None = ""
-    while value is not None:
-        [(value,)] = session.rows(f"select min({column}) from events where {conditions}", *fixed.values(), value)
-        if value is not None:
-            yield value
+def _values(session: Session, column: str, fixed: Mapping[str, str]) -> Sequence[str]:
+    """Return the values of an index's column after those that are fixed, each by one search."""
+    conditions = " and ".join(["kind = 'decision'", *(f"{name} = ?" for name in fixed), f"{column} >"])
+    rows = session.rows(
+        f"with recursive step (value) as (select min({column}) from events where {conditions} '' union all "
+        f"select (select min({column}) from events where {conditions} step.value) from step where value is not null) "
+        "select value from step where value is not null",
+        *(*fixed.values(), *fixed.values()),
+    )
+    return [value for (value,) in rows]
 
 
 def _places(
@@ -138,10 +142,17 @@ def _places(
     values = [value for group in bounds.values() for value in group]
     others = [_NOT_REPLACED] if wanted.decided_by == "guardian" else []
     places: set[_Place] = set()
-    for one in ranges:
-        where = " and ".join(["kind = 'decision'", *(f"{name} = ?" for name in one), *bounds, *others])
-        sql = f"select at, id from events where {where} order by at desc, id desc limit ?"
-        places |= {(at, id) for at, id in session.rows(sql, *one.values(), *values, count)}
+    for first in range(0, len(ranges), _TOGETHER):
+        parts = ranges[first : first + _TOGETHER]
+        where = (
+            " and ".join(["kind = 'decision'", *(f"{name} = ?" for name in one), *bounds, *others]) for one in parts
+        )
+        sql = " union all ".join(
+            f"select at, id from (select at, id from events where {each} order by at desc, id desc limit ?) part"
+            for each in where
+        )
+        rows = session.rows(sql, *(value for one in parts for value in (*one.values(), *values, count)))
+        places.update((at, id) for at, id in rows)
     if wanted.decided_by == REPLACING:
         places |= _replaced(session, wanted, bounds, values, count)
     return sorted(places, reverse=True)[:count]

@@ -128,8 +128,10 @@ class DecisionsPage:
                 since=wanted.since, until=wanted.until,
             )  # fmt: skip
 
-        page = await read(wanted.before or None, PAGE)  # which ends early if its records are large
-        return page, page[-1].id if page and await read(page[-1].id, 1) else None
+        page = await read(wanted.before or None, PAGE + 1)
+        if len(page) > PAGE:
+            return page[:PAGE], page[PAGE - 1].id
+        return page, page[-1].id if page and await read(page[-1].id, 1) else None  # a page of large records ends early
 
     async def _marked(self, wanted: DecisionFilter, mark: Mark) -> tuple[list[DecisionRecord], str | None]:
         """Return those of marked decisions that someone in particular decided, as far as it is looked for them at once."""
