@@ -15,6 +15,7 @@ from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import ConfigError, StaleCalibrationError, StoreError
 from conformal_arbitrage.gateway import application
 from conformal_arbitrage.gateway.auth import FIRST_KEY, admit_first_key, new_key
+from conformal_arbitrage.gateway.certificate_files import install_files
 from conformal_arbitrage.gateway.preparation import prepare
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import PostgresStore, open_store
@@ -263,6 +264,21 @@ def test_gateways_that_start_at_once_create_the_first_key_once(where, monkeypatc
 
     created, keys = asyncio.run(story())
     assert [key.id for key in keys] == created
+
+
+def test_gateways_that_start_at_once_install_a_certificate_file_once(folder, secret):
+    config = read_config(folder / "arbitrage.toml")
+
+    async def story():
+        stores = [await open_store(config.gateway.database) for _ in range(4)]
+        installed = await asyncio.gather(*(install_files(config, store, lambda *_: None) for store in stores))
+        certificate(0.2).save(folder / "certificate.json")
+        installed += await asyncio.gather(*(install_files(config, store, lambda *_: None) for store in stores))
+        for store in stores:
+            await store.close()
+        return [version.version for versions in installed for version in versions]
+
+    assert asyncio.run(story()) == [1, 2]
 
 
 def test_so_many_connections_to_postgresql_as_are_configured(server):  # noqa: F811 - the fixture

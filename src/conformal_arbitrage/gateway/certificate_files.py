@@ -49,7 +49,10 @@ async def _install_file(
     version = None
     if not history or (changed and not active):
         check(name, document)
-        version = await store.install(name, document, by="configuration")
+        newest = history[0].version if history else 0
+        version = await store.install(name, document, by="configuration", after=newest)
+        if version is None:  # another gateway was first, most likely with the same file
+            return await _install_file(store, name, path, check)
     if sha256 != last:
         await store.note_configured(name, sha256)
     return version

@@ -449,7 +449,8 @@ class PolicyTable:
         if dry_run:
             return None
         version = await self._store.install(name, certificate, by=by)
-        await self._take_up(version)
+        if version is not None:
+            await self._take_up(version)
         return version
 
     async def forfeits(self, name: str, certificate: JSONObject) -> str | None:

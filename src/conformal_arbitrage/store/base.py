@@ -383,8 +383,10 @@ class Store(LedgerStore, RowStore, ConsoleStore, ReviewStore, LinkStore, Protoco
         """Return all versions of a policy, newest first."""
         ...
 
-    async def install(self, name: str, certificate: JSONObject, *, by: str) -> PolicyVersion:
-        """Make a certificate the active version of a policy."""
+    async def install(
+        self, name: str, certificate: JSONObject, *, by: str, after: int | None = None
+    ) -> PolicyVersion | None:
+        """Make a certificate the active version of a policy; return None if another one was since version `after`."""
         ...
 
     async def succeed(self, name: str, certificate: JSONObject, *, by: str, after: int) -> PolicyVersion | None:

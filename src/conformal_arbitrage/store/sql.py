@@ -330,9 +330,13 @@ def prospect(session: Session, name: str, certificate: JSONObject) -> PolicyVers
     return _watched(session, Notices(notices(session, name)), version)
 
 
-def install(session: Session, name: str, certificate: str, *, by: str) -> PolicyVersion:
-    """Add a version with a new certificate."""
+def install(
+    session: Session, name: str, certificate: str, *, by: str, after: int | None = None
+) -> PolicyVersion | None:
+    """Add a version with a new certificate, unless one was added since version `after`."""
     version = _next_version(session, name)
+    if after is not None and version != after + 1:
+        return None
     return _add_version(session, name, version, origin=version, certificate=certificate, by=by)
 
 

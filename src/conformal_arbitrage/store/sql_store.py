@@ -277,13 +277,16 @@ class SQLStore(SQLConsole, SQLReviews):
         """See `Store.policy_history`."""
         return await self._scan(lambda session: operations.policy_history(session, name))
 
-    async def install(self, name: str, certificate: JSONObject, *, by: str) -> PolicyVersion:
+    async def install(
+        self, name: str, certificate: JSONObject, *, by: str, after: int | None = None
+    ) -> PolicyVersion | None:
         """See `Store.install`."""
         text = encode_json(certificate, f"the certificate of {name}")
 
-        def install(session: Session) -> PolicyVersion:
-            version = operations.install(session, name, text, by=by)
-            deliveries.announce_installation(session, self._webhooks, version)
+        def install(session: Session) -> PolicyVersion | None:
+            version = operations.install(session, name, text, by=by, after=after)
+            if version is not None:
+                deliveries.announce_installation(session, self._webhooks, version)
             return version
 
         return await self._write(install)
