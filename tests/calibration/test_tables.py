@@ -46,13 +46,14 @@ def rows_of(seed, n=60, kind="unit", *, holes=True):
     return rows
 
 
-def in_memory(rows):
-    return ScoreLog.from_arrays([p for _, p, _ in rows], [g for *_, g in rows], id=[id for id, *_ in rows])
+def in_memory(rows, *, single=False):
+    primary = [p if p is None or not single else np.array(p, np.float32) for _, p, _ in rows]
+    return ScoreLog.from_arrays(primary, [g for *_, g in rows], id=[id for id, *_ in rows])
 
 
-def duckdb_table(path, rows):
+def duckdb_table(path, rows, kind="double[]"):
     with duckdb.connect(str(path)) as connection:
-        connection.execute('create or replace table scores (id text, "primary" double[], guardian double[])')
+        connection.execute(f'create or replace table scores (id text, "primary" {kind}, guardian double[])')
         if rows:
             connection.executemany("insert into scores values (?, ?, ?)", rows)
     return ScoreTable(address=str(path), table="scores")
@@ -63,8 +64,8 @@ def differing(one, other):
     return {n: (getattr(one, n), getattr(other, n)) for n in names if getattr(one, n) != getattr(other, n)}
 
 
-def check(table, rows, alpha, **keywords):
-    log = in_memory(rows)
+def check(table, rows, alpha, *, single=False, **keywords):
+    log = in_memory(rows, single=single)
     bound = 1 if np.nanmin(log.guardian, initial=0.0) >= 0 else 3
     expected = calibrate(log, alpha, missing_guardian="worst_case", loss_bound=bound, **keywords)
     certificate = calibrate(table, alpha, missing_guardian="worst_case", loss_bound=bound, **keywords)
@@ -80,6 +81,14 @@ def test_duckdb_gives_the_certificate_of_the_rows_in_memory(tmp_path_factory, se
     path = tmp_path_factory.mktemp("tables") / "scores.duckdb"
     check(duckdb_table(path, rows), rows, ["0.05", "0.2", "0.5"][seed % 3], **keywords)
     path.unlink()
+
+
+@pytest.mark.parametrize("kind", ["unit", "coarse", "signed", "tiny"])
+def test_single_precision_counts_as_such(tmp_path, kind):
+    rows = rows_of(7, kind=kind)
+    table = duckdb_table(tmp_path / "scores.duckdb", rows, "float[]")
+    for keywords in OPTIONS:
+        assert check(table, rows, "0.2", single=True, **keywords).score_digits == 6
 
 
 def test_a_table_is_verified_and_a_change_is_seen(tmp_path):
@@ -126,6 +135,8 @@ def test_options_ids_and_addresses_that_sql_cannot_take(tmp_path):
     table = duckdb_table(tmp_path / "scores.duckdb", [*rows, rows[0]])
     with pytest.raises(ScoreLogError, match="61 rows have 60 different ids"):
         calibrate(table, 0.2, boundary="random", key=KEY)
+    with pytest.raises(ScoreLogError, match="61 rows have 60 different ids"):
+        calibrate(table, 0.2)  # a row that is there twice counts twice, whatever the boundary
     with pytest.raises(OptionError, match="by= is not computed by SQL"):
         calibrate(table, 0.2, by="group")
     with pytest.raises(ScoreLogError, match="a query failed on DuckDB"):
@@ -161,7 +172,7 @@ def test_a_postgres_that_cannot_be_reached_or_lacks_its_driver(monkeypatch):
 
 
 def test_a_table_without_rows_is_refused(tmp_path):
-    with pytest.raises(OptionError, match="up to 0 actions"):
+    with pytest.raises(ScoreLogError, match="there are no rows; give it at least one"):
         calibrate(duckdb_table(tmp_path / "scores.duckdb", []), 0.2)
 
 
@@ -187,3 +198,30 @@ def test_an_address_that_cannot_be_parsed_is_not_repeated():
     with pytest.raises(ScoreLogError, match="cannot be parsed") as caught:
         calibrate(ScoreTable(address="postgresql://u:sec%ret@h/db", table="scores"), 0.2)
     assert "sec" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ('id, "primary" as p, guardian', "no column 'primary'; it has guardian, id, p"),
+        ('id, to_json("primary") as "primary", guardian', "column 'primary' is JSON; it must be an array"),
+        ('id, "primary", [guardian] as guardian', r"column 'guardian' is DOUBLE\[\]\[\]; it must be an array"),
+        ("*, true as unfit_for_calibration", "selected by their scores"),
+        ("*, 3 as session_turns", "a log of sessions is not computed by SQL"),
+        ("nullif(id, 'q7') as id, \"primary\", guardian", "60 rows have 59 different ids"),
+    ],
+)
+def test_columns_that_are_no_scores_are_refused(tmp_path, columns, message):
+    table = duckdb_table(tmp_path / "scores.duckdb", rows_of(6, holes=False))
+    with duckdb.connect(table.address) as connection:
+        connection.execute(f'create view "a.b ""c""" as select {columns} from scores')
+    with pytest.raises((ScoreLogError, OptionError), match=message):
+        calibrate(ScoreTable(address=table.address, table='main."a.b ""c"""'), 0.2)
+
+
+def test_a_table_without_ids_has_no_random_boundary_and_a_name_is_a_name(tmp_path):
+    table = duckdb_table(tmp_path / "scores.duckdb", rows_of(6, holes=False))
+    with pytest.raises(ScoreLogError, match="there is no column 'name'"):
+        calibrate(ScoreTable(address=table.address, table="scores", id="name"), 0.2, boundary="random", key=KEY)
+    with pytest.raises(OptionError, match="is no name of a table"):
+        calibrate(ScoreTable(address=table.address, table='scores"'), 0.2)

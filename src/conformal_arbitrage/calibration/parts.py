@@ -10,7 +10,7 @@ Knows nothing of certificates.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf, nextafter
@@ -354,10 +354,15 @@ def refuse_repeated_ids(log: ScoreParts | SparkTable) -> None:
 
 
 def _refuse_unfit(log: ScoreParts | SparkTable) -> None:
-    if UNFIT in log.types:
-        raise ScoreLogError(
-            f"{log.source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
-            "audited rows only (arbitrage records export --score-log)"
-        )
+    refuse_unfit_columns(log.types, log.source)
     if log.guardian is None:
         raise OptionError(f"{log.source}: a calibration needs the Guardian's scores; name their column: guardian=")
+
+
+def refuse_unfit_columns(names: Collection[str], source: str) -> None:
+    """Refuse a log that says in its columns that its rows were selected by their scores."""
+    if UNFIT in names:
+        raise ScoreLogError(
+            f"{source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
+            "audited rows only (arbitrage records export --score-log)"
+        )

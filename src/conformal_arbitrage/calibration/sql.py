@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from conformal_arbitrage.core.search import Bracket, Collect, Fold
-from conformal_arbitrage.scorelog.tables import quoted
+from conformal_arbitrage.scorelog.tables import literal, quoted
 
 MOST_ACTIONS: Final = 8
 LARGEST_GUARDIAN: Final = 2000.0
-LARGEST_PRIMARY: Final = 1e12
+_LAST_EXACT_POWER: Final = 22  # of ten, as a float64
 _HALF_UP: Final = "'4503599627370496'::float8"  # 2^52
 _HALF_UP_SIGNED: Final = "'6755399441055744'::float8"  # 2^52 + 2^51
 _NEVER: Final = "(-9000000000000000000)::bigint"
@@ -33,6 +33,8 @@ class SqlDialect:
         divide: division of whole numbers.
         fence: keeps the planner from merging nested selects, which would repeat their expressions over and over.
         begin: begins a transaction that sees one state of the table.
+        columns: the query for the names and types of a table's columns.
+        odd: whether an array is not a plain list: of more dimensions, or not counted from 1.
     """
 
     name: str
@@ -41,6 +43,8 @@ class SqlDialect:
     divide: str
     fence: str
     begin: str
+    columns: str
+    odd: str
 
 
 POSTGRES: Final = SqlDialect(
@@ -50,9 +54,19 @@ POSTGRES: Final = SqlDialect(
     divide="/",
     fence=" offset 0",
     begin="begin isolation level repeatable read, read only",
+    columns="select attname, format_type(atttypid, null) from pg_attribute "
+    "where attrelid = {literal}::regclass and attnum > 0 and not attisdropped",
+    odd="array_ndims({0}) <> 1 or array_lower({0}, 1) <> 1",
 )
 DUCKDB: Final = SqlDialect(
-    name="DuckDB", size="len({})", nan="isnan({})", divide="//", fence="", begin="begin transaction"
+    name="DuckDB",
+    size="len({})",
+    nan="isnan({})",
+    divide="//",
+    fence="",
+    begin="begin transaction",
+    columns="select column_name, column_type from (describe select * from {table})",
+    odd="false",
 )
 
 
@@ -67,6 +81,7 @@ class FallQueries:
         guardian: the column of the Guardian's scores.
         actions: the most actions of a row.
         alone_only: whether only the top action alone can lose.
+        score_digits: significant decimals of a Primary score, 12 or 6 (single precision).
         tick_digits: one tick is 10^-tick_digits.
         worst: the loss of a row without a Guardian score, in ticks.
     """
@@ -77,19 +92,27 @@ class FallQueries:
     guardian: str
     actions: int
     alone_only: bool = True
+    score_digits: int = 12
     tick_digits: int = 12
     worst: int = 0
 
+    def columns(self) -> str:
+        """Return the query for the names and types of all columns."""
+        return self.dialect.columns.format(table=self.table, literal=literal(self.table))
+
     def longest(self) -> str:
-        """Return the query for the most actions of a row, and the fewest."""
+        """Return the query for the number of rows, the most actions of one, and the fewest."""
         both = ", ".join(f"coalesce({self._size(one)}, 0)" for one in (self.primary, self.guardian))
-        return f"select coalesce(max(greatest({both})), 0), coalesce(min(greatest({both})), 0) from {self.table}"
+        return (
+            f"select count(*), coalesce(max(greatest({both})), 0), coalesce(min(greatest({both})), 0) from {self.table}"
+        )
 
     def facts(self) -> str:
         """Return the query for what must be known before losses can be counted."""
         p, g = quoted(self.primary), quoted(self.guardian)
         empty = f"({p} is null and {g} is null) or {self._size(self.primary)} = 0 or {self._size(self.guardian)} = 0"
         differ = f"{self._size(self.primary)} <> {self._size(self.guardian)}"
+        odd = f"{self.dialect.odd.format(p)} or {self.dialect.odd.format(g)}"
         infinite = " or ".join(
             f"coalesce(abs({quoted(one)}[{k}]) = 'infinity'::float8, false)"
             for one in (self.primary, self.guardian)
@@ -104,7 +127,7 @@ class FallQueries:
             f"max(big), max(top - low), bool_and({router}), {' + '.join(f'sum(g{k})' for k in self._places)} "
             f"from (select *, {self._over('greatest', 'p')} as top, {self._over('least', 'p')} as low, "
             f"greatest({self._over('greatest', 'p')}, -{self._over('least', 'p')}) as big "
-            f"from {self._elements(f'coalesce({empty} or {differ} or {infinite}, false)')}{self.dialect.fence}) s"
+            f"from {self._elements(f'coalesce({empty} or {differ} or {odd} or {infinite}, false)')}{self.dialect.fence}) s"
         )
 
     def totals(self) -> str:
@@ -179,9 +202,15 @@ class FallQueries:
             f"select *, {top} as top, greatest({top}, -{low}) as big, {self._over('greatest', 'g')} as best "
             f"from {self._elements(id=id)}{fence}"
         )
-        powers = f"select *, {_POWER} as power from ({tops}) s1{fence}"
+        powers = f"select *, {self._power()} as power from ({tops}) s1{fence}"
         ticks = ", ".join(f"((top - p{k}) * power + {_HALF_UP}) - {_HALF_UP} as t{k}" for k in self._places)
         return f"(select *, {ticks} from ({powers}) s2{fence}) s3"
+
+    def _power(self) -> str:
+        """Return the power of ten by which a row's gaps become whole numbers; see `core/gaps.py`."""
+        exponents = range(self.score_digits - _LAST_EXACT_POWER, self.score_digits + 1)
+        cases = (f"when big <= '1e{e}'::float8 then '1e{self.score_digits - e}'::float8" for e in exponents)
+        return f"case {' '.join(cases)} end"
 
     def _level(self, value: str) -> str:
         unit = 10 ** (12 - self.tick_digits)
@@ -232,13 +261,6 @@ class FallQueries:
         gaps, falls = (", ".join(f"{name}{j}" for j in places) for name in ("gap", "fall"))
         id_column = "" if id is None else "id, "
         return f"select {id_column}unnest(array[{gaps}]) as gap, unnest(array[{falls}]) as fall from {self._losses(id)}"
-
-
-_POWER: Final = (
-    "case "
-    + " ".join(f"when big <= '1e{e}'::float8 then '1e{min(12 - e, 22)}'::float8" for e in range(-10, 13))
-    + " end"
-)
 
 
 def _float(value: float) -> str:

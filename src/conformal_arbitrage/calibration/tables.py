@@ -7,6 +7,7 @@ Knows nothing of certificates.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,25 +18,32 @@ import numpy as np
 
 from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.options import CalibrationOptions
-from conformal_arbitrage.calibration.parts import FallSearch
+from conformal_arbitrage.calibration.parts import FallSearch, refuse_unfit_columns
 from conformal_arbitrage.calibration.sql import (
     DUCKDB,
     LARGEST_GUARDIAN,
-    LARGEST_PRIMARY,
     MOST_ACTIONS,
     POSTGRES,
     FallQueries,
     SqlDialect,
 )
 from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.core.gaps import SINGLE_DIGITS
 from conformal_arbitrage.core.losses import as_fraction, finest_tick, in_unit
 from conformal_arbitrage.core.risk import check_bound
 from conformal_arbitrage.core.search import Buckets, Collect, Fold
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.engines import PassProgress
-from conformal_arbitrage.scorelog.tables import interruptible, quoted
+from conformal_arbitrage.scorelog.fitness import SESSION_TURNS
+from conformal_arbitrage.scorelog.tables import interruptible, quoted, refuse_absent_column
 
 _Result = TypeVar("_Result")
+_NAME: Final = re.compile(r'"((?:[^"]|"")+)"|([^."]+)')
+_SINGLE: Final = re.compile(r"(real|FLOAT)\[\d*\]")
+_NUMBERS: Final = re.compile(
+    r"(real|double precision|numeric|smallint|integer|bigint|FLOAT|DOUBLE|DECIMAL\(.*\)|"
+    r"U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER)\[\d*\]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +52,10 @@ class ScoreTable:
 
     Attributes:
         address: postgresql://... or the file of a DuckDB database; never shown, since it may hold a password.
-        table: the table's name, with its schema if need be ("lake.scores").
-        primary: the column of the Primary's scores, an array of double precision.
+        table: the table's name, with its schema if need be (lake.scores); a name with a dot in it stands in double quotes.
+        primary: the column of the Primary's scores, an array of numbers; one of single precision counts as such.
         guardian: the column of the Guardian's scores.
-        id: the column of unique ids; needed for boundary="random".
+        id: the column of unique ids, if there is one; needed for boundary="random".
     """
 
     address: str = field(repr=False)
@@ -60,6 +68,13 @@ class ScoreTable:
     def source(self) -> str:
         """The table, for messages."""
         return f"table {self.table}"
+
+    @property
+    def sql_name(self) -> str:
+        """The table's name, as SQL."""
+        if not re.fullmatch(rf"({_NAME.pattern})(\.({_NAME.pattern}))*", self.table):
+            raise OptionError(f'{self.source}: is no name of a table; write schema.table, or schema."name.with.dots"')
+        return ".".join(quoted(name.replace('""', '"') or plain) for name, plain in _NAME.findall(self.table))
 
     @property
     def dialect(self) -> SqlDialect:
@@ -82,7 +97,7 @@ class ScoreTable:
         except error as failure:
             reason = str(failure).splitlines()[0]
             raise ScoreLogError(
-                f"{self.source}: a query failed on {self.dialect.name} ({reason}); are the columns arrays of float8?"
+                f"{self.source}: a query failed on {self.dialect.name} ({reason}); check its name and its columns"
             ) from failure
         finally:
             connection.close()
@@ -97,7 +112,10 @@ def _connect(address: str, *, postgres: bool) -> tuple[Any, type[Exception]]:
             return duckdb.connect(address, read_only=True), duckdb.Error
         except duckdb.Error as failure:
             reason = str(failure).splitlines()[0]
-            raise ScoreLogError(f"the DuckDB database cannot be opened ({reason}); check its path") from failure
+            raise ScoreLogError(
+                f"the DuckDB database cannot be opened ({reason}); check its path, and close "
+                "connections that write to it"
+            ) from failure
     try:
         import psycopg
     except ImportError as failure:
@@ -111,14 +129,12 @@ def _connect(address: str, *, postgres: bool) -> tuple[Any, type[Exception]]:
         ) from None
     except psycopg.Error as failure:
         raise ScoreLogError(
-            f"PostgreSQL cannot be reached ({str(failure).splitlines()[0]}); check the address"
+            f"PostgreSQL cannot be reached ({str(failure).splitlines()[0]}); check the address, and the password"
         ) from failure
 
 
 class SurveyedTable(FallSearch):
     """A table whose figures are known, and the search for thresholds in it."""
-
-    score_digits: Final = 12
 
     def __init__(
         self,
@@ -129,16 +145,28 @@ class SurveyedTable(FallSearch):
     ) -> None:
         """Ask for the figures of all rows."""
         self.log, self._query, self._progress, self._passes = log, query, progress, 0
-        name = ".".join(quoted(part) for part in log.table.split("."))
-        plain = FallQueries(dialect=log.dialect, table=name, primary=log.primary, guardian=log.guardian, actions=1)
-        ((most, fewest),) = self._pass(plain.longest())
+        plain = FallQueries(
+            dialect=log.dialect, table=log.sql_name, primary=log.primary, guardian=log.guardian, actions=1
+        )
+        self._types = dict(self._pass(plain.columns()))
+        self._check_columns()
+        self.score_digits = SINGLE_DIGITS if _SINGLE.fullmatch(self._types[log.primary]) else 12
+        self._longest = self._pass(plain.longest())
+        ((rows, most, fewest),) = self._longest
+        if not rows:
+            raise ScoreLogError(f"{log.source}: there are no rows; give it at least one")
         self.most_actions, self.fewest_actions = int(most), int(fewest)
         if not 1 <= self.most_actions <= MOST_ACTIONS:
             raise OptionError(
                 f"{log.source}: rows have up to {most} actions; SQL takes 1 to {MOST_ACTIONS}: export the table as Parquet "
                 "files, and calibrate them in parts"
             )
-        queries = replace(plain, actions=self.most_actions, alone_only=options.guardian_sees == "all")
+        queries = replace(
+            plain,
+            actions=self.most_actions,
+            alone_only=options.guardian_sees == "all",
+            score_digits=self.score_digits,
+        )
         self._read_facts(queries, options)
         worst = as_fraction(options.loss_bound or 1, name="loss_bound") if self.unknown else Fraction(0)
         self.tick_digits = finest_tick(self.n, max(Fraction(self.scores[1]) - Fraction(self.scores[0]), worst))
@@ -157,14 +185,28 @@ class SurveyedTable(FallSearch):
             source=log.source,
         )
 
+    def _check_columns(self) -> None:
+        """Refuse columns that are not there or hold no lists of numbers, and rows that are not single decisions."""
+        refuse_unfit_columns(self._types, self.log.source)
+        if SESSION_TURNS in self._types:
+            raise OptionError(
+                f"{self.log.source}: a log of sessions is not computed by SQL; export the table as Parquet files"
+            )
+        for name in (self.log.primary, self.log.guardian):
+            refuse_absent_column(name, self._types, self.log.source)
+            if not _NUMBERS.fullmatch(self._types[name]):
+                raise ScoreLogError(
+                    f"{self.log.source}: column '{name}' is {self._types[name]}; it must be an array of double precision"
+                )
+
     def recheck(self) -> None:
         """Refuse a table whose sums are no longer what they were: the rows of a view may change within a transaction.
 
         Raises:
             ScoreLogError: they are not.
         """
-        now = self._pass(self._queries.facts()), self._pass(self._queries.totals())
-        self._refuse_changed(now != (self._facts, self._totals))
+        again = (self._queries.longest(), self._queries.facts(), self._queries.totals())
+        self._refuse_changed([self._pass(sql) for sql in again] != [self._longest, self._facts, self._totals])
 
     def _refuse_changed(self, changed: bool) -> None:
         if changed:
@@ -187,28 +229,32 @@ class SurveyedTable(FallSearch):
         self.span, self.router, self._ticks = float(span), bool(router), int(ticks)
         if bad:
             raise ScoreLogError(
-                f"{self.log.source}: {bad} rows have no scores, empty lists, lists of different lengths or an infinity; "
-                "correct or remove the scores"
+                f"{self.log.source}: {bad} rows have no scores, empty lists, lists of different lengths, an infinity, or "
+                "arrays that are no plain lists; correct or remove the scores"
             )
         if missing and options.missing_guardian is None:
             raise ScoreLogError(
                 f"{self.log.source}: {missing} of {n} rows have no Guardian score; ask the Guardian again, or pass "
                 'missing_guardian="worst_case" (--missing-guardian worst_case): dropping such rows breaks the guarantee'
             )
-        if big > LARGEST_PRIMARY or max(-self.scores[0], self.scores[1]) >= LARGEST_GUARDIAN:
+        if big > 10.0**self.score_digits or max(-self.scores[0], self.scores[1]) >= LARGEST_GUARDIAN:
             raise OptionError(
-                f"{self.log.source}: SQL takes Primary scores up to {LARGEST_PRIMARY:g} and Guardian scores below "
+                f"{self.log.source}: SQL takes Primary scores up to {10.0**self.score_digits:g} and Guardian scores below "
                 f"{LARGEST_GUARDIAN:g} in size; got up to {big:g} and {self.scores}; export the table as Parquet files"
             )
         if options.boundary == "random":
+            refuse_absent_column(self.log.id, self._types, self.log.source)
+        if self.log.id in self._types:
             self._refuse_repeated(queries.table)
 
     def _refuse_repeated(self, table: str) -> None:
-        id = quoted(self.log.id)
-        ((distinct,),) = self._pass(f"select count(distinct {id}::text) from {table}")
+        id = f"nullif({quoted(self.log.id)}::text, '')"
+        ((rows, distinct),) = self._pass(f"select count(*), count(distinct {id}) from {table}")
+        self._refuse_changed(rows != self.n)
         if distinct != self.n:
             raise ScoreLogError(
-                f"{self.log.source}: {self.n} rows have {distinct} different ids in column '{self.log.id}'; make them unique"
+                f"{self.log.source}: {self.n} rows have {distinct} different ids in column '{self.log.id}'; give every row "
+                "one of its own"
             )
 
     def sha256(self) -> str:

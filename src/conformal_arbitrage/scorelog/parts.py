@@ -29,6 +29,7 @@ from conformal_arbitrage.scorelog.tables import (
     connect_here,
     literal,
     quoted,
+    refuse_absent_column,
 )
 from conformal_arbitrage.scorelog.texts import TextBytes
 
@@ -452,11 +453,7 @@ def _refuse_unlike(files: Sequence[PartFile], columns: Sequence[str]) -> None:
     first = files[0]
     for file in files:
         for column in columns:
-            if column not in file.types:
-                raise ScoreLogError(
-                    f"{file.path}: there is no column '{column}'; it has {', '.join(sorted(file.types))}; name the columns "
-                    "with primary=, guardian= (--primary-column, --guardian-column)"
-                )
+            refuse_absent_column(column, file.types, file.path)
             if file.single(column) != first.single(column):
                 raise ScoreLogError(
                     f"{file.path}: column '{column}' has another precision than in {first.path}; write both alike"

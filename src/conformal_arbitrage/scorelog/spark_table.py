@@ -25,6 +25,7 @@ from conformal_arbitrage.scorelog.digests import checksum, rows_without_order, s
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import PartFile, ScorePart
 from conformal_arbitrage.scorelog.spark import packed, result_of, results_of, spark_errors, spark_session, unpacked
+from conformal_arbitrage.scorelog.tables import refuse_absent_column
 from conformal_arbitrage.scorelog.texts import TextBytes
 
 _Result = TypeVar("_Result")
@@ -316,15 +317,10 @@ class SparkTable:
     def _check_types(self) -> None:
         """Refuse columns that are not there, or hold something else than numbers."""
         for name in (self.primary, *([] if self.guardian is None else [self.guardian])):
-            kind = self.types.get(name)
-            if kind is None:
+            refuse_absent_column(name, self.types, self.source)
+            if not _NUMBERS.fullmatch(self.types[name]):
                 raise ScoreLogError(
-                    f"{self.source}: there is no column '{name}'; it has {', '.join(sorted(self.types))}; name the columns "
-                    "with primary=, guardian= (--primary-column, --guardian-column)"
-                )
-            if not _NUMBERS.fullmatch(kind):
-                raise ScoreLogError(
-                    f"{self.source}: column '{name}' is {kind}; it must be array<double> or array<float>"
+                    f"{self.source}: column '{name}' is {self.types[name]}; it must be array<double> or array<float>"
                 )
         if self.types.get(self.id, "string") not in _IDS:
             raise ScoreLogError(

@@ -8,7 +8,7 @@ Knows nothing of where a table comes from, nor of what a column means.
 
 import re
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -306,6 +306,15 @@ def first_repeated(names: Sequence[str]) -> str | None:
             return name
         seen.add(name.lower())
     return None
+
+
+def refuse_absent_column(name: str, names: Collection[str], source: str) -> None:
+    """Refuse a table that lacks a column."""
+    if name not in names:
+        raise ScoreLogError(
+            f"{source}: there is no column '{name}'; it has {', '.join(sorted(names))}; name the columns with primary=, "
+            "guardian= (--primary-column, --guardian-column)"
+        )
 
 
 def quoted(name: str) -> str:
