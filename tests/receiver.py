@@ -32,7 +32,7 @@ class Receiver:
     def __exit__(self, *exc):
         self._run(self._runner.cleanup())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._thread.join(60)
         self._loop.close()
 
     def _run(self, work):

@@ -414,6 +414,7 @@ def test_memory_does_not_grow_with_the_number_of_parts(tmp_path):
         folder.mkdir()
         for number in range(parts):
             (folder / f"{number}.parquet").hardlink_to(one)
-        ran = subprocess.run([sys.executable, "-c", MEMORY, str(folder)], capture_output=True, text=True, check=True)
+        command = [sys.executable, "-c", MEMORY, str(folder)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
         peaks[parts] = int(ran.stdout) / 1024
     assert peaks[40] < peaks[4] + 50, peaks  # the sums of a part's buckets alone take 2.6 MB

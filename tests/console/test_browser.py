@@ -168,7 +168,7 @@ def other_site(content):
         yield server.server_address[1]
     finally:
         server.shutdown()
-        thread.join()
+        thread.join(60)
         server.server_close()
 
 

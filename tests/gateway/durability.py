@@ -120,7 +120,7 @@ class Gateway:
     async def __aexit__(self, *exc):
         if self.process.returncode is None:
             self.process.terminate()
-            await self.process.wait()
+            await asyncio.wait_for(self.process.wait(), 60)
 
     async def start(self):
         with self._errors.open("ab") as errors:
@@ -128,7 +128,7 @@ class Gateway:
                 *self._command, cwd=ROOT, env=self._environment, stdout=asyncio.subprocess.PIPE,
                 stderr=errors if self._errors_to is None else self._errors_to,
             )  # fmt: skip
-        line = (await self.process.stdout.readline()).decode()
+        line = (await asyncio.wait_for(self.process.stdout.readline(), 60)).decode()
         match = re.match(r"Listening on (http://\S+)\. ", line)
         assert match is not None, f"{line}\n{self._errors.read_text()[-2000:]}"
         self.url = match[1]
@@ -137,7 +137,7 @@ class Gateway:
     async def kill(self):
         self.up.clear()
         self.process.send_signal(signal.SIGKILL)
-        await self.process.wait()
+        await asyncio.wait_for(self.process.wait(), 60)
 
     @property
     def memory(self):

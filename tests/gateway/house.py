@@ -104,7 +104,7 @@ class House:
         self.stop()
         self.run(self._upstreams.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._thread.join(60)
         self._loop.close()
 
     def run(self, work, timeout=60):
@@ -152,7 +152,9 @@ class House:
     def start(self):
         ready = threading.Event()
         self._serving = asyncio.run_coroutine_threadsafe(self._serve(ready), self._loop)
+        ends = time.monotonic() + 60
         while not ready.wait(0.01):
+            assert time.monotonic() < ends, "the gateway did not start in time"
             if self._serving.done():
                 self._serving.result()
 

@@ -271,7 +271,7 @@ def test_a_chain_that_is_left_in_the_middle_goes_to_the_guardian_at_the_next_att
 
     slow.hang = True
     gateway.primary.reply = slow
-    connection = HTTPConnection("127.0.0.1", gateway.port)
+    connection = HTTPConnection("127.0.0.1", gateway.port, timeout=60)
     sent = {"Content-Type": "application/json"}
     connection.request("POST", "/v1/chat/completions", body=json.dumps(chat_body(number)), headers=sent)
     until(lambda: "middle" in asked, seconds=60)  # so the first model has answered

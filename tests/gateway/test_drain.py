@@ -91,7 +91,7 @@ def test_on_sigterm_callers_who_wait_for_people_are_told_to_come_back(tmp_path):
             gateway.process.terminate()
             status, refusal = await held  # 55 s are longer than the 30 that a gateway takes to end
             assert (status, refusal["error"]["code"]) == (409, "review_pending")
-            assert await gateway.process.wait() == 0
+            assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
         async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
             again = asyncio.create_task(ask(session))
             await vote(session)

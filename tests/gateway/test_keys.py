@@ -65,7 +65,7 @@ def test_the_first_duplicate_header_wins(house, first, second, status):
     body = json.dumps(DECISION)
     others = [line for line in ("Host: localhost", "Content-Type: application/json") if line[:4] != first[:4]]
     lines = ["POST /v1/decisions HTTP/1.1", *others, f"Content-Length: {len(body)}", first, second, "", body]
-    with socket.create_connection(("127.0.0.1", house().port)) as line:
+    with socket.create_connection(("127.0.0.1", house().port), timeout=60) as line:
         line.sendall("\r\n".join(lines).encode())
         assert line.recv(12) == b"HTTP/1.1 " + status
 

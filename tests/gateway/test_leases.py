@@ -99,7 +99,7 @@ def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
 
 def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, store, monkeypatch):
     config = read_config(write_config(tmp_path, str(tmp_path / "store.db")))
-    slow = asyncio.Event()
+    reached, slow = asyncio.Event(), asyncio.Event()
     policies = store.policies
 
     async def story():
@@ -111,12 +111,13 @@ def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, s
             async def late():
                 names = await policies()
                 monkeypatch.setattr(store, "policies", policies)
+                reached.set()
                 await slow.wait()
                 return names
 
             monkeypatch.setattr(store, "policies", late)
             first = asyncio.create_task(table.refresh(await store.change_count()))
-            await asyncio.sleep(0.1)
+            await asyncio.wait_for(reached.wait(), 30)
             newest = certificate(0.3)
             await table.install("support", newest.to_dict(), by="test", dry_run=False)
             slow.set()
@@ -130,12 +131,13 @@ def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, s
 
 def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_unusable(tmp_path, store, monkeypatch):
     config = read_config(write_config(tmp_path, str(tmp_path / "store.db")))
-    slow = asyncio.Event()
+    reached, slow = asyncio.Event(), asyncio.Event()
     policies = store.policies
 
     async def late():
         names = await policies()
         monkeypatch.setattr(store, "policies", policies)
+        reached.set()
         await slow.wait()
         return names
 
@@ -147,7 +149,7 @@ def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_un
             await store.install("support", usable, by="test")
             monkeypatch.setattr(store, "policies", late)
             first = asyncio.create_task(table.refresh(await store.change_count()))
-            await asyncio.sleep(0.1)
+            await asyncio.wait_for(reached.wait(), 30)
             await store.install("support", {**usable, "guarantee": "another sentence"}, by="another gateway")
             await table.refresh(await store.change_count())
             slow.set()

@@ -92,7 +92,7 @@ def test_everything_a_process_says_is_a_line_of_json_with_time_level_policy_and_
             warnings.warn("old", stacklevel=1)
         thread = threading.Thread(target=lambda: 1 / 0, name="worker")
         thread.start()
-        thread.join()
+        thread.join(60)
         sys.excepthook(ValueError, ValueError("fatal"), None)
         sys.unraisablehook(_Unraisable())
     documents = [json.loads(line) for line in written(pipe[0], lines).splitlines()]

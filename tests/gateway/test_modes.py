@@ -277,7 +277,7 @@ def test_a_guardian_that_hangs_in_an_audit_holds_up_nobody(house):
 
 def test_a_caller_who_leaves_while_sending_is_not_a_failure(house, caplog):
     gateway = house()
-    with socket.create_connection(("127.0.0.1", gateway.port)) as peer:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as peer:
         head = "POST /v1/decisions HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 99"
         peer.sendall("\r\n".join([*head, "", "{"]).encode())
         time.sleep(0.2)

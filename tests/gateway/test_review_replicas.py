@@ -58,7 +58,7 @@ def test_every_question_is_decided_once_whoever_asks_and_whoever_votes(pair):
     finally:
         over.set()
         for worker in workers:
-            worker.join()
+            worker.join(60)
     assert [reply.status_code for reply in replies] == [200] * CALLS
     assert [reply.json()["answers"][0]["choice"] for reply in replies] == ["abc"[k % 3] for k in range(CALLS)]
     cast = [vote for worker in workers for vote in worker.votes]

@@ -271,7 +271,7 @@ def test_a_caller_who_leaves_without_a_key_takes_the_question_along(crew):
     body = json.dumps({**DECISION, "input": "Leaving."}).encode()
     head = f"POST /v1/decisions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {house.headers['Authorization']}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", house.port)) as connection:
+    with socket.create_connection(("127.0.0.1", house.port), timeout=60) as connection:
         connection.sendall(head.encode() + body)
         until(lambda: house.with_store(lambda store: store.team_backlogs({TEAM: ()}))[0].open == 2)
     until(lambda: house.with_store(lambda store: store.team_backlogs({TEAM: ()}))[0].open == 1)

@@ -65,7 +65,7 @@ async def migrate(config, release):
     job = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=Fleet(config)._environment, stdout=asyncio.subprocess.PIPE
     )
-    output, _ = await job.communicate()
+    output, _ = await asyncio.wait_for(job.communicate(), 120)
     assert job.returncode == 0
     return json.loads(output)
 

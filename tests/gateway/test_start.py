@@ -72,7 +72,7 @@ def paste(lines, **variables):
 def run(folder, *arguments, **variables):
     return subprocess.run(
         [*ARBITRAGE, *arguments], cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-        env=os.environ | variables,
+        env=os.environ | variables, timeout=120,
     )  # fmt: skip
 
 
@@ -276,8 +276,9 @@ main(sys.argv[1:])
 
 def without_extra(gateway, *command):
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRA, *command], cwd=gateway.folder, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", WITHOUT_EXTRA, *command], cwd=gateway.folder, capture_output=True, text=True, check=False,
+        timeout=120,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,8 @@ def test_a_drawn_or_keyed_decision_is_on_disk_while_the_guardian_is_being_asked(
     assert [(r.decision.pending, r.completion, r.decision.audited) for r in records] == [
         (True, None, bool(policy))
     ] * count
-    asking.join()
+    asking.join(60)
+    assert not asking.is_alive()
 
 
 def test_a_text_that_was_chatted_about_in_vain_keeps_its_primary_s_answer_in_the_record(house):

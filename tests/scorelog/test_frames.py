@@ -365,7 +365,9 @@ for frame in (polars.DataFrame(log), log.to_pandas(), log):
 
 
 def test_polars_and_pandas_need_no_pyarrow():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_PYARROW], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PYARROW], capture_output=True, text=True, check=False, timeout=120
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
