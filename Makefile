@@ -13,11 +13,13 @@ demo: .venv/.installed  ## a tour on bundled real data
 	$(BIN)/arbitrage demo --out demo
 
 help:  ## this list
-	@awk -F ':.*##' '/^[a-z-]+:.*##/ { printf "%-18s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*##' '/^[a-z0-9-]+:.*##/ { printf "%-18s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo-serve: .venv/.installed  ## a gateway with a filled console: traffic, audits, an alarm, a queue of reviews
+PORT ?= 8080
+demo-serve: .venv/.installed  ## a gateway with a filled console: traffic, audits, an alarm, a queue of reviews (PORT)
+	@echo "Filling the console with traffic; one policy raises an alarm on purpose. This takes a minute."
 	$(BIN)/arbitrage demo --out demo --console > /dev/null
-	$(BIN)/arbitrage serve --config demo/console.toml
+	$(BIN)/arbitrage serve --config demo/console.toml --port $(PORT)
 
 shots: .venv/.installed-dev  ## the pictures of docs/console.md; needs Chromium
 	$(BIN)/python -m benchmarks.shots $(SHOTS)
@@ -92,9 +94,9 @@ bench-connections: .venv/.installed-dev  ## many connections to one gateway
 bench-records: .venv/.installed-dev  ## decisions beside 300,000 records and a reader of them
 	$(BIN)/python -m benchmarks.records $(BENCH)
 
-# Pages of the console with a million decisions; BENCH="--database postgres" for PostgreSQL.
+# BENCH="--database postgres" for PostgreSQL.
 .PHONY: bench-console
-bench-console: .venv/.installed-dev
+bench-console: .venv/.installed-dev  ## pages of the console with a million decisions
 	$(BIN)/python -m benchmarks.console $(BENCH)
 
 # SCALE="--help" says what there is.

@@ -46,7 +46,7 @@ def test_every_code_block_runs(page, demo, tmp_path, monkeypatch):
 def run_shell(code):
     """Run the commands; of a make target only check that it exists, since it would install everything again."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for line in code.splitlines():
+    for line in code.replace("source .venv/bin/activate\n", "").splitlines():  # which the path stands for
         dry = line.startswith("make ")
         command = line.replace("make ", "make --dry-run ", 1) if dry else line
         done = subprocess.run(
