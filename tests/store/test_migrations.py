@@ -6,7 +6,7 @@ import re
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import migrations, open_store
+from conformal_arbitrage.store import PostgresStore, migrations, open_store
 from conformal_arbitrage.store.migrations import ADDITIVE, MIGRATIONS
 from tests.store.facts import decide
 
@@ -87,6 +87,36 @@ def test_a_database_of_the_release_before_says_since_when_it_is_readable(where, 
 def test_without_migrating_an_empty_database_is_refused(where):
     with pytest.raises(StoreError, match="arbitrage records migrate"):
         asyncio.run(open_store(where, migrating=False))
+
+
+def step_on_events(session):
+    """A migration that takes a lock on what every decision writes."""
+    session.define("alter table events add column note {text}")
+
+
+def test_a_migration_that_waits_for_a_backup_does_not_keep_decisions_waiting(postgres, monkeypatch):
+    psycopg = pytest.importorskip("psycopg")
+    waiting = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+    async def story():
+        store = await open_store(postgres)
+        with psycopg.connect(postgres) as backup, psycopg.connect(postgres, autocommit=True) as other:
+            backup.execute("lock table events in access share mode")  # as pg_dump has on every table
+            as_release(monkeypatch, (*MIGRATIONS, step_on_events))
+            migrating = asyncio.create_task(asyncio.to_thread(PostgresStore, postgres))
+            while not other.execute(waiting).fetchall():
+                assert not migrating.done()
+                await asyncio.sleep(0.01)
+            await decide(store)
+            backup.rollback()
+            later = await migrating
+        await decide(store)
+        schema, total = later.schema, len(await store.records())
+        await later.close()
+        await store.close()
+        return schema.version, total
+
+    assert asyncio.run(story()) == (len(MIGRATIONS) + 1, 2)
 
 
 class Recorded:

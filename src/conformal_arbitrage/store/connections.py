@@ -41,16 +41,17 @@ _IDLE_SECONDS = 15.0
 _GRACE = 0.5
 """Seconds by which the watchdog waits longer than the server was told to."""
 
+_LOCKED = "55P03"
 _REMEDIES = {
     None: "check that the server is running and that the URL is right",
     "23505": "it already exists; use another id",
     "25006": "the database is read-only; make it writable, or name the server that accepts writes",
     "53100": "free some space on the server's disk",
-    "55P03": "another session holds a lock; find it in pg_stat_activity and end it",
+    _LOCKED: "another session holds a lock; find it in pg_stat_activity and end it",
     "57014": "the server is too slow, or another session holds a lock; see pg_stat_activity",
 }
 _DAMAGE = frozenset({"XX001", "XX002"})
-_HARMLESS = ("22", "23", "55P03", "57014")
+_HARMLESS = ("22", "23", _LOCKED, "57014")
 """States of errors after which a connection is as good as before: bad data, broken constraints, timeouts."""
 
 _T = TypeVar("_T")
@@ -58,6 +59,10 @@ _T = TypeVar("_T")
 
 class LostError(StoreError):
     """The connection broke before anything could have been committed."""
+
+
+class LockedError(StoreError):
+    """Another session held a lock for longer than this one may wait; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +198,7 @@ class TimedConnection:
         bad_data = state is None and isinstance(error, self._psycopg.DataError)
         if self.open and not committing and (bad_data or (state or "").startswith(_HARMLESS)):
             self._undo(end)
-            return StoreError(message(self._name, error))
+            return (LockedError if state == _LOCKED else StoreError)(message(self._name, error))
         lost = not self.open and not committing and not self.was_cut
         self.close()  # and with it the chain, since its end may be unknown
         if self.was_cut:

@@ -7,6 +7,7 @@ Knows nothing of what is stored.
 
 import asyncio
 import os
+import random
 import secrets
 import threading
 import time
@@ -20,9 +21,16 @@ from msgspec import Struct
 
 from conformal_arbitrage.errors import LostClaimError, StoreError
 from conformal_arbitrage.store.base import Subscriptions
-from conformal_arbitrage.store.connections import LostError, PostgresServer, SingleQuery, TimedConnection, Transaction
+from conformal_arbitrage.store.connections import (
+    LockedError,
+    LostError,
+    PostgresServer,
+    SingleQuery,
+    TimedConnection,
+    Transaction,
+)
 from conformal_arbitrage.store.dialect import POSTGRES, Session
-from conformal_arbitrage.store.migrations import MIGRATIONS, check_schema, migrate
+from conformal_arbitrage.store.migrations import MIGRATIONS, StoreSchema, check_schema, migrate
 from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit
 from conformal_arbitrage.store.sql_jobs import Job
 from conformal_arbitrage.store.sql_store import DOUBT_BYTES, PROBE_BYTES, PROOF_SECONDS, SQLStore
@@ -31,6 +39,8 @@ _WRITE = Transaction(begin="begin", statement=4.0, whole=4.0)
 _READ = Transaction(begin="begin read only", statement=4.0, whole=4.0)
 _SCAN = Transaction(begin=POSTGRES.snapshot, statement=30.0, whole=30.0, unlimited=True)
 _MAINTAIN = Transaction(begin="begin", statement=600.0, lock=600.0, whole=30.0, unlimited=True)
+_MIGRATE = Transaction(begin="begin", statement=600.0, lock=1.0, whole=30.0, unlimited=True)
+_MIGRATION_SECONDS = 600.0
 _CLOSE_SECONDS = 10.0
 
 _COUNT = SingleQuery(CHANGE_COUNT)
@@ -78,12 +88,26 @@ class PostgresStore(SQLStore):
         try:
             place = self._server.name
             if migrating and not self._at_once(_is_current, _WRITE):
-                self.schema = self._at_once(partial(migrate, location=place), _MAINTAIN)
+                self.schema = self._migrated(place)
             else:
                 self.schema = self._at_once(partial(check_schema, location=place), _WRITE)
         except StoreError:
             self._shut_down()
             raise
+
+    def _migrated(self, place: str) -> StoreSchema:
+        """Bring the tables to this release, at the first attempt that gets every lock within a second.
+
+        Who waits for a lock holds up all who come after: behind a backup, gateways could not write until it has ended.
+        """
+        due = time.monotonic() + _MIGRATION_SECONDS
+        while True:
+            try:
+                return self._at_once(partial(migrate, location=place), _MIGRATE)
+            except LockedError:
+                if time.monotonic() > due:
+                    raise
+                time.sleep(random.uniform(0.5, 1.5))  # in which those who waited go on
 
     def _at_once(self, job: Job[_T], kind: Transaction) -> _T:
         return self._threads.submit(self._run, job, kind, time.monotonic() + kind.whole).result()
