@@ -18,8 +18,12 @@ class Loop:
 
     def __init__(self, store, sql):  # noqa: F811
         self.store, self.sql, self.completed = store, sql, []
-        desk = Desk(store, {"team": TeamConfig(members=MEMBERS, leads=LEADS)}, b"secret")
-        self._concluder = Concluder(store, desk, self._complete)
+        self.restart()
+
+    def restart(self, members=MEMBERS, leads=LEADS):
+        """Go on as a gateway with these people on the team."""
+        desk = Desk(self.store, {"team": TeamConfig(members=members, leads=leads)}, b"secret")
+        self._concluder = Concluder(self.store, desk, self._complete)
 
     async def _complete(self, request):
         self.completed.append(request.name)
@@ -171,3 +175,55 @@ def test_a_late_vote_is_kept_and_changes_nothing(loop):
     assert sorted(tuple(row) for row in loop.sql("select reviewer, late from votes")) == [
         ("ann", 0), ("bob", 0), ("cid", 1),
     ]  # fmt: skip
+
+
+def test_a_panel_that_lost_the_member_it_waits_for_ends(loop):
+    async def story():
+        id = await loop.ask(panel=3)
+        await loop.cast(ann=0, bob=1)
+        await take(loop.store, "cid")  # who holds it, and leaves
+        loop.restart(members=("ann", "bob"))
+        await loop.turn()
+        assert (await loop.audit(id)).error == "missing: no verdict"
+
+    asyncio.run(story())
+    assert loop.states() == [("failed", 0, False)]  # its question outlives it while somebody holds it
+
+
+def test_a_lead_who_voted_on_the_panel_does_not_decide_what_it_could_not(loop):
+    async def story():
+        loop.restart(members=(*MEMBERS, *LEADS))
+        id = await loop.ask(panel=3, rule="unanimous", escalates=True)
+        await loop.cast(ann=0, lea=1)
+        assert (await loop.audit(id)).error == "missing: no verdict"
+
+    asyncio.run(story())
+    assert loop.states() == [("failed", 0, True)]
+
+
+def test_what_waits_for_a_lead_who_has_left_ends(loop):
+    async def story():
+        id = await loop.ask(panel=3, rule="unanimous", escalates=True)
+        await loop.cast(ann=0, bob=1)
+        assert loop.states() == [("open", 1, False)]
+        loop.restart(leads=())
+        await loop.turn()
+        assert (await loop.audit(id)).error == "missing: nobody could tell"
+
+    asyncio.run(story())
+    assert loop.states() == [("failed", 1, True)]
+
+
+def test_a_second_opinion_that_nobody_is_left_to_give_is_not_waited_for(loop):
+    async def story():
+        loop.restart(members=("ann", "bob"))
+        id = await loop.ask(panel=3)
+        await put(loop.store, item(id, purpose="overlap"))
+        await loop.cast(ann=1, bob=1)
+        assert loop.states() == [("closed", 0, True), ("open", 0, False)]
+        loop.restart(members=("ann", "bob"))
+        await loop.turn()
+        assert (await loop.audit(id)).scores == (0.0, 1.0, 0.0)
+
+    asyncio.run(story())
+    assert loop.states() == [("closed", 0, True), ("failed", 0, True)]

@@ -19,6 +19,7 @@ from tests.gateway.approving import (
 )
 from tests.gateway.house import chunks, error_of, says, until
 from tests.gateway.people import LONG, settled
+from tests.gateway.test_monitor import install_alarm
 from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
 
@@ -333,17 +334,21 @@ def test_a_verdict_says_nothing_of_who_decided(crew):
     assert seen[0] == seen[1]
 
 
-def test_another_version_while_people_decide_leaves_no_guarantee(crew):
+@pytest.mark.parametrize("change", ["another version", "safe mode"])
+def test_another_version_or_an_alarm_while_people_decide_leaves_no_guarantee(crew, change):
     house, (ann, _) = crew(review={"wait": 1.0})
     error_of(house.ask_for(key="k").result(), 409, "review_pending")
-    other = {"certificate": house.certificate(alpha=0.1).to_dict()}
-    assert house.put("/v1/arbitrage/policies/support", other, headers=house.keyed("admin")).ok
+    if change == "safe mode":
+        install_alarm(house)
+    else:
+        other = {"certificate": house.certificate(alpha=0.1).to_dict()}
+        assert house.put("/v1/arbitrage/policies/support", other, headers=house.keyed("admin")).ok
     ann.answer("approve")
     message, _, arbitrage = until(lambda: answered(house, "k"), LONG)
     assert (message["tool_calls"], arbitrage["guarantee"]) == ([call()], "none")
-    assert "another version" in arbitrage["reason"]
+    assert change in arbitrage["reason"]
     [record] = house.records()
-    assert "another version" in record.completion.call_review.no_guarantee
+    assert change in record.completion.call_review.no_guarantee
 
 
 def test_erased_answers_are_gone_from_the_queue(crew):

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.store.test_reviews import due, item, put, take, vote
 
 
@@ -44,5 +46,24 @@ def test_an_item_is_looked_at_once_somebody_has_read_its_record(store):
         [id] = await put(store, item())
         await store.note_reader(id, "ann")
         assert (await due(store)).seen == {"ann"}
+
+    asyncio.run(story())
+
+
+def test_a_vote_that_came_to_count_while_its_undo_waited_for_the_database_stays(postgres, opened):
+    psycopg = pytest.importorskip("psycopg")
+    store = opened(postgres)
+
+    async def story():
+        await put(store, item(undo=1.0))
+        held = await take(store)
+        assert await store.vote_review(held.token, "ann", 1) == 1.0
+        async with await psycopg.AsyncConnection.connect(postgres) as other:
+            await other.execute("select 1 from presence for update")
+            undoing = asyncio.create_task(store.undo_review(held.token, "ann"))
+            await asyncio.sleep(1.1)
+            assert not undoing.done()
+        assert await undoing is None
+        assert [vote.choice for vote in (await due(store)).votes] == [1]
 
     asyncio.run(story())

@@ -260,6 +260,14 @@ async def asked(store, *, drawn=False, deadline=60.0, key="k"):
     return claim, one.decision
 
 
+async def asked_again(store, id, *, drawn, key="k"):
+    """The same request once more, by its caller or by a gateway that completes it."""
+    claim = await store.claim("caller", key, "sha", lease=30.0)
+    one = item(id, "decide", drawn=drawn, deadline=60.0)
+    request = ReviewRequest(key_id="caller", name=key, policy="support", route="/v1/decisions", body=b"{}")
+    await store.commit([], claim=claim, reviews=ReviewWork(items=[one], request=request, deadline=60.0))
+
+
 def test_a_request_is_complete_once_its_reply_is_kept(store, sql):
     async def story():
         claim, id = await asked(store)
@@ -316,17 +324,37 @@ def test_a_caller_who_left_withdraws_the_question_and_may_come_back(store, sql, 
 
     id = asyncio.run(story())
     assert [row[0] for row in sql("select state from reviews")] == ["open" if drawn else "withdrawn"]
-    if drawn:
-        return
 
     async def back():
-        again = await store.claim("caller", "k", "sha", lease=30.0)
-        one = item(id, "decide", deadline=60.0)
-        request = ReviewRequest(key_id="caller", name="k", policy="support", route="/v1/decisions", body=b"{}")
-        await store.commit([], claim=again, reviews=ReviewWork(items=[one], request=request, deadline=60.0))
-        assert await take(store, "zoe") is not None
+        await asked_again(store, id, drawn=drawn)
+        held = await take(store, "zoe")
+        await store.vote_review(held.token, "zoe", 1)
+        verdict = ReviewOutcome(state="decided", action=1, team="team")
+        await store.end_review(await due(store), "decided", outcome=verdict)
+        return (await store.review_outcomes([id]))[id].action
 
-    asyncio.run(back())
+    assert asyncio.run(back()) == 1
+    assert [tuple(row) for row in sql("select purpose, state from reviews")] == [("decide", "decided")]
+
+
+@pytest.mark.parametrize("verdict", [False, True])
+def test_a_drawn_question_is_not_asked_twice_after_its_deadline_or_its_verdict_as_an_audit(store, sql, verdict):
+    async def story():
+        claim, id = await asked(store, drawn=True, deadline=0.0)
+        if verdict:  # which people gave after the caller had left for a while
+            await store.withdraw_request("caller", "k")
+            await vote(store, "ann", 2)
+            await store.end_review(await due(store), "closed", outcome=ReviewOutcome(state="closed", action=2))
+        else:
+            await store.end_review(await due(store), "expired")
+        await store.release(claim)
+        await asked_again(store, id, drawn=True)  # as whoever completes the request does
+        return (await store.review_outcomes([id]))[id]
+
+    outcome = asyncio.run(story())
+    assert (outcome.state, outcome.action) == (("closed", 2) if verdict else ("expired", None))
+    rows = [tuple(row) for row in sql("select purpose, state from reviews")]
+    assert rows == [("decide", "closed") if verdict else ("audit", "open")]
 
 
 def test_a_deadline_ends_a_question(store):

@@ -289,7 +289,10 @@ class Decider:
         session = None
         if policy.settings.sticky is not None:
             session = id if case.conversation is None else case.conversation.id
-        audited = policy.mode == "enforce" and self._drawn(session or id, policy.settings.audit_rate)
+        if case.earlier is not None:
+            audited = case.earlier.decision.audited  # in whatever mode, and at whatever rate, it goes on
+        else:
+            audited = policy.mode == "enforce" and self._drawn(session or id, policy.settings.audit_rate)
         body = DecisionBody(
             action=None if pending else decision.action,
             candidates=decision.candidates
@@ -430,10 +433,11 @@ def _known_legs(earlier: DecisionRecord) -> tuple[Leg, ...]:
 
 
 def _under_version(decision: Decision, earlier: DecisionRecord, policy: LivePolicy) -> Decision:
-    """Return a decision of an earlier attempt under the version in force: without a guarantee if that is another."""
-    if earlier.decision.version == policy.version:
+    """Return a decision of an earlier attempt under what is in force: without a guarantee if that is something else."""
+    if (earlier.decision.version, earlier.decision.mode) == (policy.version, policy.mode):
         return decision
-    reason = decision.no_guarantee or "another version of the policy came into force while people decided"
+    what = "safe mode" if policy.mode == "safe" else "another version of the policy"
+    reason = decision.no_guarantee or f"{what} came into force while people decided"
     return replace(decision, no_guarantee=reason)
 
 

@@ -55,6 +55,7 @@ class ReviewTurns:
         rule, query = policy.rule, start.query
         if isinstance(rule, ConformalArbitrage) and policy.mode != "shadow":
             query = rule.menu(query, start.pending)
+        whole = len(query.actions) == len(start.query.actions)  # then it is its own audit, whenever it is answered
         items = self._desk.items(
             terms,
             "decide",
@@ -62,7 +63,7 @@ class ReviewTurns:
             size=len(start.query.actions),
             policy=policy.name,
             identities=policy.identities_sha256,
-            drawn=outcome.audit is not None,
+            drawn=outcome.audit is not None and whole,
             primary=next((leg.scores for leg in start.pending.legs if leg.role == "primary"), None),
         )
         path = str(request.scope["path"])
@@ -73,7 +74,7 @@ class ReviewTurns:
         if id in turn.recorded:
             await turn.commit([], begun={place: id}, reviews=work)
             return
-        audits = [] if outcome.audit is None else [outcome.audit]
+        audits = [] if outcome.audit is None else [replace(outcome.audit, ask=outcome.audit.ask and not whole)]
         await turn.commit([outcome.event], audits=audits, begun={place: id}, reviews=work)
         turn.recorded.add(id)
 

@@ -45,6 +45,8 @@ PENDING, EXPIRED = "review_pending", "review_expired"
 TICK = 0.25
 """Seconds between two looks at the queue."""
 _CALL_EVERY = 5.0
+_RECHECK_EVERY = 300.0
+"""Seconds between two looks for items on which nobody is left to vote, since who is on a team may change."""
 _NEXT_ATTEMPT = 30.0
 """Seconds before a request is completed again that could not be, as while its policy is out of service."""
 _SECOND_OPINION_DUE, _SECOND_OPINION_ENDS = DAY, 14 * DAY
@@ -389,6 +391,7 @@ class Concluder:
         self._complete = complete
         self._completing: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._called = 0.0
+        self._rechecked = -_RECHECK_EVERY
 
     async def run(self) -> None:
         """Look at the queue four times a second until cancelled; return if there are no teams."""
@@ -408,6 +411,10 @@ class Concluder:
 
     async def turn(self) -> None:
         """Count the votes that have come to count, tell callers, and complete what nobody waits for."""
+        if time.monotonic() - self._rechecked > _RECHECK_EVERY:
+            for name, team in self._desk.teams.items():
+                await self._store.mark_exhausted(name, members=team.members, leads=team.leads)
+            self._rechecked = time.monotonic()
         for item in await self._store.due_reviews():
             await self._settle(item)
         await self._desk.look()
@@ -447,20 +454,18 @@ class Concluder:
             await self._decide(item, tally.verdict)
         elif item.overdue:
             await self._store.end_review(item, "expired")
-        elif tally.split or (item.next_count is None and self._exhausted(item)):
-            if item.escalates and item.level == 0:
+        elif tally.split or (item.next_count is None and self._left(item, item.level) == set()):
+            if item.escalates and item.level == 0 and self._left(item, 1) != set():
                 await self._store.keep_reviewing(item, needed=1, level=1)
             else:
                 await self._fail(item)
         else:
             await self._store.keep_reviewing(item, needed=tally.needed, level=item.level)
 
-    def _exhausted(self, item: ReviewItem) -> bool:
-        """Return whether everybody who could vote has voted, or cannot tell."""
+    def _left(self, item: ReviewItem, level: int) -> set[str] | None:
+        """Return who could still vote at a level: who has neither voted nor skipped it; None if the team is unknown here."""
         team = self._desk.teams.get(item.team)
-        if team is None:
-            return False
-        return item.seen >= set(team.leads if item.level else team.members)
+        return None if team is None else set(team.leads if level else team.members) - item.seen
 
     async def _decide(self, item: ReviewItem, verdict: int) -> None:
         outcome = outcome_of(item, verdict)

@@ -372,6 +372,13 @@ class ReviewStore(Protocol):
         """Ask for so many votes in all at a level; return whether the item was still as it was read."""
         ...
 
+    async def mark_exhausted(self, team: str, *, members: Collection[str], leads: Collection[str]) -> int:
+        """Let open items be looked at again on which nobody of a team is left to vote; return how many there are.
+
+        Who is on a team may change while an item is open, and a second opinion may find that everybody has voted.
+        """
+        ...
+
     async def review_outcomes(self, decisions: Collection[str]) -> Mapping[str, ReviewOutcome]:
         """Return how far callers' questions have come, by decision."""
         ...

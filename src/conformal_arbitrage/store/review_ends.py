@@ -19,6 +19,7 @@ from conformal_arbitrage.store.review_base import (
     AWAITED,
     CastVote,
     HeldAnswer,
+    NewReview,
     ReviewEnd,
     ReviewItem,
     ReviewOutcome,
@@ -42,10 +43,40 @@ _ITEM = (
 
 def do_review_work(session: Session, work: ReviewWork, claim: Claim | None, webhooks: Subscriptions) -> None:
     """Put a request's questions into the queue, or close them with the request."""
+    back = work.request is not None and not _is_waiting(session, work.request)
     request = None if work.request is None else put_request(session, work.request, work.deadline)
-    put_items(session, work.items, request)
+    put_items(session, [one for one in work.items if not _went_on(session, one, request, back=back)], request)
     if work.ended and claim is not None:
         close_request(session, claim.key_id, claim.name, webhooks)
+
+
+def _is_waiting(session: Session, request: ReviewRequest) -> bool:
+    """Return whether a request is in the queue already: its caller has not left, and may have been given up on."""
+    sql = "select 1 from review_requests where key_id = ? and name = ? and body is not null"
+    return bool(session.rows(sql, request.key_id, request.name))
+
+
+def _went_on(session: Session, item: NewReview, request: str | None, *, back: bool) -> bool:
+    """Return whether a caller's question went on as an audit, so that people are not asked twice.
+
+    What a caller left is theirs again if they come back, with the votes or the verdict it has by then. What was not decided
+    by its deadline stays an audit: its request ends without a verdict.
+    """
+    rows = session.rows(
+        "select r.id from reviews r where r.decision = ? and r.purpose = 'audit' and not exists "
+        "(select 1 from reviews d where d.decision = r.decision and d.purpose = 'decide')",
+        item.decision,
+    )
+    if item.purpose != "decide" or not rows:
+        return False
+    if back:
+        deadline = None if item.deadline is None else session.now() + item.deadline
+        session.run(
+            "update reviews set purpose = 'decide', request = ?, due = ?, deadline = ?, revision = revision + 1 "
+            "where id = ?",
+            *(request, session.now() + item.due, deadline, rows[0][0]),
+        )
+    return True
 
 
 def close_request(session: Session, key_id: str, name: str, webhooks: Subscriptions) -> None:
@@ -200,6 +231,20 @@ def keep_reviewing(session: Session, item: ReviewItem, *, needed: int, level: in
     return changed == 1
 
 
+def mark_exhausted(session: Session, team: str, members: Collection[str], leads: Collection[str]) -> int:
+    """Mark open items for a look whose level has nobody left who has not seen them."""
+    now = session.now()
+    return sum(
+        session.run(
+            "update reviews set ready = ? where state = 'open' and ready is null and team = ? and level = ? and "
+            "(select count(*) from review_seen s where s.decision = reviews.decision and s.reviewer in "
+            f"({', '.join('?' * len(names)) or 'null'})) >= ?",
+            *(now, team, level, *names, len(names)),
+        )
+        for level, names in enumerate((set(members), set(leads)))
+    )
+
+
 def review_outcomes(session: Session, decisions: Collection[str]) -> dict[str, ReviewOutcome]:
     """Return how far callers' questions have come; one that went on as an audit has expired."""
     if not decisions:
@@ -288,14 +333,14 @@ def erase_reviews(session: Session, decision: str) -> None:
 
 
 def sweep_reviews(session: Session) -> None:
-    """Remove the questions of items that ended a while ago, and requests whose replies have expired."""
+    """Remove the questions of items that ended a while ago, and requests whose time is over, complete or not."""
     now = session.now()
     session.run(
         "update reviews set payload = null where closed < ? and payload is not null and not (purpose = 'call' and "
         "exists (select 1 from review_requests q where q.id = reviews.request and q.body is not null))",
         now - _KEPT_SECONDS,
     )
-    session.run("delete from review_requests where expires <= ? and body is null", now)
+    session.run("delete from review_requests where expires <= ?", now)
     session.run("delete from review_links where expires <= ?", now - DAY)
 
 

@@ -337,8 +337,11 @@ def undo(session: Session, token: str, reviewer: str) -> HeldReview | None:
     rows = session.rows("select item from votes where token = ? and reviewer = ?", token, reviewer)
     if not rows:
         return None
-    item, now = rows[0][0], session.now()
+    item = rows[0][0]
     _lock(session, item)
+    [(now,)] = session.rows(
+        f"select {session.dialect.now}"
+    )  # not when the transaction began: its vote may count by now
     undone = session.rows(
         "update votes set withdrawn = ? where token = ? and withdrawn is null and counts > ? and exists "
         "(select 1 from review_seen s join reviews r on r.decision = s.decision where r.id = votes.item and "

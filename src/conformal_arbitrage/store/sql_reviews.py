@@ -126,6 +126,10 @@ class SQLReviews(SQLJobs):
         """See `ReviewStore.keep_reviewing`."""
         return await self._write(lambda session: review_ends.keep_reviewing(session, item, needed=needed, level=level))
 
+    async def mark_exhausted(self, team: str, *, members: Collection[str], leads: Collection[str]) -> int:
+        """See `ReviewStore.mark_exhausted`."""
+        return await self._write(lambda session: review_ends.mark_exhausted(session, team, members, leads))
+
     async def review_outcomes(self, decisions: Collection[str]) -> Mapping[str, ReviewOutcome]:
         """See `ReviewStore.review_outcomes`."""
         return await self._read(lambda session: review_ends.review_outcomes(session, decisions))
