@@ -18,7 +18,9 @@ from conformal_arbitrage.store.review_base import (
     ReviewRequest,
     ReviewWork,
 )
+from conformal_arbitrage.store.reviews import _FREE
 from tests.store.facts import decision
+from tests.store.test_console import steps
 
 QUESTION = ReviewQuestion(context="Which?", options=("a", "b", "c"), places=(0, 1, 2), size=3)
 RACES = int(os.environ.get("LEASE_RACES", "100"))
@@ -72,6 +74,24 @@ def test_the_item_that_is_due_first_comes_first(store):
             await vote(store, "ann", 0)
             [one] = [i for i in await store.due_reviews() if i.decision == id]
             await store.end_review(one, "closed", outcome=ReviewOutcome(state="closed", action=0))
+
+    asyncio.run(story())
+
+
+def test_whoever_is_on_two_teams_takes_what_is_due_first_without_sorting_the_queue(store):
+    async def story():
+        dues = {"team": (2.0, 3.0, 5.0), "others": (1.0, 4.0)}
+        items = [item(due=due, team=team) for team, times in dues.items() for due in times]
+        by_id = dict(zip(await put(store, *items), items, strict=True))
+        await store.note_reader(items[0].decision, "ann")  # whose team does not come first for that
+        order = []
+        while (held := await take(store, "ann", teams=("team", "others", "empty"))) is not None:
+            assert await store.vote_review(held.token, "ann", 0) == 0.0
+            order += [one.decision for one in await store.due_reviews() if one.votes and one.decision not in order]
+        assert [by_id[id].due for id in order] == [1.0, 3.0, 4.0, 5.0]
+        plan = await store._scan(lambda session: steps(session, f"select r.id {_FREE}", ("team", 0, "ann")))
+        assert "open_reviews" in " ".join(plan), plan
+        assert not [step for step in plan if "TEMP B-TREE" in step or "Sort" in step], plan
 
     asyncio.run(story())
 

@@ -24,6 +24,8 @@ from conformal_arbitrage.store.record import CompletionBody, Event
 from conformal_arbitrage.store.review_base import ReviewRequest, ReviewWork
 
 ENDED = ReviewWork(ended=True)
+_PACE_DAYS = 1 / 24
+"""How many days of votes tell how long people take now."""
 _SHORTEST_RETRY, _SOON, _LONGEST_RETRY = 1, 3, 30
 """Seconds after which a caller is told to come back: a quarter of the forecast, if there is one."""
 
@@ -109,7 +111,7 @@ class ReviewTurns:
         """Return what a caller is told whose request people of a team have not decided yet."""
         keyed = turn.renewing is None
         [backlog] = await self._store.team_backlogs({team: self._desk.people()[team]})
-        votes = [vote.held for vote in await self._store.cast_votes(days=1) if vote.team == team and vote.held]
+        votes = [vote.held for vote in await self._store.cast_votes(days=_PACE_DAYS) if vote.team == team and vote.held]
         median = sorted(votes)[len(votes) // 2] if votes else None
         forecast = waiting_time(backlog.votes_needed, median, len(backlog.present))
         soon = _SOON if backlog.present else _LONGEST_RETRY

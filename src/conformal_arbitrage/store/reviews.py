@@ -86,12 +86,12 @@ def take(
     held = _held_by(session, reviewer, now, lease)
     if held is not None:
         return held
-    id = (_next(session, reviewer, leads, 1, now) if leads else None) or (
-        _next(session, reviewer, teams, 0, now) if teams else None
-    )
-    if id is None:
-        return None
-    return _hold(session, id, reviewer, secrets.token_hex(16), now, now, lease)
+    for level, names in ((1, leads), (0, teams)):
+        for team in _by_first_due(session, reviewer, names, level):
+            id = _next(session, reviewer, team, level, now)
+            if id is not None:
+                return _hold(session, id, reviewer, secrets.token_hex(16), now, now, lease)
+    return None
 
 
 def _held_by(session: Session, reviewer: str, now: float, lease: float | None) -> HeldReview | None:
@@ -113,21 +113,32 @@ def _held_by(session: Session, reviewer: str, now: float, lease: float | None) -
     return None
 
 
-def _next(session: Session, reviewer: str, teams: Collection[str], level: int, now: float) -> str | None:
-    """Take a place of the first item that has one free for a reviewer; return the item's id.
+_FREE = (
+    "from reviews r where r.state = 'open' and r.team = ? and r.level = ? and r.held + r.votes < r.needed and not exists "
+    "(select 1 from review_seen s where s.decision = r.decision and s.reviewer = ?) and "
+    "(r.purpose <> 'overlap' or not exists (select 1 from reviews m where m.decision = r.decision and "
+    "m.purpose <> 'overlap' and m.state = 'open')) order by r.due, r.id limit 1"
+)
+"""The first item of a team that has a place free for a reviewer, by an index that has them in this order.
 
-    A second opinion is asked for once the question itself has ended: its panel may need everybody who is left.
-    """
-    names = ", ".join("?" * len(teams))
+A second opinion is asked for once the question itself has ended: its panel may need everybody who is left.
+"""
+
+
+def _by_first_due(session: Session, reviewer: str, teams: Collection[str], level: int) -> list[str]:
+    """Return those of a reviewer's teams that have something for them, the one whose item is due first at the top."""
+    if len(teams) == 1:
+        return [*teams]
+    first = [(session.rows(f"select r.due, r.id {_FREE}", team, level, reviewer), team) for team in teams]
+    return [team for _, team in sorted((tuple(rows[0]), team) for rows, team in first if rows)]
+
+
+def _next(session: Session, reviewer: str, team: str, level: int, now: float) -> str | None:
+    """Take a place of the first item of a team that has one free for a reviewer; return the item's id."""
     rows = session.rows(
         "update reviews set held = held + 1, revision = revision + 1, taken = coalesce(taken, ?) where id = "
-        f"(select id from reviews r where r.state = 'open' and r.team in ({names}) and r.level = ? "
-        "and r.held + r.votes < r.needed and not exists "
-        "(select 1 from review_seen s where s.decision = r.decision and s.reviewer = ?) and "
-        "(r.purpose <> 'overlap' or not exists (select 1 from reviews m where m.decision = r.decision and "
-        "m.purpose <> 'overlap' and m.state = 'open')) "
-        f"order by r.due, r.id limit 1{session.dialect.skip_locked}) returning id",
-        *(now, *teams, level, reviewer),
+        f"(select r.id {_FREE}{session.dialect.skip_locked}) returning id",
+        *(now, team, level, reviewer),
     )
     return str(rows[0][0]) if rows else None
 
