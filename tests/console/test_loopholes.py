@@ -1,10 +1,14 @@
 """Ways around the console's rules that are closed, and hostile text where numbers and names are expected."""
 
+import re
+
 import pytest
 
 from tests.console.filled import Visit
-from tests.gateway.house import DECISION, until, votes
-from tests.gateway.people import LONG, PeopleHouse
+from tests.console.test_pages import words
+from tests.console.test_review import next_question, token
+from tests.gateway.house import DECISION, UNSURE, until, votes
+from tests.gateway.people import LONG, Later, PeopleHouse
 
 
 @pytest.fixture
@@ -28,6 +32,28 @@ def test_the_list_of_decisions_tells_a_reviewer_nothing_of_what_is_withheld(gate
     for query in ("who=primary", "who=guardian", "mark=audited"):
         assert record.id not in visit.open(f"/console/decisions?{query}").text
     assert "The Primary" not in visit.open(f"/console/decisions/{record.id}").text
+
+
+def test_whether_a_caller_waits_is_not_told_to_reviewers(gate):
+    gate.primary.reply = votes(*UNSURE)
+    call = Later(lambda: gate.decide(DECISION))
+    until(lambda: gate.with_store(lambda store: store.open_places()), LONG)
+    ann, root = (Visit(gate, gate.secrets[name]) for name in ("ann", "root"))
+    for path in ("/console", "/console/team", "/console/health", "/console/policies/support"):
+        assert not [word for word in ("oldest", "Oldest", "caller waits") if word in words(ann.open(path))], path
+    assert "Waiting for a person 1 oldest" in words(root.open("/console"))
+    assert "Team Reviews Oldest caller support team 1" in words(root.open("/console/health"))
+    assert "Team Reviews support team 1" in words(ann.open("/console/health"))
+    [record] = gate.records()
+    page = words(root.open(f"/console/decisions/{record.id}"))
+    assert "The Guardian has not answered" in page
+    assert "so you are not asked about it any more" in page
+    question = next_question(ann)
+    ann.send_form("/console/review", question, act="vote", token=token(question), choice="0")
+    assert call.result().status_code == 200
+    decided = words(root.open(f"/console/decisions/{record.id}"))
+    assert re.search(r"The Guardian decided .* with people .* ann : [\w ]+, after \d", decided)
+    assert "any more" not in decided
 
 
 def test_hostile_text_is_refused_in_words(gate):

@@ -16,7 +16,7 @@ from conformal_arbitrage.gateway.console.charts import (
     score_chart,
 )
 from conformal_arbitrage.gateway.console.overview import saved
-from conformal_arbitrage.gateway.console.rendering import age, money, seconds
+from conformal_arbitrage.gateway.console.rendering import age, count_text, money, percent, seconds, sentence
 from conformal_arbitrage.store import marks, pages
 from conformal_arbitrage.store.console_base import PolicyTally
 from tests.console.filled import EVIL, Filled, Visit, as_json, token_of
@@ -39,7 +39,7 @@ def test_the_overview_says_how_each_policy_does(admin):
     assert "broken: the budget is broken" in text
     assert "broken: safe mode" in text
     assert re.search(r"On \d+ audited decisions the loss is 0\.\d{3}\. It lies between", text)
-    assert re.search(r"Guardian asked 50\.0\s% of 60 decisions", text)
+    assert re.search(r"Guardian asked 50\s% of 60 decisions", text)
     assert re.search(r"Saved .?\$[\d.]+ against always asking the Guardian, at its mean cost over \d+ audits", text)
 
 
@@ -199,6 +199,9 @@ def test_a_dial_is_set_to_one_of_its_stops(house):
     visit = Visit(gate)
     page = visit.open("/console/policies/support")
     assert "The dial" in words(page)
+    assert "The promise becomes that of this stop" in words(page)
+    opened = set(re.findall(r'commandfor="(stop-\d+)"', page.text))
+    assert opened == set(re.findall(r'<dialog id="(stop-\d+)"', page.text))
     alpha = re.findall(r'name="alpha" value="([\d.]+)"', page.text)[-1]
     chosen = visit.send_form("/console/policies/support/choose", page, alpha=alpha)
     assert "version 2" in words(chosen)
@@ -280,6 +283,13 @@ def test_times_have_the_unit_that_fits():
     assert [seconds(0.5), seconds(41.3), seconds(600), seconds(None)] == ["0.50 s", "41.3 s", "10 min", "unknown"]
 
 
+def test_shares_and_counts_are_never_rounded_into_something_else():
+    texts = [percent(share) for share in (0.0, 0.0002, 0.4, 0.4567, 0.99996, 1.0, None)]
+    assert texts == ["0\u00a0%", "<0.1\u00a0%", "40\u00a0%", "45.7\u00a0%", ">99.9\u00a0%", "100\u00a0%", "unknown"]
+    assert [count_text(n, "row") for n in (0, 1, 1200)] == ["0 rows", "1 row", "1,200 rows"]
+    assert [sentence(text) for text in ("a limit", "Why?", "")] == ["A limit.", "Why?", "."]
+
+
 def test_pictures_hold_for_odd_values():
     for scores in ((0.0, 0.0), (-5.0, -5.0), (-1.0, 2.0), (1e-9, 1.0)):
         bars = [Bar(text=EVIL[0] * 5, score=score, gap=0.0, candidate=True, chosen=True) for score in scores]
@@ -304,5 +314,5 @@ def test_a_fallback_and_the_questions_of_chats_are_shown(house):
     assert reply.status_code == 200
     id = reply.headers["x-arbitrage-decision-id"]
     text = words(Visit(gate).open(f"/console/decisions/{id}"))
-    assert "The Primary's confidence was 0.900" in text
+    assert "The Primary's confidence was 0.9, and" in text
     assert "user: Say it." in text

@@ -98,6 +98,7 @@ def test_every_state_of_operating_is_accessible(house, open_page, accessible, mo
         page.fill("#label", "Ada")
         page.get_by_role("button", name="Make").click()
         page.wait_for_selector(".secret")
+        assert "No API key exists yet" not in page.content()
         accessible(page, "the first key")
         page.goto(f"{gate.url}/console/sign-in?why=over")
         accessible(page, "signed out")

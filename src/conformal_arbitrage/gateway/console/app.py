@@ -21,7 +21,7 @@ from conformal_arbitrage.gateway.console.links import LinkPage
 from conformal_arbitrage.gateway.console.overview import OverviewPage
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.policy import PolicyPage
-from conformal_arbitrage.gateway.console.rendering import HEADERS, redirect
+from conformal_arbitrage.gateway.console.rendering import HEADERS, redirect, sentence
 from conformal_arbitrage.gateway.console.review import ReviewPage
 from conformal_arbitrage.gateway.console.visits import SignInNeededError, Visit
 from conformal_arbitrage.gateway.middleware import SENT, failure_of
@@ -201,7 +201,9 @@ class _Room:
             str(error) if isinstance(error, RequestError) else "The page could not be made; the log has the reason."
         )
         title = _TITLES.get(failure.status, "That did not work")
-        return self._parts.pages.page("error.html", visit, status=failure.status, title=title, message=message)
+        return self._parts.pages.page(
+            "error.html", visit, status=failure.status, title=title, message=sentence(message)
+        )
 
 
 _TITLES = {403: "Not allowed", 404: "Not found", 401: "Sign in first", 503: "Out of service"}

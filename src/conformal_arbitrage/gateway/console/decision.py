@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.console.charts import Bar, confidence_chart, score_chart
+from conformal_arbitrage.gateway.console.decisions import asked_at
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.visits import Visit
 from conformal_arbitrage.gateway.grading import yet_to_judge
-from conformal_arbitrage.store.ids import time_of
-from conformal_arbitrage.store.record import DecisionRecord, document
+from conformal_arbitrage.store.record import DecisionRecord, ReviewFacts, document
 from conformal_arbitrage.types import Leg
 
 _LONGEST_NAME = 60
@@ -25,6 +25,16 @@ _TITLES = {
     "guardian": "The Guardian decided",
     "fallback": "The safe action was taken",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownVote:
+    """One person's vote as a page shows it: who, for which option, after how many seconds, and what is special about it."""
+
+    reviewer: str
+    choice: str
+    held: float
+    notes: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +47,10 @@ class ShownDecision:
         chart: the picture; None where there are no scores.
         question: what was asked, if the record keeps it.
         answer: what was answered, if the record keeps it.
-        seconds: the time that all models took.
+        seconds: from the question to the answer, if people decided; else the time that all models took.
+        held: the time that people had the question before them, together.
+        votes: of the people who decided.
+        audit_votes: of the people who were asked for the audit.
     """
 
     title: str
@@ -46,6 +59,9 @@ class ShownDecision:
     question: str | None
     answer: str | None
     seconds: float
+    held: float
+    votes: Sequence[ShownVote]
+    audit_votes: Sequence[ShownVote]
 
 
 class DecisionPage:
@@ -60,18 +76,14 @@ class DecisionPage:
         record = await self._parts.store.record(id[:64])
         if record is None or not visit.who.sees(record.policy):
             raise RequestError("There is no such decision: it was never recorded, or it was pruned.", status=404)
-        withheld = await self._is_withheld(visit, record)
+        open = await self._is_open(visit, record)
         text = msgspec.json.format(msgspec.json.encode(document(record)), indent=2).decode()
-        try:
-            asked = time_of(record.id)
-        except ValueError:
-            asked = record.created
         return self._parts.pages.page(
-            "decision.html", visit, record=record, body=record.decision, shown=shown_decision(record), asked=asked,
-            json=text, withheld=withheld,
+            "decision.html", visit, record=record, body=record.decision, shown=shown_decision(record),
+            asked=asked_at(record), json=text, open=open, withheld=open and not visit.who.is_admin,
         )  # fmt: skip
 
-    async def _is_withheld(self, visit: Visit, record: DecisionRecord) -> bool:
+    async def _is_open(self, visit: Visit, record: DecisionRecord) -> bool:
         """Tell whether people still decide a question, so that reviewers must not see what the models said.
 
         An administrator may, and cannot vote on it from then on.
@@ -80,7 +92,7 @@ class DecisionPage:
             return False
         if visit.who.is_admin:
             await self._parts.store.note_reader(record.id, visit.who.name)
-        return not visit.who.is_admin
+        return True
 
 
 def shown_decision(record: DecisionRecord) -> ShownDecision:
@@ -93,15 +105,45 @@ def shown_decision(record: DecisionRecord) -> ShownDecision:
         chart = confidence_chart(leg.scores[-1], body.relaxation)
     elif leg is not None and leg.scores is not None and len(leg.scores) > 1 and body.form != "text":
         chart = score_chart(_bars(record, leg.scores, names), body.relaxation)
-    title = "The caller left" if body.cancelled else _TITLES.get(record.decided_by, f"{record.decided_by} decided")
+    votes = shown_votes(None if record.completion is None else record.completion.review, names)
     return ShownDecision(
-        title=title,
+        title=_title(record),
         sentence=_sentence(record, leg, names),
         chart=chart,
         question=_question(record),
         answer=_answer(record),
-        seconds=sum(leg.seconds for leg in body.legs),
+        seconds=_seconds(record),
+        held=sum(vote.held for vote in votes),
+        votes=votes,
+        audit_votes=shown_votes(None if record.audit is None else record.audit.review, names),
     )
+
+
+def _seconds(record: DecisionRecord) -> float:
+    """Return the time until the answer."""
+    completion = record.completion
+    if completion is not None and completion.review is not None and completion.at is not None:
+        return max(0.0, completion.at - asked_at(record))
+    return sum(leg.seconds for leg in record.decision.legs)
+
+
+def _title(record: DecisionRecord) -> str:
+    if record.decision.cancelled:
+        return "The caller left"
+    if record.decision.pending:
+        return "The Guardian has not answered"
+    return _TITLES.get(record.decided_by, f"{record.decided_by} decided")
+
+
+def shown_votes(facts: ReviewFacts | None, names: Sequence[str]) -> list[ShownVote]:
+    """Return the votes behind a verdict, with the options by name, and grades as they were given."""
+    shown: list[ShownVote] = []
+    for vote in () if facts is None else facts.votes:
+        grades = vote.choice
+        choice = _name(names, grades) if isinstance(grades, int) else f"grades {grades[0]:g} and {grades[1]:g}"
+        notes = ", ".join(note for note, is_so in (("as lead", vote.level > 0), ("too late", vote.late)) if is_so)
+        shown.append(ShownVote(reviewer=vote.reviewer, choice=choice, held=vote.held, notes=notes))
+    return shown
 
 
 def option_names(record: DecisionRecord) -> list[str]:
@@ -137,8 +179,8 @@ def _sentence(record: DecisionRecord, leg: Leg | None, names: Sequence[str]) -> 
     if leg is None or leg.scores is None:
         return f"The Primary gave no scores. {outcome}"
     if body.form == "text":
-        needed = "" if body.relaxation is None else f", and its answer is given above {body.relaxation:.3f}"
-        return f"The Primary's confidence was {leg.scores[-1]:.3f}{needed}. {outcome}"
+        needed = "" if body.relaxation is None else f", and its answer is given above {body.relaxation:.3g}"
+        return f"The Primary's confidence was {leg.scores[-1]:.3g}{needed}. {outcome}"
     order = sorted(range(len(leg.scores)), key=lambda k: -(leg.scores or ())[k])
     first = names[order[0]] if order[0] < len(names) else f"Option {order[0] + 1}"
     if body.margin is None or len(order) < 2:

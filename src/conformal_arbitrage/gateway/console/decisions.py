@@ -110,7 +110,7 @@ class DecisionsPage:
             shown = [one for one in shown if one.id not in hidden]
         names = [name for name in self._parts.config.policies if visit.who.sees(name)]
         return self._parts.pages.page(
-            "decisions.html", visit, records=[(_asked(one), one) for one in shown], wanted=wanted, older=older,
+            "decisions.html", visit, records=[(asked_at(one), one) for one in shown], wanted=wanted, older=older,
             names=names, who=_WHO, marks=_MARKS, hidden=hidden, bound=visit.who.policies is not None,
         )  # fmt: skip
 
@@ -147,7 +147,7 @@ class DecisionsPage:
         return await yet_to_judge(self._parts.store, self._parts.config.policies, records)
 
 
-def _asked(record: DecisionRecord) -> float:
+def asked_at(record: DecisionRecord) -> float:
     """Return when a decision was asked for; its record was written when it was made."""
     try:
         return time_of(record.id)

@@ -23,7 +23,7 @@ from conformal_arbitrage.errors import ArbitrageError, StoreError
 from conformal_arbitrage.gateway.console.charts import frontier_chart
 from conformal_arbitrage.gateway.console.overview import guardian_cost
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
-from conformal_arbitrage.gateway.console.rendering import loss_text, money, percent
+from conformal_arbitrage.gateway.console.rendering import count_text, loss_text, money, percent
 from conformal_arbitrage.gateway.policy_table import LivePolicy
 from conformal_arbitrage.gateway.staffing import TeamTraffic, Workload, share_now, team_traffic, workload
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
@@ -149,8 +149,8 @@ def _too_few(rows: int, live: LivePolicy) -> str:
         "" if live.mode != "enforce" or live.settings.audit_rate > 0 else "; set audit_rate, since nothing is audited"
     )
     return (
-        f"{rows:,} rows may be looked at, {percent(LOOKING_SHARE)} of all that were audited or served in shadow mode, and "
-        f"{FEWEST_LOOKED_AT} with an outcome are needed{more}"
+        f"{count_text(rows, 'row')} may be looked at, {percent(LOOKING_SHARE)} of those that were audited or served in "
+        f"shadow mode, and {FEWEST_LOOKED_AT} with an outcome are needed{more}"
     )
 
 

@@ -13,9 +13,10 @@ from starlette.responses import Response
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
-from conformal_arbitrage.gateway.console.visits import Visit
+from conformal_arbitrage.gateway.console.visits import Visit, Visitor
 from conformal_arbitrage.store.base import DeliveryBacklog
 from conformal_arbitrage.store.migrations import MIGRATIONS
+from conformal_arbitrage.store.review_base import TeamBacklog
 from conformal_arbitrage.upstream.webhook import WebhookAttempt
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -49,17 +50,24 @@ class HealthPage:
             error=None,
             took=took,
             audits=await store.audit_backlog(),
+            teams=await self._teams(visit.who),
             webhooks=_lines(webhooks, await store.delivery_backlog()) if webhooks else [],
             tested=tested,
             attempt=attempt,
         )
+
+    async def _teams(self, visitor: Visitor) -> list[TeamBacklog]:
+        """Return the teams with something before them; reviewers see their own."""
+        people = self._parts.desk.people()
+        own = {team: names for team, names in people.items() if visitor.is_admin or visitor.name in names}
+        return [one for one in await self._parts.store.team_backlogs(own) if one.open]
 
     def without_store(self, visit: Visit, error: StoreError) -> Response:
         """Show what is known without the store; what it said itself is for those who are signed in."""
         message = (
             str(error) if visit.visitor is not None else "The store does not answer; the gateway's log has the reason."
         )
-        return self._page(visit, error=message, took=None, audits=[], webhooks=[], tested="", attempt=None)
+        return self._page(visit, error=message, took=None, audits=[], teams=[], webhooks=[], tested="", attempt=None)
 
     def _page(self, visit: Visit, *, error: str | None, **values: Any) -> Response:
         parts = self._parts

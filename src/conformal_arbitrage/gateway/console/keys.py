@@ -5,6 +5,7 @@ Knows nothing of how keys are checked.
 
 import logging
 import time
+from dataclasses import replace
 
 from starlette.responses import Response
 
@@ -66,8 +67,8 @@ class KeysPage:
             policies=(policy,) if policy else None,
         )
         _log.info("key %s of scope %s was made by %s", id, scope, visit.who.key_id)
-        if first:
-            return self._parts.pages.page("first-key.html", visit, key=key)
+        if first:  # who sees this page is not signed in any more
+            return self._parts.pages.page("first-key.html", replace(visit, visitor=None), key=key)
         return await self._page(visit, made=key)
 
     async def revoke(self, visit: Visit) -> Response:

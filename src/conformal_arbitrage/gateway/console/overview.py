@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from conformal_arbitrage.gateway.console.charts import LossCourse, loss_chart
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
-from conformal_arbitrage.gateway.console.rendering import loss_text, moment
+from conformal_arbitrage.gateway.console.rendering import count_text, loss_text, moment
 from conformal_arbitrage.gateway.console.standing import Courses, ShownStanding, shown_standing
 from conformal_arbitrage.gateway.console.visits import Visit
 from conformal_arbitrage.gateway.policy_table import LivePolicy
@@ -158,11 +158,11 @@ def guardian_cost(tally: PolicyTally) -> tuple[float, str] | None:
     Audits come first: deferred questions are the harder ones.
     """
     for calls, cost, of in (
-        (tally.audit_calls, tally.audit_cost, "audits"),
-        (tally.guardian_calls, tally.guardian_cost, "deferrals"),
+        (tally.audit_calls, tally.audit_cost, "audit"),
+        (tally.guardian_calls, tally.guardian_cost, "deferral"),
     ):
         if calls:
-            return cost / calls, f"{calls:,} {of}"
+            return cost / calls, count_text(calls, of)
     return None
 
 

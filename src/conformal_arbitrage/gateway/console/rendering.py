@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
@@ -56,10 +56,11 @@ class Pages:
             loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
-        templates.filters.update(
-            {"day": day, "moment": moment, "money": money, "percent": percent, "number": number, "loss": loss_text,
-             "seconds": seconds, "age": age}
-        )  # fmt: skip
+        filters: dict[str, Any] = {
+            "day": day, "moment": moment, "money": money, "percent": percent, "number": number, "loss": loss_text,
+            "seconds": seconds, "age": age, "counted": count_text,
+        }  # fmt: skip
+        templates.filters.update(filters)
         return templates
 
     @cached_property
@@ -130,14 +131,31 @@ def redirect(path: str) -> Response:
     return Response(status_code=303, headers={"location": path})
 
 
+def sentence(text: str) -> str:
+    """Return a message as a sentence: those of the API begin small, and without a full stop at the end."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
+
+
 def number(value: float) -> str:
     """Return a count as people write it."""
     return f"{value:,.0f}"
 
 
 def percent(share: float | None) -> str:
-    """Return a share in per cent, or that it is unknown."""
-    return "unknown" if share is None else f"{100 * share:.1f}\u00a0%"
+    """Return a share in per cent, or that it is unknown; only none is 0 %, and only all is 100 %."""
+    if share is None:
+        return "unknown"
+    exact = abs(100 * share - round(100 * share)) < 1e-9
+    text = f"{100 * share:.0f}" if exact else f"{100 * share:.1f}"
+    return f"{_ROUNDED.get(text, text)}\u00a0%"
+
+
+_ROUNDED = {"0.0": "<0.1", "100.0": ">99.9"}
+
+
+def count_text(value: float, noun: str) -> str:
+    """Return a count with what is counted."""
+    return f"{number(value)} {noun}{'' if number(value) == '1' else 's'}"
 
 
 def money(dollars: float | None) -> str:

@@ -18,6 +18,7 @@ from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.console.overview import DAYS, summed
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
+from conformal_arbitrage.gateway.console.rendering import sentence
 from conformal_arbitrage.gateway.console.visits import Visit, Visitor
 from conformal_arbitrage.gateway.review_figures import team_figures
 from conformal_arbitrage.gateway.reviewing import Assignment, Seat
@@ -81,7 +82,7 @@ class ReviewPage:
         try:
             seat = self._seat(visit.who)
         except RequestError as error:
-            return await self._page(visit, None, state="none", why=str(error))
+            return await self._page(visit, None, state="none", why=sentence(str(error)))
         return await self._page(visit, seat, state="ready")
 
     async def act(self, visit: Visit) -> Response:
@@ -103,7 +104,7 @@ class ReviewPage:
                 if error.param != ARGUMENTS:
                     raise
                 item = await self._parts.desk.take(seat)
-                return await self._page(visit, seat, item=item, said=str(error), typed=visit.form)
+                return await self._page(visit, seat, item=item, said=sentence(str(error)), typed=visit.form)
         elif act == "skip":
             said = "Left to someone else." if await self._parts.desk.skip(seat, token) else _GONE
         item = await self._parts.desk.take(seat)
