@@ -4,9 +4,11 @@ import asyncio
 import os
 import threading
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
+from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import AuditBody, DecisionBody, Event, PostgresStore, SQLiteStore, new_id
 from conformal_arbitrage.store.base import Claim, SavedResponse
 from conformal_arbitrage.store.migrations import MIGRATIONS, migrate
@@ -635,3 +637,24 @@ def test_counting_places_in_another_table_fails_the_same_test(postgres, opened):
         )
 
     assert asyncio.run(doubles())
+
+
+def test_names_are_values_whatever_they_hold(store):
+    """Some queries are sent with their values in the text."""
+    odd = ["it's", "a\\' or 1 = 1 --", "'; delete from reviews; --", "100 %s %(x)s %% ? {}", "$1 \\", "naïve 𝛼\n"]
+
+    async def story():
+        await put(store, *(item(name) for name in odd), item("plain"))
+        for name in odd:
+            assert await store.under_review([name, "other"]) == {name}
+            assert await store.ledgers(name) == []
+            held = await take(store, name)
+            assert await store.held_question(held.token, name) == QUESTION
+            assert await store.held_question(held.token, "other") is None
+            assert await store.held_question(name, name) is None
+        for name in ("a\0b", "\ud800"):  # which a database may have no text for
+            with suppress(StoreError):
+                assert await store.under_review([name]) == frozenset()
+        assert await store.under_review([*odd, "plain"]) == {*odd, "plain"}
+
+    asyncio.run(story())

@@ -19,10 +19,10 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from conformal_arbitrage.errors import DamagedError, StoreError
-from conformal_arbitrage.store.dialect import POSTGRES, Session
+from conformal_arbitrage.store.dialect import POSTGRES, Session, with_placeholders
 from conformal_arbitrage.store.hash_chain import Checkpoint
 from conformal_arbitrage.store.seals import Seals
-from conformal_arbitrage.store.sql_jobs import Job
+from conformal_arbitrage.store.sql_jobs import Job, SingleQuery
 from conformal_arbitrage.store.sql_store import BAD_VALUE, bad_value
 
 _DEFAULTS = {
@@ -98,16 +98,6 @@ class Transaction:
         )
 
 
-class SingleQuery(str):
-    """One statement without values, which is sent together with the beginning and the end of its transaction."""
-
-    __slots__ = ()
-
-    def __call__(self, session: Session) -> Sequence[Any]:
-        """Return its rows."""
-        return session.rows(self)
-
-
 class TimedConnection:
     """One connection with its chain of events, in use until it breaks or a statement fails badly."""
 
@@ -143,8 +133,8 @@ class TimedConnection:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
-        """Run one statement, in time."""
+    def execute(self, sql: str, parameters: Sequence[Any] | None = ()) -> Any:
+        """Run one statement, in time; without parameters it is sent as it is, and may be several."""
         self._until = min(self._due, time.monotonic() + self._statement) + _GRACE
         try:
             return self._connection.execute(sql, parameters)
@@ -186,8 +176,10 @@ class TimedConnection:
         self._session.began = cursor.fetchone()[-1]
 
     def _whole(self, query: SingleQuery, kind: Transaction) -> Sequence[Any]:
-        """Run a transaction of one query in one message."""
-        cursor = self.execute(f"{kind.prelude}; {query}; commit")
+        """Run a transaction of one query in one message, with its values as literals."""
+        sql = with_placeholders(query.sql, POSTGRES.placeholder)
+        text = self._psycopg.ClientCursor(self._connection).mogrify(sql, query.values)
+        cursor = self.execute(f"{kind.prelude}; {text}; commit", None)
         self._begin(cursor)
         cursor.nextset()
         return cursor.fetchall()

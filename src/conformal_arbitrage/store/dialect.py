@@ -114,11 +114,12 @@ class Session:
             self.run(sql.format_map(self.dialect.types))
 
     def _execute(self, sql: str, values: Sequence[Any]) -> Cursor:
-        return self._connection.execute(_with_placeholders(sql, self.dialect.placeholder), values)
+        return self._connection.execute(with_placeholders(sql, self.dialect.placeholder), values)
 
 
 @lru_cache(maxsize=256)
-def _with_placeholders(sql: str, placeholder: str) -> str:
+def with_placeholders(sql: str, placeholder: str) -> str:
+    """Return a statement with a database's own placeholders in place of question marks."""
     if placeholder != "?":
         sql = sql.replace("%", "%%").replace("?", placeholder)
     return sql

@@ -28,6 +28,7 @@ from conformal_arbitrage.store.ledger_base import (
     Settlement,
 )
 from conformal_arbitrage.store.record import AlarmBody, JSONObject, LiftBody, NoticeBody
+from conformal_arbitrage.store.sql_jobs import SingleQuery
 from conformal_arbitrage.types import as_object
 
 NOTICES = "kind in ('alarm', 'lift')"
@@ -154,13 +155,17 @@ def _settle(session: Session, new: Settlement, before: Sequence[Any], count: _Co
     )
 
 
-def ledgers(session: Session, policy: str | None) -> list[Ledger]:
-    """Return the ledgers there are."""
-    rows = session.rows(
+def find_ledgers(policy: str | None) -> SingleQuery:
+    """Return what finds the ledgers there are."""
+    return SingleQuery(
         f"select {_KEY}, length, known, changes from ledgers where policy = coalesce(?, policy) "
         "order by policy, version, lifts, identities, segment",
-        policy,
+        (policy,),
     )
+
+
+def ledgers_of(rows: Iterable[Sequence[Any]]) -> list[Ledger]:
+    """Return the ledgers in rows of such a query."""
     return [Ledger(key=_key(key), rows=length, known=known, change=changes) for *key, length, known, changes in rows]
 
 

@@ -9,13 +9,13 @@ Knows nothing of threads, teams' members, or how a verdict is reached.
 
 import secrets
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from conformal_arbitrage.monitoring.panels import count_votes
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_review_question, encode_review_question
 from conformal_arbitrage.store.ids import new_id
-from conformal_arbitrage.store.review_base import AWAITED, HeldReview, NewReview, ReviewQuestion, ReviewRequest
+from conformal_arbitrage.store.review_base import AWAITED, HeldReview, NewReview, ReviewRequest
+from conformal_arbitrage.store.sql_jobs import SingleQuery
 from conformal_arbitrage.types import DAY
 
 LONGEST_HOLD = 1200.0
@@ -239,15 +239,14 @@ def _note_seen(session: Session, item: str, reviewer: str, why: str, now: float)
     )
 
 
-def held_question(session: Session, token: str, reviewer: str) -> ReviewQuestion | None:
-    """Return the question of a claim or of a vote, if it is still kept."""
-    rows = session.rows(
+def held_question(token: str, reviewer: str) -> SingleQuery:
+    """Return what finds the item and the question of a claim or of a vote, if it is still kept."""
+    return SingleQuery(
         "select r.id, r.payload from reviews r where r.payload is not null and r.id in "
         "(select item from review_claims where token = ? and reviewer = ? union all "
         "select item from votes where token = ? and reviewer = ?)",
-        *(token, reviewer, token, reviewer),
+        (token, reviewer, token, reviewer),
     )
-    return decode_review_question(rows[0][1], rows[0][0]) if rows else None
 
 
 def vote(
@@ -404,12 +403,7 @@ def note_reader(session: Session, decision: str, reviewer: str) -> None:
     )
 
 
-def under_review(session: Session, decisions: Collection[str]) -> frozenset[str]:
-    """Return the decisions with an open item."""
+def under_review(decisions: Collection[str]) -> SingleQuery:
+    """Return what finds the decisions with an open item, among at least one."""
     marks = ", ".join("?" * len(decisions))
-    rows: Sequence[Any] = (
-        session.rows(f"select decision from reviews where state = 'open' and decision in ({marks})", *decisions)
-        if decisions
-        else ()
-    )
-    return frozenset(decision for (decision,) in rows)
+    return SingleQuery(f"select decision from reviews where state = 'open' and decision in ({marks})", tuple(decisions))

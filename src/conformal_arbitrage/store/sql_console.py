@@ -10,12 +10,10 @@ from conformal_arbitrage.store import marks, rows, sign_ins, tallies
 from conformal_arbitrage.store.console_base import Mark, MarkedDecisions, PolicyTally, SignIn
 from conformal_arbitrage.store.pages import RecordFilter
 from conformal_arbitrage.store.row_base import CalibrationRow
-from conformal_arbitrage.store.sql_jobs import SQLJobs
+from conformal_arbitrage.store.sql_jobs import SingleQuery, SQLJobs
 from conformal_arbitrage.types import DAY
 
-_PLACES = "select coalesce(sum(needed - held - votes), 0) from reviews where state = 'open'"
-
-
+_PLACES = SingleQuery("select coalesce(sum(needed - held - votes), 0) from reviews where state = 'open'")
 _IN_TIME = (
     "select coalesce(sum(case when outcome is not null and closed - created <= ? then 1 else 0 end), 0), count(*) "
     "from reviews where closed > ? and policy = ? and purpose = 'decide'"
@@ -76,7 +74,7 @@ class SQLConsole(SQLJobs):
 
     async def open_places(self) -> int:
         """See `ConsoleStore.open_places`."""
-        [(places,)] = await self._read(lambda session: session.rows(_PLACES))
+        [(places,)] = await self._read(_PLACES)
         return int(places)
 
     async def marked_decisions(

@@ -4,13 +4,26 @@ Knows nothing of what the operations do.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from conformal_arbitrage.store.dialect import Session
 
 _T = TypeVar("_T")
 Job = Callable[[Session], _T]
+
+
+class SingleQuery(Struct, frozen=True):
+    """A job that is one query; a server may get it in one message, with the beginning and the end of its transaction."""
+
+    sql: str
+    values: tuple[str | float | None, ...] = ()
+
+    def __call__(self, session: Session) -> Sequence[Any]:
+        """Return its rows."""
+        return session.rows(self.sql, *self.values)
 
 
 class SQLJobs(ABC):

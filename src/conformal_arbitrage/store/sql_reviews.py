@@ -9,7 +9,7 @@ from conformal_arbitrage.monitoring.reviewing import SecondOpinion
 from conformal_arbitrage.store import grading, review_ends, review_links, reviews
 from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.encoding import encode
+from conformal_arbitrage.store.encoding import decode_review_question, encode
 from conformal_arbitrage.store.ledger import note_news
 from conformal_arbitrage.store.link_base import ReviewLink, SentLink
 from conformal_arbitrage.store.record import Event
@@ -89,7 +89,8 @@ class SQLReviews(SQLJobs):
 
     async def held_question(self, token: str, reviewer: str) -> ReviewQuestion | None:
         """See `ReviewStore.held_question`."""
-        return await self._read(lambda session: reviews.held_question(session, token, reviewer))
+        rows = await self._read(reviews.held_question(token, reviewer))
+        return decode_review_question(rows[0][1], rows[0][0]) if rows else None
 
     async def vote_review(
         self, token: str, reviewer: str, choice: int, *, active: float | None = None, edit: str | None = None
@@ -152,7 +153,8 @@ class SQLReviews(SQLJobs):
 
     async def under_review(self, decisions: Collection[str]) -> frozenset[str]:
         """See `ReviewStore.under_review`."""
-        return await self._read(lambda session: reviews.under_review(session, decisions))
+        rows = await self._read(reviews.under_review(decisions)) if decisions else ()
+        return frozenset(decision for (decision,) in rows)
 
     async def note_reader(self, decision: str, reviewer: str) -> None:
         """See `ReviewStore.note_reader`."""

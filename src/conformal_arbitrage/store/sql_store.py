@@ -321,7 +321,7 @@ class SQLStore(SQLConsole, SQLReviews):
 
     async def ledgers(self, policy: str | None = None) -> list[Ledger]:
         """See `LedgerStore.ledgers`."""
-        return await self._read(lambda session: ledger.ledgers(session, policy))
+        return ledger.ledgers_of(await self._read(ledger.find_ledgers(policy)))
 
     async def ledger(self, key: LedgerKey, *, after: int = 0, limit: int | None = None) -> LedgerRows:
         """See `LedgerStore.ledger`."""
