@@ -222,6 +222,8 @@ def test_marked_decisions_come_in_pages(store):
     f"{tallies.COMPLETED} ('a', 'b')",
     tallies.COMPLETIONS.replace("?", "'a'"),
     "select k.id from sign_ins s join keys k on k.id = s.key_id where s.sha256 = 'x'",
+    "select count(*) from reviews where state = 'open' and team in ('a', 'b')",
+    "select held from votes where at >= 1 and reviewer = 'x' and withdrawn is null",
 ])  # fmt: skip
 def test_what_the_console_asks_is_answered_by_an_index(tmp_path, opened, sql_text):
     import sqlite3

@@ -617,8 +617,9 @@ def counting_take(session, reviewer):
     )
     if not rows:
         return None
-    now = session.now()
-    return reviews._hold(session, rows[0][0], reviewer, secrets.token_hex(16), now, now, None)
+    now, token = session.now(), secrets.token_hex(16)
+    reviews._hold(session, rows[0][0], reviewer, token, now, now, None)
+    return reviews._shown_again(session, rows[0][0], token)
 
 
 def test_counting_places_in_another_table_fails_the_same_test(postgres, opened):

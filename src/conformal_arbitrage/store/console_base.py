@@ -3,7 +3,7 @@
 Knows nothing of SQL, cookies or pages.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
@@ -129,6 +129,14 @@ class ConsoleStore(Protocol):
 
     async def open_places(self) -> int:
         """Return how many votes the queue of reviews waits for that nobody is about to give."""
+        ...
+
+    async def open_reviews(self, teams: Collection[str]) -> int:
+        """Return how many questions these teams have before them."""
+        ...
+
+    async def own_votes(self, reviewer: str, *, since: float) -> list[float]:
+        """Return for how many seconds a reviewer held each question that they voted on since then."""
         ...
 
     async def marked_decisions(

@@ -25,6 +25,10 @@ _COLUMNS = (
     "id, decision, purpose, policy, team, request, payload, protocol, identities, menu, panel, rule, escalates, price, "
     "lease, undo, drawn, needed, state, due, deadline, created"
 )
+_SHOWN = "id, policy, team, payload, lease"
+_ShownRow = tuple[str, str, str, str | None, float]
+_LOCKED = "id, state, level, undo, payload"
+_LockedRow = tuple[str, str, int, float, str | None]
 
 
 def put_items(session: Session, items: Sequence[NewReview], request: str | None = None) -> None:
@@ -88,9 +92,11 @@ def take(
         return held
     for level, names in ((1, leads), (0, teams)):
         for team in _by_first_due(session, reviewer, names, level):
-            id = _next(session, reviewer, team, level, now)
-            if id is not None:
-                return _hold(session, id, reviewer, secrets.token_hex(16), now, now, lease)
+            row = _next(session, reviewer, team, level, now)
+            if row is not None:
+                token = secrets.token_hex(16)
+                _hold(session, row[0], reviewer, token, now, now, lease)
+                return _shown(token, row)
     return None
 
 
@@ -109,7 +115,7 @@ def _held_by(session: Session, reviewer: str, now: float, lease: float | None) -
             "update review_claims set lease = ? + coalesce(?, (select lease from reviews where id = ?)) where token = ?",
             *(now, lease, item, token),
         )
-        return _shown(session, item, token)
+        return _shown_again(session, item, token)
     return None
 
 
@@ -133,32 +139,36 @@ def _by_first_due(session: Session, reviewer: str, teams: Collection[str], level
     return [team for _, team in sorted((tuple(rows[0]), team) for rows, team in first if rows)]
 
 
-def _next(session: Session, reviewer: str, team: str, level: int, now: float) -> str | None:
-    """Take a place of the first item of a team that has one free for a reviewer; return the item's id."""
+def _next(session: Session, reviewer: str, team: str, level: int, now: float) -> _ShownRow | None:
+    """Take a place of the first item of a team that has one free for a reviewer; return what they see of it."""
     rows = session.rows(
         "update reviews set held = held + 1, revision = revision + 1, taken = coalesce(taken, ?) where id = "
-        f"(select r.id {_FREE}{session.dialect.skip_locked}) returning id",
+        f"(select r.id {_FREE}{session.dialect.skip_locked}) returning {_SHOWN}",
         *(now, team, level, reviewer),
     )
-    return str(rows[0][0]) if rows else None
+    return rows[0] if rows else None
 
 
 def _hold(
     session: Session, item: str, reviewer: str, token: str, since: float, now: float, lease: float | None,
     level: int | None = None,
-) -> HeldReview | None:  # fmt: skip
+) -> None:  # fmt: skip
+    """Note who holds an item, whose place they have."""
     session.run(
         "insert into review_claims (token, item, reviewer, level, since, lease) "
         "select ?, id, ?, coalesce(?, level), ?, ? + coalesce(?, lease) from reviews where id = ?",
         *(token, reviewer, level, since, now, lease, item),
     )
-    return _shown(session, item, token)
 
 
-def _shown(session: Session, item: str, token: str) -> HeldReview | None:
-    [(policy, team, payload, lease)] = session.rows(
-        "select policy, team, payload, lease from reviews where id = ?", item
-    )
+def _shown_again(session: Session, item: str, token: str) -> HeldReview | None:
+    [row] = session.rows(f"select {_SHOWN} from reviews where id = ?", item)
+    return _shown(token, row)
+
+
+def _shown(token: str, row: _ShownRow) -> HeldReview | None:
+    """Return what a reviewer sees of an item, unless its question is gone."""
+    item, policy, team, payload, lease = row
     if payload is None:
         return None
     question = decode_review_question(payload, item)
@@ -255,20 +265,18 @@ def vote(
     """Cast a vote; after the item has ended it is recorded as late, which the reviewer is not told."""
     note_presence(session, reviewer)
     now = session.now()
-    cast = session.rows(
-        "select counts from votes where token = ? and reviewer = ? and withdrawn is null", token, reviewer
+    rows = session.rows(
+        "select counts, null, null from votes where token = ? and reviewer = ? and withdrawn is null union all "
+        "select null, item, since from review_claims where token = ? and reviewer = ?",
+        *(token, reviewer, token, reviewer),
     )
-    if cast:
-        return max(0.0, cast[0][0] - now)
-    claim = _claim_of(session, token, reviewer)
-    if claim is None:
-        return None
-    item, since = claim
-    _lock(session, item)
-    levels = session.rows("delete from review_claims where token = ? returning level", token)
-    if not levels:
-        return None
-    return _cast(session, token, item, reviewer, levels[0][0], choice, since=since, active=active, edit=edit)
+    for counts, item, since in sorted(rows, key=lambda row: row[0] is None):  # a vote before a claim
+        if counts is not None:
+            return max(0.0, counts - now)
+        [locked] = session.rows(f"update reviews set revision = revision + 1 where id = ? returning {_LOCKED}", item)
+        for (level,) in session.rows("delete from review_claims where token = ? returning level", token):
+            return _cast(session, token, locked, reviewer, level, choice, since=since, active=active, edit=edit)
+    return None
 
 
 def vote_on(session: Session, item: str, reviewer: str, level: int, choice: int, *, edit: str | None) -> float | None:
@@ -276,10 +284,11 @@ def vote_on(session: Session, item: str, reviewer: str, level: int, choice: int,
     own = _own_claim(session, item, reviewer)
     if own is not None:
         return vote(session, own, reviewer, choice, active=None, edit=edit)
-    if not _take_place(session, item, reviewer, level):
+    locked = _take_place(session, item, reviewer, level)
+    if locked is None:
         return None
     now, token = session.now(), secrets.token_hex(16)
-    return _cast(session, token, item, reviewer, level, choice, since=now, active=None, edit=edit)
+    return _cast(session, token, locked, reviewer, level, choice, since=now, active=None, edit=edit)
 
 
 def skip_on(session: Session, item: str, reviewer: str, level: int) -> bool:
@@ -287,7 +296,7 @@ def skip_on(session: Session, item: str, reviewer: str, level: int) -> bool:
     own = _own_claim(session, item, reviewer)
     if own is not None:
         return skip(session, own, reviewer)
-    if not _take_place(session, item, reviewer, level):
+    if _take_place(session, item, reviewer, level) is None:
         return False
     session.run("update reviews set held = held - 1 where id = ?", item)
     _note_skipped(session, item, reviewer)
@@ -302,26 +311,24 @@ def _own_claim(session: Session, item: str, reviewer: str) -> str | None:
     return str(rows[0][0]) if rows else None
 
 
-def _take_place(session: Session, item: str, reviewer: str, level: int) -> bool:
-    """Count one more who holds an item, if it is open, has a place left, and is new to the person."""
-    taken = session.run(
+def _take_place(session: Session, item: str, reviewer: str, level: int) -> _LockedRow | None:
+    """Count one more who holds an item, if it is open, has a place left, and is new to the person; return the item."""
+    rows = session.rows(
         "update reviews set held = held + 1, revision = revision + 1, taken = coalesce(taken, ?) where id = ? "
         "and state = 'open' and level = ? and held + votes < needed and not exists (select 1 from review_seen s "
-        "where s.decision = reviews.decision and s.reviewer = ?)",
+        f"where s.decision = reviews.decision and s.reviewer = ?) returning {_LOCKED}",
         *(session.now(), item, level, reviewer),
     )
-    return taken == 1
+    return rows[0] if rows else None
 
 
 def _cast(
-    session: Session, token: str, item: str, reviewer: str, level: int, choice: int, *, since: float,
+    session: Session, token: str, locked: _LockedRow, reviewer: str, level: int, choice: int, *, since: float,
     active: float | None, edit: str | None,
 ) -> float:  # fmt: skip
-    """Write a vote whose place its voter had, and free the place."""
+    """Write a vote on an item, which is locked and in which its voter had a place, and free the place."""
     now = session.now()
-    [(state, current, undo, payload)] = session.rows(
-        "select state, level, undo, payload from reviews where id = ?", item
-    )
+    item, state, current, undo, payload = locked
     late = state != "open" or current != level
     place = choice if payload is None else decode_review_question(payload, item).places[choice]
     session.run(
@@ -371,7 +378,8 @@ def undo(session: Session, token: str, reviewer: str) -> HeldReview | None:
     )
     if not late:  # a vote of a level that is over has no place to get back
         session.run("update reviews set held = held + 1, votes = votes - 1 where id = ? and level = ?", item, level)
-    return _hold(session, item, reviewer, token, at - held, now, None, level)
+    _hold(session, item, reviewer, token, at - held, now, None, level)
+    return _shown_again(session, item, token)
 
 
 def note_presence(session: Session, reviewer: str) -> None:

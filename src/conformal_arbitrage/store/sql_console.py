@@ -3,7 +3,7 @@
 Knows nothing of SQLite, PostgreSQL or threads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from conformal_arbitrage.store import marks, rows, sign_ins, tallies
@@ -76,6 +76,17 @@ class SQLConsole(SQLJobs):
         """See `ConsoleStore.open_places`."""
         [(places,)] = await self._read(_PLACES)
         return int(places)
+
+    async def open_reviews(self, teams: Collection[str]) -> int:
+        """See `ConsoleStore.open_reviews`."""
+        marks = ", ".join("?" * len(teams))
+        query = SingleQuery(f"select count(*) from reviews where state = 'open' and team in ({marks})", tuple(teams))
+        return int((await self._scan(query))[0][0]) if teams else 0
+
+    async def own_votes(self, reviewer: str, *, since: float) -> list[float]:
+        """See `ConsoleStore.own_votes`."""
+        sql = "select held from votes where at >= ? and reviewer = ? and withdrawn is null"
+        return [held for (held,) in await self._scan(SingleQuery(sql, (since, reviewer)))]
 
     async def marked_decisions(
         self,

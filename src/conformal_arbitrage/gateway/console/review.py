@@ -178,20 +178,13 @@ class ReviewPage:
         since = await self._parts.news.since()
         waiting, day = 0, ReviewerDay(done=0, median=None)
         if seat is not None:
-            waiting, day = await self._waiting(seat), await self._day(seat.reviewer)
+            waiting = await self._parts.store.open_reviews({*seat.teams, *seat.leads})
+            day = await self._day(seat.reviewer)
         return self._parts.pages.page("review.html", visit, since=since, waiting=waiting, day=day, **values)
-
-    async def _waiting(self, seat: Seat) -> int:
-        people = {
-            name: names for name, names in self._parts.desk.people().items() if name in (*seat.teams, *seat.leads)
-        }
-        return sum(team.open for team in await self._parts.store.team_backlogs(people))
 
     async def _day(self, reviewer: str) -> ReviewerDay:
         now = time.time()
-        today = now - now % DAY
-        votes = await self._parts.store.cast_votes(days=1.0)
-        held = [vote.held for vote in votes if vote.reviewer == reviewer and vote.at >= today and not vote.skipped]
+        held = await self._parts.store.own_votes(reviewer, since=now - now % DAY)
         return ReviewerDay(done=len(held), median=median(held) if held else None)
 
 
