@@ -1,6 +1,8 @@
 import os
 import shutil
-from contextlib import ExitStack
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
 from itertools import count
 
 import pytest
@@ -9,6 +11,7 @@ from tests.console.filled import Filled
 from tests.gateway.house import UNSURE, House, votes
 from tests.gateway.people import PeopleHouse
 
+LONGEST = 600.0
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -54,7 +57,7 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def browser():
-    """A real browser, one for each module: while it is open, no other test of this process can run an event loop."""
+    """Gives a real browser, one for each module: while it is open, no other test of this process can run an event loop."""
     path = chromium()
     if path is None:
         message = "no Chromium here; apt-get install chromium, or set CHROMIUM"
@@ -64,19 +67,45 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        opened = driver.chromium.launch(executable_path=path, args=arguments)
-        yield opened
-        opened.close()
+        started = []
+
+        def alive():
+            if not started or not started[-1].is_connected():
+                arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+                started.append(driver.chromium.launch(executable_path=path, args=arguments))
+            return started[-1]
+
+        yield alive
+        with ended_after(LONGEST, alive()):
+            started[-1].close()
+
+
+@contextmanager
+def ended_after(seconds, browser):
+    """End a browser's process if it takes too long."""
+    session = browser.new_browser_cdp_session()
+    listed = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    session.detach()
+    process = next(one["id"] for one in listed if one["type"] == "browser")
+    watchdog = threading.Timer(seconds, os.kill, (process, signal.SIGKILL))
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+        watchdog.join()
 
 
 @pytest.fixture
 def open_page(browser, tmp_path, request):
-    """Open pages in contexts of their own; an error in any console fails the test, and leaves a picture."""
-    contexts, trouble, pages = [], [], []
+    """Open pages in contexts of their own; an error in any console fails the test, and leaves a picture.
+
+    Playwright waits for scripts and for pages that close without a limit, so a browser that hangs is ended.
+    """
+    contexts, trouble, pages, opened = [], [], [], browser()
 
     def start(url=None, *, width=1280, height=900, dark=False, **options):
-        context = browser.new_context(
+        context = opened.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light",
             reduced_motion="reduce", **options,
         )  # fmt: skip
@@ -91,13 +120,15 @@ def open_page(browser, tmp_path, request):
             page.goto(url)
         return page
 
-    yield start
-    if request.node.stash.get(FAILED, False):
-        for number, page in enumerate(pages):
-            if not page.is_closed():
-                page.screenshot(path=tmp_path / f"page-{number}.png")
-    for context in contexts:
-        context.close()
+    with ended_after(LONGEST, opened):
+        yield start
+        if request.node.stash.get(FAILED, False):
+            for number, page in enumerate(pages):
+                if not page.is_closed():
+                    page.screenshot(path=tmp_path / f"page-{number}.png")
+        for context in contexts:
+            context.close()
+    assert opened.is_connected(), f"the browser hung, and was ended after {LONGEST} s"
     assert not trouble, trouble
 
 

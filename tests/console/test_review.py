@@ -150,7 +150,10 @@ def test_the_team_page_says_what_waits_and_how_people_do(crew):
     text = words(visit.open("/console/team"))
     assert "Nothing waits." in text
     assert re.search(r"ann 1 [\d.]+ s", text)
-    assert "There is no team" in words(Visit(gate, gate.secrets["cid"]).open("/console/team"))
+    assert not re.search(r"ann 1 [\d.]+ s", words(Visit(gate, gate.secrets["bob"]).open("/console/team")))
+    assert re.search(r"ann 1 [\d.]+ s", words(Visit(gate, gate.secrets["lea"]).open("/console/team")))
+    assert "You are on no team" in words(Visit(gate, gate.secrets["cid"]).open("/console/team"))
+    assert "as it decided until 20" in words(visit.open("/console/policies/support"))
 
 
 def sign_in(page, gate, name):

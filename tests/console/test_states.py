@@ -273,6 +273,13 @@ def test_a_lease_is_kept_while_someone_works_and_not_while_nobody_does(crew, ope
     with page.expect_response("**/console/review/renew") as renewed:
         page.clock.run_for(31_000)
     assert renewed.value.status == 204
+    page.route("**/console/review/renew", lambda route: route.abort())
+    page.clock.run_for(31_000)
+    page.wait_for_selector("#away:visible")
+    page.unroute("**/console/review/renew")
+    page.clock.run_for(31_000)
+    page.wait_for_selector("#away", state="hidden")
+    page.trouble.clear()  # the browser reports what was aborted
     page.clock.run_for(100_000)
     idle = len(sent)
     page.clock.run_for(120_000)

@@ -1,7 +1,7 @@
 // The review page with scripts: single keys, a lease that is renewed while someone works, and news of the queue.
 
 const item = document.getElementById("item"), begin = document.getElementById("begin"), lost = document.getElementById("lost");
-const single = document.getElementById("single-keys");
+const away = document.getElementById("away"), single = document.getElementById("single-keys");
 single.checked = localStorage.getItem("single keys") !== "off";
 single.addEventListener("change", () => localStorage.setItem("single keys", single.checked ? "on" : "off"));
 
@@ -26,7 +26,8 @@ if (item) {
     try {
       const reply = await post("/console/review/renew");
       if (reply.status === 409) lost.hidden = false;
-    } catch { /* the server is away; the next turn tries again */ }
+      away.hidden = reply.status < 500;
+    } catch { away.hidden = false; }  // the next turn tries again
   }, 30000);
   addEventListener("pagehide", () => {
     if (sent) return;
