@@ -36,8 +36,8 @@ def admin(filled):
 
 def test_the_overview_says_how_each_policy_does(admin):
     text = words(admin.open("/console"))
-    assert "broken: the budget is broken" in text
-    assert "broken: safe mode" in text
+    assert "broken: over the risk budget" in text
+    assert "over budget: safe mode" in text
     assert re.search(r"On \d+ audited decisions the loss is 0\.\d{3}\. It lies between", text)
     assert re.search(r"Guardian asked 50\s% of 60 decisions", text)
     assert re.search(r"Saved .?\$[\d.]+ against always asking the Guardian, at its mean cost over \d+ audits", text)
@@ -68,7 +68,7 @@ def test_filters(admin, query, expected):
     assert reply.status_code == 200
     rows = len(re.findall(r'href="/console/decisions/\w{26}"', reply.text))
     assert expected is None or rows == expected
-    assert rows or "No decision fits" in reply.text
+    assert rows or "No decision matches" in reply.text
 
 
 def test_pages_follow_each_other_and_hold_every_decision_once(admin):
@@ -125,7 +125,7 @@ def test_a_page_that_ends_early_leads_on(house, monkeypatch):
         page = visit.open(path).text
         path, number = next_page(page), number + 1
         assert ("look further back" in page) == (path is not None)
-    assert (number, "No decision fits" in page) == (3, True)
+    assert (number, "No decision matches" in page) == (3, True)
 
 
 @pytest.mark.parametrize("query", ["?who=nobody", "?mark=x", "?first=yesterday", "?last=2026-13-45"])
@@ -234,15 +234,15 @@ def test_keys_are_made_shown_once_and_revoked(own):
 def test_health_answers_while_the_store_is_away_and_other_pages_say_so(house):
     gate = house(House)
     visit = Visit(gate)
-    assert "Everything answers" in words(visit.open("/console/health"))
+    assert "Everything is working" in words(visit.open("/console/health"))
     database = gate.folder / "arbitrage.sqlite"
     database.rename(gate.folder / "away.sqlite")
     try:
         [reply] = until(lambda: [page for page in [visit.open("/console/health")] if page.status_code == 503])
-        assert "The store is away" in reply.text
+        assert "The database is unreachable" in reply.text
         decisions = visit.open("/console/decisions")
         assert decisions.status_code == 503
-        assert "store" in decisions.text
+        assert "database" in decisions.text
     finally:
         (gate.folder / "away.sqlite").rename(database)
 

@@ -96,7 +96,7 @@ def test_every_state_of_operating_is_accessible(house, open_page, accessible, mo
         page.trouble.clear()  # the browser reports the 404
         page.goto(f"{gate.url}/console/keys")
         page.fill("#label", "Ada")
-        page.get_by_role("button", name="Make").click()
+        page.get_by_role("button", name="Create key").click()
         page.wait_for_selector(".secret")
         assert "No API key exists yet" not in page.content()
         accessible(page, "the first key")

@@ -26,7 +26,7 @@ _MEANING = {
     "no evidence": "Audits neither confirm nor refute that the budget is kept; more of them will.",
     "blind": "There are too few audits to say anything.",
     "amber": "Something needs attention.",
-    "red": "The budget is broken; in safe mode every query goes to the Guardian until this is settled.",
+    "red": "The loss is over the risk budget; in safe mode every query goes to the Guardian until this is settled.",
     "not watched": "This certificate has no monitor.",
 }
 _REASONS = 5

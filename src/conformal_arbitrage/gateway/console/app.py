@@ -194,8 +194,10 @@ class _Room:
         """Say what went wrong in words."""
         if isinstance(error, StoreError):
             _log.error("%s: %s", type(error).__name__, error)
-            words = "The store cannot be reached, so there is nothing to show. The health page says more."
-            return self._parts.pages.page("error.html", visit, status=503, title="The store is away", message=words)
+            words = "The gateway cannot reach its database, so there is nothing to show. The health page says more."
+            return self._parts.pages.page(
+                "error.html", visit, status=503, title="The database is unreachable", message=words
+            )
         failure = failure_of(error)
         message = (
             str(error) if isinstance(error, RequestError) else "The page could not be made; the log has the reason."

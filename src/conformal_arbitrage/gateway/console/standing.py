@@ -34,7 +34,7 @@ _BADGES = {
     "no evidence": ("audits cannot tell yet", "none"),
     "blind": ("blind", "none"),
     "amber": ("amber", "warn"),
-    "red": ("broken: safe mode", "bad"),
+    "red": ("over budget: safe mode", "bad"),
 }
 
 
@@ -114,7 +114,7 @@ def _sentence(standing: Standing, bound: float) -> str:
     endings = {
         "kept": f", so the budget of {alpha} is kept.",
         "within calibration luck": f", so it is at most {red}, which luck in calibration explains; the budget is {alpha}.",
-        "no evidence": f", so the budget of {alpha} is neither shown to hold nor to be broken yet.",
+        "no evidence": f", so it is not yet clear whether the budget of {alpha} is kept.",
         "blind": f"; that is too little to say anything about the budget of {alpha}.",
         "amber": f"; the budget is {alpha}.",
         "red": f"; the budget is {alpha}, and the red line {red or alpha}. Every query goes to the Guardian until a new "
