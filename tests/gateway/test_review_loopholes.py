@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from conformal_arbitrage.monitoring.reviewing import LEVELS
 from tests.gateway.house import DECISION, UNSURE, error_of, until, votes
 from tests.gateway.people import LONG, TEAM, Later, PeopleHouse
 
@@ -79,6 +80,21 @@ def test_a_second_opinion_is_asked_for_after_a_deferral_and_cannot_look_at_the_f
     assert bob.vote(held, 0).status_code == 200
     [(_, opinion)] = until(lambda: house.with_store(lambda store: store.second_opinions()), LONG)
     assert (opinion.first, opinion.second) == (("ann", 1), ("bob", 0))
+
+
+@pytest.mark.parametrize("audited", [False, True])
+def test_second_opinions_on_a_score_know_that_its_levels_are_ordered(crew, audited):
+    house, (ann, bob) = crew(human={"overlap": 1.0}, policy={"audit_rate": 1.0}, review={"audit_spread": 0.0})
+    levels = [{"label": name} for name in ("poor", "fair", "good")]
+    text = "I am sure." if audited else "A letter."
+    body = {**DECISION, "input": text, "questions": [{"type": "score", "levels": levels}]}
+    call = asked(house, body)
+    ann.decide(2)
+    assert call.result().status_code == 200
+    assert bob.vote(bob.wait(), 1).status_code == 200
+    [(_, opinion)] = until(lambda: house.with_store(lambda store: store.second_opinions()), LONG)
+    assert (opinion.first, opinion.second) == (("ann", 2), ("bob", 1))
+    assert opinion.menu.startswith(LEVELS)
 
 
 def test_a_caller_who_is_gone_does_not_wait_for_a_second_opinion(crew):

@@ -4,6 +4,7 @@ import pytest
 from conformal_arbitrage.monitoring.panels import GRADE_PAIRS, count_votes
 from conformal_arbitrage.monitoring.reviewing import (
     FEWEST_ITEMS,
+    LEVELS,
     SecondOpinion,
     agreement,
     agreement_by_pair,
@@ -71,6 +72,10 @@ def test_one_menu_gives_alpha_with_a_range_around_it():
     assert figure.share == pytest.approx(0.8)
     assert figure.corrected == pytest.approx(krippendorff(pairs))
     assert figure.lower < figure.corrected < figure.upper
+    near = [(k % 3, k % 3 if k % 5 else min(k % 3 + 1, 2)) for k in range(150)]
+    levels = agreement(opinions(near, menu=f"{LEVELS}m"))
+    assert levels.corrected == pytest.approx(krippendorff(near, scale="ordinal"))
+    assert levels.corrected > agreement(opinions(near)).corrected  # a level apart is less than anything else
 
 
 def test_grades_give_alpha_with_distances_over_both_answers():

@@ -141,7 +141,7 @@ class Auditor:
         terms, question = policy.pair.review, audit.question
         if self._desk is None or terms is None or not isinstance(question, MenuQuestion):
             return None
-        query = Query(question.context, question.actions, id=audit.id)
+        query = Query(question.context, question.actions, id=audit.id, ordered=question.ordered)
         record = await self._store.record(audit.id) if terms.shows_primary else None
         if terms.shows_primary and record is None:  # without the Primary's choice people could tell it from a question
             raise RequestError("the record with the Primary's choice is gone", code="no_record")

@@ -225,7 +225,8 @@ def query_of(request: DecisionsRequest, question: Question, id: str, group: str 
         if isinstance(request.input, str)
         else [item_message(item) for item in request.input]
     )
-    return Query([*criterion, *conversation], actions_of(question), id=id, group=group)
+    ordered = isinstance(question, Score)
+    return Query([*criterion, *conversation], actions_of(question), id=id, group=group, ordered=ordered)
 
 
 def _parts(question: Question) -> JSON:

@@ -153,7 +153,7 @@ class Decider:
             )
         if not isinstance(query.context, str):
             _require_seen(pair, query)
-        question = MenuQuestion(context=query.context, actions=query.actions)
+        question = MenuQuestion(context=query.context, actions=query.actions, ordered=query.ordered)
         group = query.group if earlier is None else earlier.decision.group
         case = _Case(policy, caller_id, question, None, earlier, None, session, group)
         asking: asyncio.Task[Leg] | None = None

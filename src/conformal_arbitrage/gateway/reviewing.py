@@ -24,6 +24,7 @@ from conformal_arbitrage.gateway.verdicts import Vote, failure_events, outcome_o
 from conformal_arbitrage.live.review_config import TeamConfig
 from conformal_arbitrage.live.reviews import ReviewTerms
 from conformal_arbitrage.monitoring.panels import count_votes
+from conformal_arbitrage.monitoring.reviewing import LEVELS
 from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.review_base import (
@@ -166,7 +167,7 @@ class Desk:
             lease=settings.lease,
             undo=settings.undo,
             drawn=drawn,
-            menu=fingerprint([self._key.hex(), query.actions]),
+            menu=(LEVELS if query.ordered else "") + fingerprint([self._key.hex(), query.actions]),
         )
         if draw(self._key, f"second opinion {id}") >= terms.overlap:
             return [item]

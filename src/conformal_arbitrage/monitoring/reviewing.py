@@ -26,6 +26,8 @@ MOST_PEOPLE = 10_000
 _SEED = 20_240_229
 GRADES = "grades"
 """The menu of those who grade answers: `GRADE_PAIRS`."""
+LEVELS = "levels "
+"""Begins the name of a menu whose options are the levels of a score, in order."""
 Scale = Literal["nominal", "ordinal", "interval"]
 Matrix = NDArray[np.float64]
 
@@ -38,7 +40,7 @@ class SecondOpinion:
         first: who voted first, and for which option.
         second: who was asked for a second opinion, and what they chose.
         size: the number of options.
-        menu: a name for the menu; equal for equal options, and `GRADES` for grades.
+        menu: a name for the menu; equal for equal options, `GRADES` for grades, and with `LEVELS` first for a score.
     """
 
     first: tuple[str, int]
@@ -54,8 +56,8 @@ class Agreement:
     Attributes:
         items: on how many questions that is measured.
         share: of these, on how many they chose the same; of grades, how many answers got the same.
-        corrected: that share beyond chance: Krippendorff's alpha if all menus are the same, else the mean of
-            (a - 1/n) / (1 - 1/n) over questions with n options.
+        corrected: that share beyond chance: Krippendorff's alpha if all menus are the same, by ranks if these are levels,
+            else the mean of (a - 1/n) / (1 - 1/n) over questions with n options.
         lower, upper: a 95 % range of the corrected share, by resampling questions.
     """
 
@@ -66,7 +68,7 @@ class Agreement:
     upper: float
 
 
-def agreement(opinions: Sequence[SecondOpinion], *, scale: Scale = "nominal") -> Agreement | None:
+def agreement(opinions: Sequence[SecondOpinion]) -> Agreement | None:
     """Return how far second opinions agree with the first; None with fewer than `FEWEST_ITEMS` menus of two or more."""
     usable = [one for one in opinions if one.size > 1]
     if len(usable) < FEWEST_ITEMS:
@@ -74,6 +76,7 @@ def agreement(opinions: Sequence[SecondOpinion], *, scale: Scale = "nominal") ->
     pairs = np.array([[one.first[1], one.second[1]] for one in usable], dtype=np.float64)
     sizes = np.array([one.size for one in usable], dtype=np.float64)
     alike = len({(one.menu, one.size) for one in usable}) == 1
+    scale: Scale = "ordinal" if usable[0].menu.startswith(LEVELS) else "nominal"
 
     def corrected(rows: NDArray[np.intp]) -> float:
         if alike:

@@ -392,10 +392,14 @@ def with_outcome(decision: DecisionBody, completion: CompletionBody | None) -> D
 
 
 class MenuQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A question with its menu, for an audit to ask again: the context is text or messages, as the query had it."""
+    """A question with its menu, for an audit to ask again: the context is text or messages, as the query had it.
+
+    `ordered` is that of `Query`.
+    """
 
     context: str | Sequence[JSONObject]
     actions: tuple[str, ...]
+    ordered: bool = False
 
 
 class TextQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
