@@ -187,8 +187,45 @@ def test_the_folder_of_a_table_format_is_refused_since_it_keeps_rows_that_were_d
     path = folder / mark
     path.parent.mkdir()
     path.write_text("{}")
-    with pytest.raises(ScoreLogError, match=f"table of {format}"):
-        ScoreParts.read(folder)
+    (folder / "day=1").mkdir()
+    a_log(10).write(folder / "day=1" / "s.parquet")
+    for source in (folder, folder / "*.parquet", folder / "day=1", f"{folder}/**/*.parquet"):
+        with pytest.raises(ScoreLogError, match=f"table of {format}"):
+            ScoreParts.read(source)
+
+
+def test_a_pattern_leaves_unfinished_work_out_unless_it_names_it(folder):
+    for name in ("_temporary/0/s9.parquet", "_SUCCESS", "_s9.parquet"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        a_log(10, 9).write(folder / name) if name.endswith(".parquet") else (folder / name).write_text("")
+    assert [len(ScoreParts.read(folder / pattern)) for pattern in ("*", "**/*.parquet", "_s*")] == [3000, 3000, 10]
+
+
+def test_ids_that_are_numbers_in_one_file_and_texts_in_another_are_compared_as_texts(folder):
+    with duckdb.connect() as database:
+        source = f"'{folder}/s0.parquet'"
+        query = f"select * replace (1000 + row_number() over () as id) from {source}"
+        database.execute(f"copy ({query}) to '{folder}/t.parquet'")
+        assert calibrate(ScoreParts.read(folder), "0.05", margins=True).n == 4000
+        query = f"select * replace ((1000 + row_number() over ())::varchar as id) from {source} limit 7"
+        database.execute(f"copy ({query}) to '{folder}/u.parquet'")
+    for keywords in ({}, {"margins": True}):
+        with pytest.raises(ScoreLogError, match=r"'1001' is the id of more than one row \(\S+/t.parquet, row 1 and "):
+            calibrate(ScoreParts.read(folder), "0.05", **keywords)
+
+
+@pytest.mark.parametrize("change", ["ids", "guardians"])
+def test_a_file_that_changes_before_the_tick_is_known_gives_no_certificate(tmp_path, change):
+    """Scores of unusual size are surveyed twice, and only the first time are ids and missing scores looked at."""
+    scores = np.random.default_rng(3).random((200, 3))
+    log = ScoreLog.from_arrays(5 * scores, 5 * scores[::-1], id=[f"q{k}" for k in range(200)])
+    log.write(tmp_path / "s.parquet")
+    lost = [None, *(5 * scores[:0:-1]).tolist()] if change == "guardians" else 5 * scores[::-1]
+    changed = ScoreLog.from_arrays(5 * scores, lost, id=[f"r{k}" for k in range(200)])
+    with pytest.raises(ScoreLogError, match="changed between two passes"):
+        calibrate(
+            ScoreParts.read(tmp_path), "0.5", loss_bound=5, progress=lambda _: changed.write(tmp_path / "s.parquet")
+        )
 
 
 @pytest.mark.parametrize(("rows", "query"), [(1000, 5), (1000, 6), (1200, 2), (1200, 3), (1200, 6)])

@@ -228,7 +228,7 @@ def test_a_fault_in_the_last_row_of_the_last_file_names_file_and_row(tmp_path, m
 def test_an_id_in_two_files_is_refused(tmp_path):
     folder = write_parts(some_log(100), tmp_path / "p", [50])
     some_log(100).select([7]).write(folder / "again.parquet")
-    with pytest.raises(ScoreLogError, match="'q7' is the id of more than one row"):
+    with pytest.raises(ScoreLogError, match=r"'q7' is .* \(\S+/again.parquet, row 1 and \S+, row 8\)"):
         calibrate(ScoreParts.read(folder), 0.2)
 
 

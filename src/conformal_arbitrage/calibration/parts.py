@@ -190,9 +190,10 @@ class SurveyedParts(FallSearch):
         worst = as_fraction(missing, name="loss_bound") if missing is not None and self.unknown else Fraction(0)
         digits = finest_tick(self.n, max(Fraction(high) - Fraction(low), worst))
         if digits != guess or self.span > USUAL_SPAN:
-            self.measure = replace(self.measure, tick_digits=digits)
+            before, self.measure = self.sha256(), replace(self.measure, tick_digits=digits)
             self._near = NearFalls(self._near.ranges)
             self._survey(Bracket(0.0, max(self.span, 1e-300), _FIRST, even=True), keys=False)
+            self._refuse_changed(self.sha256() != before)
         self.tick_digits = digits
         super().__init__(options, total=self.total, span=self._bracket.high)
         self.bound = self._bound()
@@ -350,7 +351,7 @@ def refuse_repeated_ids(log: ScoreParts | SparkTable) -> None:
     """Refuse a log in which two rows have the same id, wherever they are."""
     same = log.repeated_id()
     if same is not None:
-        raise ScoreLogError(f"{log.source}: {same!r} is the id of more than one row; make ids unique over all of them")
+        raise ScoreLogError(f"{log.source}: {same}; make ids unique over all rows")
 
 
 def _refuse_unfit(log: ScoreParts | SparkTable) -> None:

@@ -8,7 +8,10 @@ Knows nothing of what is in a file.
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from conformal_arbitrage.errors import ScoreLogError
@@ -21,6 +24,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _LOCAL: Final = "file"
 _TABLE_FORMATS: Final = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _ICEBERG: Final = ".metadata.json"
+_HIDDEN: Final = ("_", ".")
 
 
 def scheme_of(path: str) -> str | None:
@@ -36,7 +40,8 @@ def is_parquet(path: str) -> bool:
 
 def is_many(source: str) -> bool:
     """Return whether a name stands for several files: a pattern, a folder or a URL."""
-    return scheme_of(source) is not None or _is_folder(source) or (_is_pattern(source) and not _is_file(source))
+    folder = source.endswith("/") or _is_folder(source)
+    return scheme_of(source) is not None or folder or (_is_pattern(source) and not _is_file(source))
 
 
 def escaped(path: str) -> str:
@@ -60,6 +65,9 @@ def _found(source: str) -> Sequence[str]:
     if scheme_of(source) == _LOCAL:
         source = source.removeprefix(f"{_LOCAL}://")
     paths = _local_files(source) if scheme_of(source) is None else _remote_files(source)
+    if paths != [source]:
+        paths = _matches(source, paths) if _is_pattern(source) else paths
+        _refuse_table_above(source)
     others = [path for path in paths if not is_parquet(path)]
     if not paths or others:
         what = f"{others[0]} is not a Parquet file" if others else "there are no Parquet files"
@@ -121,13 +129,45 @@ def _members(folder: str, paths: Iterable[str]) -> list[str]:
         names = path.removeprefix(folder).strip("/").split("/")
         format = _table_format(names)
         if format is not None:
-            raise ScoreLogError(
-                f"{folder}: this is a table of {format}, whose folder may also hold rows that were replaced or deleted; "
-                "calibrate it with Spark (table:NAME), or write its rows into a folder of their own"
-            )
-        if is_parquet(path) and not any(name.startswith(("_", ".")) for name in names):
+            _refuse_table(folder, format)
+        if is_parquet(path) and not any(name.startswith(_HIDDEN) for name in names):
             members.append(path)
     return members
+
+
+def _refuse_table(folder: str, format: str) -> NoReturn:
+    raise ScoreLogError(
+        f"{folder}: this is a table of {format}, whose folder may also hold rows that were replaced or deleted; "
+        "calibrate it with Spark (table:NAME), or write its rows into a folder of their own"
+    )
+
+
+def _refuse_table_above(source: str) -> None:
+    """Refuse files in the folder of a table, or in one below it, where a pattern or a folder does not show its account."""
+    folder = re.split(r"[*?\[]", source)[0].rpartition("/")[0] if _is_pattern(source) else source.rstrip("/")
+    for mark, format in {**_TABLE_FORMATS, f"metadata/*{_ICEBERG}": "Iceberg"}.items():
+        if _is_marked(folder, mark):
+            _refuse_table(folder, format)
+
+
+def _is_marked(folder: str, mark: str) -> bool:
+    """Return whether something is in a folder; of a local one also in those above it."""
+    if scheme_of(folder) is None:
+        here = Path(folder).absolute()
+        return any(next(place.glob(mark), None) for place in (here, *here.parents))
+    with _listing(folder):
+        return bool(_storage(folder).glob(f"{folder}/{mark}"))
+
+
+def _matches(pattern: str, paths: Sequence[str]) -> list[str]:
+    """Return the files that a pattern means: names that begin with _ or a dot only if it says so."""
+    said = [part for part in pattern.split("/") if part.startswith(_HIDDEN)]
+
+    def is_meant(path: str) -> bool:
+        hidden = [name for name in path.split("/") if name.startswith(_HIDDEN) and name not in (".", "..")]
+        return all(any(fnmatchcase(name, part) for part in said) for name in hidden)
+
+    return [path for path in paths if is_meant(path)]
 
 
 def _table_format(names: Sequence[str]) -> str | None:
@@ -139,12 +179,19 @@ def _table_format(names: Sequence[str]) -> str | None:
 
 def _remote_files(source: str) -> list[str]:
     storage = _storage(source)
-    try:
+    with _listing(source):
         paths = storage.glob(source) if _is_pattern(source) else storage.find(source)
-    except (OSError, ValueError, ImportError) as error:
-        raise ScoreLogError(f"{source}: cannot be listed ({error}); check the address and your credentials") from error
     named = [str(storage.unstrip_protocol(path)) for path in paths]
     return named if _is_pattern(source) else _members(source, named)
+
+
+@contextmanager
+def _listing(source: str) -> Generator[None]:
+    """Translate the errors of a storage that cannot be listed."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as error:
+        raise ScoreLogError(f"{source}: cannot be listed ({error}); check the address and your credentials") from error
 
 
 def _storage(url: str) -> Any:

@@ -37,6 +37,7 @@ _Answer = TypeVar("_Answer")
 ROWS_PER_PART: Final = 1 << 20
 GATHERED: Final = 10_000_000
 """The most rows that are ever put together in memory."""
+_FILE: Final = "conformal_arbitrage_file"
 _MEMORY_FOR_IDS: Final = "2GB"
 _SURELY_COPIED: Final = 100
 """Files of so many equal rows are copies, unless ids tell otherwise."""
@@ -277,10 +278,11 @@ class ScoreParts:
         return f"{len(self):,} rows in {done} parts of {len(self.files)} files"
 
     def repeated_id(self) -> str | None:
-        """Return an id that more than one row has, in whichever files, or None."""
+        """Return an id that more than one row has, in whichever files, and where two of them are; or None."""
         if "id" not in self.types:
             return None
-        return ask_files([file.path for file in self.files], FileList.repeated_id)
+        kinds = {file.path: file.types["id"] for file in self.files}
+        return ask_files(list(kinds), lambda listed: listed.repeated_id(kinds))
 
     def digest(self, digests: Iterable[tuple[ScorePart, Sequence[str]]]) -> str:
         """Return the digest of all files, in whichever order, from those of the leaves of each part."""
@@ -367,7 +369,7 @@ class FileList(ColumnReader):
     def __init__(self, paths: Sequence[str]) -> None:
         """Open files that are all of one storage."""
         super().__init__(paths[0], hint="is every file complete and a Parquet file?")
-        self._paths = f"[{', '.join(literal(escaped(path)) for path in paths)}]"
+        self._files, self._paths = paths, _listed(paths)
         for scheme in {scheme_of(path): path for path in paths}.values():
             register_storage(self._connection, scheme)
 
@@ -388,23 +390,39 @@ class FileList(ColumnReader):
         columns = self._query(f"describe select * from {source}")
         return dict(zip(columns["column_name"].tolist(), columns["column_type"].tolist(), strict=True))
 
-    def repeated_id(self) -> str | None:
-        """Return an id that occurs twice, or None.
+    def repeated_id(self, kinds: Mapping[str, str]) -> str | None:
+        """Return an id that occurs twice, with two of the files and rows it is in, or None.
 
         DuckDB counts distinct hashes, on disk beyond some memory; ids are compared only if hashes repeat.
+
+        Args:
+            kinds: the type of the ids of each file, since files of several types cannot be scanned as one.
         """
         self._run(f"set memory_limit = '{_MEMORY_FOR_IDS}'")
         self._run(f"set temp_directory = {literal(tempfile.gettempdir() + '/conformal_arbitrage')}")
-        source, id = f"read_parquet({self._paths}, hive_partitioning=false)", '"id"::varchar'
-        counts = self._query(
-            f"select count({id}) as n, count(distinct hash({id})) filter ({id} is not null) as d from {source}"
-        )
+        alike = [
+            [path for path in self._files if kinds[path] == kind] for kind in {kinds[path] for path in self._files}
+        ]
+        ids = f"({' union all '.join(map(_ids_of, alike))})"
+        counts = self._query(f"select count(id) as n, count(distinct hash(id)) filter (id is not null) as d from {ids}")
         if int(counts["n"][0]) == int(counts["d"][0]):
             return None
-        twice = (
-            f"select {id} as v from {source} where {id} is not null group by 1 having count(*) > 1 order by 1 limit 1"
-        )
-        return next(iter(self._query(twice)["v"].tolist()), None)
+        twice = f"select id from {ids} where id is not null group by 1 having count(*) > 1 order by 1 limit 1"
+        rows = self._query(f"select id, file, row from {ids} join ({twice}) using (id) order by file, row limit 2")
+        places = [f"{file}, row {row}" for file, row in zip(rows["file"].tolist(), rows["row"].tolist(), strict=True)]
+        return f"{rows['id'][0]!r} is the id of more than one row ({' and '.join(places)})" if places else None
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return f"[{', '.join(literal(escaped(path)) for path in paths)}]"
+
+
+def _ids_of(paths: Sequence[str]) -> str:
+    """Return the query for the ids of some files, with file and row."""
+    return (
+        f'select "id"::varchar as id, {_FILE} as file, file_row_number + 1 as row from read_parquet({_listed(paths)}, '
+        f"hive_partitioning=false, filename={literal(_FILE)}, file_row_number=true)"
+    )
 
 
 def ask_files(paths: Sequence[str], question: Callable[[FileList], _Answer]) -> _Answer:
@@ -419,8 +437,8 @@ def ask_files(paths: Sequence[str], question: Callable[[FileList], _Answer]) -> 
 
 
 def _describe_files(paths: Sequence[str]) -> list[PartFile]:
+    rows, documents = ask_files(paths, lambda listed: (listed.rows_of_files(), listed.documents()))
     with FileList(paths) as listed:
-        rows, documents = listed.rows_of_files(), listed.documents()
         files = [
             PartFile(path=path, rows=rows[path], types=listed.types_of(path), document=documents.get(path, "{}"))
             for path in paths

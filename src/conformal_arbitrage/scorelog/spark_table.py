@@ -252,7 +252,7 @@ class SparkTable:
         return f"{len(self):,} rows in {done} batches of {self.source}"
 
     def repeated_id(self) -> str | None:
-        """Return an id that occurs twice, or None."""
+        """Return an id that occurs twice, in words, or None."""
         if self.id not in self.types:
             return None
         id = f"cast({_quoted(self.id)} as string)"
@@ -261,7 +261,7 @@ class SparkTable:
             return None
         counted = self.frame.selectExpr(f"{id} as id").groupBy("id").count().where("count > 1 or id is null")
         with spark_errors(f"{self.source}: cannot be read"):
-            return str(counted.orderBy("id").limit(1).collect()[0][0])
+            return f"{counted.orderBy('id').limit(1).collect()[0][0]!r} is the id of more than one row"
 
     def digest(self, digests: Iterable[tuple[ScorePart, Sequence[str]]]) -> str:
         """Return the digest of all rows, in whichever order, from those of its batches."""
