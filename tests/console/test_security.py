@@ -1,6 +1,7 @@
 """Who gets in, what a form needs, and the headers of every reply."""
 
 import re
+import socket
 import time
 
 import pytest
@@ -167,6 +168,35 @@ def test_the_token_of_an_earlier_sign_in_is_refused(filled):
     second = Visit(filled, filled.keys["review"])
     reply = second.post(filled.url + "/console/sign-out", data={"csrf": old}, timeout=60)
     assert reply.status_code == 403
+
+
+def test_bytes_that_are_no_text_are_refused_in_words(filled):
+    """What a browser never sends: in headers, cookies, paths and forms."""
+    visit = Visit(filled, filled.keys["admin"])
+    cookie = "; ".join(f"{one.name}={one.value}" for one in visit.cookies).encode()
+    name = cookie.partition(b"=")[0]
+    form = b"Sec-Fetch-Site: same-origin\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 3\r\n"
+    host = f"Host: 127.0.0.1:{filled.port}\r\nConnection: close\r\n".encode()
+    requests_sent = {
+        b"GET /console HTTP/1.1\r\nConnection: close\r\nHost: \xff\xfe\r\n\r\n": 403,
+        b"GET /console HTTP/1.1\r\nConnection: close\r\nHost: 127.0.0.1@evil.example\r\n\r\n": 403,
+        b"GET /console HTTP/1.1\r\n" + host + b"Cookie: " + name + b"=\xff\x80; ;=\r\n\r\n": 303,
+        b"GET /console/decisions/%ff%zz%00 HTTP/1.1\r\n" + host + b"Cookie: " + cookie + b"\r\n\r\n": 404,
+        b"GET /console/policies/%0d%0aX:1 HTTP/1.1\r\n" + host + b"Cookie: " + cookie + b"\r\n\r\n": 404,
+        b"POST /console/keys HTTP/1.1\r\n"
+        + host
+        + form
+        + b"Cookie: "
+        + cookie
+        + b"\r\nX-CSRF-Token: \xff\r\n\r\na=b": 403,
+        b"POST /console/keys HTTP/1.1\r\n" + host + form + b"Cookie: " + cookie + b"\r\n\r\n\xff=1": 400,
+    }
+    for sent, status in requests_sent.items():
+        with socket.create_connection(("127.0.0.1", filled.port), timeout=60) as connection:
+            connection.sendall(sent)
+            reply = b"".join(iter(lambda connection=connection: connection.recv(65536), b""))
+        assert reply.startswith(f"HTTP/1.1 {status} ".encode()), (sent, reply[:200])
+        assert b"\r\nX:1" not in reply.partition(b"\r\n\r\n")[0]
 
 
 @pytest.mark.parametrize("body", [b"a=" + b"x" * 100_001, b"&".join(b"a%d=1" % k for k in range(51)), b"csrf=\xff"])

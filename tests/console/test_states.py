@@ -292,25 +292,16 @@ def test_a_lease_is_kept_while_someone_works_and_not_while_nobody_does(crew, ope
     assert call.result().status_code == 200
 
 
-@pytest.mark.parametrize("text", ["a\x00b", "a\ud800b", "\u202eabc", "\ufeff"], ids=["nul", "surrogate", "bidi", "bom"])
-def test_odd_characters_do_no_harm(crew, text):
+def test_odd_characters_do_no_harm(crew):
     gate = crew()
-    body = {**BODY, "input": f"{text} I was charged twice."}
-    call = Later(lambda: gate.decide(body))
-    reply = None
-    if "\ud800" in text or "\x00" in text:
-        until(lambda: call.done or gate.with_store(lambda store: store.open_places()), LONG)
-        reply = call.result() if call.done else None
-    if reply is not None and reply.status_code in (400, 422):
-        return
     visit = Visit(gate, gate.secrets["ann"])
-    start = visit.open("/console/review")
-
-    def given():
-        page = visit.send_form("/console/review", start, act="next")
-        return [page] if "data-token" in page.text else []
-
-    [page] = until(given, LONG)
-    assert "I was charged twice." in page.text
-    visit.send_form("/console/review", page, act="vote", token=token(page), choice="0")
-    assert call.result().status_code == 200
+    for text in ("a\x00b", "a\ud800b", "\u202eabc", "\ufeff"):
+        call = Later(lambda text=text: gate.decide({**BODY, "input": f"{text} I was charged twice."}))
+        until(lambda call=call: call.done or gate.with_store(lambda store: store.open_places()), LONG)
+        if call.done:
+            assert call.result().status_code in (400, 422), text
+            continue
+        page = next_question(visit)
+        assert "I was charged twice." in page.text
+        visit.send_form("/console/review", page, act="vote", token=token(page), choice="0")
+        assert call.result().status_code == 200

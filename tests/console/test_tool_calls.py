@@ -9,6 +9,7 @@ import pytest
 from tests.console.filled import EVIL, Visit
 from tests.console.test_browser import violations
 from tests.console.test_pages import words
+from tests.console.test_review import sign_in
 from tests.gateway.approving import FEWER, REQUEST, ApprovingHouse, arguments_of, call, calling, message_of
 from tests.gateway.house import until
 from tests.gateway.people import LONG
@@ -123,11 +124,7 @@ def test_arguments_too_large_for_a_form_can_be_approved(crew):
 def test_a_call_is_edited_and_approved_with_the_keyboard(crew, open_page):
     gate = crew()
     waiting = asked(gate, UNCHECKED)
-    page = open_page(f"{gate.url}/console/sign-in")
-    page.fill("input[name=key]", gate.secrets["ann"])
-    page.keyboard.press("Enter")
-    page.wait_for_url(f"{gate.url}/console")
-    page.goto(f"{gate.url}/console/review")
+    page = sign_in(open_page(), gate, "ann")
     page.keyboard.press("Enter")
     page.wait_for_selector("text=Not checked of the tool's schema")
     assert violations(page) == []
