@@ -17,7 +17,7 @@ from conformal_arbitrage.store import LedgerKey, SQLiteStore
 LINES = watch_lines(0.05, n=2000, binary=True)
 FEW, MANY = 5_000, 20_000
 SLACK = 250_000
-LARGEST_TEMPLATE = 6_000
+LARGEST_TEMPLATE = 5_000
 """Bytes: Jinja takes some 150 times as much while it compiles a template."""
 
 
