@@ -280,7 +280,8 @@ def test_money(value, text):
 
 def test_times_have_the_unit_that_fits():
     assert [age(5), age(200), age(8000), age(400000), age(None)] == ["5 s", "3 min", "2 h", "5 d", "unknown"]
-    assert [seconds(0.5), seconds(41.3), seconds(600), seconds(None)] == ["0.50 s", "41.3 s", "10 min", "unknown"]
+    times = [seconds(value) for value in (0.0, 0.0004, 0.5, 41.3, 600, None)]
+    assert times == ["0.00 s", "<0.01 s", "0.50 s", "41.3 s", "10 min", "unknown"]
 
 
 def test_shares_and_counts_are_never_rounded_into_something_else():

@@ -200,7 +200,7 @@ QUIET = Figures(
         ({"within_red": True}, "within calibration luck", None),
         ({"within_red": True, "within_alpha": True}, "kept", None),
         ({"audit_rate": 0.0, "within_alpha": True}, "blind", "audit rate is 0"),
-        ({"known": 219}, "blind", "220 say something"),
+        ({"known": 219}, "blind", "219 of the 220 needed"),
         ({"pending": 1001}, "blind", "more than half"),
         ({"missing": 26}, "amber", "more than 2.5 %"),
         ({"log_evidence": (0.0, 1.4), "log_peak": (0.0, 1.4)}, "amber", "may be above the red line"),

@@ -146,7 +146,7 @@ def _blind_reasons(figures: Figures) -> tuple[str, ...]:
     unknown = figures.pending + figures.missing
     reasons = {
         "no decision is audited: the audit rate is 0": figures.audit_rate <= 0,
-        f"too few audits: {figures.known} are known, and {needed} say something": figures.known < needed,
+        f"too few audits: {figures.known} of the {needed} needed are known": figures.known < needed,
         "more than half of the audits have no outcome yet": unknown > figures.known,
     }
     return tuple(text for text, holds in reasons.items() if holds)

@@ -178,6 +178,8 @@ def seconds(value: float | None) -> str:
     """Return a length of time."""
     if value is None:
         return "unknown"
+    if 0 < value < 0.01:
+        return "<0.01 s"
     return f"{value:.2f} s" if value < 10 else f"{value:.1f} s" if value < 120 else age(value)
 
 
