@@ -1,11 +1,13 @@
 """Engines that are not of this process: Spark and Dask, real ones, and what runs on the workers of a Spark table."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
@@ -256,6 +258,23 @@ def test_processes_that_die_again_and_again_are_given_up_with_the_part_named(tmp
     parts = ScoreParts.read(write_parts(some_log(60), tmp_path / "p", [30])).parts()
     with pytest.raises(EngineError, match=r"died 2 times; .*scores-00\.parquet, rows 1 to 30 is the first part"):
         list(Processes(2).run(Deadly(), parts))
+
+
+def process_of(part):
+    return os.getpid()
+
+
+def test_processes_last_from_pass_to_pass_and_end_with_the_engine(tmp_path):
+    parts = ScoreParts.read(write_parts(some_log(60), tmp_path / "p", [30])).parts()
+    engine = Processes(1)
+    (worker,) = {*engine.run(process_of, parts), *engine.run(process_of, parts)}
+    assert worker in {child.pid for child in multiprocessing.active_children()}
+    del engine
+    for _ in range(600):
+        if worker not in {child.pid for child in multiprocessing.active_children()}:
+            return
+        time.sleep(0.1)
+    pytest.fail("the process is still there")
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])

@@ -9,13 +9,17 @@ Knows nothing of what the work is.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, runtime_checkable
+from weakref import finalize
 
 from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError
 from conformal_arbitrage.scorelog.parts import ScorePart
 from conformal_arbitrage.scorelog.tables import keep_database
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 _Result = TypeVar("_Result")
 PassProgress = Callable[[str], None]
@@ -49,28 +53,29 @@ class Threads:
             yield from completed(pool, NamedWork(work), parts, 2 * self.jobs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Processes:
-    """Runs work in processes of this machine; the parts of one that dies are done again by others."""
+    """Runs work in processes of this machine; the parts of one that dies are done again by others.
+
+    The processes are started with the first work, and end with this object.
+    """
 
     jobs: int
+    _pool: "ProcessPoolExecutor | None" = field(default=None, init=False, repr=False)
 
     def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
         """Yield the results as they come."""
-        import multiprocessing
-        from concurrent.futures import ProcessPoolExecutor
         from concurrent.futures.process import BrokenProcessPool
 
-        context, left = multiprocessing.get_context("spawn"), dict(enumerate(parts))
+        left = dict(enumerate(parts))
         for attempt in range(_RESTARTS + 1):
             try:
-                with ProcessPoolExecutor(self.jobs, mp_context=context, initializer=keep_database) as pool:
-                    for number, result in completed(
-                        pool, _Numbered(NamedWork(work)), list(left.items()), 2 * self.jobs
-                    ):
-                        del left[number]
-                        yield result
+                work_left = completed(self._started(), _Numbered(NamedWork(work)), list(left.items()), 2 * self.jobs)
+                for number, result in work_left:
+                    del left[number]
+                    yield result
             except BrokenProcessPool as error:
+                self._pool = None
                 if attempt == _RESTARTS:
                     raise EngineError(
                         f"processes died {attempt + 1} times; {_first_of(left)} is the first part that is not done; if "
@@ -79,6 +84,17 @@ class Processes:
                     ) from error
             if not left:
                 return
+
+    def _started(self) -> "ProcessPoolExecutor":
+        """Return the processes, started anew if one of them died."""
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.jobs, mp_context=context, initializer=keep_database)
+            finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        return self._pool
 
 
 def _first_of(left: Mapping[int, ScorePart]) -> str:
