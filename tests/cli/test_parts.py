@@ -67,6 +67,15 @@ def test_other_commands_look_at_a_declared_sample(run, folder, monkeypatch):
     assert "66.7 % of these rows were looked at before (inspect)" in shown.stderr
 
 
+def test_looks_at_a_folder_are_known_by_its_pattern_and_those_at_a_url_are_noted_here(run, folder, tmp_path):
+    run("inspect", folder)
+    assert "looked at before" in run("calibrate", "scores/*.parquet", "--alpha", "0.2").stderr
+    (folder / ".arbitrage-looks.json").unlink()
+    assert "not noted" not in run("inspect", f"file://{folder}").stderr
+    assert (tmp_path / ".arbitrage-looks.json").exists()
+    assert "looked at before" in run("calibrate", f"file://{folder}/*.parquet", "--alpha", "0.2").stderr
+
+
 def test_a_sample_has_as_many_rows_as_asked_for(run, folder, tmp_path):
     shown = run("inspect", folder, "--sample", 250, "--json")
     assert "from a uniform sample of 250 of 600 rows" in shown.stderr

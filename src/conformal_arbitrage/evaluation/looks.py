@@ -21,6 +21,7 @@ from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorelog.fitness import question_digests, text_digests
+from conformal_arbitrage.scorelog.locations import folder_of, is_many, scheme_of
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import as_object
 
@@ -50,8 +51,15 @@ class SeenRows:
 
 
 def looks_path(config: str | Path, log: str | Path) -> Path:
-    """Return where looks are kept: beside the configuration, or beside the log if there is none."""
-    return (Path(config) if Path(config).exists() else Path(log)).resolve().with_name(LOOKS_FILE)
+    """Return where looks are kept: beside the configuration, or beside the log if there is none.
+
+    Those at a log in parts are beside its files, however these are named; those at a URL where the configuration would be.
+    """
+    if Path(config).exists() or scheme_of(str(log)) is not None:
+        return Path(config).resolve().with_name(LOOKS_FILE)
+    if is_many(str(log)):
+        return Path(folder_of(str(log))).resolve() / LOOKS_FILE
+    return Path(log).resolve().with_name(LOOKS_FILE)
 
 
 def calibration_terms(certificate: Certificate) -> str:

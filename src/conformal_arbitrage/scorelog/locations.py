@@ -44,6 +44,11 @@ def is_many(source: str) -> bool:
     return scheme_of(source) is not None or folder or (_is_pattern(source) and not _is_file(source))
 
 
+def folder_of(source: str) -> str:
+    """Return the folder that several files are in or below: of a pattern that before its first sign."""
+    return re.split(r"[*?\[]", source)[0].rpartition("/")[0] if _is_pattern(source) else source.rstrip("/")
+
+
 def escaped(path: str) -> str:
     """Return a path that DuckDB does not take for a pattern."""
     return re.sub(r"([\[*?])", r"[\1]", path)
@@ -144,7 +149,7 @@ def _refuse_table(folder: str, format: str) -> NoReturn:
 
 def _refuse_table_above(source: str) -> None:
     """Refuse files in the folder of a table, or in one below it, where a pattern or a folder does not show its account."""
-    folder = re.split(r"[*?\[]", source)[0].rpartition("/")[0] if _is_pattern(source) else source.rstrip("/")
+    folder = folder_of(source)
     for mark, format in {**_TABLE_FORMATS, f"metadata/*{_ICEBERG}": "Iceberg"}.items():
         if _is_marked(folder, mark):
             _refuse_table(folder, format)
