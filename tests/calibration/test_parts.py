@@ -321,7 +321,7 @@ def test_progress_tells_of_every_pass(tmp_path):
     found = ScoreParts.read(write_parts(some_log(300), tmp_path / "p", [100]))
     lines = []
     calibrate(found, 0.2, progress=lines.append)
-    assert lines[0] == "pass 1: 300 rows in 2 parts of 2 files"
+    assert lines[0] == "pass 1: 300 rows (parts: 2, files: 2)"
     assert 1 <= len(lines) <= 3
 
 

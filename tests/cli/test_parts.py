@@ -36,7 +36,7 @@ def folder(tmp_path):
 def test_calibrate_verify_and_apply_take_a_folder_or_a_pattern(run, folder):
     shown = run("calibrate", folder, "--alpha", "0.2", "-o", "c.json", "--json")
     document = json.loads(shown.stdout)
-    assert "pass 1: 600 rows in 3 parts of 3 files" in shown.stderr
+    assert "pass 1: 600 rows (parts: 3, files: 3)" in shown.stderr
     log = some_log(600)
     expected = calibrate(log, "0.2")
     assert document["relaxation"] == expected.relaxation
@@ -99,7 +99,7 @@ def test_one_file_with_many_rows_is_read_in_parts(run, tmp_path, monkeypatch):
     run("calibrate", "large.parquet", "--alpha", "0.2", "-o", "before.json")
     monkeypatch.setattr(parts, "GATHERED", 500)
     shown = run("calibrate", "large.parquet", "--alpha", "0.2", "-o", "c.json", "--json", "--jobs", 2)
-    assert "pass 1: 600 rows in 1 parts of 1 files" in shown.stderr
+    assert "pass 1: 600 rows (parts: 1, files: 1)" in shown.stderr
     document = json.loads(shown.stdout)
     assert document["log_sha256"].startswith(digests.FILES)
     assert document["relaxation"] == calibrate(some_log(600), "0.2").relaxation

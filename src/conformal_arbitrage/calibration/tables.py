@@ -218,7 +218,7 @@ class SurveyedTable(FallSearch):
     def _pass(self, sql: str) -> list[tuple[Any, ...]]:
         self._passes += 1
         rows = self._query(sql)
-        self._progress(f"query {self._passes} of {self.log.source}: {len(rows):,} rows back")
+        self._progress(f"query {self._passes} of {self.log.source}: rows returned: {len(rows):,}")
         return rows
 
     def _read_facts(self, queries: FallQueries, options: CalibrationOptions) -> None:

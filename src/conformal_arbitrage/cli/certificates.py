@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 @cascades.path_options
 @click.option("--margins", is_flag=True, help="Keep the quantiles of the margins, which a policy with a guard needs.")
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="K", help="With --path: of the tuning rows."
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="K",
+    help="With --path: seed for drawing the tuning rows.",
 )
 @options.learned
 @click.option(
@@ -347,8 +352,8 @@ def load_certificate(path: str, key_file: str | None, *folders: Path) -> "Certif
     "-o",
     "--output",
     metavar="FILE",
-    help="Write every decision to this file, as JSON Lines or, if it is called so, .parquet; for a log in parts to this "
-    "folder.",
+    help="Write every decision to this file: Parquet if its name ends in .parquet, else JSON Lines. For a log in parts, "
+    "write to this folder.",
 )
 @options.key_file
 @options.columns

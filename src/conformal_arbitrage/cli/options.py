@@ -91,7 +91,7 @@ rule = chained(
         type=click.Choice(["regret", "net"]),
         default="regret",
         show_default=True,
-        help="What the Guardian does better, or net: what it does better minus what it does worse; net needs labels and "
+        help="Count what the Guardian does better (regret), or that minus what it does worse (net); net needs labels and "
         "the project's secret.",
     ),
     _loss_bound,

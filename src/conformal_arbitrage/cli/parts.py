@@ -29,10 +29,10 @@ engine_options = options.chained(
     click.option(
         "--engine",
         metavar="NAME",
-        help="For a log in parts, which is a pattern, a folder, a URL or one Parquet file of more than 10 million rows: "
+        help="What reads a log in parts (a pattern, a folder, a URL, or one Parquet file of more than 10 million rows): "
         "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., spark://..., local[N], or spark for what its "
-        "own settings say); for table:NAME where it is: Spark, postgresql://user:{NAME}@host/database or duckdb:FILE.  "
-        "[default: threads]",
+        "own settings say). For table:NAME, what holds the table: Spark, postgresql://user:{NAME}@host/database or "
+        "duckdb:FILE.  [default: threads]",
     ),
     click.option(
         "--jobs", type=click.IntRange(1, 10_000), metavar="N", help="Threads or processes.  [default: all cores]"

@@ -20,8 +20,6 @@ import numpy as np
 from conformal_arbitrage.core.arrays import Floats, Integers
 from conformal_arbitrage.monitoring.evidence import EvidenceProcess
 
-DRAW_RATE = 0.1
-"""The share of decisions to draw, by a coin of their own: it thins what neighbours have in common."""
 BLOCK = 10
 NOTICE_EVIDENCE = 100.0
 _CUTS = 1001

@@ -209,8 +209,8 @@ def _remote(address: str) -> Engine:
     if is_spark(address):
         return SparkTasks(spark_session(address))
     raise OptionError(
-        "engine must be threads, processes, spark, or an address of Dask (tcp://) or Spark (sc://, spark://, local[N]); "
-        f"got {address!r}"
+        "engine must be threads, processes, spark, or an address of Dask (tcp://) or Spark (sc://, spark://, local[N]), and "
+        f"a database is for table:NAME; got {address!r}"
     )
 
 

@@ -275,7 +275,7 @@ class ScoreParts:
 
     def in_words(self, done: int) -> str:
         """Return how many rows and parts were worked on."""
-        return f"{len(self):,} rows in {done} parts of {len(self.files)} files"
+        return f"{len(self):,} rows (parts: {done:,}, files: {len(self.files):,})"
 
     def repeated_id(self) -> str | None:
         """Return an id that more than one row has, in whichever files, and where two of them are; or None."""
