@@ -13,7 +13,7 @@ import yaml
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.auth import FIRST_KEY
 from conformal_arbitrage.gateway.openapi import schema
-from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.live.config import GatewayConfig, read_config
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())
@@ -109,14 +109,16 @@ def test_probes_ask_routes_that_exist_and_need_no_key():
 
 
 def test_there_is_time_to_drain_and_to_finish():
-    drain = read_config(DEPLOY / "kubernetes" / "arbitrage.toml").gateway.drain
-    assert pod("Deployment")["terminationGracePeriodSeconds"] >= drain + 30
+    settings = read_config(DEPLOY / "kubernetes" / "arbitrage.toml").gateway
+    drain = settings.drain
+    assert pod("Deployment")["terminationGracePeriodSeconds"] > drain + settings.grace
     probe = container("Deployment")["readinessProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] < drain
-    drain = read_config(DEPLOY / "docker" / "arbitrage.toml").gateway.drain
+    settings = read_config(DEPLOY / "docker" / "arbitrage.toml").gateway
     for gateway in ("gateway-1", "gateway-2"):
-        assert float(COMPOSE["services"][gateway]["stop_grace_period"].removesuffix("s")) >= drain + 30
-    assert float(re.search(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)[1]) >= 30
+        patience = float(COMPOSE["services"][gateway]["stop_grace_period"].removesuffix("s"))
+        assert patience > settings.drain + settings.grace
+    assert float(re.search(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)[1]) > GatewayConfig().grace
 
 
 def test_a_gateway_is_replaced_only_when_its_successor_is_ready():

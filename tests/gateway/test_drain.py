@@ -41,6 +41,43 @@ def test_on_sigterm_requests_under_way_are_finished_and_no_new_ones_are_taken(tm
     asyncio.run(story())
 
 
+async def endless(query):
+    await asyncio.sleep(600.0)
+    return await guardian(query)
+
+
+def test_what_takes_longer_than_the_grace_is_cut_off_and_continued_under_its_key_elsewhere(tmp_path):
+    path = write_config(tmp_path, str(tmp_path / "record.sqlite"), audit_rate=0)
+    allowed = 'allow = ["primary.source_sha256", "guardian.source_sha256"]'
+    text = (
+        path.read_text().replace("durability:primary", "test_drain:unsure").replace("[gateway]", "[gateway]\ngrace = 1")
+    )
+    path.write_text(f"{text}{allowed}\n")
+    stuck = tmp_path / "stuck.toml"
+    stuck.write_text(path.read_text().replace("durability:guardian", "test_drain:endless"))
+    route, body = decision_request("one")
+
+    async def ask(url):
+        headers = {"Idempotency-Key": "one"}
+        async with aiohttp.ClientSession(url) as session, session.post(route, json=body, headers=headers) as reply:
+            return reply.status
+
+    async def story():
+        calls = tmp_path / "calls"
+        async with Gateway(stuck, CALLS=str(calls)) as gateway:
+            asking = asyncio.create_task(ask(gateway.url))
+            while not calls.exists() and not asking.done():  # until the Primary has been asked
+                await asyncio.sleep(0.05)
+            gateway.process.terminate()
+            assert await asking == 500
+            assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
+        async with Gateway(path, CALLS=str(calls)) as gateway:
+            assert await ask(gateway.url) == 200
+        return [line.split()[0] for line in calls.read_text().splitlines()]
+
+    assert asyncio.run(story()) == ["primary", "guardian"]
+
+
 def with_people(folder):
     """The configuration of a gateway whose callers are held for people."""
     path = folder / "arbitrage.toml"

@@ -194,10 +194,10 @@ def _seniority(connection: "GuardedProtocol") -> float:
 class ServerSettings(uvicorn.Config):
     """How the server runs an application, and the connections it keeps."""
 
-    def __init__(self, app: ASGIApp, connections: Connections) -> None:
+    def __init__(self, app: ASGIApp, connections: Connections, grace: int = 30) -> None:
         super().__init__(
             app, access_log=False, log_config=None, log_level="warning", http=GuardedProtocol, ws="none",
-            lifespan="on", timeout_graceful_shutdown=30, server_header=False, date_header=False,
+            lifespan="on", timeout_graceful_shutdown=grace, server_header=False, date_header=False,
             proxy_headers=False,  # nothing but the limits above depends on the caller's address
         )  # fmt: skip
         self.guard = connections

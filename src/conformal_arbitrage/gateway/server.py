@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _CLOSE = (b"connection", b"close")
+_RECORDING = 5.0
 _log = logging.getLogger("conformal_arbitrage.gateway")
 Started = Callable[[str], None]
 Log = Callable[[bytes], None]
@@ -199,7 +200,8 @@ async def running(
     async with application(config, log, counted, drain=drain, migrating=migrating) as app:
         listening = _listen(config.gateway.host, config.gateway.port)
         host, port = listening.getsockname()[:2]  # a signal may have closed it as soon as the server has started
-        server = _Server(ServerSettings(app, Connections(config.gateway, counted)), drain)
+        settings = ServerSettings(app, Connections(config.gateway, counted), config.gateway.grace)
+        server = _Server(settings, drain)
         task = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started and not task.done():
             await asyncio.sleep(0.005)
@@ -248,10 +250,15 @@ class _Server(uvicorn.Server):
         self._drain.end()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down; after a second signal without waiting for connections, but the application still ends in order."""
+        """Shut down; after a second signal without waiting for connections, but the application still ends in order.
+
+        Requests that are cut off at the end of the grace record what their Primary said, before the store is closed.
+        """
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
+        elif cut := set(self.server_state.tasks):
+            await asyncio.wait(cut, timeout=_RECORDING)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -156,6 +156,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         database_connections: to PostgreSQL, for decisions; two more serve long reads.
         drain: seconds between SIGTERM and the end of service, in which /health/ready says 503; unless set, 5 where the
             gateway listens beyond loopback, since something there sends requests to it, and 0 on loopback.
+        grace: seconds after that for requests in flight; those that take longer are cut off.
         max_header: bytes of a request's first line and headers.
         header_timeout: seconds for them.
         body_timeout: seconds for the body, and one more for each `body_rate` bytes of it.
@@ -181,6 +182,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     database: str = "arbitrage.sqlite"
     database_connections: int = 4
     drain: float | None = None
+    grace: int = 30
     max_body: int = 1_000_000
     max_questions: int = 32
     max_actions: int = 255

@@ -127,6 +127,8 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
             raise refusal(name, "above 0 and finite (leave it out for the default)")
     if gateway.drain is not None and not 0 <= gateway.drain <= _LONGEST_DRAIN:
         raise refusal("drain", f"from 0 to {_LONGEST_DRAIN} seconds")
+    if not 0 < gateway.grace <= _LONGEST_DRAIN:
+        raise refusal("grace", f"from 1 to {_LONGEST_DRAIN} seconds")
     if not 0 <= gateway.port <= 65535:
         raise refusal("port", "from 0 to 65535 (0 picks a free one)")
     for name, policy in config.policies.items():
