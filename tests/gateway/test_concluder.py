@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from conformal_arbitrage.gateway import reviewing
 from conformal_arbitrage.gateway.reviewing import Concluder, Desk
 from conformal_arbitrage.live.review_config import TeamConfig
 from tests.store.conftest import opened, server, sql, start_server, where  # noqa: F401 - fixtures
@@ -27,6 +28,8 @@ class Loop:
 
     async def _complete(self, request):
         self.completed.append(request.name)
+        if request.name == "lost":
+            await asyncio.Event().wait()
 
     async def turn(self):
         await self._concluder.turn()
@@ -227,3 +230,32 @@ def test_a_second_opinion_that_nobody_is_left_to_give_is_not_waited_for(loop):
 
     asyncio.run(story())
     assert loop.states() == [("closed", 0, True), ("failed", 0, True)]
+
+
+def test_a_vote_cast_before_the_deadline_counts_though_it_could_still_be_taken_back(loop):
+    async def story():
+        _, id = await asked(loop.store, undo=30.0)
+        await vote(loop.store, "ann", 1)
+        loop.sql("update reviews set deadline = 0")
+        await loop.turn()
+        assert loop.states() == [("open", 0, False)]
+        loop.sql("update votes set counts = counts - 60")
+        await loop.turn()
+        assert (await loop.store.review_outcomes([id]))[id].action == 1
+
+    asyncio.run(story())
+
+
+def test_requests_that_cannot_be_completed_do_not_keep_others_waiting(loop, monkeypatch):
+    monkeypatch.setattr(reviewing, "_AT_ONCE", 1)
+
+    async def story():
+        for key in ("lost", "good"):  # the oldest first
+            claim, _ = await asked(loop.store, key=key)
+            await loop.store.release(claim)
+        loop.sql("update reviews set deadline = 0")
+        for _ in range(3):
+            await loop.turn()
+        assert set(loop.completed) == {"lost", "good"}
+
+    asyncio.run(story())

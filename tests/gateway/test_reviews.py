@@ -348,12 +348,15 @@ def test_figures_of_a_team(crew):
     house, (ann, bob, _) = crew()
     for choice in (0, 1):
         call = asked(house, {**DECISION, "input": str(choice)})
+        assert ann.post(f"{ann.wait()['token']}/return").status_code == 204
         ann.decide(choice)
         call.result()
-    [team] = house.get("/v1/arbitrage/reviews", headers=bob.headers).json()["data"]
+    [team] = house.get("/v1/arbitrage/reviews", headers=ann.headers).json()["data"]
     assert (team["votes"], team["skips"], team["agreement"]) == (2, 0, None)
-    assert [(one["reviewer"], one["votes"]) for one in team["reviewers"]] == [("ann", 2)]
+    assert [(one["reviewer"], one["votes"], one["returns"]) for one in team["reviewers"]] == [("ann", 2, 2)]
     assert team["backlog"]["present"] == ["ann"]
+    [told] = house.get("/v1/arbitrage/reviews", headers=bob.headers).json()["data"]
+    assert told == {**team, "reviewers": []}  # not what colleagues do
     error_of(house.get("/v1/arbitrage/reviews"), 403)
     figures = house.get("/metrics", headers=bob.headers).text
     assert f'arbitrage_reviewers_present{{team="{TEAM}"}} 1.0' in figures

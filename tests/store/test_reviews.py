@@ -103,7 +103,10 @@ def test_a_lease_that_ends_frees_the_place_and_a_late_token_is_refused(store):
         await put(store, item())
         held = await take(store, "ann", lease=0.05)
         await asyncio.sleep(0.1)
-        assert (await take(store, "bob")) is not None
+        other = await take(store, "bob")
+        await store.give_back_review(other.token, "bob")
+        assert await store.returned_reviews() == {("team", "ann"): (0, 1), ("team", "bob"): (1, 0)}
+        assert await take(store, "cid") is not None
         assert not await store.renew_review(held.token, "ann")
         assert await store.vote_review(held.token, "ann", 1) is None
         assert not await store.skip_review(held.token, "ann")
@@ -270,10 +273,10 @@ def test_whoever_read_the_record_cannot_vote(store):
     asyncio.run(story())
 
 
-async def asked(store, *, drawn=False, deadline=60.0, key="k"):
+async def asked(store, *, drawn=False, deadline=60.0, key="k", **options):
     """A request with one question for people; its claim and the decision."""
     claim = await store.claim("caller", key, "sha", lease=30.0)
-    one = item(purpose="decide", drawn=drawn, deadline=deadline)
+    one = item(purpose="decide", drawn=drawn, deadline=deadline, **options)
     request = ReviewRequest(key_id="caller", name=key, policy="support", route="/v1/decisions", body=b"{}")
     work = ReviewWork(items=[one], request=request, deadline=deadline)
     body = DecisionBody(pending=True, size=3, form="menu", mode="enforce")
@@ -293,22 +296,22 @@ async def asked_again(store, id, *, drawn, key="k"):
 def test_a_request_is_complete_once_its_reply_is_kept(store, sql):
     async def story():
         claim, id = await asked(store)
-        assert await store.decided_requests() == []
+        assert await store.decided_requests(limit=20) == []
         await vote(store, "ann", 1)
         await store.end_review(
             await due(store), "decided", outcome=ReviewOutcome(state="decided", action=1, team="team")
         )
         assert (await store.review_outcomes([id]))[id].action == 1
-        assert await store.decided_requests() == []  # its caller is still being served
+        assert await store.decided_requests(limit=20) == []  # its caller is still being served
         await store.release(claim)
-        [request] = await store.decided_requests()
+        [request] = await store.decided_requests(limit=20)
         assert (request.name, request.body) == ("k", b"{}")
         again = await store.claim("caller", "k", "sha", lease=30.0)
         assert again.begun == {0: id}
         reply = SavedResponse(status=200, headers={}, body=b"done")
         done = Event(id=id, body=CompletionBody(finish="stop", action=1))
         await store.commit([done], claim=again, response=reply, reviews=ReviewWork(ended=True))
-        assert await store.decided_requests() == []
+        assert await store.decided_requests(limit=20) == []
         request, outcome = await store.review_request(id)
         assert (request.body, outcome.state) == (b"", "decided")
         assert (await store.saved_response("caller", "k")).body == b"done"
@@ -388,7 +391,7 @@ def test_a_deadline_ends_a_question(store):
         assert one.overdue
         assert await store.end_review(one, "expired")
         assert (await store.review_outcomes([id]))[id].state == "expired"
-        assert len(await store.decided_requests()) == 1
+        assert len(await store.decided_requests(limit=20)) == 1
 
     asyncio.run(story())
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.chat_requests import converted, decoded
 from conformal_arbitrage.gateway.middleware import Handler, Incoming, json_response
-from conformal_arbitrage.gateway.review_figures import team_figures
+from conformal_arbitrage.gateway.review_figures import own_figures, team_figures
 from conformal_arbitrage.gateway.reviewing import TICK, Assignment, Desk, Seat
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.store.base import SavedResponse, Scope, Store
@@ -124,8 +124,11 @@ class ReviewRoutes:
         return self._desk.seat(request.caller), str(request.path_params["token"])[:64].replace("\0", "")
 
     async def figures(self, request: Incoming) -> Response:
-        """GET /v1/arbitrage/reviews: backlog, times and agreement of every team."""
-        teams = await team_figures(self._store, self._desk, blind=request.caller.scope != "admin")
+        """GET /v1/arbitrage/reviews: backlog, times and agreement of every team; of people, only admins see all."""
+        caller = request.caller
+        teams = await team_figures(self._store, self._desk, blind=caller.scope != "admin")
+        if caller.scope != "admin":
+            teams = [own_figures(team, caller.label or caller.id) for team in teams]
         return json_response({"object": "list", "data": [asdict(team) for team in teams]})
 
     async def progress(self, request: Incoming) -> Response:

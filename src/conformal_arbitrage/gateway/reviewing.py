@@ -48,6 +48,8 @@ TICK = 0.25
 _CALL_EVERY = 5.0
 _RECHECK_EVERY = 300.0
 """Seconds between two looks for items on which nobody is left to vote, since who is on a team may change."""
+_AT_ONCE = 20
+"""Requests that are completed at once, beside those that could not be and are tried again."""
 _NEXT_ATTEMPT = 30.0
 """Seconds before a request is completed again that could not be, as while its policy is out of service."""
 _SECOND_OPINION_DUE, _SECOND_OPINION_ENDS = DAY, 14 * DAY
@@ -419,7 +421,7 @@ class Concluder:
         for item in await self._store.due_reviews():
             await self._settle(item)
         await self._desk.look()
-        for request in await self._store.decided_requests():
+        for request in await self._store.decided_requests(limit=_AT_ONCE + len(self._completing)):
             key = request.key_id, request.name
             if key not in self._completing:
                 task = self._completing[key] = asyncio.create_task(self._finish(request))
@@ -453,7 +455,7 @@ class Concluder:
         tally = count_votes(choices, panel=1 if item.level else item.panel, rule=item.rule)
         if tally.verdict is not None:
             await self._decide(item, tally.verdict)
-        elif item.overdue:
+        elif item.overdue and item.next_count is None:  # a vote that was cast in time is waited for
             await self._store.end_review(item, "expired")
         elif tally.split or (item.next_count is None and self._left(item, item.level) == set()):
             if item.escalates and item.level == 0 and self._left(item, 1) != set():

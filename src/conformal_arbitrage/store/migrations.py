@@ -301,6 +301,15 @@ def m019_fallbacks(session: Session) -> None:
     session.define("create index fallbacks on unguaranteed (policy, id) where perhaps_fallback = 1")
 
 
+def m020_returned_reviews(session: Session) -> None:
+    """Count what reviewers gave back, or left until their lease ended."""
+    session.define(
+        "create table review_returns (reviewer {text} not null, team {text} not null, at {real} not null, "
+        "lapsed {integer} not null)",
+        "create index review_returns_by_time on review_returns (at)",
+    )
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -321,6 +330,7 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m017_review_links,
     m018_link_turns,
     m019_fallbacks,
+    m020_returned_reviews,
 )
 """The function at index k takes a database from version k to k + 1."""
 
@@ -333,6 +343,7 @@ ADDITIVE = frozenset(
         m017_review_links,
         m018_link_turns,
         m019_fallbacks,
+        m020_returned_reviews,
     }
 )
 """Those that leave a database usable for releases that do not know them."""

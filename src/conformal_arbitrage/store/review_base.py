@@ -387,7 +387,7 @@ class ReviewStore(Protocol):
         """Return an answer that is held back, or was until its request is complete; None if there is none."""
         ...
 
-    async def decided_requests(self, *, limit: int = 20) -> list[ReviewRequest]:
+    async def decided_requests(self, *, limit: int) -> list[ReviewRequest]:
         """Return requests whose items have all ended, and which nobody is completing."""
         ...
 
@@ -421,6 +421,10 @@ class ReviewStore(Protocol):
 
     async def cast_votes(self, *, days: float = 30.0) -> list[CastVote]:
         """Return the votes and skips of the last days."""
+        ...
+
+    async def returned_reviews(self, *, days: float = 30.0) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """Return how many items people gave back, and how many leases they let end, by team and person."""
         ...
 
     async def second_opinions(self, *, days: float = 90.0) -> list[tuple[str, SecondOpinion]]:

@@ -139,7 +139,7 @@ class SQLReviews(SQLJobs):
         """See `ReviewStore.held_answer`."""
         return await self._read(lambda session: review_ends.held_answer(session, decision))
 
-    async def decided_requests(self, *, limit: int = 20) -> list[ReviewRequest]:
+    async def decided_requests(self, *, limit: int) -> list[ReviewRequest]:
         """See `ReviewStore.decided_requests`."""
         return await self._read(lambda session: review_ends.decided_requests(session, limit=limit))
 
@@ -175,6 +175,10 @@ class SQLReviews(SQLJobs):
     async def cast_votes(self, *, days: float = 30.0) -> list[CastVote]:
         """See `ReviewStore.cast_votes`."""
         return await self._scan(lambda session: review_ends.cast_votes(session, days=days))
+
+    async def returned_reviews(self, *, days: float = 30.0) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """See `ReviewStore.returned_reviews`."""
+        return await self._scan(lambda session: review_ends.returned_reviews(session, days=days))
 
     async def offer_links(self, team: str, *, members: Collection[str], leads: Collection[str], seconds: float) -> int:
         """See `LinkStore.offer_links`."""

@@ -7,7 +7,7 @@ Knows nothing of how votes become a verdict.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 from typing import Any
@@ -20,7 +20,7 @@ from conformal_arbitrage.gateway.console.overview import DAYS, summed
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.rendering import sentence
 from conformal_arbitrage.gateway.console.visits import Visit, Visitor
-from conformal_arbitrage.gateway.review_figures import TeamFigures, team_figures
+from conformal_arbitrage.gateway.review_figures import own_figures, team_figures
 from conformal_arbitrage.gateway.reviewing import Assignment, Seat
 from conformal_arbitrage.gateway.staffing import ASSUMED_SECONDS, Workload, joint, share_now, team_traffic, workload
 from conformal_arbitrage.gateway.tool_calls import ARGUMENTS, editable, shown_arguments, unchecked_text, visible
@@ -134,7 +134,7 @@ class ReviewPage:
         teams = await team_figures(self._parts.store, self._parts.desk, blind=not visit.who.is_admin)
         if not visit.who.is_admin:
             people = self._parts.desk.people()
-            teams = [_for_member(team, visit.who.name) for team in teams if visit.who.name in people[team.backlog.team]]
+            teams = [own_figures(team, visit.who.name) for team in teams if visit.who.name in people[team.backlog.team]]
         since = await self._parts.news.since()
         plans = {team.backlog.team: await self._plan(team.backlog.team) for team in teams}
         links = await self._links(visit.who)
@@ -187,11 +187,6 @@ class ReviewPage:
         now = time.time()
         held = await self._parts.store.own_votes(reviewer, since=now - now % DAY)
         return ReviewerDay(done=len(held), median=median(held) if held else None)
-
-
-def _for_member(team: TeamFigures, name: str) -> TeamFigures:
-    """Return the figures of a team without those of colleagues."""
-    return replace(team, reviewers=tuple(one for one in team.reviewers if one.reviewer == name), pairs=())
 
 
 def shown_calls(calls: Sequence[ProposedCall], typed: Mapping[str, str]) -> list[ShownCall]:
