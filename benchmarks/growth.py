@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,9 @@ CONNECTIONS = 6
 """Of each gateway to PostgreSQL: four for decisions, two for long reads."""
 _DAY = 86_400
 _POLICY = "planets"
+_WHOLE = ("calibration_rows", "parts_rows", "records")
+_LARGEST_FILE = 10_000_000
+"""Rows beyond which a log is kept in parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,9 @@ class Figures:
         calibration_us: CPU of `arbitrage calibrate` in microseconds per row of it.
         calibration_start: CPU seconds of the command on the smallest log.
         calibration_mb: megabytes of memory at its peak.
+        parts_rows: rows of the largest folder of files that was calibrated.
+        parts_us: CPU of the same command in microseconds per row of it.
+        parts_mb: megabytes of memory at its peak.
         file_bytes: of Parquet per row.
         collection_ms: CPU of a collected row, two calls, in milliseconds.
         reply_bytes: kept of both replies to a row until the log is written.
@@ -67,6 +74,9 @@ class Figures:
     calibration_us: float
     calibration_start: float
     calibration_mb: float
+    parts_rows: int
+    parts_us: float
+    parts_mb: float
     file_bytes: float
     collection_ms: float
     reply_bytes: float
@@ -79,14 +89,15 @@ class Figures:
     page_ms: float
 
 
-def write_log(path: Path, rows: int) -> None:
-    """Write a score log of four actions with ids, in pieces, so that its size does not matter."""
+def write_log(path: Path, rows: int, first: int = 0) -> None:
+    """Write a score log of four actions with ids that count from the first, in pieces, so that its size does not matter."""
     import duckdb
 
     def scores(seed: int) -> str:
         return f"list_transform([1, 2, 3, 4], lambda x: (hash(i * {seed} + x) % 1000000) / 1e6)"
 
-    query = f"select 'q' || i as id, {scores(7)} as \"primary\", {scores(11)} as guardian from range({rows}) t(i)"
+    ids = f"range({first}, {first + rows}) t(i)"
+    query = f"select 'q' || i as id, {scores(7)} as \"primary\", {scores(11)} as guardian from {ids}"
     with duckdb.connect() as connection:
         connection.execute(f"copy ({query}) to '{path}' (format parquet)")
 
@@ -118,6 +129,18 @@ def calibration(folder: Path, rows: Sequence[int]) -> dict[str, float]:
         "calibration_rows": rows[-1], "calibration_us": per_row, "calibration_start": start, "calibration_mb": peak,
         "file_bytes": size,
     }  # fmt: skip
+
+
+def in_parts(folder: Path, rows: int, start: float) -> dict[str, float]:
+    """Calibrate a folder of files with so many rows in all; a command on a small log takes so many seconds."""
+    parts = folder / "parts"
+    parts.mkdir()
+    size = min(rows, 1_000_000)
+    for first in range(0, rows, size):
+        write_log(parts / f"{first}.parquet", min(size, rows - first), first)
+    cpu, peak = child("calibrate", str(parts), "--alpha", "0.05", "--output", str(folder / "c.json"))
+    shutil.rmtree(parts)
+    return {"parts_rows": rows, "parts_us": 1e6 * (cpu - start) / rows, "parts_mb": peak}
 
 
 def collecting(folder: Path, rows: int) -> dict[str, float]:
@@ -226,11 +249,11 @@ def measure(options: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         results: dict[str, Any] = calibration(folder, options.rows)
+        results |= in_parts(folder, options.parts, results["calibration_start"])
         results |= collecting(folder, options.collect)
         results |= serving(folder, options.requests)
         results |= reading(folder, options.records)
-    whole = ("calibration_rows", "records")
-    return Figures(**{key: int(value) if key in whole else _rounded(value) for key, value in results.items()})
+    return Figures(**{key: int(value) if key in _WHOLE else _rounded(value) for key, value in results.items()})
 
 
 def _rounded(value: float) -> float:
@@ -256,14 +279,16 @@ def duration(seconds: float) -> str:
 
 def by_rows(figures: Figures) -> list[list[str]]:
     """What logs of growing size cost."""
+    per_rows = (figures.calibration_us, figures.parts_us)
     lines: list[list[str]] = []
     for rows in ROWS:
-        cpu = figures.calibration_start + figures.calibration_us * rows / 1e6
+        whole, parts = (figures.calibration_start + per_row * rows / 1e6 for per_row in per_rows)
         collected = 2 * rows * LATENCY / AT_ONCE
-        known = "within" if rows <= figures.calibration_rows else "beyond"
+        measured = sum(rows <= most for most in (figures.calibration_rows, figures.parts_rows))
         lines.append(
             [
-                f"{rows:,}", duration(cpu), known, spoken(figures.file_bytes * rows, "B"),
+                f"{rows:,}", duration(whole) if rows <= _LARGEST_FILE else "-", duration(parts),
+                ("neither", "in parts", "both")[measured], spoken(figures.file_bytes * rows, "B"),
                 duration(figures.collection_ms * rows / 1e3), duration(collected), f"${spoken(sum(PRICES) * rows)}",
                 spoken(figures.reply_bytes * rows, "B"),
             ]
@@ -288,8 +313,8 @@ def by_rate(figures: Figures) -> list[list[str]]:
 
 
 ROW_HEADS = (
-    "rows", "calibrate, CPU", "what was measured", "Parquet", "collect, CPU", "collect, time", "collect, price",
-    "replies kept",
+    "rows", "calibrate a file, CPU", "in parts, CPU", "what was measured", "Parquet", "collect, CPU", "collect, time",
+    "collect, price", "replies kept",
 )  # fmt: skip
 RATE_HEADS = (
     "requests/s", "gateways", "connections", "transactions/s", "database, cores", "database log", "record per day",
@@ -318,8 +343,7 @@ def figures_in(page: str) -> Figures:
     section = page.partition("<!-- measured -->")[2].partition("<!-- end -->")[0]
     cells = dict(re.findall(r"^\| ([a-z ]+) \| ([\d.,e+-]+) \|$", section, re.MULTILINE))
     values = {name.replace(" ", "_"): float(value.replace(",", "")) for name, value in cells.items()}
-    whole = ("calibration_rows", "records")
-    return Figures(**{name: int(value) if name in whole else value for name, value in values.items()})  # pyright: ignore[reportArgumentType]
+    return Figures(**{name: int(value) if name in _WHOLE else value for name, value in values.items()})  # pyright: ignore[reportArgumentType]
 
 
 def with_tables(page: str, figures: Figures) -> str:
@@ -335,6 +359,7 @@ def with_tables(page: str, figures: Figures) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000, 5_000_000], help="sizes of logs")
+    parser.add_argument("--parts", type=int, default=20_000_000, help="rows of a log in parts; 70 MB of disk a million")
     parser.add_argument("--collect", type=int, default=1000, help="rows to collect")
     parser.add_argument("--requests", type=int, default=3000, help="requests to the gateway")
     parser.add_argument("--records", type=int, default=100_000, help="decisions in the record")

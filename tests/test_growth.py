@@ -30,8 +30,9 @@ def test_a_figure_that_was_changed_by_hand_is_found():
 
 
 def test_what_is_beyond_the_measurement_says_so():
-    figures = replace(figures_in(PAGE.read_text()), calibration_rows=1_000_000)
-    assert [line[2] for line in by_rows(figures)] == ["within"] * 3 + ["beyond"] * 3
+    figures = replace(figures_in(PAGE.read_text()), calibration_rows=1_000_000, parts_rows=10_000_000)
+    assert [line[3] for line in by_rows(figures)] == ["both"] * 3 + ["in parts"] + ["neither"] * 2
+    assert [line[1] == "-" for line in by_rows(figures)] == [False] * 4 + [True] * 2
 
 
 def test_traffic_needs_gateways_in_proportion_and_never_fewer_than_two():
