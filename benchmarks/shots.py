@@ -79,10 +79,8 @@ def shoot(url: str, out: Path) -> None:
             page.goto(f"{url}/console/policies/science")
             if not dark:
                 save(page, out / f"console-budget-{size}.png", part="#budget")
-            page.goto(f"{url}/console/decisions?policy=science&who=guardian")
-            page.locator("td a").first.click()
-            page.wait_for_load_state("load")
             if not dark:
+                page.goto(f"{url}{decision(page, url)}")
                 save(page, out / f"console-decision-{size}.png")
             page.goto(f"{url}/console/review")
             page.keyboard.press("Enter")
@@ -98,6 +96,17 @@ def shoot(url: str, out: Path) -> None:
         grade(context.new_page(), url, out / "console-grade-wide.png")
         context.close()
         browser.close()
+
+
+def decision(page: "Page", url: str) -> str:
+    """Return the path of a decision with candidates and other options, or else of the newest that the Guardian made."""
+    page.goto(f"{url}/console/decisions?policy=science&who=guardian")
+    paths = [link.get_attribute("href") or "" for link in page.locator("td a").all()]
+    for path in paths:
+        page.goto(f"{url}{path}")
+        if page.locator("svg.wide rect.other").count() > 1:
+            return path
+    return paths[0]
 
 
 def grade(page: "Page", url: str, path: Path) -> None:

@@ -164,7 +164,7 @@ def _serve(folder: Path, log: ScoreLog) -> Served:
         answers = asyncio.run(_through_the_gateway(structs.replace(config, gateway=listening), log, rest))
     if answers is None:
         raise KeyboardInterrupt
-    chosen = np.array([int(answer["choice"]) for answer in answers])
+    chosen = np.array([ord(answer["choice"][-1]) - ord("A") for answer in answers])
     decisions = [answer["arbitrage"] for answer in answers]
     return Served(
         questions=len(rest),
@@ -198,7 +198,7 @@ async def ask_gateway(session: Any, log: ScoreLog, row: int, policy: str = "scie
     Raises:
         ConfigError: it answered with an error.
     """
-    choices = [{"value": str(k)} for k in range(int(log.sizes[row]))]
+    choices = [{"value": f"Answer {chr(ord('A') + k)}"} for k in range(int(log.sizes[row]))]
     question = {"type": "choice", "instructions": "Answer this science question.", "choices": choices}
     name = "" if log.id is None else str(log.id[row])
     body = {"model": policy, "input": name, "questions": [question]}
