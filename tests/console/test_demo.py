@@ -15,7 +15,10 @@ def test_the_console_is_filled_once_with_traffic_audits_and_an_alarm(tmp_path, m
     (tmp_path / "science.parquet").write_bytes(BUNDLED.read_bytes())
     ProjectSecret.create(tmp_path)
     path = console_demo.fill_console(tmp_path)
+    certificates = [tmp_path / f"{name}.json" for name in ("science", "exams")]
+    written = [one.stat().st_mtime_ns for one in certificates]
     assert console_demo.fill_console(tmp_path) == path
+    assert [one.stat().st_mtime_ns for one in certificates] == written  # another would be a version without the alarm
 
     places = []
 

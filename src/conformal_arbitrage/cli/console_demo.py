@@ -33,7 +33,13 @@ _STEP = 0.2
 
 
 def fill_console(folder: Path) -> Path:
-    """Write a configuration with policies beside the demo's log, and send traffic through it once; return its file."""
+    """Write a configuration with policies beside the demo's log, and send traffic through it; return its file.
+
+    A console that is there already stays: with certificates made again it would open without its alarm.
+    """
+    config = folder / FILE
+    if (folder / "console.sqlite").exists() and config.exists():
+        return config
     path = folder / "science.parquet"
     log = ScoreLog.read(path, primary="qwen15b", guardian="expert")
     columns = {role: ReplayScorer.read(path, role) for role in log.columns}
@@ -46,11 +52,9 @@ def fill_console(folder: Path) -> Path:
     texts, scores = [text for text, _ in LETTERS], [list(each) for _, each in LETTERS]
     ScoreLog.from_arrays(scores, scores, id=texts).write(folder / "letters.parquet")
     write_text(folder / "assistants.py", ASSISTANTS)
-    config = folder / FILE
     write_text(config, CONSOLE_CONFIGURATION)
-    if not (folder / "console.sqlite").exists():
-        traffic = {"science": order[_CALIBRATION:][:_QUESTIONS].tolist(), "exams": hard.tolist()}
-        asyncio.run(_fill(config, log, traffic))
+    traffic = {"science": order[_CALIBRATION:][:_QUESTIONS].tolist(), "exams": hard.tolist()}
+    asyncio.run(_fill(config, log, traffic))
     return config
 
 
