@@ -73,7 +73,7 @@ class Filled:
             watching.setattr(Session, "rows", noted)
             page = self.store.marked_decisions(**wanted) if "mark" in wanted else self.store.records(**wanted)
             assert asyncio.run(page), wanted
-        return [query for query in queries if query[0].startswith("select")]
+        return [query for query in queries if query[0].startswith(("select", "with"))]
 
 
 @pytest.fixture
