@@ -232,6 +232,18 @@ def test_a_second_opinion_that_nobody_is_left_to_give_is_not_waited_for(loop):
     assert loop.states() == [("closed", 0, True), ("failed", 0, True)]
 
 
+def test_questions_of_a_team_that_is_gone_are_reported(loop, caplog):
+    async def story():
+        for team in ("team", "old team", "old team"):
+            await loop.ask(team=team)
+        await loop.turn()
+        await loop.turn()
+
+    asyncio.run(story())
+    [said] = [record.getMessage() for record in caplog.records if "not configured" in record.getMessage()]
+    assert "2 open questions are for the team 'old team'" in said
+
+
 def test_a_vote_cast_before_the_deadline_counts_though_it_could_still_be_taken_back(loop):
     async def story():
         _, id = await asked(loop.store, undo=30.0)

@@ -415,8 +415,7 @@ class Concluder:
     async def turn(self) -> None:
         """Count the votes that have come to count, tell callers, and complete what nobody waits for."""
         if time.monotonic() - self._rechecked > _RECHECK_EVERY:
-            for name, team in self._desk.teams.items():
-                await self._store.mark_exhausted(name, members=team.members, leads=team.leads)
+            await self._recheck_teams()
             self._rechecked = time.monotonic()
         for item in await self._store.due_reviews():
             await self._settle(item)
@@ -429,6 +428,16 @@ class Concluder:
         if time.monotonic() - self._called > _CALL_EVERY:
             self._called = time.monotonic()
             await self._call_someone()
+
+    async def _recheck_teams(self) -> None:
+        """Look for items that nobody can answer, since who is on a team may have changed while they were open."""
+        for name, team in self._desk.teams.items():
+            await self._store.mark_exhausted(name, members=team.members, leads=team.leads)
+        for name, count in (await self._store.stranded_reviews(self._desk.teams)).items():
+            _log.warning(
+                "%d open questions are for the team %r, which is not configured here; add [teams.%s] for people to answer",
+                *(count, name, name),
+            )
 
     async def _finish(self, request: ReviewRequest) -> None:
         try:

@@ -379,6 +379,10 @@ class ReviewStore(Protocol):
         """
         ...
 
+    async def stranded_reviews(self, teams: Collection[str]) -> Mapping[str, int]:
+        """Return how many items are open for other teams than these, by team."""
+        ...
+
     async def review_outcomes(self, decisions: Collection[str]) -> Mapping[str, ReviewOutcome]:
         """Return how far callers' questions have come, by decision."""
         ...

@@ -245,6 +245,12 @@ def mark_exhausted(session: Session, team: str, members: Collection[str], leads:
     )
 
 
+def stranded_reviews(session: Session, teams: Collection[str]) -> dict[str, int]:
+    """Return how many items are open for other teams than these."""
+    rows = session.rows("select team, count(*) from reviews where state = 'open' group by team order by team")
+    return {team: int(count) for team, count in rows if team not in teams}
+
+
 def review_outcomes(session: Session, decisions: Collection[str]) -> dict[str, ReviewOutcome]:
     """Return how far callers' questions have come; one that went on as an audit has expired."""
     if not decisions:

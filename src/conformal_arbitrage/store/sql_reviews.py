@@ -131,6 +131,10 @@ class SQLReviews(SQLJobs):
         """See `ReviewStore.mark_exhausted`."""
         return await self._write(lambda session: review_ends.mark_exhausted(session, team, members, leads))
 
+    async def stranded_reviews(self, teams: Collection[str]) -> Mapping[str, int]:
+        """See `ReviewStore.stranded_reviews`."""
+        return await self._read(lambda session: review_ends.stranded_reviews(session, teams))
+
     async def review_outcomes(self, decisions: Collection[str]) -> Mapping[str, ReviewOutcome]:
         """See `ReviewStore.review_outcomes`."""
         return await self._read(lambda session: review_ends.review_outcomes(session, decisions))
