@@ -1,4 +1,6 @@
 import asyncio
+import os
+from pathlib import Path
 
 import aiohttp
 
@@ -42,6 +44,7 @@ def test_on_sigterm_requests_under_way_are_finished_and_no_new_ones_are_taken(tm
 
 
 async def endless(query):
+    Path(os.environ["CALLS"]).with_name("stuck").touch()
     await asyncio.sleep(600.0)
     return await guardian(query)
 
@@ -66,7 +69,7 @@ def test_what_takes_longer_than_the_grace_is_cut_off_and_continued_under_its_key
         calls = tmp_path / "calls"
         async with Gateway(stuck, CALLS=str(calls)) as gateway:
             asking = asyncio.create_task(ask(gateway.url))
-            while not calls.exists() and not asking.done():  # until the Primary has been asked
+            while not (tmp_path / "stuck").exists() and not asking.done():
                 await asyncio.sleep(0.05)
             gateway.process.terminate()
             assert await asking == 500
