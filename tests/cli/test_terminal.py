@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -41,7 +42,7 @@ def assert_whole(text):
     assert [line for line in text.splitlines() if len(line) > 80] == []
 
 
-GROUPS = [name for name, command in cli.commands.items() if isinstance(command, options.WrappingGroup)]
+GROUPS = [name for name, command in cli.commands.items() if isinstance(command, click.Group)]
 
 
 @pytest.mark.parametrize("group", [[], *([name] for name in GROUPS)])

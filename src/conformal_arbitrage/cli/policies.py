@@ -7,7 +7,7 @@ from conformal_arbitrage.cli.service import with_store
 from conformal_arbitrage.errors import StoreError
 
 
-@click.group("policies")
+@click.group("policies", cls=options.WrappingGroup)
 def policies_command() -> None:
     """Manage the policies that a gateway serves.
 

@@ -97,7 +97,7 @@ def keys_command() -> None:
     "--scope", type=click.Choice(["call", "review", "admin", "metrics"]), default="call", show_default=True,
     help="What the key permits.",
 )  # fmt: skip
-@click.option("--label", default="", help="A note about the key, such as its owner.")
+@click.option("--label", default="", help="Whose key it is; for a reviewer, the name listed under [teams].")
 @click.option(
     "--expires", type=click.FloatRange(0, min_open=True), metavar="DAYS", help="Days until it stops being valid."
 )
@@ -111,6 +111,7 @@ def keys_create_command(
 
     \b
     arbitrage keys create --scope call --label "web shop" --policy support --expires 90
+    arbitrage keys create --scope review --label ann
     arbitrage keys create --scope metrics --label prometheus
     """
     from conformal_arbitrage.live.config import read_config
