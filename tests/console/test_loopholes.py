@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.console.filled import Visit
+from tests.console.test_news import since_of
 from tests.console.test_pages import words
 from tests.console.test_review import next_question, token
 from tests.gateway.house import DECISION, UNSURE, until, votes
@@ -52,8 +53,28 @@ def test_whether_a_caller_waits_is_not_told_to_reviewers(gate):
     ann.send_form("/console/review", question, act="vote", token=token(question), choice="0")
     assert call.result().status_code == 200
     decided = words(root.open(f"/console/decisions/{record.id}"))
-    assert re.search(r"The Guardian decided .* with people .* ann : [\w ]+, after \d", decided)
+    assert re.search(r"The Guardian decided .* by people .* ann : [\w ]+, after [<\d]", decided)
     assert "any more" not in decided
+
+
+def test_that_an_audit_is_drawn_is_not_told_to_reviewers(gate):
+    """Neither by counts of what is pending, nor by the counters of pages and streams."""
+    ann, root = (Visit(gate, gate.secrets[name]) for name in ("ann", "root"))
+    before = {visit: since_of(visit.open("/console/review")) for visit in (ann, root)}
+    assert gate.decide(DECISION).status_code == 200
+    until(lambda: gate.with_store(lambda store: store.open_places()), LONG)
+    for visit, told in ((ann, False), (root, True)):
+        assert ("1 pending" in words(visit.open("/console"))) == told
+        assert ("1 pending" in words(visit.open("/console/policies/support"))) == told
+        figures = [since.split("-")[1] for since in (before[visit], since_of(visit.open("/console/review")))]
+        assert (figures[0] != figures[1]) == told
+        with visit.open(f"/console/events?since={before[visit]}", stream=True) as stream:
+            kinds = [next(line for line in stream.iter_lines() if line.startswith(b"event"))]
+        assert kinds == [b"event: figures" if told else b"event: queue"]
+        headers = {"Authorization": f"Bearer {gate.secrets['root' if told else 'ann']}"}
+        audits = gate.get("/v1/arbitrage/policies/support/monitor", headers=headers).json()["audits"]
+        assert audits["pending"] == (1 if told else None)
+        assert ('state="pending"' in gate.get("/metrics", headers=headers).text) == told
 
 
 def test_hostile_text_is_refused_in_words(gate):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_OLDEST_REVIEW = b"oldest_review_seconds"
+_OLDEST_REVIEW, _PENDING = b"oldest_review_seconds", b'state="pending"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,8 +300,13 @@ class Metrics:
             self.oldest_audit.labels(one.policy).set(one.oldest)
 
     def text(self, *, blind: bool = False) -> bytes:
-        """Return all metrics in Prometheus' text format; `blind` leaves out how long callers have waited for people."""
+        """Return all metrics in Prometheus' text format.
+
+        Args:
+            blind: leave out how long callers have waited for people, and how many audits are pending.
+        """
         text = generate_latest(self.registry)
         if not blind:
             return text
-        return b"".join(line for line in text.splitlines(keepends=True) if _OLDEST_REVIEW not in line)
+        lines = text.splitlines(keepends=True)
+        return b"".join(line for line in lines if _OLDEST_REVIEW not in line and _PENDING not in line)

@@ -37,7 +37,10 @@ class MonitorRoutes:
         """GET /v1/arbitrage/policies/{name}/monitor: state, reasons, limits, evidence."""
         policy = self._policies.named(str(request.path_params["name"]))
         request.caller.check_policy(policy.name)
-        return json_response(self._watcher.document(policy))
+        document = self._watcher.document(policy)
+        if policy.pair.review is not None and request.caller.scope == "review" and "audits" in document:
+            document["audits"] |= {"pending": None}  # which would tell those who answer what they are asked for
+        return json_response(document)
 
     async def lift(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/policies/{name}/lift: end safe mode without a new certificate, which voids the old one."""

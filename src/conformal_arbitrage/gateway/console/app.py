@@ -89,7 +89,7 @@ class Console:
     async def _events(self, visit: Visit) -> Response:
         """GET /console/events: what to look at again."""
         since = visit.request.headers.get("last-event-id") or visit.query.get("since", "")
-        return await self._parts.news.stream(visit.who.key_id, since)
+        return await self._parts.news.stream(visit.who.key_id, since, blind=not visit.who.is_admin)
 
     async def _sign_in_form(self, visit: Visit) -> Response:
         return self._parts.pages.page("sign-in.html", visit, message=_REASONS.get(visit.query.get("why", ""), ""))

@@ -45,15 +45,15 @@ class News:
         queue = await self._store.open_places()
         return await self._store.change_count(), sum(one.change for one in ledgers), queue
 
-    async def since(self) -> str:
-        """Return how far things have come, for a page."""
-        return _id(await self.counts())
+    async def since(self, *, blind: bool) -> str:
+        """Return how far things have come, for a page; `blind` leaves out figures, which change when an audit is drawn."""
+        return _id(await self.counts(), blind=blind)
 
-    async def stream(self, key: str, since: str) -> Response:
+    async def stream(self, key: str, since: str, *, blind: bool) -> Response:
         """Return a stream of what changes from a point on, for a key; without content if too many are open."""
         if self._listeners[key] >= MOST_OF_ONE or self._listeners.total() >= MOST_STREAMS:
             return Response(status_code=204)
-        return _EventStream(self, key, _read(since) or await self.counts())
+        return _EventStream(self, key, _read(since) or await self.counts(), blind=blind)
 
     @asynccontextmanager
     async def listening(self, key: str) -> AsyncGenerator[None]:
@@ -91,12 +91,13 @@ class News:
 class _EventStream(Response):
     """A response that ends when its reader leaves, or when the server stops."""
 
-    def __init__(self, news: News, key: str, seen: tuple[int, ...]) -> None:
+    def __init__(self, news: News, key: str, seen: tuple[int, ...], *, blind: bool) -> None:
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self._news = news
         self._key = key
         self._seen = seen
+        self._blind = blind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events."""
@@ -117,18 +118,27 @@ class _EventStream(Response):
 
     async def _next(self, gone: asyncio.Task[None]) -> str:
         """Return the next events; a comment if nothing happens for long."""
-        later = asyncio.create_task(self._news.later_than(self._seen))
+        later = asyncio.create_task(self._changed())
         try:
             await asyncio.wait({gone, later}, timeout=_PING_EVERY, return_when=asyncio.FIRST_COMPLETED)
             if not later.done():
                 return ": nothing new\n\n"
-            before, self._seen = self._seen, later.result()
-            changed = [kind for kind, old, new in zip(KINDS, before, self._seen, strict=True) if old != new]
-            return "".join(f"event: {kind}\nid: {_id(self._seen)}\ndata:\n\n" for kind in changed)
+            id = _id(self._seen, blind=self._blind)
+            return "".join(f"event: {kind}\nid: {id}\ndata:\n\n" for kind in later.result())
         finally:
             later.cancel()
             with suppress(asyncio.CancelledError):
                 await later
+
+    async def _changed(self) -> list[str]:
+        """Wait for a change that the reader is told of; return of what."""
+        while True:
+            before, self._seen = self._seen, await self._news.later_than(self._seen)
+            changed = [kind for kind, old, new in zip(KINDS, before, self._seen, strict=True) if old != new]
+            if self._blind:
+                changed = [kind for kind in changed if kind != "figures"]
+            if changed:
+                return changed
 
 
 async def _gone(receive: Receive) -> None:
@@ -136,8 +146,9 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _id(counts: tuple[int, ...]) -> str:
-    return "-".join(map(str, counts))
+def _id(counts: tuple[int, ...], *, blind: bool) -> str:
+    policies, figures, queue = counts
+    return f"{policies}-{0 if blind else figures}-{queue}"
 
 
 def _read(text: str) -> tuple[int, ...] | None:

@@ -135,7 +135,7 @@ class ReviewPage:
         if not visit.who.is_admin:
             people = self._parts.desk.people()
             teams = [own_figures(team, visit.who.name) for team in teams if visit.who.name in people[team.backlog.team]]
-        since = await self._parts.news.since()
+        since = await self._parts.news.since(blind=not visit.who.is_admin)
         plans = {team.backlog.team: await self._plan(team.backlog.team) for team in teams}
         links = await self._links(visit.who)
         return self._parts.pages.page("team.html", visit, since=since, teams=teams, plans=plans, links=links)
@@ -176,7 +176,7 @@ class ReviewPage:
         values: dict[str, Any] = {"item": item, "state": state, "said": said, "undo": undo, "why": why}
         values["calls"] = () if item is None else shown_calls(item.calls, typed or {})
         values["typed"] = typed or {}
-        since = await self._parts.news.since()
+        since = await self._parts.news.since(blind=not visit.who.is_admin)
         waiting, day = 0, ReviewerDay(done=0, median=None)
         if seat is not None:
             waiting = await self._parts.store.open_reviews({*seat.teams, *seat.leads})
