@@ -29,7 +29,7 @@ def marked(session: Session, mark: Mark, wanted: RecordFilter, limit: int) -> Ma
     ranges, low = _ranges(session, mark, wanted.policy), "" if wanted.since is None else id_at(wanted.since)
     high = min(wanted.before or _END, _END if wanted.until is None else id_at(wanted.until))
     records: list[DecisionRecord] = []
-    for size in [limit] * len(_LOOKS) if wanted.decided_by is None else _LOOKS:
+    for size in _sizes(mark, wanted.decided_by, limit):
         ids = _ids(session, ranges, low, high, size)
         fitting = _decided(session, ids, wanted.decided_by)
         chosen = fitting[: limit - len(records)]
@@ -41,6 +41,16 @@ def marked(session: Session, mark: Mark, wanted: RecordFilter, limit: int) -> Ma
         if len(records) == limit:
             break
     return MarkedDecisions(records=records, end=high)
+
+
+def _sizes(mark: Mark, who: str | None, limit: int) -> Sequence[int]:
+    """Return how many marks to look at, one time after the other."""
+    if who is None:
+        return [limit] * len(_LOOKS)
+    if mark != pages.REPLACING:
+        return _LOOKS
+    first = min(limit, _LOOKS[0] // 2)  # since a fallback decided nearly all of them
+    return first, _LOOKS[0] - first, *_LOOKS[1:]
 
 
 def _ids(session: Session, ranges: Sequence[_Range], low: str, high: str, limit: int) -> list[str]:
@@ -60,12 +70,10 @@ def _decided(session: Session, ids: Sequence[str], who: str | None) -> Sequence[
     if who is None or not ids:
         return ids
     places = ", ".join("?" * len(ids))
-    rows = session.rows(
-        f"select id from events where kind = 'decision' and id in ({places}) and decided_by = ?", *ids, who
-    )
+    sql, values = f"select id from events where kind = 'decision' and id in ({places}) and decided_by = ?", [*ids, who]
     if who == pages.REPLACING:
-        rows = [*rows, *session.rows(f"select id from events where {REPLACED} and id in ({places})", *ids)]
-    theirs = {id for (id,) in rows}
+        sql, values = f"{sql} union all select id from events where {REPLACED} and id in ({places})", [*values, *ids]
+    theirs = {id for (id,) in session.rows(sql, *values)}
     return [id for id in ids if id in theirs]
 
 
