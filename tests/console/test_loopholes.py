@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from conformal_arbitrage.gateway.monitor_routes import without_pending
 from tests.console.filled import Visit
 from tests.console.test_news import since_of
 from tests.console.test_pages import words
@@ -75,6 +76,13 @@ def test_that_an_audit_is_drawn_is_not_told_to_reviewers(gate):
         audits = gate.get("/v1/arbitrage/policies/support/monitor", headers=headers).json()["audits"]
         assert audits["pending"] == (1 if told else None)
         assert ('state="pending"' in gate.get("/metrics", headers=headers).text) == told
+
+
+def test_groups_do_not_tell_it_either():
+    audits = {"known": 3, "pending": 1, "missing": 0}
+    shown = without_pending({"state": "blind", "groups": [{"group": "a", "audits": audits}]})
+    assert shown["groups"] == [{"group": "a", "audits": {**audits, "pending": None}}]
+    assert audits["pending"] == 1
 
 
 def test_hostile_text_is_refused_in_words(gate):

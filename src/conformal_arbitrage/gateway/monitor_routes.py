@@ -3,6 +3,8 @@
 Knows nothing of evidence, or of how decisions are made.
 """
 
+from typing import Any
+
 from msgspec import Struct
 from msgspec.structs import asdict
 from starlette.responses import Response
@@ -24,6 +26,16 @@ class LiftRequest(Struct, forbid_unknown_fields=True):
     reason: str
 
 
+def without_pending(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a monitor without how many audits are pending, which would tell people what they are asked for."""
+    hidden = {**document}
+    if "audits" in document:
+        hidden["audits"] = {**document["audits"], "pending": None}
+    if "groups" in document:
+        hidden["groups"] = [without_pending(group) for group in document["groups"]]
+    return hidden
+
+
 class MonitorRoutes:
     """Monitors and alarms over HTTP."""
 
@@ -38,9 +50,8 @@ class MonitorRoutes:
         policy = self._policies.named(str(request.path_params["name"]))
         request.caller.check_policy(policy.name)
         document = self._watcher.document(policy)
-        if policy.pair.review is not None and request.caller.scope == "review" and "audits" in document:
-            document["audits"] |= {"pending": None}  # which would tell those who answer what they are asked for
-        return json_response(document)
+        blind = policy.pair.review is not None and request.caller.scope == "review"
+        return json_response(without_pending(document) if blind else document)
 
     async def lift(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/policies/{name}/lift: end safe mode without a new certificate, which voids the old one."""
