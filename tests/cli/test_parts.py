@@ -76,6 +76,10 @@ def test_looks_at_a_folder_are_known_by_its_pattern_and_those_at_a_url_are_noted
     assert "looked at before" in run("calibrate", f"file://{folder}/*.parquet", "--alpha", "0.2").stderr
 
 
+def test_a_table_is_for_calibrate_and_verify(run):
+    assert "only calibrate and verify take a table" in run("inspect", "table:scores", code=2).stderr
+
+
 def test_a_sample_has_as_many_rows_as_asked_for(run, folder, tmp_path):
     shown = run("inspect", folder, "--sample", 250, "--json")
     assert "from a uniform sample of 250 of 600 rows" in shown.stderr
@@ -223,6 +227,28 @@ def test_urls_are_read_through_fsspec(folder):
         ScoreParts.read("memory://lake/*.parquet")
     with pytest.raises(ScoreLogError, match="needs fsspec and a file system for nosuch"):
         ScoreParts.read("nosuch://lake/*.parquet")
+
+
+def test_a_storage_that_does_not_say_when_a_file_was_modified_is_read_and_its_error_is_one_line(folder, monkeypatch):
+    """HTTP does not say, and a server without ranges raises in the file system."""
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(memory), "modified", fsspec.AbstractFileSystem.modified)
+    for path in folder.iterdir():
+        memory.pipe(f"/lake/{path.name}", path.read_bytes())
+    try:
+        found = ScoreParts.read("memory://lake")
+        assert calibrate(found, 0.2).n == 600
+
+        def no_ranges(self, *arguments, **keywords):
+            raise ValueError("the server takes no ranges")
+
+        monkeypatch.setattr(type(memory), "_open", no_ranges)
+        with pytest.raises(ScoreLogError, match=r"cannot be read \(ValueError: the server takes no ranges\); is"):
+            calibrate(found, 0.2)
+    finally:
+        memory.rm("/lake", recursive=True)
+        vars(memory).pop("modified", None)
 
 
 def test_an_executor_of_the_callers_is_an_engine():

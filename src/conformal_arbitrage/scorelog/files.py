@@ -42,6 +42,8 @@ def file_format(path: Path) -> str:
     for ending in sorted(FORMATS, key=len, reverse=True):
         if path.name.endswith(ending):
             return ending
+    if str(path).startswith("table:"):
+        raise ScoreLogError(f"{path}: only calibrate and verify take a table; for this, export it as Parquet files")
     raise ScoreLogError(f"{path}: unknown kind of file; name it {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -57,7 +58,7 @@ def escaped(path: str) -> str:
 def register_storage(connection: "duckdb.DuckDBPyConnection", path: str) -> None:
     """Let a connection open the URLs of a path's scheme."""
     if scheme_of(path) is not None:
-        connection.register_filesystem(_storage(path))
+        connection.register_filesystem(_dated(_storage(path)))
 
 
 def find_files(*sources: str) -> list[str]:
@@ -197,6 +198,19 @@ def _listing(source: str) -> Generator[None]:
         yield
     except (OSError, ValueError, ImportError) as error:
         raise ScoreLogError(f"{source}: cannot be listed ({error}); check the address and your credentials") from error
+
+
+def _dated(storage: Any) -> Any:
+    """Return a file system that says when a file was modified, which DuckDB asks for: never, if it does not know (HTTP)."""
+    import fsspec  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
+
+    if type(storage).modified is fsspec.AbstractFileSystem.modified:  # pyright: ignore[reportUnknownMemberType]
+        storage.modified = _never
+    return storage
+
+
+def _never(_: str) -> datetime:
+    return datetime.fromtimestamp(0, UTC)
 
 
 def _storage(url: str) -> Any:

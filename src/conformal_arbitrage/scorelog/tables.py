@@ -34,6 +34,7 @@ METADATA_KEY = "conformal_arbitrage"
 _NUMBER_TYPES = re.compile(r"(TINYINT|SMALLINT|INTEGER|BIGINT|HUGEINT|U\w*INT\w*|FLOAT|DOUBLE|DECIMAL\(.*\))")
 _NUMBER_LISTS = re.compile(rf'({_NUMBER_TYPES.pattern}|"NULL")\[\d*\]|"NULL"')
 _SINGLE_LISTS = re.compile(r"FLOAT\[\d*\]")
+_RAISED = re.compile(r"^(?:\w+\.)*\w+Error: .*", re.MULTILINE)
 _NUMBER = r"([-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|null|[-+]?(NaN|nan|Infinity|inf))"
 _NUMBER_LIST = rf"\s*\[\s*({_NUMBER}\s*(,\s*{_NUMBER}\s*)*)?\]\s*"
 
@@ -228,7 +229,9 @@ class ColumnReader:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> ScoreLogError:
-        reason = " ".join(str(error).split("Possible fixes")[0].split("LINE 1")[0].split())
+        raised = _RAISED.findall(str(error))  # by a file system of fsspec, whose traceback is the text
+        text = raised[-1] if raised else str(error)
+        reason = " ".join(text.split("Possible fixes")[0].split("LINE 1")[0].split())
         return ScoreLogError(f"{self.source}: cannot be read ({reason}); {self._hint}")
 
 
