@@ -221,7 +221,9 @@ def test_columns_that_are_no_scores_are_refused(tmp_path, columns, message):
 
 def test_a_table_without_ids_has_no_random_boundary_and_a_name_is_a_name(tmp_path):
     table = duckdb_table(tmp_path / "scores.duckdb", rows_of(6, holes=False))
+    nameless = ScoreTable(address=table.address, table="scores", id="name")
+    assert calibrate(nameless, 0.2).relaxation == calibrate(table, 0.2).relaxation
     with pytest.raises(ScoreLogError, match="there is no column 'name'"):
-        calibrate(ScoreTable(address=table.address, table="scores", id="name"), 0.2, boundary="random", key=KEY)
+        calibrate(nameless, 0.2, boundary="random", key=KEY)
     with pytest.raises(OptionError, match="is no name of a table"):
         calibrate(ScoreTable(address=table.address, table='scores"'), 0.2)
