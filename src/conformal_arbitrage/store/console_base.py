@@ -139,6 +139,14 @@ class ConsoleStore(Protocol):
         """Return for how many seconds a reviewer held each question that they voted on since then."""
         ...
 
+    async def note_team(self, team: str, people: str) -> None:
+        """Note who is on a team from now on, in whatever words, unless that was noted last."""
+        ...
+
+    async def team_changes(self, team: str) -> list[float]:
+        """Return when it was noted that other people are on a team, in order."""
+        ...
+
     async def marked_decisions(
         self,
         mark: Mark,

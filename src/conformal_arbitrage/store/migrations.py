@@ -310,6 +310,14 @@ def m020_returned_reviews(session: Session) -> None:
     )
 
 
+def m021_team_members(session: Session) -> None:
+    """Keep who was on each team since when, for the chart of what they decide."""
+    session.define(
+        "create table team_members (team {text} not null, at {real} not null, people {text} not null)",
+        "create index team_members_by_time on team_members (team, at)",
+    )
+
+
 MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m001_first_tables,
     m002_decisions_begun,
@@ -331,6 +339,7 @@ MIGRATIONS: Sequence[Callable[[Session], None]] = (
     m018_link_turns,
     m019_fallbacks,
     m020_returned_reviews,
+    m021_team_members,
 )
 """The function at index k takes a database from version k to k + 1."""
 
@@ -344,6 +353,7 @@ ADDITIVE = frozenset(
         m018_link_turns,
         m019_fallbacks,
         m020_returned_reviews,
+        m021_team_members,
     }
 )
 """Those that leave a database usable for releases that do not know them."""

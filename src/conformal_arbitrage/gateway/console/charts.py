@@ -60,7 +60,7 @@ class LossCourse:
         points: in order.
         alpha: the risk budget.
         red: the red line, if there is one.
-        marks: times of alarms and the like, with a word each.
+        marks: times of alarms and other events, with a word each.
     """
 
     points: Sequence[LossPoint]
@@ -189,11 +189,12 @@ def _loss_svg(course: LossCourse, width: int) -> tuple[str, int, str]:
             y = frame.y(value)
             parts.append(f'<path class="{kind}" d="M{frame.left} {y:.1f}H{frame.right}"/>')
             labels.append((y, f"{name} {value:.3g}", f"{kind}-name"))
-    for time, name in course.marks:
-        if frame.x0 <= time <= frame.x1:
-            x = frame.x(time)
-            parts.append(f'<path class="mark" d="M{x:.1f} {frame.top}V{frame.bottom}"/>')
-            parts.append(_text(x - 4, frame.top + 10, name, "mark-name", "end" if x > width / 3 else "start"))
+    marks = [(frame.x(time), name) for time, name in course.marks if frame.x0 <= time <= frame.x1]
+    for place, (x, name) in enumerate(marks):
+        tone = " alarm" if name == "alarm" else ""
+        parts.append(f'<path class="mark{tone}" d="M{x:.1f} {frame.top}V{frame.bottom}"/>')
+        left, anchor = (x - 4, "end") if x > width / 3 else (x + 4, "start")
+        parts.append(_text(left, frame.top + 10 + _LINE * (place % 3), name, f"mark-name{tone}", anchor))
     if known:
         parts.append(f'<path class="mean" d="{_path(known)}"/>')
         parts.append(f'<circle class="dot" cx="{known[-1][0]:.1f}" cy="{known[-1][1]:.1f}" r="3.5"/>')
