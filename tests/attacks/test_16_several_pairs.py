@@ -84,8 +84,8 @@ class _Started:
     def start(self):
         pass
 
-    def join(self):
-        self._thread.join()
+    def join(self, timeout):
+        self._thread.join(timeout)
 
 
 @pytest.fixture
