@@ -103,7 +103,7 @@ def spark_scan(address: str, folder: str) -> None:
 
 def by_sql(folder: str, alpha: str, sees: str) -> object:
     """The same by DuckDB's SQL, on a view of the files."""
-    path = Path(folder) / "view.duckdb"
+    path = Path(folder) / "_view.duckdb"  # a name that Spark and folders of parts leave out
     with duckdb.connect(str(path)) as connection:
         connection.execute(f"create or replace view scores as select * from '{folder}/*.parquet'")
     return calibrate(ScoreTable(address=str(path), table="scores"), alpha, guardian_sees=sees)
