@@ -23,6 +23,7 @@ from conformal_arbitrage.calibration.applying import decide_parts
 from conformal_arbitrage.calibration.parts import SurveyedParts
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.scorelog.engines import as_engine
+from conformal_arbitrage.scorelog.parts import ScorePart
 from conformal_arbitrage.scorelog.tables import interruptible
 
 KEY = b"0123456789abcdef"
@@ -88,6 +89,33 @@ def test_a_file_that_changes_between_two_passes_gives_no_certificate(monkeypatch
     with pytest.raises(ScoreLogError, match="changed"):
         calibrate(ScoreParts.read(folder), "0.05", progress=tell, **keywords)
     assert len(passes) >= after
+
+
+@pytest.mark.parametrize("storage", ["disk", "memory"])
+def test_a_file_that_changes_while_it_is_read_gives_no_certificate(monkeypatch, folder, storage):
+    """Of its parts, some would be those of before, and some new ones: rows that nobody ever had together."""
+    new = folder.parent / "new.parquet"
+    a_log(1000, 7).write(new)
+    place, change = str(folder), lambda: replace_one(folder)
+    if storage == "memory":
+        memory = pytest.importorskip("fsspec").filesystem("memory")
+        place = "memory://changing/scores"
+        for file in folder.iterdir():
+            memory.pipe(f"/changing/scores/{file.name}", file.read_bytes())
+        change = lambda: memory.pipe("/changing/scores/s1.parquet", new.read_bytes())  # noqa: E731
+    load, read = ScorePart.load_apart, []
+
+    def loaded(part):
+        rows = load(part)
+        read.append(part)
+        if len(read) == 1:
+            change()
+        return rows
+
+    monkeypatch.setattr(ScorePart, "load_apart", loaded)
+    with pytest.raises(ScoreLogError, match="changed"):
+        calibrate(ScoreParts.read(place), "0.05", engine=as_engine("threads", jobs=1))
+    assert len(read) == 3
 
 
 @pytest.mark.parametrize("rows", [200, 1001])

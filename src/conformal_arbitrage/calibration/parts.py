@@ -175,7 +175,7 @@ class SurveyedParts(FallSearch):
         _refuse_unfit(log)
         self.log, self.n, self._options = log, len(log), options
         self._engine, self._progress, self._passes = engine, progress, 0
-        self._parts = log.parts()
+        self._parts, stamps = log.parts(), log.stamps()
         bracket = Bracket(0.0, 1.0, _FIRST, even=True)
         missing = None if options.missing_guardian is None else (options.loss_bound or 1)
         guess = finest_tick(self.n, Fraction(1))
@@ -194,6 +194,7 @@ class SurveyedParts(FallSearch):
             self._near = NearFalls(self._near.ranges)
             self._survey(Bracket(0.0, max(self.span, 1e-300), _FIRST, even=True), keys=False)
             self._refuse_changed(self.sha256() != before)
+        self._refuse_changed(log.stamps() != stamps)
         self.tick_digits = digits
         super().__init__(options, total=self.total, span=self._bracket.high)
         self.bound = self._bound()

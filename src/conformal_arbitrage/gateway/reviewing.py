@@ -405,8 +405,8 @@ class Concluder:
         try:
             while True:
                 try:
-                    await self._note_teams()
                     await self.turn()
+                    await self._note_teams()
                 except StoreError:
                     await asyncio.sleep(TICK)  # the database is unreachable; requests report that, votes wait
                 await self._desk.pause()

@@ -26,6 +26,8 @@ _LOCAL: Final = "file"
 _TABLE_FORMATS: Final = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _ICEBERG: Final = ".metadata.json"
 _HIDDEN: Final = ("_", ".")
+_STAMPS: Final = ("size", "ETag", "etag", "Last-Modified", "LastModified", "last_modified", "updated", "created")
+"""What storages say of a file that changes with it, each in its own words."""
 
 
 def scheme_of(path: str) -> str | None:
@@ -92,6 +94,21 @@ def _identity(path: str) -> object:
     except OSError as error:
         _refuse_unlisted(error)
     return status.st_dev, status.st_ino
+
+
+def stamp_of(path: str) -> object:
+    """Return what is another once a file has other bytes: its size and time, or what its storage says of it."""
+    if scheme_of(path) is not None:
+        storage = _storage(path)
+        with _listing(path):
+            storage.invalidate_cache()
+            facts = storage.info(path)
+        return [str(facts.get(name)) for name in _STAMPS]
+    try:
+        status = os.stat(path)  # noqa: PTH116  (paths are text here)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _is_folder(path: str) -> bool:

@@ -19,7 +19,14 @@ from conformal_arbitrage.core.arrays import Integers
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.digests import LEAF, files_digest, leaf_digests
 from conformal_arbitrage.scorelog.joining import join_logs
-from conformal_arbitrage.scorelog.locations import escaped, find_files, is_parquet, register_storage, scheme_of
+from conformal_arbitrage.scorelog.locations import (
+    escaped,
+    find_files,
+    is_parquet,
+    register_storage,
+    scheme_of,
+    stamp_of,
+)
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import (
     METADATA_KEY,
@@ -272,6 +279,10 @@ class ScoreParts:
                 )
             first += file.rows
         return parts
+
+    def stamps(self) -> list[object]:
+        """Return what is another once a file has other bytes, for each."""
+        return [stamp_of(file.path) for file in self.files]
 
     def in_words(self, done: int) -> str:
         """Return how many rows and parts were worked on."""

@@ -247,6 +247,10 @@ class SparkTable:
         """Return no parts: the rows are where they are."""
         return []
 
+    def stamps(self) -> list[object]:
+        """Return nothing: Spark says itself when the files of a table have changed."""
+        return []
+
     def in_words(self, done: int) -> str:
         """Return how many rows and batches were worked on."""
         return f"{len(self):,} rows in {done} batches of {self.source}"

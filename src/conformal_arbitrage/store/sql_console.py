@@ -95,8 +95,7 @@ class SQLConsole(SQLJobs):
 
     async def note_team(self, team: str, people: str) -> None:
         """See `ConsoleStore.note_team`."""
-        values = (people, team, people)
-        await self._write(lambda session: session.run(_NOTE_TEAM, team, session.now(), *values))
+        await self._write(lambda session: session.run(_NOTE_TEAM, team, session.now(), people, team, people))
 
     async def team_changes(self, team: str) -> list[float]:
         """See `ConsoleStore.team_changes`. Gateways that start together may note the same people twice."""
