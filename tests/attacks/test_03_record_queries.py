@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from conformal_arbitrage.store import CompletionBody, Content, DecisionBody, PostgresStore, SQLiteStore, new_id, pages
+from conformal_arbitrage.store import CompletionBody, Content, DecisionBody, new_id, pages
 from conformal_arbitrage.store.pages import PAGE_BYTES, RecordFilter
 from tests.gateway.house import DECISION, UNSURE, failing, votes
 from tests.store.facts import BODY, decide, decision, later
@@ -179,40 +179,3 @@ def test_a_page_whose_end_was_removed_goes_on_where_that_was(store):
         assert await store.records(before="no id") == []
 
     asyncio.run(story())
-
-
-@pytest.mark.parametrize("kind", [SQLiteStore, PostgresStore])
-def test_a_database_of_the_first_release_gets_the_indexes(kind, request, tmp_path):
-    from conformal_arbitrage.store import migrations
-
-    where = str(tmp_path / "s.db") if kind is SQLiteStore else request.getfixturevalue("postgres")
-
-    async def story():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:2])
-            if kind is PostgresStore:
-                patch.setattr("conformal_arbitrage.store.postgres.MIGRATIONS", migrations.MIGRATIONS[:2])
-                kind(where)._shut_down()
-            else:
-                migrate_only(where)
-        store = kind(where)
-        await decide(store, 2)
-        assert len(await store.records(policy="support")) == 2
-        await store.close()
-
-    asyncio.run(story())
-
-
-def migrate_only(where):
-    """Create an SQLite database with the tables of the patched release."""
-    import sqlite3
-    from contextlib import closing
-
-    from conformal_arbitrage.store.dialect import SQLITE, Session
-    from conformal_arbitrage.store.migrations import migrate
-    from conformal_arbitrage.store.seals import Seals
-
-    with closing(sqlite3.connect(where, isolation_level=None)) as connection:
-        connection.execute("begin immediate")
-        migrate(Session(connection, SQLITE, Seals()), where)
-        connection.execute("commit")

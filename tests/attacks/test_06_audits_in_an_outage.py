@@ -15,7 +15,6 @@ import pytest
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.store import Audit, MenuQuestion, new_id
 from conformal_arbitrage.store.dialect import POSTGRES, SQLITE, Session
-from conformal_arbitrage.store.migrations import MIGRATIONS, migrate
 from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.upstream.base import IN_BACKGROUND
 from conformal_arbitrage.upstream.limit import RateLimit
@@ -245,14 +244,3 @@ def connected(where):
         return
     with closing(sqlite3.connect(where, isolation_level=None)) as connection:
         yield Session(connection, SQLITE, Seals())
-
-
-def test_a_database_with_queued_audits_is_migrated(where, opened, sql, monkeypatch):
-    with monkeypatch.context() as earlier, connected(where) as session:
-        earlier.setattr("conformal_arbitrage.store.migrations.MIGRATIONS", MIGRATIONS[:2])
-        migrate(session, where)
-    payload = '{"context": "?", "actions": ["a", "b"]}'
-    sql(f"insert into audits (id, policy, payload, lease) values ('old', 'support', '{payload}', 0)")
-    [audit] = asyncio.run(opened(where).take_audits(limit=9, lease=60, policies={"support": ""}))
-    assert (audit.id, audit.attempts, audit.question) == ("old", 0, QUESTION)
-    assert audit.age < 60

@@ -1,11 +1,11 @@
 """This release as its successor: one more migration, which only adds. `python -m tests.gateway.next_release serve ...`"""
 
 from conformal_arbitrage.cli import main
-from conformal_arbitrage.store import migrations, postgres
+from conformal_arbitrage.store import postgres, schema
 from tests.gateway.durability import guardian as earlier_guardian
 
 
-def m999_notes(session):
+def add_notes(session):
     """Add a table and a column that the release before knows nothing of."""
     session.define("create table notes (id {text} primary key, body {text})")
     session.define("alter table audits add column note {text}")
@@ -17,6 +17,6 @@ async def guardian(query):
 
 
 if __name__ == "__main__":
-    migrations.MIGRATIONS = postgres.MIGRATIONS = (*migrations.MIGRATIONS, m999_notes)
-    migrations.ADDITIVE = migrations.ADDITIVE | {m999_notes}
+    schema.MIGRATIONS = postgres.MIGRATIONS = (*schema.MIGRATIONS, add_notes)
+    schema.ADDITIVE = schema.ADDITIVE | {add_notes}
     main()

@@ -7,12 +7,11 @@ import time
 
 import pytest
 
-from conformal_arbitrage.store import AuditBody, CompletionBody, marks, new_id, open_store, reviews, tallies
+from conformal_arbitrage.store import AuditBody, CompletionBody, marks, new_id, reviews, tallies
 from conformal_arbitrage.store.base import Audit
 from conformal_arbitrage.store.console_base import MarkedDecisions
 from conformal_arbitrage.store.dialect import SQLITE, Session
 from conformal_arbitrage.store.ledger_base import LedgerKey, NewRow
-from conformal_arbitrage.store.migrations import MIGRATIONS, m019_fallbacks
 from conformal_arbitrage.store.record import DecisionBody, MenuQuestion
 from conformal_arbitrage.types import Leg, Spent
 from tests.store.facts import decision, later
@@ -140,45 +139,6 @@ def test_what_a_safe_action_answered_is_listed_at_once_or_after_the_guardian_fai
 
 def listed(store, mark, **options):
     return [record.id for record in asyncio.run(store.marked_decisions(mark, **options)).records]
-
-
-def test_a_database_from_before_lists_what_a_safe_action_answered(where, monkeypatch):
-    """Found when it is migrated; what an earlier release lists afterwards may be, and is looked at."""
-    before = MIGRATIONS[: MIGRATIONS.index(m019_fallbacks)]
-    replacing = CompletionBody(finish="stop", leg=GUARDIAN, action=0, decided_by="fallback", no_guarantee="so")
-    ids = [new_id() for _ in range(4)]
-
-    async def story():
-        store = await open_store(where)
-        for id, who in zip(ids[:3], ("fallback", "guardian", "primary"), strict=True):
-            await store.commit([decision(id, body=body(PRIMARY, no_guarantee="so"), decided_by=who)])
-        await store.commit([later(ids[1], replacing)])
-        await store._write(
-            lambda session: [session.run("insert into unguaranteed values ('support', ?)", id) for id in ids[:3]]
-        )
-        await store.close()
-
-    with monkeypatch.context() as patch:
-        for module in ("migrations", "postgres"):
-            patch.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", before)
-        asyncio.run(story())
-
-    async def migrated():
-        store = await open_store(where)
-        found = await store._scan(
-            lambda session: session.rows("select id from unguaranteed where perhaps_fallback = 1 order by id")
-        )
-        await store.commit([decision(ids[3], body=body(PRIMARY, no_guarantee="so"))])
-        await store._write(
-            lambda session: session.run("insert into unguaranteed (policy, id) values ('support', ?)", ids[3])
-        )
-        marked = await store.marked_decisions("fallback", policy="support")
-        await store.close()
-        return [id for (id,) in found], [(one.id, one.decided_by) for one in marked.records]
-
-    found, marked = asyncio.run(migrated())
-    assert found == sorted(ids[:2])
-    assert marked == [(ids[3], "primary"), (ids[1], "fallback"), (ids[0], "fallback")]
 
 
 def test_pruned_decisions_leave_the_list_and_stay_counted(store, sql):

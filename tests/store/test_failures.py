@@ -15,7 +15,7 @@ import pytest
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import Content, DecisionBody, PostgresStore, SQLiteStore, new_id, open_store, sqlite
-from conformal_arbitrage.store.migrations import MIGRATIONS
+from conformal_arbitrage.store.schema import MIGRATIONS
 from tests.store.facts import decide, decision
 
 

@@ -402,33 +402,6 @@ def test_audits_are_handed_out_to_gateways_with_the_same_models_only(store):
     asyncio.run(work())
 
 
-def test_a_database_of_the_release_before_is_migrated_with_its_audits_and_gets_a_ledger(
-    where, opened, sql, monkeypatch
-):
-    from conformal_arbitrage.store.migrations import MIGRATIONS
-
-    async def before(store):
-        await store.install("support", {"a": 1}, by="test")
-        sql(
-            "insert into audits (id, policy, payload, lease, attempts, queued) "
-            """values ('old', 'support', '{"context": "?", "actions": ["a", "b"]}', 0, 0, 1)"""
-        )
-
-    async def after(store):
-        [audit] = await store.take_audits(limit=9, lease=60, policies={"support": "models"})
-        assert (audit.id, audit.identities_sha256, audit.row) == ("old", "", None)
-        await draw(store, 0.0)
-        assert len(await store.ledger(KEY)) == 1
-        assert await store.raise_alarm("support", alarm())
-        assert await store.verify() == []
-
-    with monkeypatch.context() as earlier:
-        for module in ("migrations", "postgres"):
-            earlier.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", MIGRATIONS[:7])
-        asyncio.run(before(opened(where)))
-    asyncio.run(after(opened(where)))
-
-
 def test_gains_are_kept_and_a_gain_as_served_is_not_taken_for_no_delivery(store):
     async def work():
         gain, lost, gone = await draw(store), await draw(store), await draw(store)
@@ -449,36 +422,3 @@ def test_gains_are_kept_and_a_gain_as_served_is_not_taken_for_no_delivery(store)
         assert (row.loss, row.served, row.delivered) == (0.5, None, True)
 
     asyncio.run(work())
-
-
-def test_what_was_not_delivered_is_converted_and_other_rows_stay(where, opened, sql, monkeypatch):
-    from conformal_arbitrage.store.migrations import MIGRATIONS
-
-    async def before(store):
-        await store.install("support", {"a": 1}, by="test")
-        sql(
-            "insert into ledgers (number, policy, version, lifts, identities, segment, length, known, changes) "
-            "values (7, 'support', 1, 0, 'models', '', 4, 3, 4)"
-        )
-        for seq, loss, served in ((1, "0.25", "null"), (2, "0", "-1"), (3, "0", "1"), (4, "null", "-1")):
-            order = "null" if loss == "null" else str(seq)
-            sql(
-                "insert into ledger (ledger, seq, id, drawn, due, loss, served, known_order, known_at, change) "
-                f"values (7, {seq}, 'row{seq}', 1000, 2000, {loss}, {served}, {order}, {order}, {seq})"
-            )
-
-    async def after(store):
-        rows = await store.ledger_changes(KEY, 0)
-        assert [(row.loss, row.served, row.delivered) for row in rows] == [
-            (0.25, None, True), (0.0, None, False), (0.0, 1.0, True), (None, None, False),
-        ]  # fmt: skip
-        assert [row.known_order for row in rows] == [1, 2, 3, None]
-        assert (await store.ledger(KEY)).delivered.tolist() == [True, False, True, False]
-        await draw(store, -1.0)
-        assert (await store.ledger(KEY)).loss[4] == -1.0
-
-    with monkeypatch.context() as earlier:
-        for module in ("migrations", "postgres"):
-            earlier.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", MIGRATIONS[:10])
-        asyncio.run(before(opened(where)))
-    asyncio.run(after(opened(where)))

@@ -11,7 +11,6 @@ import pytest
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import AuditBody, DecisionBody, Event, PostgresStore, SQLiteStore, new_id
 from conformal_arbitrage.store.base import Claim, SavedResponse
-from conformal_arbitrage.store.migrations import MIGRATIONS, migrate
 from conformal_arbitrage.store.record import CompletionBody
 from conformal_arbitrage.store.review_base import (
     NewReview,
@@ -530,29 +529,6 @@ def test_a_thousand_reviews_verify_and_one_changed_verdict_is_found(where, store
     middle = f"(select id from events where kind = 'audit' order by id limit 1 offset {count // 2})"
     sql(f"update events set body = replace(body, '0.0,1.0,0.0', '1.0,0.0,0.0') where id = {middle}")
     assert len(asyncio.run(store.verify())) == 1
-
-
-def test_a_database_of_the_release_before_is_migrated_with_its_data(where, opened, sql, monkeypatch):
-    from conformal_arbitrage.store import migrations
-
-    place = [step.__name__ for step in MIGRATIONS].index("m014_reviews")
-    with monkeypatch.context() as earlier:
-        for module in ("migrations", "postgres"):
-            earlier.setattr(f"conformal_arbitrage.store.{module}.MIGRATIONS", MIGRATIONS[:place], raising=False)
-        old = (PostgresStore if where.startswith("postgres") else SQLiteStore)(where)
-        asyncio.run(old.commit([decision("d1")]))
-        asyncio.run(old.close())
-    assert sql("select version from schema_version") == [(place,)]
-    assert migrations.migrate is migrate
-    store = opened(where)
-
-    async def story():
-        assert (await store.record("d1")).id == "d1"
-        await put(store, item("d1"))
-        assert await take(store) is not None
-        assert await store.verify() == []
-
-    asyncio.run(story())
 
 
 def race(where, take_one, items, claimers=CLAIMERS):

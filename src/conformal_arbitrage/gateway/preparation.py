@@ -13,7 +13,7 @@ from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.database import open_record
 from conformal_arbitrage.store.base import PolicyVersion
-from conformal_arbitrage.store.migrations import StoreSchema
+from conformal_arbitrage.store.schema import StoreSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from conformal_arbitrage.store.console_base import ConsoleStore
 from conformal_arbitrage.store.heads import Head
 from conformal_arbitrage.store.ledger_base import LedgerStore, NewRow
 from conformal_arbitrage.store.link_base import LinkStore
-from conformal_arbitrage.store.migrations import StoreSchema
 from conformal_arbitrage.store.record import AlarmBody, AuditQuestion, DecisionRecord, Event, JSONObject
 from conformal_arbitrage.store.review_base import ReviewStore, ReviewWork
 from conformal_arbitrage.store.row_base import RowStore
+from conformal_arbitrage.store.schema import StoreSchema
 
 Scope = Literal["call", "review", "admin", "metrics"]
 

@@ -13,9 +13,9 @@ from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.console_base import Mark, MarkedDecisions
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.ids import id_at
-from conformal_arbitrage.store.migrations import REPLACED
 from conformal_arbitrage.store.pages import RecordFilter
 from conformal_arbitrage.store.record import DecisionRecord
+from conformal_arbitrage.store.schema import REPLACED
 
 _LOOKS = (200, 400, 800)
 """How many marks are looked at together, one time after the other, to find those that someone in particular decided."""

@@ -16,7 +16,6 @@ from msgspec import Struct
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_decision, decode_later
 from conformal_arbitrage.store.ids import time_of
-from conformal_arbitrage.store.migrations import REPLACED
 from conformal_arbitrage.store.record import (
     AuditBody,
     CompletionBody,
@@ -26,6 +25,7 @@ from conformal_arbitrage.store.record import (
     completion_of_record,
     with_outcome,
 )
+from conformal_arbitrage.store.schema import REPLACED
 
 PAGE_BYTES = 4 * 2**20
 """How much of stored text a page may hold, beyond its last record."""

@@ -23,7 +23,7 @@ from conformal_arbitrage.errors import LostClaimError, StoreError
 from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.connections import LockedError, LostError, PostgresServer, TimedConnection, Transaction
 from conformal_arbitrage.store.dialect import POSTGRES, Session
-from conformal_arbitrage.store.migrations import MIGRATIONS, StoreSchema, check_schema, migrate
+from conformal_arbitrage.store.schema import MIGRATIONS, StoreSchema, check_schema, migrate
 from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit
 from conformal_arbitrage.store.sql_jobs import Job, SingleQuery
 from conformal_arbitrage.store.sql_store import DOUBT_BYTES, PROBE_BYTES, PROOF_SECONDS, SQLStore

@@ -56,10 +56,10 @@ from conformal_arbitrage.store.ledger_base import (
     Notice,
     Settlement,
 )
-from conformal_arbitrage.store.migrations import StoreSchema
 from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, Event, JSONObject, LiftBody
 from conformal_arbitrage.store.review_base import ReviewWork
 from conformal_arbitrage.store.row_base import CalibrationRow
+from conformal_arbitrage.store.schema import StoreSchema
 from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.store.sql_console import SQLConsole
 from conformal_arbitrage.store.sql_jobs import Job

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from conformal_arbitrage.errors import DamagedError, LostClaimError, StoreError
 from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.dialect import SQLITE, Session
-from conformal_arbitrage.store.migrations import StoreSchema, check_schema, migrate
+from conformal_arbitrage.store.schema import StoreSchema, check_schema, migrate
 from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit, append
 from conformal_arbitrage.store.sql_jobs import Job

@@ -15,8 +15,8 @@ from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.visits import Visit, Visitor
 from conformal_arbitrage.store.base import DeliveryBacklog
-from conformal_arbitrage.store.migrations import MIGRATIONS
 from conformal_arbitrage.store.review_base import TeamBacklog
+from conformal_arbitrage.store.schema import MIGRATIONS
 from conformal_arbitrage.upstream.webhook import WebhookAttempt
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
