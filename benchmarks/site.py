@@ -35,7 +35,7 @@ CONTENTS = {
     "In production": ("production", "operations", "growth", "security"),
     "Why it holds": ("guarantee", "theory", "paper"),
     "Measured": ("benchmarks", "benchmarks-gateway", "benchmarks-live", "benchmarks-monitoring"),
-    "Reference": ("reference", "api", "commands", "architecture", "dependencies", "changelog"),
+    "Reference": ("reference", "api", "commands", "architecture", "dependencies", "changelog", "roadmap"),
 }  # fmt: skip
 CONFIGURATION = """\
 project = "Conformal Arbitrage"

@@ -29,7 +29,6 @@ Purpose = Literal[
     "record v1",
     "drift v1",
     "review v1",
-    "review link v1",
     "looking v1",
 ]
 SHORTEST_SECRET: Final = 16

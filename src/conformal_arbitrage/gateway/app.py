@@ -5,7 +5,7 @@ Knows nothing of files or command lines; `server` puts it on a port.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,7 +52,6 @@ from conformal_arbitrage.gateway.openapi import schema
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.record_routes import RecordRoutes
 from conformal_arbitrage.gateway.renewer import Renewer
-from conformal_arbitrage.gateway.review_links import ReviewLinks, offer_to_teams
 from conformal_arbitrage.gateway.review_routes import ReviewRoutes
 from conformal_arbitrage.gateway.reviewing import Concluder, Desk
 from conformal_arbitrage.gateway.watcher import Watcher
@@ -106,9 +105,9 @@ def create_app(parts: Parts) -> ASGIApp:
                 "audits": routes.auditor().run,
                 "monitor": routes.watcher.run,
                 "housekeeping": Housekeeper(parts.store, parts.config.gateway.retain_days).run,
-                "webhooks": WebhookSender(parts.store, parts.webhooks, parts.metrics, routes.links.message).run,
+                "webhooks": WebhookSender(parts.store, parts.webhooks, parts.metrics).run,
                 "renewal": partial(parts.renewer.run, routes.watcher),
-                "reviews": Concluder(parts.store, parts.desk, routes.deciding.complete, routes.offer()).run,
+                "reviews": Concluder(parts.store, parts.desk, routes.deciding.complete).run,
                 "grading": GradingFeed(parts.store, parts.config, parts.secret).run,
             }
         )
@@ -146,16 +145,10 @@ class _Routes:
         subscribers = (self._authenticator.refresh, parts.policies.refresh)
         self._refresher = Refresher(parts.store.change_count, *subscribers)
         self._recording = Refresher(parts.store.writable, *subscribers)  # before a model is paid
-        self.links = ReviewLinks(parts.secret, parts.config.gateway.public_url)
         decider = Decider(parts.secret)
         self.deciding = DecisionRoutes(
             parts.config.gateway, parts.store, parts.policies, decider, self._metrics, parts.desk
         )
-
-    def offer(self) -> Callable[[], Coroutine[object, object, None]] | None:
-        """Return what sends people links to questions; None if no webhook takes them."""
-        wanted = any("review.link" in webhook.events for webhook in self._parts.config.gateway.webhooks.values())
-        return partial(offer_to_teams, self._parts.store, self._parts.desk) if wanted else None
 
     def auditor(self) -> Auditor:
         """Return what runs audits, counted in the same metrics."""
@@ -214,7 +207,7 @@ class _Routes:
                 config=parts.config, store=parts.store, policies=parts.policies, watcher=self.watcher,
                 renewer=parts.renewer, background=self.background, breakers=parts.breakers, refresher=self._refresher,
                 doorkeeper=doorkeeper, pages=Pages(), news=News(parts.store), clock=parts.clock, desk=parts.desk,
-                webhooks=WebhookTests(parts.webhooks), secret=parts.secret, links=self.links,
+                webhooks=WebhookTests(parts.webhooks), secret=parts.secret,
             )
         )  # fmt: skip
         return pages.routes(lambda app, path: AccessLog(app, path, self._metrics, parts.log))

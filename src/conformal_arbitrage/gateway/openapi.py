@@ -166,8 +166,6 @@ _SCHEMAS: dict[str, Any] = {
         grades=_nullable({"type": "array", "items": {"enum": [0, 0.5, 1]}, "minItems": 1, "maxItems": 2}),
         arguments=_nullable(_array(_TEXT)),
     ),
-    "RevokedLinks": _object([], more=False, reviewer=_nullable(_TEXT)),
-    "RevokedCount": _object(["revoked"], revoked={"type": "integer"}),
     "Voted": _object(["counts_in"], counts_in=_NUMBER),
     "ReviewProgress": _object(
         ["id", "status", "reply"], id=_TEXT, status={"enum": ["waiting", "decided", "expired", "failed"]}, reply={}
@@ -223,9 +221,6 @@ def _review_paths() -> dict[str, Any]:
         },
         f"{root}/claim": {
             "post": _operation("claim", "Take a question", body="Nothing", reply="Assignment", empty=True)
-        },
-        f"{root}/links/revoke": {
-            "post": _operation("revokeLinks", "Revoke links to questions", body="RevokedLinks", reply="RevokedCount")
         },
         f"{root}/{{token}}/vote": {
             "post": _operation("vote", "Vote", body="Ballot", reply="Voted", params=token)

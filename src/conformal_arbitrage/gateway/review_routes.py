@@ -39,12 +39,6 @@ class Ballot(Struct, forbid_unknown_fields=True):
     arguments: list[str] | None = None
 
 
-class RevokedLinks(Struct, forbid_unknown_fields=True):
-    """Whose links are revoked: the label of a key, or everybody's."""
-
-    reviewer: str | None = None
-
-
 class ReviewRoutes:
     """The review queue over HTTP."""
 
@@ -59,7 +53,6 @@ class ReviewRoutes:
             ("GET", _ROOT, "review", self.figures),
             ("GET", f"{_ROOT}/{{decision}}", "call", self.progress),
             ("POST", f"{_ROOT}/claim", "review", self.claim),
-            ("POST", f"{_ROOT}/links/revoke", "admin", self.revoke_links),
             ("POST", f"{_ROOT}/{{token}}/renew", "review", self.renew),
             ("POST", f"{_ROOT}/{{token}}/return", "review", self.give_back),
             ("POST", f"{_ROOT}/{{token}}/skip", "review", self.skip),
@@ -71,12 +64,6 @@ class ReviewRoutes:
         """POST /v1/arbitrage/reviews/claim: the question that the reviewer holds, or the next."""
         assignment = await self._desk.take(self._desk.seat(request.caller))
         return Response(status_code=204) if assignment is None else _shown(assignment)
-
-    async def revoke_links(self, request: Incoming) -> Response:
-        """POST /v1/arbitrage/reviews/links/revoke: no link that was sent works any more."""
-        whose: RevokedLinks = converted(decoded(request.content, self._config), RevokedLinks)
-        count = await self._store.revoke_links(whose.reviewer, policies=request.caller.policies)
-        return json_response({"revoked": count})
 
     async def renew(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/reviews/{token}/renew."""

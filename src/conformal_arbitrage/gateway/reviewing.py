@@ -379,17 +379,9 @@ class Concluder:
         store: holds the queue.
         desk: where callers wait.
         complete: sends a stored request down the road of requests again.
-        offer: sends people links to questions that are due; None if no webhook takes them.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        desk: Desk,
-        complete: Callable[[ReviewRequest], Awaitable[None]],
-        offer: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._offer = offer
+    def __init__(self, store: Store, desk: Desk, complete: Callable[[ReviewRequest], Awaitable[None]]) -> None:
         self._store = store
         self._desk = desk
         self._complete = complete
@@ -466,8 +458,6 @@ class Concluder:
         for backlog in await self._store.team_backlogs(self._desk.people()):
             if backlog.untaken and not backlog.present:
                 await self._store.call_reviewers(backlog.team)
-        if self._offer is not None:
-            await self._offer()
 
     async def _settle(self, item: ReviewItem) -> None:
         """Bring an item as far as its counted votes allow."""

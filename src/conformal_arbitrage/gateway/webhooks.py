@@ -9,7 +9,7 @@ Knows nothing of what is announced, or of how a message is signed.
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.metrics import Metrics
@@ -26,11 +26,6 @@ LONGEST_DELAY = 86400.0
 """The most that a receiver can ask to wait."""
 
 
-def plain_body(delivery: Delivery) -> bytes:
-    """Return a message as it waits."""
-    return delivery.body.encode()
-
-
 class WebhookSender:
     """Sends what is queued for some webhooks.
 
@@ -38,17 +33,9 @@ class WebhookSender:
         store: where messages wait.
         webhooks: the receivers.
         metrics: counts attempts.
-        body: what is sent of a message that waits; links are put in only then.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        webhooks: Sequence[WebhookEndpoint],
-        metrics: Metrics,
-        body: Callable[[Delivery], bytes] = plain_body,
-    ) -> None:
-        self._body = body
+    def __init__(self, store: Store, webhooks: Sequence[WebhookEndpoint], metrics: Metrics) -> None:
         self._store = store
         self._webhooks = webhooks
         self._metrics = metrics
@@ -86,7 +73,7 @@ class WebhookSender:
     async def _attempt(self, webhook: WebhookEndpoint, delivery: Delivery) -> WebhookAttempt:
         if not delivery.intact:
             return WebhookAttempt(problem="it was changed in the store")
-        return await webhook.send(delivery.id, self._body(delivery))
+        return await webhook.send(delivery.id, delivery.body.encode())
 
     async def _settle(self, delivery: Delivery, attempt: WebhookAttempt) -> None:
         """Note how an attempt ended."""

@@ -139,13 +139,13 @@ class WebhookConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         url: where they are posted.
         secret_env: the environment variable with the secret that signs them; several, separated by commas, in a rotation.
         secret_file: a file with it instead, beside the configuration.
-        events: what it is told of; unless set, everything but links to questions for people.
+        events: what it is told of; unless set, everything.
     """
 
     url: str
     secret_env: str | None = None
     secret_file: str | None = None
-    events: tuple[WebhookEvent, ...] = tuple(one for one in get_args(WebhookEvent) if one != "review.link")
+    events: tuple[WebhookEvent, ...] = get_args(WebhookEvent)
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -194,9 +194,6 @@ def _check_webhooks(config: "Config", refusal: Callable[..., ConfigError]) -> No
             raise refusal(place, "secret_file", f"[gateway.webhooks.{name}] {problem}, and not both")
         if not webhook.events:
             raise refusal(place, "events", f"[gateway.webhooks.{name}] events is empty; leave it out for all events")
-        if "review.link" in webhook.events and config.gateway.public_url is None:
-            problem = "review.link sends people a link to the console; set public_url in [gateway]"
-            raise refusal(place, "events", f"[gateway.webhooks.{name}] {problem}")
 
 
 _LONGEST_WAIT = 55.0

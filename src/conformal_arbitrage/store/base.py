@@ -11,7 +11,6 @@ from msgspec import Struct
 from conformal_arbitrage.store.console_base import ConsoleStore
 from conformal_arbitrage.store.heads import Head
 from conformal_arbitrage.store.ledger_base import LedgerStore, NewRow
-from conformal_arbitrage.store.link_base import LinkStore
 from conformal_arbitrage.store.record import AlarmBody, AuditQuestion, DecisionRecord, Event, JSONObject
 from conformal_arbitrage.store.review_base import ReviewStore, ReviewWork
 from conformal_arbitrage.store.row_base import RowStore
@@ -28,9 +27,8 @@ WebhookEvent = Literal[
     "review.waiting",
     "review.decided",
     "review.expired",
-    "review.link",
 ]
-"""What a webhook can be told of; of links to questions only if it is named, since whoever has one can vote."""
+"""What a webhook can be told of."""
 Subscriptions = Mapping[str, Collection[WebhookEvent]]
 """The names of webhooks, and what each is told of."""
 
@@ -206,7 +204,7 @@ class KeyInfo(Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] | None = None
 
 
-class Store(LedgerStore, RowStore, ConsoleStore, ReviewStore, LinkStore, Protocol):
+class Store(LedgerStore, RowStore, ConsoleStore, ReviewStore, Protocol):
     """Durable storage. Every method that writes returns once the write is committed.
 
     Attributes:

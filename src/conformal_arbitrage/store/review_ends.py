@@ -347,7 +347,6 @@ def sweep_reviews(session: Session) -> None:
         now - _KEPT_SECONDS,
     )
     session.run("delete from review_requests where expires <= ?", now)
-    session.run("delete from review_links where expires <= ?", now - DAY)
     session.run("delete from review_returns where at <= ?", now - 90 * DAY)
 
 

@@ -292,49 +292,6 @@ def vote(
     return None
 
 
-def vote_on(session: Session, item: str, reviewer: str, level: int, choice: int, *, edit: str | None) -> float | None:
-    """Cast a vote on an item that a person does not hold, if it has a place for them; one they hold is voted on as usual."""
-    own = _own_claim(session, item, reviewer)
-    if own is not None:
-        return vote(session, own, reviewer, choice, active=None, edit=edit)
-    locked = _take_place(session, item, reviewer, level)
-    if locked is None:
-        return None
-    now, token = session.now(), secrets.token_hex(16)
-    return _cast(session, token, locked, reviewer, level, choice, since=now, active=None, edit=edit)
-
-
-def skip_on(session: Session, item: str, reviewer: str, level: int) -> bool:
-    """Note that a person cannot tell about an item that they may not hold, if it has a place for them."""
-    own = _own_claim(session, item, reviewer)
-    if own is not None:
-        return skip(session, own, reviewer)
-    if _take_place(session, item, reviewer, level) is None:
-        return False
-    session.run("update reviews set held = held - 1 where id = ?", item)
-    _note_skipped(session, item, reviewer)
-    return True
-
-
-def _own_claim(session: Session, item: str, reviewer: str) -> str | None:
-    """Return the token by which somebody holds an item who has come by another way than by taking it."""
-    note_presence(session, reviewer)
-    end_leases(session, session.now())
-    rows = session.rows("select token from review_claims where item = ? and reviewer = ?", item, reviewer)
-    return str(rows[0][0]) if rows else None
-
-
-def _take_place(session: Session, item: str, reviewer: str, level: int) -> _LockedRow | None:
-    """Count one more who holds an item, if it is open, has a place left, and is new to the person; return the item."""
-    rows = session.rows(
-        "update reviews set held = held + 1, revision = revision + 1, taken = coalesce(taken, ?) where id = ? "
-        "and state = 'open' and level = ? and held + votes < needed and not exists (select 1 from review_seen s "
-        f"where s.decision = reviews.decision and s.reviewer = ?) returning {_LOCKED}",
-        *(session.now(), item, level, reviewer),
-    )
-    return rows[0] if rows else None
-
-
 def _cast(
     session: Session, token: str, locked: _LockedRow, reviewer: str, level: int, choice: int, *, since: float,
     active: float | None, edit: str | None,

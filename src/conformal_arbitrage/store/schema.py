@@ -237,15 +237,6 @@ create table presence (reviewer {text} primary key, seen {real} not null);
 -- When webhooks were last told that questions wait for a team.
 create table review_calls (team {text} primary key, called {real} not null);
 
--- Links by which one person can vote on one item, once; `turns` counts how often that vote was taken back.
-create table review_links (
-    id {text} primary key, item {text} not null, reviewer {text} not null, level {integer} not null,
-    created {real} not null, expires {real} not null, used {real}, revoked {real}, turns {integer} not null default 0,
-    unique (item, reviewer)
-);
-create index review_links_by_expiry on review_links (expires);
-create index review_links_by_reviewer on review_links (reviewer, expires);
-
 -- Per policy and writer, the last event that was read for answers that people are to grade.
 create table grading_marks (
     policy {text} not null, writer {text} not null, seq {integer} not null, primary key (policy, writer)

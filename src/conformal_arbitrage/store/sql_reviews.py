@@ -6,12 +6,11 @@ Knows nothing of SQLite, PostgreSQL or threads.
 from collections.abc import Collection, Mapping, Sequence
 
 from conformal_arbitrage.monitoring.reviewing import SecondOpinion
-from conformal_arbitrage.store import grading, review_ends, review_links, reviews
+from conformal_arbitrage.store import grading, review_ends, reviews
 from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_review_question, encode
 from conformal_arbitrage.store.ledger import note_news
-from conformal_arbitrage.store.link_base import ReviewLink, SentLink
 from conformal_arbitrage.store.record import Event
 from conformal_arbitrage.store.review_base import (
     CastVote,
@@ -183,48 +182,6 @@ class SQLReviews(SQLJobs):
     async def returned_reviews(self, *, days: float = 30.0) -> Mapping[tuple[str, str], tuple[int, int]]:
         """See `ReviewStore.returned_reviews`."""
         return await self._scan(lambda session: review_ends.returned_reviews(session, days=days))
-
-    async def offer_links(self, team: str, *, members: Collection[str], leads: Collection[str], seconds: float) -> int:
-        """See `LinkStore.offer_links`."""
-        if not any("review.link" in events for events in self._webhooks.values()):
-            return 0
-        return await self._write(
-            lambda session: review_links.offer_links(
-                session, team, members=members, leads=leads, seconds=seconds, webhooks=self._webhooks
-            )
-        )
-
-    async def review_link(self, id: str) -> ReviewLink | None:
-        """See `LinkStore.review_link`."""
-        return await self._read(lambda session: review_links.find_link(session, id))
-
-    async def vote_by_link(self, id: str, choice: int, *, turn: int = 0, edit: str | None = None) -> float | None:
-        """See `LinkStore.vote_by_link`."""
-        return await self._write(lambda session: review_links.vote_by_link(session, id, turn, choice, edit=edit))
-
-    async def skip_by_link(self, id: str, *, turn: int = 0) -> bool:
-        """See `LinkStore.skip_by_link`."""
-        return await self._write(lambda session: review_links.skip_by_link(session, id, turn))
-
-    async def undo_by_link(self, id: str, *, turn: int = 0) -> bool:
-        """See `LinkStore.undo_by_link`."""
-        return await self._write(lambda session: review_links.undo_by_link(session, id, turn))
-
-    async def sent_links(self) -> list[SentLink]:
-        """See `LinkStore.sent_links`."""
-        return await self._read(review_links.sent_links)
-
-    async def revoke_links(
-        self,
-        reviewer: str | None = None,
-        *,
-        id: str | None = None,
-        team: str | None = None,
-        policies: Collection[str] | None = None,
-    ) -> int:
-        """See `LinkStore.revoke_links`."""
-        only = {"reviewer": reviewer, "id": id, "team": team}
-        return await self._write(lambda session: review_links.revoke_links(session, only, policies))
 
     async def second_opinions(self, *, days: float = 90.0) -> list[tuple[str, SecondOpinion]]:
         """See `ReviewStore.second_opinions`."""

@@ -17,7 +17,6 @@ from conformal_arbitrage.gateway.console.decision import DecisionPage
 from conformal_arbitrage.gateway.console.decisions import DecisionsPage
 from conformal_arbitrage.gateway.console.health import HealthPage
 from conformal_arbitrage.gateway.console.keys import KeysPage
-from conformal_arbitrage.gateway.console.links import LinkPage
 from conformal_arbitrage.gateway.console.overview import OverviewPage
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.policy import PolicyPage
@@ -25,7 +24,6 @@ from conformal_arbitrage.gateway.console.rendering import HEADERS, redirect, sen
 from conformal_arbitrage.gateway.console.review import ReviewPage
 from conformal_arbitrage.gateway.console.visits import SignInNeededError, Visit
 from conformal_arbitrage.gateway.middleware import SENT, failure_of
-from conformal_arbitrage.gateway.review_links import LINK_PATH
 from conformal_arbitrage.store.base import Scope
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -49,7 +47,6 @@ class Console:
         parts = self._parts
         overview = OverviewPage(parts)
         policy, keys, review = PolicyPage(parts, overview), KeysPage(parts), ReviewPage(parts)
-        links = LinkPage(parts)
         pages: list[tuple[str, str, Scope | None, ConsoleHandler]] = [
             ("GET", "/console", "review", overview.overview),
             ("GET", "/console/decisions", "review", DecisionsPage(parts).decisions),
@@ -65,10 +62,7 @@ class Console:
             ("POST", "/console/review", "review", review.act),
             ("POST", "/console/review/renew", "review", review.renew),
             ("POST", "/console/review/return", "review", review.give_back),
-            ("GET", f"{LINK_PATH}/{{token}}", None, links.show),
-            ("POST", f"{LINK_PATH}/{{token}}", None, links.act),
             ("GET", "/console/team", "review", review.team),
-            ("POST", "/console/team/links", "admin", links.revoke),
             ("GET", "/console/keys", "admin", keys.keys),
             ("POST", "/console/keys", "admin", keys.create),
             ("POST", "/console/keys/revoke", "admin", keys.revoke),

@@ -14,7 +14,6 @@ from conformal_arbitrage.gateway.console.visits import Doorkeeper, Visit
 from conformal_arbitrage.gateway.middleware import Refresher
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.renewer import Renewer
-from conformal_arbitrage.gateway.review_links import ReviewLinks
 from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.gateway.webhook_routes import WebhookTests
@@ -41,7 +40,6 @@ class ConsoleParts:
     desk: Desk
     webhooks: WebhookTests
     secret: bytes
-    links: ReviewLinks
     clock: Callable[[], float]
 
     def policy(self, visit: Visit) -> LivePolicy:

@@ -26,7 +26,6 @@ from conformal_arbitrage.gateway.staffing import ASSUMED_SECONDS, Workload, join
 from conformal_arbitrage.gateway.tool_calls import ARGUMENTS, editable, shown_arguments, unchecked_text, visible
 from conformal_arbitrage.gateway.verdicts import Vote
 from conformal_arbitrage.store.console_base import PolicyTally
-from conformal_arbitrage.store.link_base import SentLink
 from conformal_arbitrage.store.review_base import ProposedCall
 from conformal_arbitrage.types import DAY
 
@@ -137,13 +136,7 @@ class ReviewPage:
             teams = [own_figures(team, visit.who.name) for team in teams if visit.who.name in people[team.backlog.team]]
         since = await self._parts.news.since(blind=not visit.who.is_admin)
         plans = {team.backlog.team: await self._plan(team.backlog.team) for team in teams}
-        links = await self._links(visit.who)
-        return self._parts.pages.page("team.html", visit, since=since, teams=teams, plans=plans, links=links)
-
-    async def _links(self, visitor: Visitor) -> list[SentLink]:
-        """Return the links that an admin may revoke."""
-        sent = await self._parts.store.sent_links() if visitor.is_admin else []
-        return [link for link in sent if visitor.sees(link.policy)]
+        return self._parts.pages.page("team.html", visit, since=since, teams=teams, plans=plans)
 
     async def _plan(self, team: str) -> TeamPlan:
         """Return how many people the policies of a team take, and how many callers were answered in time."""
