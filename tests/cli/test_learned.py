@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.calibration import test_cost_order as cost_order
 from tests.calibration import test_text_embedding as texts
 from tests.calibration.test_learned import world
 from tests.cli import test_cli
-from tests.evaluation import test_skipping as skipping
 
 run = test_cli.run
 
@@ -84,36 +82,6 @@ def test_learn_writes_the_other_rows_scored(run, log):
     assert document == {"learned": 120, "scored": 180}
     assert "would overwrite the input" in run("learn", log, "-o", log, code=2).stderr
     assert "cannot be loaded" in run("learn", log, "--learner", "mine:Other", "-o", "x.parquet", code=2).stderr
-
-
-def test_queries_that_are_not_worth_asking_the_primary_about_are_skipped(run, monkeypatch):
-    monkeypatch.setenv("ARBITRAGE_SECRET", "a-long-random-text-for-these-tests")
-    skipping.world().write("log.parquet")
-    costs = ["--primary-cost", "0.4", "--guardian-cost", "1"]
-    arguments = ["skip", "log.parquet", "--alpha", "0.05", *costs, "-o", "skip.json", "--rest", "rest.parquet"]
-    assert "go straight to the Guardian" in run(*arguments, "--group-source", "metadata.subject").stdout
-    figures = json.loads(run(*arguments, "--json").stdout)
-    assert 0 < figures["cost"] < figures["cost_without"]
-    assert (figures["learned"], figures["rest"]) == (400, 600)
-    run("calibrate", "rest.parquet", "--alpha", "0.05", "-o", "certificate.json")
-    inspected = json.loads(run("inspect", "rest.parquet", "--json").stdout)
-    assert inspected["no_opinion_rows"] == round(600 * figures["skipped"])
-    cheap = run("skip", "log.parquet", "--alpha", "0.05", "--primary-cost", "0.01", "--guardian-cost", "1", "-o", "x.json",
-                "--rest", "x.parquet", code=2).stderr  # fmt: skip
-    assert "here it costs 0.01: always ask it" in cheap
-    assert not Path("x.json").exists()
-
-
-def test_an_order_by_cost_is_learned_where_it_pays(run):
-    cost_order.world().write("log.parquet")
-    shown = run("learn", "log.parquet", "--order", "cost", "-o", "scored.parquet").stdout
-    assert "1200 rows in router form" in shown
-    cost_order.world(spread=0.1).write("alike.parquet")
-    assert "would not pay" in run("learn", "alike.parquet", "--order", "cost", "-o", "x.parquet", code=2).stderr
-    needs = run(
-        "learn", "log.parquet", "--order", "cost", "--guardian-price", "1", "2", "-o", "x.parquet", code=2
-    ).stderr
-    assert "guardian_input_tokens and guardian_output_tokens" in needs
 
 
 def test_texts_are_learned_from_if_asked(run, monkeypatch):

@@ -9,11 +9,10 @@ Knows nothing of certificates or the command line.
 import importlib
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from conformal_arbitrage.calibration.cost_order import CostPredictor, cost_predictor
 from conformal_arbitrage.calibration.learned_fit import row_inputs
 from conformal_arbitrage.calibration.learned_score import Features
 from conformal_arbitrage.calibration.options import CalibrationOptions
@@ -27,8 +26,6 @@ from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 
 LearnerName = Literal["ridge", "hist-gradient-boosting"]
-Order = Literal["risk", "cost"]
-"""Which answers are kept first: those with the least predicted loss, or with the least of it per dollar."""
 _RIDGE_STRENGTH = 5.0
 
 
@@ -54,7 +51,6 @@ class LearnedRouter:
         learner: the fitted learner.
         features: what it was given.
         options: how losses were measured.
-        costs: what the Guardian is expected to cost, if rows are ordered by it.
     """
 
     scored: ScoreLog
@@ -62,11 +58,10 @@ class LearnedRouter:
     learner: Learner
     features: FeatureSet
     options: CalibrationOptions
-    costs: CostPredictor | None = None
 
     def confidence(self, log: ScoreLog) -> Floats:
         """Return the confidence of every row of a log: 0 where no action leads, which always defers."""
-        return _confidence(self.learner, self.features, log, self.options, self.costs)
+        return _confidence(self.learner, self.features, log, self.options)
 
 
 def learn(
@@ -76,7 +71,6 @@ def learn(
     seed: int = 0,
     learner: LearnerName | Learner = "ridge",
     features: Features | None = None,
-    order: Order = "risk",
 ) -> LearnedRouter:
     """Learn a score on a random part of a log, and score the rest.
 
@@ -86,11 +80,7 @@ def learn(
         seed: of the random part.
         learner: "ridge", "hist-gradient-boosting" (needs scikit-learn, the extra `learn`), or a learner of your own.
         features: what to learn from besides the margin and the position of the top action.
-        order: "cost" keeps answers with the least predicted loss per dollar that the Guardian would cost; refused where
-            its cost can hardly be told in advance.
     """
-    if order not in get_args(Order):
-        raise OptionError(f"order must be 'risk' or 'cost'; got {order!r}")
     refuse_unfit(log)
     if not within_unit(log.loss_scores):
         raise OptionError(f"{log.source}: learning needs losses in [0, 1]; divide the Guardian's scores by their range")
@@ -109,26 +99,22 @@ def learn(
     loss = inputs.share[index]
     fitted = _named(learner, columns, binary=bool(np.isin(loss, (0, 1)).all()))
     fitted.fit(feature_matrix(columns, inputs.feature_rows(index)), loss)
-    costs = cost_predictor(first) if order == "cost" else None
     return LearnedRouter(
-        scored=_scored(rest, _confidence(fitted, columns, rest, options, costs)),
+        scored=_scored(rest, _confidence(fitted, columns, rest, options)),
         learned_rows=len(first),
         learner=fitted,
         features=columns,
         options=options,
-        costs=costs,
     )
 
 
-def _confidence(
-    learner: Learner, columns: FeatureSet, log: ScoreLog, options: CalibrationOptions, costs: CostPredictor | None
-) -> Floats:
+def _confidence(learner: Learner, columns: FeatureSet, log: ScoreLog, options: CalibrationOptions) -> Floats:
     """Return exp(-risk), which falls as the risk rises and never reaches 0; 0 for rows that are always deferred."""
     inputs = row_inputs(log, options, Fraction(1))
     index = np.flatnonzero(inputs.used)
     risk = _risk(learner, feature_matrix(columns, inputs.feature_rows(index)))
     confidence = np.zeros(len(inputs.margin))
-    confidence[index] = np.exp(-(risk if costs is None else costs.per_dollar(risk, log.select(index))))
+    confidence[index] = np.exp(-risk)
     return confidence
 
 

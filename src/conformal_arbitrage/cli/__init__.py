@@ -33,7 +33,6 @@ from conformal_arbitrage.cli.reports import report_command
 from conformal_arbitrage.cli.reproduction import reproduce_command
 from conformal_arbitrage.cli.service import keys_command, records_command, serve_command
 from conformal_arbitrage.cli.simulation import simulate_command
-from conformal_arbitrage.cli.skipping import skip_command
 from conformal_arbitrage.cli.webhooks import webhooks_command
 from conformal_arbitrage.errors import ArbitrageError
 
@@ -114,7 +113,7 @@ _COMMANDS = (
     quickstart_command,
     init_command, check_command, collect_command, inspect_command, calibrate_command, verify_command, apply_command,
     ask_command, assess_command, evaluate_command, compare_command, plan_command, simulate_command, split_command,
-    import_command, router_log_command, learn_command, skip_command,
+    import_command, router_log_command, learn_command,
     reproduce_command, serve_command, keys_command, records_command, demo_command, certificate_command,
     webhooks_command, recommend_command, policies_command, renew_command, monitor_command, report_command,
 )  # fmt: skip

@@ -20,16 +20,6 @@ from conformal_arbitrage.cli import options
 )
 @click.option("--menu-size", type=int, metavar="N", help="Every query has this many actions: learn from each's score.")
 @click.option("--text", is_flag=True, help="Learn from the texts of the queries as well; needs the extra `text`.")
-@click.option(
-    "--order",
-    type=click.Choice(["risk", "cost"]),
-    default="risk",
-    show_default=True,
-    help="Keep first what has the least predicted loss, or the least of it per dollar that the Guardian would cost.",
-)
-@click.option(
-    "--guardian-price", type=(float, float), metavar="IN OUT", help="Dollars per million tokens, for --order cost."
-)
 @options.binarize
 @options.columns
 @click.option("-o", "--output", required=True, metavar="FILE", help="Write the other rows, scored, to this file.")
@@ -42,8 +32,6 @@ def learn_command(
     learner: str,
     menu_size: int | None,
     text: bool,
-    order: Any,
-    guardian_price: tuple[float, float] | None,
     binarize: bool,
     primary_column: str | None,
     guardian_column: str | None,
@@ -62,16 +50,13 @@ def learn_command(
     """
     from conformal_arbitrage.calibration.learned_score import Features
     from conformal_arbitrage.calibration.learning import learn
-    from conformal_arbitrage.evaluation.costs import with_guardian_cost
     from conformal_arbitrage.scorers.user_code import load_object
 
     options.refuse_same(log, output)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     chosen: Any = load_object(learner)() if ":" in learner else learner
-    if guardian_price is not None:
-        scores = with_guardian_cost(scores, guardian_price)
     features = Features(menu_size=menu_size, text=text)
-    learned = learn(scores, share=share, seed=seed, learner=chosen, features=features, order=order)
+    learned = learn(scores, share=share, seed=seed, learner=chosen, features=features)
     learned.scored.write(output)
     if as_json:
         options.print_json({"learned": learned.learned_rows, "scored": len(learned.scored)})

@@ -3,7 +3,7 @@
 Knows nothing of trials or policies.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
@@ -74,12 +74,6 @@ def costs_of(log: ScoreLog, options: CostOptions | None = None) -> Costs | None:
             raise OptionError("the cost of one model is missing; give both, by constant, price or column")
         return None
     return Costs(primary=primary.full(), guardian=guardian)
-
-
-def with_guardian_cost(log: ScoreLog, price: TokenPrice) -> ScoreLog:
-    """Return a log whose Guardian costs are those of its token counts at a price."""
-    leg = _leg(log, log.guardian_usage, log.columns[1], None, price)
-    return log if leg is None else replace(log, guardian_usage=replace(log.guardian_usage, cost=leg.full()))
 
 
 def routed_cost_per_1000(costs: Costs, decisions: Decisions, guardian_sees: GuardianSees) -> float:

@@ -74,9 +74,6 @@ def check_identities(
     if certificate.learned is not None and "group" in certificate.learned.features:
         then = certificate.learned.group_source
         different |= {} if then == group_source else {"features.group": f"{then!r} then, {group_source!r} now"}
-    if skip_source(primary.identity) not in (None, group_source):
-        then = skip_source(primary.identity)
-        different |= {"primary.skip_group_source": f"{then!r} in the rule, {group_source!r} in the policy"}
     if certificate.learned is not None and certificate.learned.text_sha256 is not None:
         then, now = certificate.learned.text_sha256, text_embedding().sha256
         different |= {} if then == now else {"features.text": f"embedding {then:.12} then, {now:.12} now"}
@@ -96,12 +93,6 @@ def check_identities(
             f"guarantee by allowing {names} by name"
         )
     return "allowed by name: " + ", ".join(different)
-
-
-def skip_source(identity: Identity) -> str | None:
-    """Return what names the group that a Primary's skip rule reads; None if it reads none, or that has no name."""
-    source: object = identity.get("skip_group_source")
-    return None if source is None else str(source)
 
 
 def differences(certificate: Certificate, primary: Identity, guardian: Identity) -> dict[str, str]:

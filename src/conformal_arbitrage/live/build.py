@@ -12,9 +12,7 @@ from typing import Any
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.facts import group_source_of
 from conformal_arbitrage.calibration.path_certificate import PathCertificate
-from conformal_arbitrage.calibration.skip_rule import SkipRule, read_skip_rule
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.live.binding import skip_source
 from conformal_arbitrage.live.candidates import (
     NORMALISERS,
     Grouping,
@@ -28,7 +26,6 @@ from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.grading import COMPARISONS, Comparison, FunctionGrader, Grader, HumanGrader, JudgeGrader
 from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter
-from conformal_arbitrage.live.skipping import SkippingAnswerer, SkippingScorer
 from conformal_arbitrage.scorers.base import Answerer, Scorer
 from conformal_arbitrage.scorers.human import HumanConfig
 from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig, Section
@@ -106,9 +103,7 @@ class Models:
         scorer = model.build(self._context(model, role, section))
         if model.shows_questions and "rendering" not in scorer.identity:
             scorer = RenderedScorer(scorer)
-        scorer = Shuffled(scorer) if self.config.task.shuffle_options and model.shufflable else scorer
-        rule = self._skip_rule(model, role)
-        return scorer if rule is None else SkippingScorer(scorer=scorer, rule=rule)
+        return Shuffled(scorer) if self.config.task.shuffle_options and model.shufflable else scorer
 
     def answerer(self, role: Section, section: str | None = None) -> Answerer:
         """Return the model that plays a role in free text; its own section's unless another is named."""
@@ -123,8 +118,7 @@ class Models:
             )
         if "rendering" not in answerer.identity:
             answerer = PinnedAnswerer(answerer, {"rendering": VERBATIM})
-        rule = self._skip_rule(model, role)
-        return answerer if rule is None else SkippingAnswerer(answerer=answerer, rule=rule)
+        return answerer
 
     def _sampler(self, name: str) -> Sampler:
         """Return a further model that candidates are sampled from."""
@@ -134,11 +128,6 @@ class Models:
         if not can_sample(answerer):
             raise ConfigError(f"[{section}] kind '{model.kind}' cannot be sampled for candidates; use 'chat'")
         return answerer
-
-    def _skip_rule(self, model: ModelConfig, role: Section) -> SkipRule | None:
-        """Return the rule that stands before a Primary, if there is one."""
-        skipping = model.skip is not None and role == "primary"
-        return read_skip_rule(Path(self.config.folder) / str(model.skip)) if skipping else None
 
     def policy(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalArbitrage:
         """Return the calibrated policy over menus."""
@@ -315,8 +304,7 @@ def _own_source(certificate: Certificate) -> str | None:
     """Return the source of groups that a certificate names: whoever asks from here names the group by hand."""
     if certificate.learned is not None and "group" in certificate.learned.features:
         return certificate.learned.group_source
-    skipping = None if certificate.identities == "unbound" else skip_source(certificate.identities["primary"])
-    return group_source_of(certificate) or skipping
+    return group_source_of(certificate)
 
 
 def bind_text(

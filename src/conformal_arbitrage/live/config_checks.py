@@ -72,9 +72,6 @@ def _check_cascade(config: "Config", refusal: Callable[..., ConfigError]) -> Non
                 raise refusal(
                     ("cascade",), "models", f"[cascade] there is no section [models.{name}]; there are {known}"
                 )
-            if config.models[name].skip is not None:
-                problem = "skip is for one Primary and its Guardian; a cascade has its own order; drop it"
-                raise refusal(("models", name), "skip", f"[models.{name}] {problem}")
     for policy, settings in config.policies.items():
         if settings.cascade and config.cascade is None:
             problem = 'cascade = true needs a section [cascade] with models = ["CHEAP", ..., "GUARDIAN"]'

@@ -84,7 +84,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         concurrency: calls in flight at once.
         deadline: seconds for a call and its retries.
         cache: a SQLite file with replies to reuse.
-        skip: of a Primary, a file from `arbitrage skip`: the queries that go straight to the Guardian.
         answers_text: whether the kind can answer in free text, by `build_answerer`.
         has_endpoint: whether calls go over HTTP.
         is_person: whether a person answers, whose calls are neither retried nor counted against a cost limit.
@@ -102,7 +101,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     attempts: int = 5
     deadline: float = 120.0
     cache: str | None = None
-    skip: str | None = None
 
     answers_text: ClassVar[bool] = False
     has_endpoint: ClassVar[bool] = False
@@ -159,8 +157,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def problem(self, role: Section, forms: Collection[Form]) -> tuple[str | None, str] | None:
         """Return the key at fault, if there is one, and the reason, if this section cannot play a role in these forms."""
-        if self.skip is not None and role != "primary":
-            return "skip", f"skip is for a Primary, and this model is the {role}; drop it"
         if "text" in forms and role != "stronger" and not self.answers_text:
             return "kind", f"text form needs kind 'chat' or 'function' as {role}"
         return None
