@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 # One more than there are cores, since many tests wait.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
-# For targets whose single tests may take longer than pyproject.toml lets a test take.
-UNBOUNDED := -o faulthandler_timeout=0
+# For targets that name their tests: proofs too, and those that take longer than pyproject.toml lets a test take.
+AT_LENGTH := -m 'not live' -o faulthandler_timeout=0
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help test-again demo demo-serve shots test coverage test-live test-clients test-ecosystem test-routellm lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
+.PHONY: help demo demo-serve shots test proof coverage test-live test-clients test-ecosystem test-routellm lint bench bench-compare bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
 
 demo: .venv/.installed  ## a tour on bundled real data
 	$(BIN)/arbitrage demo --out demo
@@ -24,33 +24,33 @@ demo-serve: .venv/.installed  ## a gateway with a filled console: traffic, audit
 shots: .venv/.installed-dev  ## the pictures of docs/console.md; needs Chromium
 	$(BIN)/python -m benchmarks.shots $(SHOTS)
 
-# Workers share the cores, so each gets one thread for linear algebra.
-test: export OPENBLAS_NUM_THREADS := 1
-test: .venv/.installed-dev  ## all tests
-	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal $(TEST)
+# Workers share the cores, so each gets one thread for linear algebra. -rs says what was skipped, and why.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal --durations=10 -rs
+test: .venv/.installed-dev  ## the tests for every change, in five minutes on two cores
+	$(PYTEST) $(TEST)
+
+proof: .venv/.installed-dev  ## longer proofs: validity, engines, kills, browsers, clients, scale
+	$(PYTEST) -m proof $(TEST)
 
 coverage:  ## all tests, those with a real model first, and the share of lines and branches they reach
 	$(MAKE) test-live TEST="--cov --cov-report="
-	$(MAKE) test TEST="--cov --cov-append --cov-report=" || $(MAKE) test-again
+	$(MAKE) test TEST="--cov --cov-append --cov-report="
+	$(MAKE) proof TEST="--cov --cov-append --cov-report="
 	$(BIN)/coverage report --skip-covered --fail-under=97
 	$(BIN)/coverage report --include='*/core/*,*/calibration/*,*/monitoring/*' --fail-under=100
-
-# What failed beside other tests, once more and alone, since some tests watch processes on a busy machine.
-test-again:
-	$(BIN)/pytest -rA --last-failed --last-failed-no-failures=none --cov --cov-append --cov-report=
 
 test-live: .venv/.installed-live  ## tests with a real model on this machine
 	$(BIN)/pytest -m live $(TEST)
 
 test-clients: .venv/.installed-dev .venv-clients/.installed .venv-clients-earlier/.installed  ## clients of applications, in environments of their own, against a gateway
-	$(BIN)/pytest tests/clients $(TEST)
+	$(BIN)/pytest $(AT_LENGTH) tests/clients $(TEST)
 
 # Too long for every change, so .ci/run leaves it out.
 test-ecosystem: .venv/.installed-dev .venv-evaluations/.installed .venv-frameworks/.installed  ## nightly: files of other packages, and examples in other frameworks, with the packages
-	$(BIN)/pytest $(UNBOUNDED) tests/ecosystem $(TEST)
+	$(BIN)/pytest $(AT_LENGTH) tests/ecosystem $(TEST)
 
 test-routellm: .venv/.installed-dev .venv-routellm/.installed  ## nightly: win rates of RouteLLM itself, which needs PyTorch
-	$(BIN)/pytest $(UNBOUNDED) tests/ecosystem/test_importers.py -k routellm $(TEST)
+	$(BIN)/pytest $(AT_LENGTH) tests/ecosystem/test_importers.py -k routellm $(TEST)
 
 bench-lm-eval: .venv/.installed-live .venv-evaluations/.installed  ## two runs of lm-eval on a real local model, imported, certified and served
 	$(BIN)/python -m benchmarks.lm_eval_pair $(BENCH)
@@ -112,7 +112,7 @@ bench-1e8: .venv/.installed-dev  ## a hundred million rows by two ways, within 4
 ROUNDS ?= 50
 .PHONY: engines
 engines: .venv/.installed-dev  ## every engine against the rows in memory, on random logs (ROUNDS) and recorded ones
-	ENGINE_ROUNDS=$(ROUNDS) $(BIN)/pytest $(UNBOUNDED) tests/calibration/test_engines.py tests/calibration/test_planted.py tests/calibration/test_connect.py $(TEST)
+	ENGINE_ROUNDS=$(ROUNDS) $(BIN)/pytest $(AT_LENGTH) tests/calibration/test_engines.py tests/calibration/test_planted.py tests/calibration/test_connect.py $(TEST)
 
 soak: .venv/.installed-dev  ## 200,000 requests with an upstream that fails now and then
 	$(BIN)/python -m benchmarks.soak $(SOAK)
@@ -123,14 +123,14 @@ alarms: .venv/.installed-dev  ## a Primary that gets worse under real gateways
 ROLLS ?= 10
 .PHONY: rolling
 rolling: .venv/.installed-dev  ## fleets that replace each other under load, there and back again (ROLLS)
-	ROLLING_ROUNDS=$(ROLLS) $(BIN)/pytest $(UNBOUNDED) -s tests/gateway/test_rolling.py $(TEST)
+	ROLLING_ROUNDS=$(ROLLS) $(BIN)/pytest $(AT_LENGTH) -s tests/gateway/test_rolling.py $(TEST)
 
 reviews-kills: .venv/.installed-dev  ## 25 kills with people at work on each database, 90 at exact places, and 10,000 races for a question
-	REVIEW_KILL_ROUNDS=25 LEASE_RACES=10000 $(BIN)/pytest $(UNBOUNDED) tests/gateway/test_reviews_kill.py tests/gateway/test_reviews_aimed_kills.py tests/store/test_reviews.py -k "kills or claimers or thousand"
+	REVIEW_KILL_ROUNDS=25 LEASE_RACES=10000 $(BIN)/pytest $(AT_LENGTH) tests/gateway/test_reviews_kill.py tests/gateway/test_reviews_aimed_kills.py tests/store/test_reviews.py -k "kills or claimers or thousand"
 
 .PHONY: console-checks
 console-checks: .venv/.installed-dev  ## every state of the console at both widths and in both colours, and filters over a million decisions; needs Chromium
-	EVERY_LOOK=1 SCALE_ROWS=1000000 BROWSER=required $(BIN)/pytest $(UNBOUNDED) tests/console tests/store/test_scale.py $(TEST)
+	EVERY_LOOK=1 SCALE_ROWS=1000000 BROWSER=required $(BIN)/pytest $(AT_LENGTH) tests/console tests/store/test_scale.py $(TEST)
 
 .PHONY: check-deploy
 check-deploy: .venv/.installed-dev .venv-deploy/.installed  ## deploy/: linters, and the image's commands as its user on a read-only root

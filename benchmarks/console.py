@@ -30,7 +30,6 @@ from typing import Any
 import requests
 from tests.gateway.house import UNSURE, votes
 from tests.gateway.people import PeopleHouse
-from tests.store.conftest import fresh_database
 from tests.store.facts import LEG
 
 from conformal_arbitrage.gateway import console
@@ -239,7 +238,8 @@ def main() -> None:
 
             server = get_server(stack.enter_context(tempfile.TemporaryDirectory(prefix="pg")))
             stack.callback(server.cleanup)
-            where = [fresh_database(server), fresh_database(server)]
+            server.psql("create database empty; create database filled;")
+            where = [server.get_uri(database="empty"), server.get_uri(database="filled")]
         homes = [
             stack.enter_context(house(Path(name) / label, place))
             for label, place in zip(("empty", "full"), where, strict=True)

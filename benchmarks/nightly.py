@@ -304,7 +304,7 @@ def ran(attack: str, count: int, arguments: list[str], **settings: str) -> Outco
                    lost=int(one.returncode != 0), notes=((one.stdout + one.stderr)[-1500:],))  # fmt: skip
 
 
-PYTEST = ["pytest", "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0"]
+PYTEST = ["pytest", "-q", "-m", "not live", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0"]
 
 
 def in_processes(counts: dict[str, int]) -> list[Outcome]:

@@ -26,6 +26,7 @@ from conformal_arbitrage.upstream import Endpoint, Limit, RateLimit, Retry
 from tests.scripted import completion, scores
 from tests.sockets import Sockets
 
+pytestmark = pytest.mark.proof
 AT_ONCE = 250
 PRIMARY_DEADLINE, GUARDIAN_DEADLINE = 3.0, 2.4
 SLACK = 8.0  # a busy machine; a deadline that does not hold takes 30 s

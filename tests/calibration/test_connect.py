@@ -23,6 +23,7 @@ from tests.calibration.test_parts import some_log, told, write_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
+    pytest.mark.proof,
     pytest.mark.skipif("ENGINE_ROUNDS" not in os.environ, reason="make engines runs it"),
     pytest.mark.skipif(find_spec("grpc") is None, reason="pyspark[connect] is not installed"),
     pytest.mark.skipif(

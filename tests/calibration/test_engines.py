@@ -64,6 +64,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(
     find_spec("pyspark") is None or find_spec("grpc") is None, reason="pyspark[connect] is not installed"
 )
@@ -79,6 +80,7 @@ def test_spark_gives_the_certificate_of_the_rows_in_memory(tmp_path):
     assert "parquet, rows 1 to 30" in refused["unforeseen"]
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed")
 def test_dask_gives_the_certificate_of_the_rows_in_memory(tmp_path):
     reported = checks("tests.calibration.on_dask", tmp_path, *(["--faults"] if ROUNDS else []))

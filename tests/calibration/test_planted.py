@@ -12,6 +12,7 @@ from conformal_arbitrage.scorelog.engines import ExecutorPool, Processes, Thread
 from tests.calibration.planted import FAULTS, ROWS, PlantedEngine, differences, edge_log, is_caught, planted_sql
 from tests.calibration.test_parts import write_parts
 
+pytestmark = pytest.mark.proof
 nightly = pytest.mark.skipif("ENGINE_ROUNDS" not in os.environ, reason="make engines runs it")
 
 

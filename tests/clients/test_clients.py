@@ -15,6 +15,7 @@ import pytest
 from tests.gateway.house import House, says
 from tests.scripted import Stream, chunk, ending, scores, sse
 
+pytestmark = pytest.mark.proof
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RAIN, CITY = "It rains in Oslo.", '{"city": "Oslo"}'

@@ -33,7 +33,6 @@ from conformal_arbitrage.store import (
 from conformal_arbitrage.store.record import AlarmBody
 from conformal_arbitrage.types import Leg, Spent
 from conformal_arbitrage.upstream.base import fingerprint
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
 SECRET = ProjectSecret((b"a long enough project secret",))
 IDENTITIES = {"primary": {"kind": "x", "model": "p"}, "guardian": {"kind": "x", "model": "g"}}
@@ -109,7 +108,7 @@ def world(request, tmp_path):
     if request.param == "sqlite":
         store = SQLiteStore(str(tmp_path / "store.db"), keys=SECRET.record_keys)
     else:
-        store = PostgresStore(fresh_database(request.getfixturevalue("server")), keys=SECRET.record_keys)
+        store = PostgresStore(request.getfixturevalue("server").new_database(), keys=SECRET.record_keys)
 
     def run(body, **options):
         async def whole():

@@ -15,6 +15,7 @@ from tests.gateway.house import House, says, section
 from tests.gateway.people import TEAM
 from tests.scripted import scores
 
+pytestmark = pytest.mark.proof
 EXAMPLES = ROOT / "examples" / "frameworks"
 MODELS = {"primary": {"kind": "chat", "confidence": "logprob"}, "guardian": {"kind": "chat"}}
 

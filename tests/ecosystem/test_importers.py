@@ -14,6 +14,7 @@ import pytest
 from conformal_arbitrage import calibrate
 from conformal_arbitrage.importing import read_inspect, read_langfuse, read_litellm, read_lm_eval, read_routellm
 
+pytestmark = pytest.mark.proof
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 COUNT = 60

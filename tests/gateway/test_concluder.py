@@ -7,7 +7,6 @@ import pytest
 from conformal_arbitrage.gateway import reviewing
 from conformal_arbitrage.gateway.reviewing import Concluder, Desk
 from conformal_arbitrage.live.review_config import TeamConfig
-from tests.store.conftest import opened, server, sql, start_server, where  # noqa: F401 - fixtures
 from tests.store.facts import decision
 from tests.store.test_reviews import asked, item, put, take, vote
 
@@ -17,7 +16,7 @@ MEMBERS, LEADS = ("ann", "bob", "cid"), ("lea",)
 class Loop:
     """A store, and what a gateway does to its queue four times a second."""
 
-    def __init__(self, store, sql):  # noqa: F811
+    def __init__(self, store, sql):
         self.store, self.sql, self.completed = store, sql, []
         self.restart()
 
@@ -62,7 +61,7 @@ class Loop:
 
 
 @pytest.fixture
-def loop(where, opened, sql):  # noqa: F811
+def loop(where, opened, sql):
     return Loop(opened(where), sql)
 
 

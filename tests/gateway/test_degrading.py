@@ -12,7 +12,6 @@ from conformal_arbitrage.store import open_store
 from conformal_arbitrage.store.ids import time_of
 from tests.gateway import degrading
 from tests.gateway.durability import OURS, Gateway, all_records
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
 AT_ONCE, TOGETHER, CHANGE, DECISIONS = 16, 200, 1000, 2000
 
@@ -21,7 +20,7 @@ AT_ONCE, TOGETHER, CHANGE, DECISIONS = 16, 200, 1000, 2000
 def where(request, tmp_path):
     if request.param == "sqlite":
         return str(tmp_path / "store.db")
-    return fresh_database(request.getfixturevalue("server"))
+    return request.getfixturevalue("server").new_database()
 
 
 async def run(url, decisions):

@@ -23,7 +23,6 @@ from conformal_arbitrage.store.record import AlarmBody
 from tests.gateway.durability import OURS, Gateway, certificate, decision_request, write_config
 from tests.gateway.house import error_of
 from tests.gateway.test_monitor import red
-from tests.store.conftest import fresh_database, opened, server, sql, start_server, where  # noqa: F401 - fixtures
 
 URL = "/v1/arbitrage/policies/support"
 
@@ -154,7 +153,7 @@ def test_models_that_are_being_replaced_do_not_renew_the_certificate_of_their_su
 
 
 @pytest.fixture
-def folder(tmp_path, where):  # noqa: F811 - the fixture
+def folder(tmp_path, where):
     write_config(tmp_path, where)
     return tmp_path
 
@@ -251,7 +250,7 @@ def test_with_the_first_key_a_gateway_listens_beyond_loopback(folder, secret, mo
     assert asyncio.run(start())
 
 
-def test_gateways_that_start_at_once_create_the_first_key_once(where, monkeypatch):  # noqa: F811 - the fixture
+def test_gateways_that_start_at_once_create_the_first_key_once(where, monkeypatch):
     monkeypatch.setenv(FIRST_KEY, new_key()[1])
 
     async def story():
@@ -281,8 +280,8 @@ def test_gateways_that_start_at_once_install_a_certificate_file_once(folder, sec
     assert asyncio.run(story()) == [1, 2]
 
 
-def test_so_many_connections_to_postgresql_as_are_configured(server):  # noqa: F811 - the fixture
-    url = fresh_database(server)
+def test_so_many_connections_to_postgresql_as_are_configured(server):
+    url = server.new_database()
 
     async def most(connections):
         store = PostgresStore(url, connections)

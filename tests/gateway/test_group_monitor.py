@@ -14,7 +14,6 @@ from conformal_arbitrage.cli import cli
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, SURE, UNSURE, error_of, until, votes
 from tests.gateway.test_groups import SUBJECT, URL, GroupHouse, about
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
 AUDITED = {**SUBJECT, "audit_rate": 1.0}
 
@@ -158,7 +157,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_names_that_the_certificate_does_not_have_are_deferred_and_leave_no_ledger(house, database, request):
-    gateway = {} if database == "sqlite" else {"database": fresh_database(request.getfixturevalue("server"))}
+    gateway = {} if database == "sqlite" else {"database": request.getfixturevalue("server").new_database()}
     with pytest.MonkeyPatch.context() as patch:
         if gateway:
             patch.setenv("ARBITRAGE_SECRET", "a-long-enough-secret-for-this-test")

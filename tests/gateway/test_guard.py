@@ -8,7 +8,6 @@ from conformal_arbitrage.errors import CertificateError, ConfigError
 from conformal_arbitrage.live.guarding import CertificateGuard
 from tests.gateway.house import DECISION, QUESTION, SURE, until, votes
 from tests.gateway.test_monitor import ledger, monitor
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 from tests.store.test_ledger import alarm
 
 GUARDED = {"audit_rate": 1.0, "guard": True}
@@ -88,7 +87,7 @@ def test_the_threshold_is_the_same_after_a_restart_from_the_first_request_on(hou
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_two_gateways_of_one_database_have_the_same_threshold(house, quick, request, database):
-    where = "shared.sqlite" if database == "sqlite" else fresh_database(request.getfixturevalue("server"))
+    where = "shared.sqlite" if database == "sqlite" else request.getfixturevalue("server").new_database()
     if database == "postgres":
         request.getfixturevalue("monkeypatch").setenv("ARBITRAGE_SECRET", "a-secret-of-both-gateways")
     gateway = house(

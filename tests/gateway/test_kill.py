@@ -24,7 +24,6 @@ from tests.gateway.durability import (
     run_sql,
     write_config,
 )
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "5"))
 CALLERS = 32
@@ -101,7 +100,7 @@ class Callers:
 def where(request, tmp_path):
     if request.param == "sqlite":
         return str(tmp_path / "store.db")
-    return fresh_database(request.getfixturevalue("server"))
+    return request.getfixturevalue("server").new_database()
 
 
 async def rounds(gateway, callers):

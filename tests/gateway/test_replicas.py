@@ -20,15 +20,15 @@ from tests.gateway.durability import (
     encoded,
     write_config,
 )
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.proof
 KEYS = int(os.environ.get("REPLICA_KEYS", "500"))
 AT_ONCE = 32
 
 
 @pytest.fixture
 def where(request):
-    return fresh_database(request.getfixturevalue("server"))
+    return request.getfixturevalue("server").new_database()
 
 
 async def ask(session, url, path, body, key=None):

@@ -6,8 +6,8 @@ import pytest
 
 from tests.gateway.house import DECISION, UNSURE, until, votes
 from tests.gateway.people import LONG, Later, PeopleHouse, Reviewer
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.proof
 CALLS, NAMES = 12, ("ann", "bob", "cid", "dan")
 
 
@@ -15,7 +15,7 @@ CALLS, NAMES = 12, ("ann", "bob", "cid", "dan")
 def pair(house, request, monkeypatch):
     """Two gateways with one configuration, one secret and one database."""
     monkeypatch.setenv("ARBITRAGE_SECRET", "one-secret-for-both-gateways")
-    where = fresh_database(request.getfixturevalue("server"))
+    where = request.getfixturevalue("server").new_database()
     first = house(PeopleHouse, primary=votes(*UNSURE), members=NAMES, gateway={"database": where})
     second = house(PeopleHouse, primary=votes(*UNSURE), certificate=False, policy={"mode": "shadow"})
     second.stop()

@@ -19,8 +19,8 @@ from tests.gateway.durability import LOST, OURS, all_records, decision_request, 
 from tests.gateway.failpoints import POINTS, Fuse, Process
 from tests.gateway.test_reviews_kill import ROOT, new_key
 from tests.receiver import SECRET
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.proof
 ROUNDS = max(1, int(os.environ.get("REVIEW_KILL_ROUNDS", "1")) // 5)
 STATES = dict(zip(POINTS, ("open", "open", "decided", "decided", "closed", "closed"), strict=True))
 """What a kill at each place leaves of the question: that it was aimed well."""
@@ -217,7 +217,7 @@ async def kills(where, folder, *, survivor):
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "two gateways on postgres"])
 def test_kills_between_vote_verdict_and_reply_leave_one_of_each(kind, request, tmp_path):
     one_file = kind == "sqlite"
-    where = str(tmp_path / "people.sqlite") if one_file else fresh_database(request.getfixturevalue("server"))
+    where = str(tmp_path / "people.sqlite") if one_file else request.getfixturevalue("server").new_database()
     story, records, faults = asyncio.run(kills(where, tmp_path, survivor="two" in kind))
     assert not faults
     count = ROUNDS * len(POINTS)

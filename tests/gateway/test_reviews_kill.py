@@ -14,8 +14,8 @@ import pytest
 
 from conformal_arbitrage.store import new_id, open_store
 from tests.gateway.durability import LOST, OURS, Gateway, all_records, decision_request, encoded, named_in, run_sql
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.proof
 ROUNDS = int(os.environ.get("REVIEW_KILL_ROUNDS", "1"))
 REVIEWERS, CALLERS = ("ann", "bob", "cid", "dan"), 8
 ROOT = "/v1/arbitrage/reviews"
@@ -146,7 +146,7 @@ async def story(folder, where):
 def where(request, tmp_path):
     if request.param == "sqlite":
         return str(tmp_path / "people.sqlite")
-    return fresh_database(request.getfixturevalue("server"))
+    return request.getfixturevalue("server").new_database()
 
 
 def test_kills_lose_no_vote_and_decide_nothing_twice(where, tmp_path):

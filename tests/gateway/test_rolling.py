@@ -38,8 +38,8 @@ from tests.gateway.durability import (
     primary,
     write_config,
 )
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.proof
 ROUNDS = int(os.environ.get("ROLLING_ROUNDS", "1"))
 CALLERS = 6
 DRAIN = 1.5
@@ -210,10 +210,10 @@ async def upgraded_under_load(earlier, later):
     reason="pgbouncer is not installed: no pooler to test behind",
 )
 def test_a_rolling_upgrade_under_load_fails_no_request_and_leaves_none_without_its_own_policy(
-    server,  # noqa: F811 - the fixture
+    server,
     tmp_path,
 ):
-    direct = fresh_database(server)
+    direct = server.new_database()
     with pooled(server, direct, tmp_path, size=4) as url:
         earlier = write_config(tmp_path, url, audit_rate=0)
         text = earlier.read_text().replace("[gateway]\n", f"[gateway]\ndrain = {DRAIN}\ndatabase_connections = 3\n")

@@ -51,6 +51,7 @@ def running(request, tmp_path_factory):
         gateway.session.close()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_generated_requests_get_no_5xx_and_nothing_outside_the_schema(running, method, path, mode):
@@ -260,6 +261,7 @@ def test_malformed_http_gets_a_400_in_the_usual_shape(trap, sent):
     assert json.loads(document)["error"]["code"] == "invalid_http"
 
 
+@pytest.mark.proof
 def test_field_by_field_any_value_in_a_chat_request_is_served_or_refused(talker, trap):
     odd = [None, True, 0, -1, 2**70, 1.5, "", "x", [], [None], {}, {"a": None}, [[1]], {"type": "json_schema"}]
     names = "model messages n stream stream_options arbitrage response_format tools tool_choice logprobs top_logprobs"
@@ -276,6 +278,7 @@ def test_field_by_field_any_value_in_a_chat_request_is_served_or_refused(talker,
                 assert reply.status_code < 500, (given_schema, reply.text)
 
 
+@pytest.mark.proof
 def test_any_value_in_a_decisions_request_is_served_or_refused(trap):
     odd = [
         None,

@@ -6,6 +6,7 @@ import os
 import pytest
 from benchmarks.soak import run
 
+pytestmark = pytest.mark.proof
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "3000"))
 
 

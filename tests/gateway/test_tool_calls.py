@@ -20,14 +20,13 @@ from tests.gateway.approving import (
 from tests.gateway.house import chunks, error_of, says, until
 from tests.gateway.people import LONG, settled
 from tests.gateway.test_monitor import install_alarm
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def where(request, monkeypatch):
     """Where the record is kept: a setting of [gateway]."""
     monkeypatch.setenv("ARBITRAGE_SECRET", "c2VjcmV0" * 6)
-    return {} if request.param == "sqlite" else {"database": fresh_database(request.getfixturevalue("server"))}
+    return {} if request.param == "sqlite" else {"database": request.getfixturevalue("server").new_database()}
 
 
 @pytest.fixture

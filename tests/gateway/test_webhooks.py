@@ -27,7 +27,6 @@ from tests.gateway.durability import OURS, Gateway, decision_request, encoded, r
 from tests.gateway.house import DECISION, error_of, until
 from tests.gateway.test_monitor import AUDITED, red
 from tests.receiver import SECRET, Endless, Receiver, silent
-from tests.store.conftest import fresh_database, server, start_server  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).resolve().parents[2]
 EVENTS = ["certificate.installed", "certificate.rolled_back"]
@@ -267,7 +266,7 @@ def test_neither_the_secret_nor_the_url_is_logged(house, at_once, caplog):
 def test_kill_9_while_a_message_is_sent_loses_none(database, request, tmp_path):
     where = str(tmp_path / "store.db")
     if database == "postgres":
-        where = fresh_database(request.getfixturevalue("server"))
+        where = request.getfixturevalue("server").new_database()
     answers = [silent]
     with Receiver(lambda number, asked: answers[-1](number, asked)) as receiver:
         path = write_config(tmp_path, where)

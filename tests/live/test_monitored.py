@@ -14,11 +14,10 @@ from conformal_arbitrage.live.report_figure import figure_svg
 from conformal_arbitrage.live.watching import LedgerWatch
 from conformal_arbitrage.store import AlarmBody, LedgerKey, Settlement
 from tests.live.ledgers import DAY, MODELS, certificate, draw_rows, fill, losses, settle_served
-from tests.store.conftest import opened, server, start_server, store, where  # noqa: F401 - fixtures
 
 
 @pytest.fixture
-def here(opened, tmp_path):  # noqa: F811
+def here(opened, tmp_path):
     """A store in a file."""
     return opened(str(tmp_path / "store.db"))
 
@@ -26,7 +25,7 @@ def here(opened, tmp_path):  # noqa: F811
 CONFIG = Config(policies={"support": PolicyConfig(audit_rate=0.05)})
 
 
-def test_a_standing_is_the_one_that_a_gateway_shows(store):  # noqa: F811
+def test_a_standing_is_the_one_that_a_gateway_shows(store):
     async def work():
         key, now = await fill(store), time.time()
         await settle_served(store)
@@ -119,7 +118,7 @@ def net_certificate(n=1200):
     return calibrate(log, 0.05, loss="net", boundary="random", key=b"k" * 16)
 
 
-def test_gains_are_shown_in_standings_and_figures(store, tmp_path):  # noqa: F811
+def test_gains_are_shown_in_standings_and_figures(store, tmp_path):
     async def work():
         now = time.time()
         version = await store.install("support", net_certificate().to_dict(), by="configuration")

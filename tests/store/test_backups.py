@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from conformal_arbitrage.store import open_store
-from tests.store.conftest import fresh_database
 from tests.store.facts import decide
 
 KEYS = [b"a key of these backups, 32 bytes."]
@@ -43,7 +42,7 @@ def ways(request, tmp_path):
         where, copy = str(tmp_path / "store.sqlite"), str(tmp_path / "restored.sqlite")
     else:
         server = request.getfixturevalue("server")
-        where, copy = fresh_database(server), fresh_database(server)
+        where, copy = server.new_database(), server.new_database()
 
     def backup():
         request.param(where, copy)

@@ -20,6 +20,7 @@ from conformal_arbitrage.store.record import MenuQuestion
 from tests.store.facts import decision
 from tests.store.test_console import FILTERS, GUARDIAN, PRIMARY, body, commit
 
+pytestmark = pytest.mark.proof
 FEW, MANY = 4000, int(os.environ.get("SCALE_ROWS", "40000"))
 RARE = [
     {"policy": "rare"},

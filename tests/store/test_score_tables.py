@@ -10,12 +10,11 @@ from click.testing import CliRunner
 from conformal_arbitrage import ScoreLogError, ScoreTable, calibrate, verify
 from conformal_arbitrage.cli import cli
 from tests.calibration.test_tables import KINDS, OPTIONS, check, in_memory, rows_of
-from tests.store.conftest import fresh_database
 
 
 @pytest.fixture(scope="module")
 def address(server):
-    return fresh_database(server)
+    return server.new_database()
 
 
 @pytest.mark.parametrize("kind", KINDS)
