@@ -6,16 +6,12 @@ as missing.
 
 import asyncio
 import re
-import sqlite3
 import time
-from contextlib import closing, contextmanager
 
 import pytest
 
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.store import Audit, MenuQuestion, new_id
-from conformal_arbitrage.store.dialect import POSTGRES, SQLITE, Session
-from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.upstream.base import IN_BACKGROUND
 from conformal_arbitrage.upstream.limit import RateLimit
 from tests.gateway.house import DECISION, SURE, UNSURE, failing, until, votes
@@ -215,32 +211,3 @@ def test_a_postponed_audit_is_handed_out_again_later_and_counted(store, sql):
         assert await store.take_audits(limit=9, lease=60, policies={}, overdue=3600) == []
 
     asyncio.run(story())
-
-
-def test_an_audit_that_an_earlier_release_queued_is_not_old_at_once(store, sql):
-    """A gateway that has not been upgraded yet writes no time: the deadline counts from when it is first seen."""
-
-    async def story():
-        await store.commit([], audits=[Audit(id="early", policy="support", question=QUESTION)])
-        sql("update audits set queued = 0, lease = 0")
-        assert [one.oldest for one in await store.audit_backlog()] == [0.0]
-        assert await store.take_audits(limit=9, lease=0, policies={}, overdue=60) == []
-        [audit] = await store.take_audits(limit=9, lease=0, policies={"support": ""}, overdue=60)
-        assert audit.age == 0
-        await asyncio.sleep(0.1)
-        [audit] = await store.take_audits(limit=9, lease=0, policies={}, overdue=0.05)
-        assert 0.05 < audit.age < 30
-
-    asyncio.run(story())
-
-
-@contextmanager
-def connected(where):
-    """A session on a database, without a store around it."""
-    if where.startswith("postgres"):
-        psycopg = pytest.importorskip("psycopg")
-        with psycopg.connect(where, autocommit=True) as connection:
-            yield Session(connection, POSTGRES, Seals())
-        return
-    with closing(sqlite3.connect(where, isolation_level=None)) as connection:
-        yield Session(connection, SQLITE, Seals())

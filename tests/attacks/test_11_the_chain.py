@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage.cli import main
+from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import Audit, Claim, FeedbackBody, MenuQuestion, SavedResponse, open_store
 from conformal_arbitrage.store.heads import Head
 from tests.gateway.durability import OURS, SECRET, Gateway, decision_request, encoded, run_sql, write_config
@@ -176,21 +177,39 @@ def test_pruning_removes_no_trace_of_a_change(where):
     ] * 3
 
 
-def test_a_database_of_an_earlier_release_is_signed_at_its_first_start_and_guarded_from_then_on(where):
-    asyncio.run(filled(where, keys=()))
-    run_sql(where, "delete from roster")
-    assert any("no signed list of writers" in fault for fault in verified(where))
-
-    async def start():
-        store = await open_store(where, keys=KEYS)
+async def start(where):
+    """Sign what is there, as a gateway does when it starts."""
+    store = await open_store(where, keys=KEYS)
+    try:
         await store.seal(everything=True)
+    finally:
         await store.close()
 
-    asyncio.run(start())
+
+def test_a_database_that_was_filled_without_the_secret_is_refused_at_start(where):
+    asyncio.run(filled(where, keys=()))
+    assert any("no signed list of writers" in fault for fault in verified(where))
+    with pytest.raises(StoreError, match="filled the database without the project's secret; run `arbitrage records"):
+        asyncio.run(start(where))
+
+
+def test_a_database_without_its_list_of_writers_is_refused_at_start_and_never_gets_another(where):
+    asyncio.run(filled(where))
+    run_sql(where, "delete from roster")
+    with pytest.raises(StoreError, match="no signed list of writers: someone removed it"):
+        asyncio.run(filled(where))
+    assert run_sql(where, "select count(*) from roster") == [(0,)]
+
+
+def test_an_empty_database_is_signed_from_its_first_start_with_a_secret_on(where):
+    async def create():
+        await (await open_store(where)).close()
+
+    asyncio.run(create())
+    asyncio.run(filled(where))
     assert verified(where) == []
-    asyncio.run(start())
     run_sql(where, CUT_TAIL)
-    asyncio.run(start())
+    asyncio.run(start(where))
     assert any("events 6 to" in fault for fault in verified(where))
 
 

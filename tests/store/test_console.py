@@ -130,7 +130,7 @@ def test_what_a_safe_action_answered_is_listed_at_once_or_after_the_guardian_fai
     assert listed(store, "fallback") == listed(store, "fallback", policy="support") == [replaced, alone]
     assert listed(store, "fallback", policy="other") == []
     assert listed(store, "no guarantee") == [other, replaced, alone]
-    assert sql("select count(*) from unguaranteed where perhaps_fallback = 1") == [(2,)]
+    assert sql("select count(*) from unguaranteed where fallback = 1") == [(2,)]
     by = {who: asyncio.run(store.records(decided_by=who)) for who in ("guardian", "fallback", "primary")}
     assert {who: [record.id for record in records] for who, records in by.items()} == {
         "guardian": [], "fallback": [replaced, alone], "primary": [other],

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from urllib.parse import quote
 
-from conformal_arbitrage.calibration.project_secret import SHORTEST_SECRET, ProjectSecret
+from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store import Store, open_store
@@ -53,22 +53,12 @@ def database_exists(config: Config) -> bool:
 
 
 def existing_secret(config: Config) -> ProjectSecret | None:
-    """Return the project's secret, or None; the file that earlier releases created beside the database is read as well.
+    """Return the project's secret, or None.
 
     Raises:
         ConfigError: it is short enough to be guessed.
     """
-    secret = ProjectSecret.search(config.folder)
-    earlier = Path(database_of(config) + ".secret")
-    if secret is not None or not earlier.is_file():
-        return secret
-    content = earlier.read_bytes()
-    if len(content) < SHORTEST_SECRET:
-        raise ConfigError(
-            f"{earlier}: a secret has {SHORTEST_SECRET} bytes or more, and this file has {len(content)}; restore it, or "
-            "remove it to get a new one"
-        )
-    return ProjectSecret((content,))
+    return ProjectSecret.search(config.folder)
 
 
 async def open_record(config: Config, *, migrating: bool = True) -> Store:

@@ -41,8 +41,8 @@ def take_audits(
     now = session.now()
     conditions, values = ["lease <= ?"], [now]
     if policies is not None:
-        own = ["(policy = ? and identities in (?, ''))"] * len(policies)
-        late = [] if overdue is None else ["(queued > 0 and queued <= ?)"]
+        own = ["(policy = ? and identities = ?)"] * len(policies)
+        late = [] if overdue is None else ["queued <= ?"]
         conditions.append(f"({' or '.join([*own, *late]) or 'false'})")
         values += [*chain.from_iterable(policies.items()), *([] if overdue is None else [now - overdue])]
     rows = session.rows(
@@ -51,9 +51,6 @@ def take_audits(
         *(*values, limit),
     )
     renew_audits(session, [row[0] for row in rows], lease=lease)
-    for row in rows:
-        if not row[-1]:  # queued by a gateway of an earlier release: its age counts from now
-            session.run("update audits set queued = ? where id = ?", now, row[0])
     return [audit for row in rows if (audit := _audit(row, now)) is not None]
 
 
@@ -65,7 +62,7 @@ def _audit(row: Sequence[Any], now: float) -> Audit | None:
     except StoreError as error:
         _log.error("an audit is skipped: %s", error, extra={"policy": policy, "id": id})
         return None
-    age = max(0.0, now - (queued or now))
+    age = max(0.0, now - queued)
     return Audit(id=id, policy=policy, question=question, identities_sha256=identities, attempts=attempts, age=age)
 
 
@@ -84,11 +81,6 @@ def postpone_audit(session: Session, id: str, *, seconds: float) -> None:
 
 def audit_backlog(session: Session) -> list[AuditBacklog]:
     """Return how many audits of each policy wait, and how long the oldest has."""
-    oldest = "min(case when queued > 0 then queued end)"
-    rows = session.rows(f"select policy, count(*), {oldest} from audits group by policy order by policy")
+    rows = session.rows("select policy, count(*), min(queued) from audits group by policy order by policy")
     now = session.now()
-    ages = [max(0.0, now - (queued or now)) for _, _, queued in rows]
-    return [
-        AuditBacklog(policy=policy, waiting=count, oldest=age)
-        for (policy, count, _), age in zip(rows, ages, strict=True)
-    ]
+    return [AuditBacklog(policy=name, waiting=count, oldest=max(0.0, now - queued)) for name, count, queued in rows]

@@ -64,7 +64,7 @@ class Audit(Struct, frozen=True, kw_only=True):
         question: what to ask the Guardian in the background.
         ask: whether to ask it; not if the loss is known without.
         identities_sha256: fingerprint of the identities of the policy's models; only a gateway that has the same ones
-            should ask. Empty if a gateway of an earlier release queued it.
+            should ask.
         row: the row of the ledger to write with the decision, if it has one.
         attempts: how often it was postponed.
         age: seconds since it was queued; set by the store.

@@ -64,7 +64,7 @@ def read_roster(session: Session) -> tuple[Roster | None, bool]:
 
 
 def enrol(session: Session, writers: Iterable[str] = (), policies: Mapping[str, tuple[int, str]] | None = None) -> None:
-    """Add to the signed list; one that is not as it was signed stays as it is, for `verify` to find.
+    """Add to the signed list; one that is not there, or not as it was signed, stays so, for `verify` to find.
 
     Every change of the list locks the same row first, so that two gateways do not lose each other's.
     """
@@ -72,14 +72,36 @@ def enrol(session: Session, writers: Iterable[str] = (), policies: Mapping[str, 
         return
     session.run("update changes set count = count")
     roster, valid = read_roster(session)
-    if roster is not None and not valid:
+    if roster is None or not valid:
         return
-    known = roster or Roster()
-    new = Roster(writers=tuple(sorted({*known.writers, *writers})), policies={**known.policies, **(policies or {})})
-    if new == known and roster is not None:
+    new = Roster(writers=tuple(sorted({*roster.writers, *writers})), policies={**roster.policies, **(policies or {})})
+    if new != roster:
+        session.run("delete from roster")
+        _write_roster(session, new)
+
+
+def start_roster(session: Session) -> None:
+    """Sign the list of writers and policies of an empty database, once.
+
+    Raises:
+        StoreError: the database is not empty, so its list was removed, or it was filled without the project's secret.
+    """
+    if session.rows("select 1 from roster"):
         return
-    document = msgspec.json.encode(new).decode()
-    session.run("delete from roster")
+    session.run("update changes set count = count")
+    if session.rows("select 1 from roster"):  # another gateway was first
+        return
+    for table in ("events", "checkpoints", "heads", "policies", "replays"):
+        if session.rows(f"select 1 from {table} limit 1"):
+            raise StoreError(
+                "the database has no signed list of writers: someone removed it, or filled the database without the "
+                "project's secret; run `arbitrage records verify`, and restore a backup or name another database"
+            )
+    _write_roster(session, Roster())
+
+
+def _write_roster(session: Session, roster: Roster) -> None:
+    document = msgspec.json.encode(roster).decode()
     session.run("insert into roster (document, seal) values (?, ?)", document, session.seals.sign("roster", document))
 
 
@@ -101,19 +123,17 @@ def sign_own_heads(session: Session) -> None:
 
 
 def sign_all_heads(session: Session) -> None:
-    """Sign the ends of all chains, such as those whose process was killed; and, once, what earlier releases wrote.
+    """Sign the ends of all chains, such as those whose process was killed.
 
     Of a chain that has a head, only events that follow from it under its key are added.
+
+    Raises:
+        StoreError: the database has no signed list of writers, and is not empty.
     """
     if not session.seals:
         return
-    roster, _ = read_roster(session)
+    start_roster(session)
     writers = [writer for (writer,) in session.rows("select writer from events union select writer from checkpoints")]
-    if roster is None and not any("-" in writer for writer in writers):
-        _adopt(session)
-        _sign(session, {writer: _end(session, writer) for writer in writers})
-        enrol(session)
-        return
     heads = dict(_heads(session))
     ends = {
         writer: _intact_end(session, writer, heads.get(writer, Checkpoint())) for writer in writers if "-" in writer
@@ -180,37 +200,6 @@ def _rows(session: Session, where: str, *values: Any) -> list[StoredLink]:
 def vouches(session: Session) -> Callable[[StoredLink], bool]:
     """Return a function that tells whether a replaced event is signed."""
     return lambda row: session.seals.fits(row.seal, "event", *row.link)
-
-
-def _adopt(session: Session) -> None:
-    """Sign what an earlier release stored without signatures: from here on, changes to it show."""
-    for row in [row for row in rows_of(session) if row.link.body is None]:
-        seal_event(session, row.link)
-    for writer, seq, hash in session.rows("select writer, seq, hash from checkpoints"):
-        session.run(
-            "update checkpoints set seal = ? where writer = ?",
-            *(session.seals.sign("checkpoint", writer, seq, hash), writer),
-        )
-    for key_id, name, *rest in session.rows("select key_id, name, status, headers, body from replays"):
-        session.run(
-            "update replays set seal = ? where key_id = ? and name = ?",
-            *(session.seals.sign("replay", key_id, name, *rest), key_id, name),
-        )
-    newest: dict[str, tuple[int, str]] = {}
-    for row in session.rows(f"select {VERSION} from policies order by name, version"):
-        name, version = row[0], int(row[1])
-        seal = version_seal(session, row, newest.get(name, (0, ""))[1])
-        session.run("update policies set seal = ? where name = ? and version = ?", seal, name, version)
-        newest[name] = version, str(seal)
-    enrol(session, policies=newest)
-
-
-def seal_event(session: Session, link: Link) -> None:
-    """Sign what replaces an event."""
-    session.run(
-        "update events set seal = ? where writer = ? and seq = ?",
-        *(session.seals.sign("event", *link), link.writer, link.seq),
-    )
 
 
 VERSION = "name, version, origin, certificate, installed, installed_by"

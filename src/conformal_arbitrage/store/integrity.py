@@ -12,8 +12,8 @@ from conformal_arbitrage.store.hash_chain import Checkpoint, Reading, StoredLink
 from conformal_arbitrage.store.heads import CHUNK, VERSION, Head, Roster, read_roster, rows_of, vouches
 
 _UNSIGNED = (
-    "nothing vouches for these events: there is no signed list of writers; a database of an earlier release gets one when "
-    "the gateway starts, any other lost it"
+    "nothing vouches for these events: there is no signed list of writers; it was removed, or the database was filled "
+    "without the project's secret"
 )
 
 
@@ -85,12 +85,8 @@ class _Chains:
         due = {head.seq for heads in (self._heads, self._writers) for head in [heads.get(writer)] if head is not None}
         yield from reading.faults(_noting(rows, due, hashes), start)
         yield from self._end_faults(writer, reading.end, hashes, has_events=True)
-        if key is None and self._session.seals and self._roster is not None and not self._vouches_for(writer, reading):
+        if key is None and self._session.seals and self._roster is not None:
             yield f"writer {writer}: no secret vouches for its events"
-
-    def _vouches_for(self, writer: str, reading: Reading) -> bool:
-        """Return whether all events of a writer without a key are under a signed head."""
-        return writer in self._listed and reading.end.seq <= self._heads.get(writer, Checkpoint()).seq
 
     def _end_faults(
         self, writer: str, end: Checkpoint, hashes: Mapping[int, str], *, has_events: bool

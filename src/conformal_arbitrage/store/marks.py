@@ -27,14 +27,15 @@ _Range = tuple[str, tuple[Any, ...]]
 def marked(session: Session, mark: Mark, wanted: RecordFilter, limit: int) -> MarkedDecisions:
     """Return the records of marked decisions, by their ids, latest first; those that were pruned are left out."""
     ranges, low = _ranges(session, mark, wanted.policy), "" if wanted.since is None else id_at(wanted.since)
+    who = None if mark == wanted.decided_by else wanted.decided_by
     high = min(wanted.before or _END, _END if wanted.until is None else id_at(wanted.until))
     records: list[DecisionRecord] = []
-    for size in _sizes(mark, wanted.decided_by, limit):
+    for size in _sizes(who, limit):
         ids = _ids(session, ranges, low, high, size)
-        fitting = _decided(session, ids, wanted.decided_by)
+        fitting = _decided(session, ids, who)
         chosen = fitting[: limit - len(records)]
         loaded = sorted(pages.load_records(session, chosen), key=lambda one: one.id, reverse=True) if chosen else []
-        records += [one for one in loaded if wanted.decided_by in (None, one.decided_by)]
+        records += [one for one in loaded if who in (None, one.decided_by)]
         if len(chosen) == len(fitting) and len(ids) < size:
             return MarkedDecisions(records=records, end=None)
         high = ids[-1] if len(chosen) == len(fitting) else chosen[-1]
@@ -43,14 +44,9 @@ def marked(session: Session, mark: Mark, wanted: RecordFilter, limit: int) -> Ma
     return MarkedDecisions(records=records, end=high)
 
 
-def _sizes(mark: Mark, who: str | None, limit: int) -> Sequence[int]:
+def _sizes(who: str | None, limit: int) -> Sequence[int]:
     """Return how many marks to look at, one time after the other."""
-    if who is None:
-        return [limit] * len(_LOOKS)
-    if mark != pages.REPLACING:
-        return _LOOKS
-    first = min(limit, _LOOKS[0] // 2)  # since a fallback decided nearly all of them
-    return first, _LOOKS[0] - first, *_LOOKS[1:]
+    return [limit] * len(_LOOKS) if who is None else _LOOKS
 
 
 def _ids(session: Session, ranges: Sequence[_Range], low: str, high: str, limit: int) -> list[str]:
@@ -80,7 +76,7 @@ def _decided(session: Session, ids: Sequence[str], who: str | None) -> Sequence[
 def _ranges(session: Session, mark: Mark, policy: str | None) -> list[_Range]:
     """Return the tables to search, each with conditions that an index answers."""
     if mark != "audited":
-        listed = "unguaranteed where policy = ? and" + (" perhaps_fallback = 1 and" if mark == "fallback" else "")
+        listed = "unguaranteed where policy = ? and" + (" fallback = 1 and" if mark == "fallback" else "")
         if policy is not None:
             return [(listed, (policy,))]
         names = session.rows("select distinct policy from tallies")

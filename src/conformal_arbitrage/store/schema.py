@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.dialect import Session
+from conformal_arbitrage.store.heads import start_roster
 
 REPLACED = """kind = 'completion' and body like '%"decided_by":"fallback"%'"""
 """The completions by which a safe action replaced the Guardian's; a partial index holds them."""
@@ -113,7 +114,7 @@ create table spending (
 -- Questions to ask in the background, and by which models; `lease` is the time from which an audit may be taken.
 create table audits (
     id {text} primary key, policy {text} not null, payload {text} not null, lease {real} not null,
-    attempts {integer} not null default 0, queued {real} not null default 0, identities {text} not null default ''
+    attempts {integer} not null default 0, queued {real} not null, identities {text} not null
 );
 create index audits_by_lease on audits (lease, id);
 
@@ -171,11 +172,11 @@ create index tallies_by_hour on tallies (hour);
 create table tally_marks (writer {text} primary key, seq {integer} not null);
 insert into tally_marks (writer, seq) values ('', 0);
 
--- Decisions without a guarantee, for the console to list.
+-- Decisions without a guarantee, for the console to list; `fallback` is 1 for those that a safe action answered.
 create table unguaranteed (
-    policy {text} not null, id {text} not null, perhaps_fallback {integer} not null default 1, primary key (policy, id)
+    policy {text} not null, id {text} not null, fallback {integer} not null, primary key (policy, id)
 );
-create index fallbacks on unguaranteed (policy, id) where perhaps_fallback = 1;
+create index fallbacks on unguaranteed (policy, id) where fallback = 1;
 
 -- Questions for people; `held` and `votes` are counted in the row itself, which every change locks.
 create table reviews (
@@ -299,6 +300,8 @@ def migrate(session: Session, location: str) -> StoreSchema:
         migration(session)
     session.run("delete from schema_version")
     session.run("insert into schema_version (version, readable_by) values (?, ?)", len(MIGRATIONS), least_reader())
+    if schema.version == 0 and session.seals:
+        start_roster(session)
     return StoreSchema(version=len(MIGRATIONS), readable_by=least_reader(), before=schema.version)
 
 

@@ -193,8 +193,8 @@ def _take(
         sums[place] = [old + sign * value for old, value in zip(sums[place], values, strict=True)]
     if changes[-1][1].no_guarantee:
         session.run(
-            "insert into unguaranteed (policy, id, perhaps_fallback) values (?, ?, ?) on conflict (policy, id) do update "
-            "set perhaps_fallback = excluded.perhaps_fallback",
+            "insert into unguaranteed (policy, id, fallback) values (?, ?, ?) on conflict (policy, id) do update "
+            "set fallback = excluded.fallback",
             *(place[0], id, changes[-1][1].by_fallback),
         )
 
