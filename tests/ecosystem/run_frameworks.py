@@ -7,9 +7,7 @@ import asyncio
 import json
 import os
 import sys
-import time
 import traceback
-import urllib.request
 from importlib.metadata import version
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no prices from the network
@@ -160,46 +158,6 @@ def agents_sdk():
     asyncio.run(work())
 
 
-def agents_reviewed():
-    """tool calls that people approve, edit or reject at the gateway"""
-    from agents import Agent, Runner, function_tool, set_tracing_disabled
-    from agents_reviewed import reviewed_model
-
-    set_tracing_disabled(disabled=True)
-    asked = []
-
-    @function_tool
-    def weather(city: str) -> str:
-        """Return the weather of a city."""
-        asked.append(city)
-        return "rain"
-
-    def person(vote):
-        """Look at the next call, and answer."""
-        while (held := posted("claim", {})) is None:
-            time.sleep(0.1)
-        [call] = held["calls"]
-        assert (call["name"], json.loads(call["arguments"])) == ("weather", {"city": "Oslo"})
-        posted(f"{held['token']}/vote", vote)
-
-    def posted(path, body):
-        data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{GATEWAY}/v1/arbitrage/reviews/{path}", data, headers)
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return json.loads(reply.read() or "null")
-
-    async def work(vote, question):
-        agent = Agent(name="a", model=reviewed_model(f"{GATEWAY}/v1", "careful"), tools=[weather])
-        answer, _ = await asyncio.gather(Runner.run(agent, question), asyncio.to_thread(person, vote))
-        return answer.final_output
-
-    assert asyncio.run(work({"choice": 0}, EASY)) == OURS
-    assert asyncio.run(work({"choice": 1, "arguments": ['{"city": "Bergen"}']}, HARD)) == THEIRS
-    assert asked == ["Oslo", "Bergen"]
-    assert "rejected the call of weather" in asyncio.run(work({"choice": 2}, EASY + " Now?"))
-    assert asked == ["Oslo", "Bergen"]
-
-
 def litellm_plugin():
     """a plugin of its Router, before routing"""
     import litellm
@@ -270,7 +228,7 @@ def llm_plugin():
 RUNS = {
     pydantic_ai_model: "pydantic-ai-slim", pydantic_ai_approval: "pydantic-ai-slim",
     pydantic_ai_decisions: "pydantic-ai-slim", langchain_middleware: "langchain",
-    langgraph_interrupt: "langgraph", agents_sdk: "openai-agents", agents_reviewed: "openai-agents",
+    langgraph_interrupt: "langgraph", agents_sdk: "openai-agents",
     litellm_plugin: "litellm", litellm_decisions: "litellm", llm_plugin: "llm",
 }  # fmt: skip
 

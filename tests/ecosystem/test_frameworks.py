@@ -11,8 +11,7 @@ import subprocess
 import pytest
 
 from tests.ecosystem.test_importers import HERE, ROOT
-from tests.gateway.house import House, says, section
-from tests.gateway.people import TEAM
+from tests.gateway.house import House, says
 from tests.scripted import scores
 
 pytestmark = pytest.mark.proof
@@ -43,26 +42,16 @@ def model(name, sure):
     return reply
 
 
-class ReviewedHouse(House):
-    """A house with a policy, `careful`, whose tool calls wait for a person."""
-
-    def _write(self, first):
-        super()._write(first)
-        team = section(f'teams."{TEAM}"', {"members": ["ann"]})
-        review = section("policies.careful.review", {"tool_calls": ["weat*"], "wait": 3.0, "undo": 0.0})
-        self.path.write_text("\n".join([self.path.read_text(), team, review]))
-
-
 @pytest.fixture
 def gateway(tmp_path):
     shadow = {"form": "text", "mode": "shadow", "certificate": None}
-    with ReviewedHouse(
+    with House(
         tmp_path, models=MODELS, primary=model("small", 0.9), guardian=model("large", None),
-        task={"settings": "as requested"}, **{"policies.talk": shadow, "policies.careful": shadow},
+        task={"settings": "as requested"}, **{"policies.talk": shadow},
     ) as house:  # fmt: skip
         house.certificate(policy="talk").save(tmp_path / "talk.json")
         certified = {"form": "text", "certificate": "talk.json"}
-        house.sections |= {"policies.talk": certified, "policies.careful": certified}
+        house.sections |= {"policies.talk": certified}
         house.configure()
         house.restart()
         yield house
@@ -100,7 +89,7 @@ def test_examples_route_by_certificate_in_their_frameworks(gateway, tmp_path):
         ".venv-frameworks", "run_frameworks.py", tmp_path, PRIMARY=gateway.primary.url,
         GUARDIAN=gateway.guardian.url, GATEWAY=gateway.url, CERTIFICATE=str(tmp_path / "talk.json"),
     )  # fmt: skip
-    assert len(outcomes) == 10
+    assert len(outcomes) == 9
     for one in outcomes:
         assert (one["package"], one["version"], one["run"]) in documented()
 
@@ -119,4 +108,4 @@ def test_examples_are_short_and_every_one_is_documented():
     pins = "".join((HERE / f"{name}.txt").read_text() for name in ("frameworks", "evaluations"))
     for package, version, _ in documented():
         assert f"{package}=={version}\n" in pins
-    assert len(documented()) == 11
+    assert len(documented()) == 10

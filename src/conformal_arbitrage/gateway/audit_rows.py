@@ -235,9 +235,7 @@ def _served(record: DecisionRecord, audited: AuditedDecision, verdict: Verdict, 
 def _is_delivered(record: DecisionRecord) -> bool:
     """Return whether the caller got the answer that was decided, as far as is known."""
     end = record.completion
-    if end is None or end.finish in UNDELIVERED:
-        return end is None
-    return end.call_review is None or end.call_review.verdict == "approved"
+    return end is None or end.finish not in UNDELIVERED
 
 
 def _same_models(record: DecisionRecord) -> bool:

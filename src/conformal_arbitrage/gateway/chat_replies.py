@@ -106,8 +106,6 @@ def arbitrage_object(policy: LivePolicy, outcome: Outcome, menu: Menu | None = N
     }
     if decision.no_guarantee is not None:
         shown["reason"] = decision.no_guarantee
-    if outcome.call_verdict is not None:
-        shown["tool_calls"] = outcome.call_verdict
     if outcome.session is not None:
         shown |= {"session": outcome.session, "held": outcome.held is not None}
     if menu is not None and menu.ignored:

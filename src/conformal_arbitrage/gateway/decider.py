@@ -30,14 +30,11 @@ from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
 from conformal_arbitrage.store.base import Audit, Conversation
 from conformal_arbitrage.store.record import (
     AuditQuestion,
-    CallReview,
-    CallVerdict,
     CompletionBody,
     Content,
     DecisionBody,
     DecisionRecord,
     Event,
-    JSONObject,
     MenuQuestion,
     TextQuestion,
 )
@@ -58,8 +55,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
         known_legs: how many of the legs belong to an earlier attempt.
         session: id of the session, under a policy that decides by session.
         held: the model that the session's first turn chose, if this is a later turn.
-        ending: what is recorded once people have looked at the tool calls of the answer, which may be another then.
-        call_verdict: what they decided.
     """
 
     decision: Decision
@@ -68,8 +63,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
     known_legs: int = 0
     session: str | None = None
     held: str | None = None
-    ending: Event | None = None
-    call_verdict: CallVerdict | None = None
 
 
 class _Case(Struct, frozen=True):
@@ -261,25 +254,6 @@ class Decider:
         )
         return Event(id=str(decision.id), body=body)
 
-    def kept(self, policy: LivePolicy, record: DecisionRecord, answer: JSONObject) -> Outcome:
-        """Return a decision that an earlier attempt made, with its answer, which was kept while people looked at it."""
-        body = record.decision
-        decision = _under_version(_continued(record, (answer, answer)), record, policy)
-        held = record.decided_by if body.held else None
-        event = Event(id=record.id, body=body)
-        return Outcome(decision=decision, event=event, audit=None, session=body.session, held=held)
-
-    def reviewed(
-        self, policy: LivePolicy, outcome: Outcome, given: Decision, finish: str, review: CallReview
-    ) -> Outcome:
-        """Return an outcome whose tool calls people have looked at: what is given out now, and what to record of it."""
-        ending = self.completion(policy, outcome, finish)
-        if given.answer != outcome.decision.answer:
-            review = replace(review, content=self._kept(policy, Content(answer=given.answer)))
-        if isinstance(ending.body, CompletionBody):
-            ending = replace(ending, body=replace(ending.body, call_review=review))
-        return replace(outcome, decision=given, ending=ending, call_verdict=review.verdict)
-
     def _outcome(self, case: _Case, decision: Decision) -> Outcome:
         """Put a decision together with its event, and with an audit if the coin says so."""
         policy, question, overridden = case.policy, case.question, case.overridden
@@ -441,7 +415,7 @@ def _under_version(decision: Decision, earlier: DecisionRecord, policy: LivePoli
     return replace(decision, no_guarantee=reason)
 
 
-def _continued(earlier: DecisionRecord, actions: Sequence[str | JSONObject]) -> Decision:
+def _continued(earlier: DecisionRecord, actions: Sequence[str]) -> Decision:
     """Return the decision of an earlier attempt that delivered nothing: pending, or made if its answer is known."""
     body, legs = earlier.decision, _known_legs(earlier)
     action = body.action if not body.pending else 0 if body.form == "text" else None

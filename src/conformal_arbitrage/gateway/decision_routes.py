@@ -19,7 +19,6 @@ from starlette.responses import Response
 from conformal_arbitrage.errors import GuardianError, LostClaimError, QuotaError, RequestError, StoreError
 from conformal_arbitrage.gateway.attempts import all_settled, end_undelivered, is_continuable
 from conformal_arbitrage.gateway.audit_rows import still_unanswered
-from conformal_arbitrage.gateway.call_turns import CallTurns
 from conformal_arbitrage.gateway.chat_replies import (
     EVENT_STREAM,
     ChatShape,
@@ -66,7 +65,6 @@ class DecisionRoutes:
         self._idempotency = Idempotency(store, metrics)
         self._sessions = Sessions(store)
         self._reviews = ReviewTurns(store, desk, self._idempotency, decider)
-        self._calls = CallTurns(store, desk, self._idempotency, decider, self._reviews)
 
     async def decisions(self, request: Incoming) -> Response:
         """Answer POST /v1/decisions."""
@@ -108,8 +106,7 @@ class DecisionRoutes:
         text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
         menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
         if chat.stream:
-            patient = policy.pair.review is not None or bool(policy.settings.review.tool_calls)
-            async with event_stream(request.send, policy.name, patient=patient) as events:
+            async with event_stream(request.send, policy.name, patient=policy.pair.review is not None) as events:
                 await self._stream(request, chat, policy, menu, events, shape)
             return events
         async with self._turn(request, policy) as turn:
@@ -163,7 +160,7 @@ class DecisionRoutes:
         async with self._turn(request, policy) as turn:
             if turn.response is not None:
                 pass
-            elif menu is None and not policy.settings.review.tool_calls:  # a call that was sent cannot wait
+            elif menu is None:
                 await self._stream_text(turn, events, policy, chat, request, shape)
             else:
                 start = time.perf_counter()
@@ -181,11 +178,7 @@ class DecisionRoutes:
             group = policy.settings.group and chat.group_at(policy.settings.group)
             query = Query(chat.messages, menu.actions, id=new_id(), group=group)
             return await self._choose(turn, 0, policy, query, request, _session(chat))
-        outcome = await _last(await self._text(turn, policy, chat, request))
-        if policy.settings.review.tool_calls:
-            _require_answers(policy, [outcome])
-            outcome = await self._calls.reviewed(turn, policy, outcome, chat, request)
-        return outcome
+        return await _last(await self._text(turn, policy, chat, request))
 
     async def _text(
         self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, request: Incoming, *, live: bool = False
@@ -195,8 +188,6 @@ class DecisionRoutes:
             return await self._session_text(turn, policy, chat, request, live=live)
         caller = request.caller.id
         earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body))
-        if turn.kept is not None:
-            return self._calls.resumed(turn, policy, turn.kept, request)
         group = policy.settings.group and chat.group_at(policy.settings.group)
         chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id, group=group)
         steps = self._decider.text(policy, chat_request, caller, earlier, session=_session(chat), live=live)
@@ -209,8 +200,6 @@ class DecisionRoutes:
         caller = request.caller.id
         conversation = await self._sessions.current(policy, caller, chat.session)
         earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body, chat.session))
-        if turn.kept is not None:
-            return self._calls.resumed(turn, policy, turn.kept, request)
         if earlier is not None and earlier.decision.session != (conversation or earlier).id:
             if turn.claim is not None:
                 raise other_session()
@@ -265,9 +254,7 @@ class DecisionRoutes:
         elif self._store.has_undelivered:
             id = await self._store.take_undelivered(self._decider.digest(question))
         record = None if id is None else await self._store.record(id)
-        if record is not None and policy.pair.form == "text":
-            turn.kept = await self._calls.kept(policy, record)
-        if record is None or not (turn.kept is not None or is_continuable(record, policy)):
+        if record is None or not is_continuable(record, policy):
             if record is not None and turn.claim is not None:
                 raise begun_otherwise(policy.name)
             return None
@@ -347,10 +334,6 @@ class DecisionRoutes:
         audits: list[Audit] = []
         news: list[str] = []
         for outcome in outcomes:
-            if outcome.ending is not None:
-                events.append(outcome.ending)
-                news.append(outcome.event.id)  # it was delivered, after all
-                continue
             if outcome.event.id in turn.recorded:
                 events.append(self._decider.completion(policy, outcome, _finish_of(policy, outcome)))
                 if outcome.audit is not None and (outcome.known_legs or outcome.decision.decided_by == "fallback"):

@@ -44,7 +44,6 @@ class Turn:
         several: whether the request has several questions, of which one may wait for its Guardian while others are decided.
         reviewed: whether people are asked about a question of the request.
         renewing: renews the claim of a request without a key of its own, which has one once people are asked.
-        kept: a decision of an earlier attempt whose answer waits for people to approve its tool calls.
     """
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
@@ -57,7 +56,6 @@ class Turn:
         self.left = self.several = False
         self.claim: Claim | None = None
         self.reviewed = False
-        self.kept: Outcome | None = None
         self.renewing: asyncio.Task[None] | None = None
         self._store = store
         self._metrics = metrics

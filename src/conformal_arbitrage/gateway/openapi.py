@@ -159,12 +159,10 @@ _SCHEMAS: dict[str, Any] = {
         ["token", "kind", "policy", "instructions", "context", "lease"], token=_TEXT, kind=_TEXT,
         policy=_TEXT, instructions=_TEXT, context=_TEXT, options=_array(_TEXT), answers=_array(_TEXT), lease=_NUMBER,
         primary_choice=_nullable({"type": "integer"}),
-        calls=_array(_MAP),
     ),
     "Ballot": _object(
         [], more=False, choice=_nullable({"type": "integer", "minimum": 0}), active=_nullable(_NUMBER),
         grades=_nullable({"type": "array", "items": {"enum": [0, 0.5, 1]}, "minItems": 1, "maxItems": 2}),
-        arguments=_nullable(_array(_TEXT)),
     ),
     "Voted": _object(["counts_in"], counts_in=_NUMBER),
     "ReviewProgress": _object(

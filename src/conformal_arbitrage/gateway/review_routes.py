@@ -30,13 +30,11 @@ class Ballot(Struct, forbid_unknown_fields=True):
 
     Attributes:
         active: how many seconds the reviewer was.
-        arguments: about tool calls, those of the calls that wait, in order, where the reviewer changed any.
     """
 
     choice: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     grades: tuple[float, ...] | None = None
     active: float | None = None
-    arguments: list[str] | None = None
 
 
 class ReviewRoutes:
@@ -93,7 +91,7 @@ class ReviewRoutes:
         vote = ballot.choice if ballot.grades is None else ballot.grades
         if vote is None or (ballot.choice is not None and ballot.grades is not None):
             raise RequestError("a vote has a choice or, where answers are graded, grades", status=422, param="choice")
-        counts = await self._desk.vote(seat, token, vote, ballot.active, ballot.arguments)
+        counts = await self._desk.vote(seat, token, vote, ballot.active)
         if counts is None:
             raise RequestError(
                 "this question was given to someone else; claim another one", status=409, code="item_gone"
@@ -168,8 +166,6 @@ def _reply(reply: SavedResponse | None) -> object:
 
 def _shown(assignment: Assignment) -> Response:
     document = asdict(assignment)
-    if assignment.kind != "approve":
-        del document["calls"]
     if assignment.kind == "grade":
         document["answers"] = document.pop("options")
         del document["primary_choice"]  # whose answer is whose is never told

@@ -105,10 +105,7 @@ class ReviewTurns:
 
     async def _pending(self, turn: Turn, terms: ReviewTerms) -> RequestError:
         id = next(outcome.event.id for outcome in turn.outcomes.values() if outcome.decision.answer is None)
-        return await self.pending(turn, id, terms.name)
-
-    async def pending(self, turn: Turn, id: str, team: str) -> RequestError:
-        """Return what a caller is told whose request people of a team have not decided yet."""
+        team = terms.name
         keyed = turn.renewing is None
         [backlog] = await self._store.team_backlogs({team: self._desk.people()[team]})
         votes = [vote.held for vote in await self._store.cast_votes(days=_PACE_DAYS) if vote.team == team and vote.held]
@@ -141,7 +138,7 @@ class ReviewTurns:
         outcomes = await self._store.review_outcomes({event.id for event in events})
         return [
             replace(event, body=replace(event.body, review=outcomes[event.id].facts))
-            if isinstance(event.body, CompletionBody) and event.body.call_review is None and event.id in outcomes
+            if isinstance(event.body, CompletionBody) and event.id in outcomes
             else event
             for event in events
         ]

@@ -20,7 +20,6 @@ from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.project_secret import subkey
 from conformal_arbitrage.errors import ArbitrageError, DeadlineError, RequestError, StoreError, UpstreamError
 from conformal_arbitrage.gateway.auth import ANONYMOUS, Caller
-from conformal_arbitrage.gateway.tool_calls import checked_edit
 from conformal_arbitrage.gateway.verdicts import Vote, failure_events, outcome_of, place_of_vote, verdict_events
 from conformal_arbitrage.live.review_config import TeamConfig
 from conformal_arbitrage.live.reviews import ReviewTerms
@@ -29,10 +28,8 @@ from conformal_arbitrage.monitoring.reviewing import LEVELS
 from conformal_arbitrage.scorers.base import Identity, Scores
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.review_base import (
-    AWAITED,
     HeldReview,
     NewReview,
-    ProposedCall,
     ReviewItem,
     ReviewKind,
     ReviewOutcome,
@@ -72,14 +69,13 @@ class Assignment:
     """All that a reviewer is given of a question: nothing tells a caller's question from an audit or a second opinion.
 
     Attributes:
-        kind: whether to choose an option, to grade answers, or to approve tool calls.
+        kind: whether to choose an option, or to grade answers.
         token: to vote with.
         policy: whose question it is.
         instructions: how to answer.
         context: the question.
         options: what to choose from, or the answers to grade, in the order to show.
         lease: seconds that it is theirs without a sign of life.
-        calls: the tool calls to approve, if the question is about these.
         primary_choice: the place of what the Primary would choose, where people are shown it; the same in an audit.
     """
 
@@ -90,7 +86,6 @@ class Assignment:
     context: str
     options: tuple[str, ...]
     lease: float
-    calls: tuple[ProposedCall, ...] = ()
     primary_choice: int | None = None
 
 
@@ -258,7 +253,6 @@ class Desk:
             context=str(held.question.context),
             options=held.question.options,
             lease=held.lease,
-            calls=held.question.calls,
             primary_choice=held.question.primary,
         )
 
@@ -276,14 +270,7 @@ class Desk:
         self.wake.set()
         return skipped
 
-    async def vote(
-        self,
-        seat: Seat,
-        token: str,
-        vote: Vote,
-        active: float | None = None,
-        arguments: Sequence[str] | None = None,
-    ) -> float | None:
+    async def vote(self, seat: Seat, token: str, vote: Vote, active: float | None = None) -> float | None:
         """Vote for an option by its place as shown, or give every answer a grade, in the order shown.
 
         Args:
@@ -291,19 +278,16 @@ class Desk:
             token: of the question.
             vote: the option's place, or the grades.
             active: seconds that they were active.
-            arguments: those of the tool calls that wait, if the question is about these and they were changed.
 
         Returns:
             Seconds until the vote counts; None if the place was given to someone else.
 
         Raises:
-            RequestError: there is no such option or grade, the question takes the other kind of vote, or the arguments are
-                not what the tools take.
+            RequestError: there is no such option or grade, or the question takes the other kind of vote.
         """
         question = await self._store.held_question(token, seat.reviewer)
         place = place_of_vote(question, vote)
-        edit = None if question is None else checked_edit(question, place, arguments)
-        counts = await self._store.vote_review(token, seat.reviewer, place, active=active, edit=edit)
+        counts = await self._store.vote_review(token, seat.reviewer, place, active=active)
         if counts is not None:
             asyncio.get_running_loop().call_later(counts, self.wake.set)
         return counts
@@ -482,7 +466,7 @@ class Concluder:
 
     async def _decide(self, item: ReviewItem, verdict: int) -> None:
         outcome = outcome_of(item, verdict)
-        end = "decided" if item.purpose in AWAITED else "closed"
+        end = "decided" if item.purpose == "decide" else "closed"
         await self._store.end_review(item, end, outcome=outcome, events=verdict_events(item, outcome))
 
     async def _fail(self, item: ReviewItem) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.monitoring.panels import GRADE_PAIRS, GRADE_SCALE
 from conformal_arbitrage.store.record import AuditBody, Event, FeedbackBody, Grades, ReviewFacts, ReviewVote
-from conformal_arbitrage.store.review_base import AWAITED, ReviewItem, ReviewOutcome, ReviewQuestion
+from conformal_arbitrage.store.review_base import ReviewItem, ReviewOutcome, ReviewQuestion
 
 BY_PEOPLE = "review"
 """Who made grades, as the record says, if people did through the queue."""
@@ -43,7 +43,7 @@ def place_of_vote(question: ReviewQuestion | None, vote: Vote) -> int:
 def outcome_of(item: ReviewItem, verdict: int) -> ReviewOutcome:
     """Return what became of an item with a verdict."""
     return ReviewOutcome(
-        state="decided" if item.purpose in AWAITED else "closed",
+        state="decided" if item.purpose == "decide" else "closed",
         action=verdict,
         size=0 if item.question is None else item.question.size,
         team=item.team,

@@ -220,8 +220,7 @@ def _check_reviews(config: "Config", refusal: Callable[..., ConfigError]) -> Non
             if not least <= value <= most:
                 problem = f"{key} must be from {least:g} to {most:g} seconds; got {value!r}"
                 raise refusal(place, key, f"[policies.{name}.review] {problem}")
-        _check_tool_calls(config, name, refusal)
-        if review.late == "fallback" and config.task.safe_action is None and not review.tool_calls:
+        if review.late == "fallback" and config.task.safe_action is None:
             problem = 'late = "fallback" gives the safe action; set safe_action in [task], or use "pending"'
             raise refusal(place, "late", f"[policies.{name}.review] {problem}")
         if (mistake := _grading_mistake(config, name)) is not None:
@@ -247,33 +246,6 @@ def _grading_mistake(config: "Config", name: str) -> tuple[tuple[str, ...], str,
     if not 0 <= policy.graders.overlap <= 1:
         return graders, "overlap", f"overlap must be a share, from 0 to 1; got {policy.graders.overlap!r}"
     return None
-
-
-_LONGEST_PATTERN = 128
-
-
-def _check_tool_calls(config: "Config", name: str, refusal: Callable[..., ConfigError]) -> None:
-    """Refuse tool calls that nobody would look at, or that a policy does not make."""
-    review, section = config.policies[name].review, f"[policies.{name}.review]"
-    place, teams = ("policies", name, "review"), ", ".join(config.teams) or "none"
-    if not review.tool_calls:
-        if review.team is not None:
-            raise refusal(place, "team", f"{section} team is who approves tool calls; set tool_calls too, or drop it")
-        return
-    if config.form_of(name) != "text":
-        problem = f"tool_calls is for free text, and policy {name} chooses from menus"
-        raise refusal(place, "tool_calls", f'{section} {problem}; set form = "text", or drop it')
-    for pattern in review.tool_calls:
-        if not 0 < len(pattern) <= _LONGEST_PATTERN or not pattern.isprintable() or pattern != pattern.strip():
-            rule = f"tool_calls are names of tools, with * and ?, of 1 to {_LONGEST_PATTERN} characters"
-            raise refusal(place, "tool_calls", f"{section} {rule}; got {pattern!r}")
-    if review.team is None and len(config.teams) != 1:
-        problem = (
-            f"tool_calls need people who approve them: add a section [teams.NAME], or name one with team (of {teams})"
-        )
-        raise refusal(place, "tool_calls", f"{section} {problem}")
-    if review.team is not None and review.team not in config.teams:
-        raise refusal(place, "team", f"{section} there is no team {review.team!r}; there are {teams}")
 
 
 def _is_network(text: str) -> bool:

@@ -23,7 +23,7 @@ class TeamConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ReviewConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How callers of a policy, and people who answer as its Guardian or approve tool calls, wait for each other.
+    """How callers of a policy, and people who answer as its Guardian, wait for each other.
 
     Times are in seconds.
 
@@ -34,8 +34,6 @@ class ReviewConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         lease: how long a reviewer holds a question without a sign of life.
         undo: how long a vote can be taken back, before it counts.
         audit_spread: over which time audits are mixed among the questions of callers.
-        tool_calls: names of tools, with * and ?, whose calls wait for a person before they are given out; free text only.
-        team: whose people approve these; the only team unless set.
     """
 
     wait: float = 50.0
@@ -44,8 +42,6 @@ class ReviewConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     lease: float = 90.0
     undo: float = 5.0
     audit_spread: float = 3600.0
-    tool_calls: tuple[str, ...] = ()
-    team: str | None = None
 
 
 class GradersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -88,8 +88,7 @@ def _is_writable(body: EventBody | AuditQuestion) -> bool:
             return numbers and all(map(_is_finite_leg, body.legs)) and _is_plain_content(body.content)
         case CompletionBody():
             leg = all(map(_is_finite_leg, body.before)) and (body.leg is None or _is_finite_leg(body.leg))
-            given = None if body.call_review is None else body.call_review.content
-            return leg and _are_finite((body.cost,)) and _is_plain_content(body.content) and _is_plain_content(given)
+            return leg and _are_finite((body.cost,)) and _is_plain_content(body.content)
         case FeedbackBody():
             grades = () if body.grades is None else body.grades.values
             return _are_finite((body.grade, *grades)) and _is_plain(body.grader)
@@ -191,8 +190,7 @@ def encode_review_question(question: ReviewQuestion, id: str) -> str:
         StoreError: a value has no JSON.
     """
     with suppress(UnicodeEncodeError, RecursionError):
-        schemas = [call.schema for call in question.calls]
-        if _is_plain(question.context) and _is_plain(question.answer) and _is_plain(schemas):
+        if _is_plain(question.context):
             return _as_given.encode(question).decode()
     return _encode_strictly(document(question), f"the question about {id}", as_given=True)
 

@@ -21,7 +21,6 @@ JSONObject = Mapping[str, object]
 """A JSON object that a caller wrote."""
 
 EventKind = Literal["decision", "completion", "feedback", "audit", "alarm", "lift"]
-CallVerdict = Literal["approved", "edited", "rejected", "expired", "failed"]
 
 
 class Content(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -143,27 +142,6 @@ class ReviewFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     withdrawn: int = 0
 
 
-class CallReview(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What people decided about tool calls before the answer that has them was given out.
-
-    The decision is recorded as it was made, and statistics are about that; this is what became of its calls.
-
-    Attributes:
-        verdict: "approved", "edited" or "rejected"; "expired" if nobody decided in time, "failed" if nobody could tell.
-            After the last three no call was given out, but an answer that says so.
-        names: of the tools whose calls waited.
-        no_guarantee: why what was given out has no guarantee; None if that is what was decided.
-        content: the answer that was given out, if the policy keeps it and it is another than was decided.
-        facts: who decided; a choice is 0 for approved, 1 for edited, 2 for rejected.
-    """
-
-    verdict: CallVerdict
-    names: tuple[str, ...]
-    no_guarantee: str | None = None
-    content: Content | None = None
-    facts: ReviewFacts | None = None
-
-
 class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How an attempt to answer ended whose decision was recorded earlier.
 
@@ -179,7 +157,6 @@ class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         cost: dollars for the whole decision; None if unknown.
         content: the answer, if the policy keeps it.
         review: how people chose, if they did.
-        call_review: what people decided about tool calls in the answer, if they were asked.
         at: when it was recorded; set by the store.
     """
 
@@ -194,7 +171,6 @@ class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost: float | None = None
     content: Content | None = None
     review: ReviewFacts | None = None
-    call_review: CallReview | None = None
     at: float | None = None
 
 

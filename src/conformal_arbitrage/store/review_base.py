@@ -15,32 +15,10 @@ from conformal_arbitrage.monitoring.panels import ReviewRule
 from conformal_arbitrage.monitoring.reviewing import SecondOpinion
 from conformal_arbitrage.store.record import DecisionRecord, Event, JSONObject, ReviewFacts, ReviewVote
 
-ReviewPurpose = Literal["decide", "audit", "grade", "overlap", "call"]
-AWAITED = ("decide", "call")
-"""The purposes of items that a caller's request waits for: a deferral, and a tool call to approve."""
-ReviewKind = Literal["choose", "grade", "approve"]
+ReviewPurpose = Literal["decide", "audit", "grade", "overlap"]
+ReviewKind = Literal["choose", "grade"]
 ReviewState = Literal["open", "decided", "closed", "expired", "failed", "withdrawn"]
 ReviewEnd = Literal["decided", "closed", "expired", "failed"]
-
-
-class ProposedCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tool call of an answer that is held back.
-
-    Attributes:
-        name: of the tool.
-        arguments: as the model wrote them.
-        held: it is one of those that wait for a person; the others are given out or withheld with them.
-        place: among the tool calls of the answer; None if it is malformed, and can only be approved or rejected.
-        free: its input is text of any kind, not JSON.
-        schema: of its arguments, if the request has one.
-    """
-
-    name: str
-    arguments: str
-    held: bool
-    place: int | None = None
-    free: bool = False
-    schema: JSONObject | None = None
 
 
 class ReviewQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,8 +30,6 @@ class ReviewQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         places: the index of each option in the whole menu; of answers to grade, for every way to grade them as shown, its
             place among the pairs of grades.
         size: the number of actions of the whole menu, or of ways to grade the answers.
-        calls: the tool calls to approve, if it is about these.
-        answer: the message that has them, which is given out if they are approved.
         instructions: shown above the question; None for those that the policy has when it is shown.
         grader: the identity of those who grade, as they are asked; None if it is a choice.
         primary: the place, as shown, of what the Primary would choose; None if that is not shown.
@@ -63,18 +39,14 @@ class ReviewQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     options: tuple[str, ...]
     places: tuple[int, ...]
     size: int
-    calls: tuple[ProposedCall, ...] = ()
-    answer: JSONObject | None = None
     instructions: str | None = None
     grader: JSONObject | None = None
     primary: int | None = None
 
     @property
     def kind(self) -> ReviewKind:
-        """Whether people choose an option, grade answers, or approve tool calls."""
-        if self.grader is not None:
-            return "grade"
-        return "approve" if self.calls else "choose"
+        """Whether people choose an option or grade answers."""
+        return "choose" if self.grader is None else "grade"
 
 
 class NewReview(Struct, frozen=True, kw_only=True):
@@ -82,8 +54,7 @@ class NewReview(Struct, frozen=True, kw_only=True):
 
     Attributes:
         decision: the decision's id.
-        purpose: whether a caller waits, or it is an audit, or answers are graded, or it is a second opinion, or it is about
-            tool calls.
+        purpose: whether a caller waits, or it is an audit, or answers are graded, or it is a second opinion.
         protocol: digest of how people are asked.
         identities_sha256: fingerprint of the identities of the policy's models.
         panel, rule: how votes are counted.
@@ -210,14 +181,6 @@ class ReviewOutcome(Struct, frozen=True, kw_only=True):
     facts: ReviewFacts | None = None
 
 
-class HeldAnswer(Struct, frozen=True, kw_only=True):
-    """An answer whose tool calls wait for a person: what they are shown, how far they have come, and what they wrote."""
-
-    question: ReviewQuestion
-    outcome: ReviewOutcome
-    edit: str | None = None
-
-
 class TeamBacklog(Struct, frozen=True, kw_only=True):
     """What a team has before it, and what it did.
 
@@ -331,9 +294,7 @@ class ReviewStore(Protocol):
         """Return the question that a token stands for, held or voted on; None if it is not theirs."""
         ...
 
-    async def vote_review(
-        self, token: str, reviewer: str, choice: int, *, active: float | None = None, edit: str | None = None
-    ) -> float | None:
+    async def vote_review(self, token: str, reviewer: str, choice: int, *, active: float | None = None) -> float | None:
         """Vote for an option by its place as shown; the same token twice is one vote.
 
         Args:
@@ -341,7 +302,6 @@ class ReviewStore(Protocol):
             reviewer: who votes.
             choice: the place of the option.
             active: seconds that they were active.
-            edit: the arguments of tool calls as they changed them, as JSON.
 
         Returns:
             Seconds until the vote counts; None if the place was given to someone else.
@@ -385,10 +345,6 @@ class ReviewStore(Protocol):
 
     async def review_outcomes(self, decisions: Collection[str]) -> Mapping[str, ReviewOutcome]:
         """Return how far callers' questions have come, by decision."""
-        ...
-
-    async def held_answer(self, decision: str) -> HeldAnswer | None:
-        """Return an answer that is held back, or was until its request is complete; None if there is none."""
         ...
 
     async def decided_requests(self, *, limit: int) -> list[ReviewRequest]:

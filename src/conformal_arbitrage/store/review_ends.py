@@ -16,9 +16,7 @@ from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_outcome, decode_review_question, encode_outcome
 from conformal_arbitrage.store.record import ReviewVote
 from conformal_arbitrage.store.review_base import (
-    AWAITED,
     CastVote,
-    HeldAnswer,
     NewReview,
     ReviewEnd,
     ReviewItem,
@@ -94,14 +92,7 @@ def close_request(session: Session, key_id: str, name: str, webhooks: Subscripti
         event: WebhookEvent = "review.decided" if decided else "review.expired"
         status = "decided" if decided else "expired"
         announce(session, webhooks, event, {"id": decision, "policy": policy, "status": status})
-        _forget_calls(session, id)
     session.run("update review_requests set body = null where key_id = ? and name = ?", key_id, name)
-
-
-def _forget_calls(session: Session, id: str) -> None:
-    """Remove the tool calls of an item whose request is complete, and what people wrote in their place."""
-    session.run("update reviews set payload = null where id = ? and purpose = 'call' and held = 0", id)
-    session.run("update votes set edit = null where item = ? and edit is not null", id)
 
 
 def _items_of(session: Session, key_id: str, name: str) -> Sequence[Any]:
@@ -124,15 +115,15 @@ def _end_without_verdict(session: Session, id: str, state: str) -> None:
     if not audited:
         session.run(
             "update reviews set state = ?, closed = ?, "
-            "payload = case when held > 0 or purpose = 'call' then payload end, "
+            "payload = case when held > 0 then payload end, "
             "revision = revision + 1 where id = ? and state = 'open'",
             *(state, session.now(), id),
         )
         session.run(  # a second opinion needs a first
             "update reviews set state = ?, closed = ?, payload = null, revision = revision + 1 where purpose = 'overlap' "
-            "and state = 'open' and decision = (select decision from reviews where id = ? and purpose <> 'call') "
+            "and state = 'open' and decision = (select decision from reviews where id = ?) "
             "and not exists (select 1 from votes v join reviews r on r.id = v.item where r.decision = reviews.decision "
-            "and r.purpose <> 'call' and v.late = 0 and v.withdrawn is null)",
+            "and v.late = 0 and v.withdrawn is null)",
             *(state, session.now(), id),
         )
 
@@ -212,7 +203,7 @@ def end_review(session: Session, item: ReviewItem, end: ReviewEnd, outcome: Revi
         return held == 1
     changed = session.run(
         "update reviews set state = ?, closed = ?, outcome = ?, ready = null, revision = revision + 1, "
-        "payload = case when held > 0 or purpose = 'call' then payload end "
+        "payload = case when held > 0 then payload end "
         "where id = ? and revision = ? and state = 'open'",
         *(end, session.now(), encode_outcome(outcome), item.id, item.revision),
     )
@@ -258,39 +249,18 @@ def review_outcomes(session: Session, decisions: Collection[str]) -> dict[str, R
     marks = ", ".join("?" * len(decisions))
     rows = session.rows(
         f"select decision, purpose, state, outcome from reviews where decision in ({marks}) and "
-        "purpose in ('decide', 'call', 'audit') order by purpose in ('decide', 'call')",
+        "purpose in ('decide', 'audit') order by purpose = 'decide'",
         *decisions,
     )
     return {decision: _outcome(decision, *rest) for decision, *rest in rows}
 
 
 def _outcome(decision: str, purpose: str, state: str, text: str | None) -> ReviewOutcome:
-    if purpose not in AWAITED:
+    if purpose != "decide":
         return ReviewOutcome(state="expired")
     if text is not None:
         return decode_outcome(text, decision)
     return ReviewOutcome(state=state)  # pyright: ignore[reportArgumentType] - as the state machine wrote it
-
-
-def held_answer(session: Session, decision: str) -> HeldAnswer | None:
-    """Return an answer whose tool calls wait for a person, with what the last of them wrote."""
-    rows = session.rows(
-        "select id, purpose, state, outcome, payload from reviews where decision = ? and purpose = 'call' "
-        "and payload is not null",
-        decision,
-    )
-    for id, purpose, state, outcome, payload in rows:
-        edits = session.rows(
-            "select edit from votes where item = ? and withdrawn is null and late = 0 "
-            "order by level desc, counts desc limit 1",
-            id,
-        )
-        return HeldAnswer(
-            question=decode_review_question(payload, id),
-            outcome=_outcome(decision, purpose, state, outcome),
-            edit=edits[0][0] if edits else None,
-        )
-    return None
 
 
 def decided_requests(session: Session, *, limit: int) -> list[ReviewRequest]:
@@ -335,17 +305,12 @@ def erase_reviews(session: Session, decision: str) -> None:
         "state = case when state = 'open' then 'withdrawn' else state end where decision = ?",
         decision,
     )
-    session.run("update votes set edit = null where item in (select id from reviews where decision = ?)", decision)
 
 
 def sweep_reviews(session: Session) -> None:
     """Remove the questions of items that ended a while ago, and requests whose time is over, complete or not."""
     now = session.now()
-    session.run(
-        "update reviews set payload = null where closed < ? and payload is not null and not (purpose = 'call' and "
-        "exists (select 1 from review_requests q where q.id = reviews.request and q.body is not null))",
-        now - _KEPT_SECONDS,
-    )
+    session.run("update reviews set payload = null where closed < ? and payload is not null", now - _KEPT_SECONDS)
     session.run("delete from review_requests where expires <= ?", now)
     session.run("delete from review_returns where at <= ?", now - 90 * DAY)
 
@@ -353,7 +318,7 @@ def sweep_reviews(session: Session) -> None:
 def team_backlogs(session: Session, teams: Mapping[str, Collection[str]]) -> list[TeamBacklog]:
     """Return the backlog of every team."""
     now = session.now()
-    waiting = "case when purpose in ('decide', 'call') then created end"
+    waiting = "case when purpose = 'decide' then created end"
     open_items = session.rows(
         f"select team, count(*), sum(needed - votes), min({waiting}), min(case when taken is null then {waiting} end) "
         "from reviews where state = 'open' group by team"
@@ -420,7 +385,7 @@ def second_opinions(session: Session, *, days: float) -> list[tuple[str, SecondO
     for team, menu, _, decision, second, other, text in rows:
         first = session.rows(
             "select v.reviewer, v.choice from votes v join reviews r on r.id = v.item where r.decision = ? and "
-            "r.purpose not in ('overlap', 'call') and v.withdrawn is null and v.late = 0 and v.level = 0 "
+            "r.purpose <> 'overlap' and v.withdrawn is null and v.late = 0 and v.level = 0 "
             "order by v.at, v.token limit 1",
             decision,
         )

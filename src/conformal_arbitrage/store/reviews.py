@@ -14,7 +14,7 @@ from conformal_arbitrage.monitoring.panels import count_votes
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_review_question, encode_review_question
 from conformal_arbitrage.store.ids import new_id
-from conformal_arbitrage.store.review_base import AWAITED, HeldReview, NewReview, ReviewRequest
+from conformal_arbitrage.store.review_base import HeldReview, NewReview, ReviewRequest
 from conformal_arbitrage.store.sql_jobs import SingleQuery
 from conformal_arbitrage.types import DAY
 
@@ -41,7 +41,7 @@ def put_items(session: Session, items: Sequence[NewReview], request: str | None 
         needed = count_votes((), panel=item.panel, rule=item.rule).needed
         deadline = None if item.deadline is None else now + item.deadline
         row = (
-            new_id(), item.decision, item.purpose, item.policy, item.team, request if item.purpose in AWAITED else None,
+            new_id(), item.decision, item.purpose, item.policy, item.team, request if item.purpose == "decide" else None,
             encode_review_question(item.question, item.decision), item.protocol, item.identities_sha256, item.menu,
             item.panel, item.rule, int(item.escalates), item.price, item.lease, item.undo, int(item.drawn), needed, "open",
             now + item.due, deadline, now,
@@ -272,9 +272,7 @@ def held_question(token: str, reviewer: str) -> SingleQuery:
     )
 
 
-def vote(
-    session: Session, token: str, reviewer: str, choice: int, *, active: float | None, edit: str | None
-) -> float | None:
+def vote(session: Session, token: str, reviewer: str, choice: int, *, active: float | None) -> float | None:
     """Cast a vote; after the item has ended it is recorded as late, which the reviewer is not told."""
     note_presence(session, reviewer)
     now = session.now()
@@ -288,13 +286,13 @@ def vote(
             return max(0.0, counts - now)
         [locked] = session.rows(f"update reviews set revision = revision + 1 where id = ? returning {_LOCKED}", item)
         for (level,) in session.rows("delete from review_claims where token = ? returning level", token):
-            return _cast(session, token, locked, reviewer, level, choice, since=since, active=active, edit=edit)
+            return _cast(session, token, locked, reviewer, level, choice, since=since, active=active)
     return None
 
 
 def _cast(
     session: Session, token: str, locked: _LockedRow, reviewer: str, level: int, choice: int, *, since: float,
-    active: float | None, edit: str | None,
+    active: float | None,
 ) -> float:  # fmt: skip
     """Write a vote on an item, which is locked and in which its voter had a place, and free the place."""
     now = session.now()
@@ -302,11 +300,11 @@ def _cast(
     late = state != "open" or current != level
     place = choice if payload is None else decode_review_question(payload, item).places[choice]
     session.run(
-        "insert into votes (token, item, reviewer, level, at, counts, choice, held, active, late, edit) "
-        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (token) do update set at = excluded.at, "
+        "insert into votes (token, item, reviewer, level, at, counts, choice, held, active, late) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (token) do update set at = excluded.at, "
         "counts = excluded.counts, choice = excluded.choice, held = excluded.held, active = excluded.active, "
-        "late = excluded.late, edit = excluded.edit, withdrawn = null",
-        *(token, item, reviewer, level, now, now + undo, place, max(0.0, now - since), active, int(late), edit),
+        "late = excluded.late, withdrawn = null",
+        *(token, item, reviewer, level, now, now + undo, place, max(0.0, now - since), active, int(late)),
     )
     _note_seen(session, item, reviewer, "voted", now)
     if not late:

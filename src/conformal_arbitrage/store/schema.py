@@ -215,11 +215,11 @@ create table review_returns (
 );
 create index review_returns_by_time on review_returns (at);
 
--- Each vote counts from `counts` on, unless it is withdrawn before; `edit` has changed arguments of tool calls.
+-- Each vote counts from `counts` on, unless it is withdrawn before.
 create table votes (
     token {text} primary key, item {text} not null, reviewer {text} not null, level {integer} not null,
     at {real} not null, counts {real} not null, choice {integer} not null, held {real} not null, active {real},
-    late {integer} not null, withdrawn {real}, edit {text}
+    late {integer} not null, withdrawn {real}
 );
 create index votes_by_item on votes (item);
 create index votes_by_time on votes (at);

@@ -15,7 +15,6 @@ from conformal_arbitrage.store.record import Event
 from conformal_arbitrage.store.review_base import (
     CastVote,
     GradingNews,
-    HeldAnswer,
     HeldReview,
     NewReview,
     ReviewEnd,
@@ -91,13 +90,9 @@ class SQLReviews(SQLJobs):
         rows = await self._read(reviews.held_question(token, reviewer))
         return decode_review_question(rows[0][1], rows[0][0]) if rows else None
 
-    async def vote_review(
-        self, token: str, reviewer: str, choice: int, *, active: float | None = None, edit: str | None = None
-    ) -> float | None:
+    async def vote_review(self, token: str, reviewer: str, choice: int, *, active: float | None = None) -> float | None:
         """See `ReviewStore.vote_review`."""
-        return await self._write(
-            lambda session: reviews.vote(session, token, reviewer, choice, active=active, edit=edit)
-        )
+        return await self._write(lambda session: reviews.vote(session, token, reviewer, choice, active=active))
 
     async def undo_review(self, token: str, reviewer: str) -> HeldReview | None:
         """See `ReviewStore.undo_review`."""
@@ -137,10 +132,6 @@ class SQLReviews(SQLJobs):
     async def review_outcomes(self, decisions: Collection[str]) -> Mapping[str, ReviewOutcome]:
         """See `ReviewStore.review_outcomes`."""
         return await self._read(lambda session: review_ends.review_outcomes(session, decisions))
-
-    async def held_answer(self, decision: str) -> HeldAnswer | None:
-        """See `ReviewStore.held_answer`."""
-        return await self._read(lambda session: review_ends.held_answer(session, decision))
 
     async def decided_requests(self, *, limit: int) -> list[ReviewRequest]:
         """See `ReviewStore.decided_requests`."""

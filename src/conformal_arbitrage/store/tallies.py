@@ -162,7 +162,6 @@ def counts_of(decision: DecisionBody, decided_by: str, completions: Sequence[Com
     costs = [leg.spent.cost for leg in whole.legs if leg.role == "guardian" and leg.error is None]
     known = [cost for cost in costs if cost is not None]
     drawn = known if whole.audited else []
-    changed = None if completion is None or completion.call_review is None else completion.call_review.no_guarantee
     return PolicyTally(
         policy="",
         version=0,
@@ -170,7 +169,7 @@ def counts_of(decision: DecisionBody, decided_by: str, completions: Sequence[Com
         by_primary=int(chose == "primary"),
         by_guardian=int(chose == "guardian"),
         by_fallback=int(chose == "fallback"),
-        no_guarantee=int((whole.no_guarantee or changed) is not None),
+        no_guarantee=int(whole.no_guarantee is not None),
         cost=whole.cost or 0.0,
         unknown_cost=int(whole.cost is None),
         guardian_calls=len(known),

@@ -6,7 +6,7 @@ Knows nothing of how votes become a verdict.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
@@ -23,10 +23,8 @@ from conformal_arbitrage.gateway.console.visits import Visit, Visitor
 from conformal_arbitrage.gateway.review_figures import own_figures, team_figures
 from conformal_arbitrage.gateway.reviewing import Assignment, Seat
 from conformal_arbitrage.gateway.staffing import ASSUMED_SECONDS, Workload, joint, share_now, team_traffic, workload
-from conformal_arbitrage.gateway.tool_calls import ARGUMENTS, editable, shown_arguments, unchecked_text, visible
 from conformal_arbitrage.gateway.verdicts import Vote
 from conformal_arbitrage.store.console_base import PolicyTally
-from conformal_arbitrage.store.review_base import ProposedCall
 from conformal_arbitrage.types import DAY
 
 _LONGEST_TOKEN = 64
@@ -38,20 +36,6 @@ class ReviewerDay:
 
     done: int
     median: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownCall:
-    """A tool call on the page: `field` names what its arguments are changed in; None if they cannot be there.
-
-    `unchecked` says what is not checked of a change.
-    """
-
-    name: str
-    text: str
-    field: str | None
-    held: bool
-    unchecked: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +81,7 @@ class ReviewPage:
             return await self._page(visit, seat, state="paused")
         said, undo = "", ""
         if act == "vote":
-            try:
-                said, undo = await self._vote(visit, seat, token)
-            except RequestError as error:
-                if error.param != ARGUMENTS:
-                    raise
-                item = await self._parts.desk.take(seat)
-                return await self._page(visit, seat, item=item, said=sentence(str(error)), typed=visit.form)
+            said, undo = await self._vote(visit, seat, token)
         elif act == "skip":
             said = "Left to someone else." if await self._parts.desk.skip(seat, token) else _GONE
         item = await self._parts.desk.take(seat)
@@ -111,8 +89,8 @@ class ReviewPage:
 
     async def _vote(self, visit: Visit, seat: Seat, token: str) -> tuple[str, str]:
         """Vote; return what to say, and the token to take the vote back with."""
-        active, arguments = _active(visit.form.get("active", "")), typed_arguments(visit.form)
-        counts = await self._parts.desk.vote(seat, token, vote_of(visit.form), active, arguments)
+        active = _active(visit.form.get("active", ""))
+        counts = await self._parts.desk.vote(seat, token, vote_of(visit.form), active)
         if counts is None:
             return _GONE, ""
         return "Recorded.", token if counts > 0 else ""
@@ -164,11 +142,9 @@ class ReviewPage:
 
     async def _page(
         self, visit: Visit, seat: Seat | None, *, item: Assignment | None = None, state: str = "empty", said: str = "",
-        undo: str = "", why: str = "", typed: Mapping[str, str] | None = None,
+        undo: str = "", why: str = "",
     ) -> Response:  # fmt: skip
         values: dict[str, Any] = {"item": item, "state": state, "said": said, "undo": undo, "why": why}
-        values["calls"] = () if item is None else shown_calls(item.calls, typed or {})
-        values["typed"] = typed or {}
         since = await self._parts.news.since(blind=not visit.who.is_admin)
         waiting, day = 0, ReviewerDay(done=0, median=None)
         if seat is not None:
@@ -180,26 +156,6 @@ class ReviewPage:
         now = time.time()
         held = await self._parts.store.own_votes(reviewer, since=now - now % DAY)
         return ReviewerDay(done=len(held), median=median(held) if held else None)
-
-
-def shown_calls(calls: Sequence[ProposedCall], typed: Mapping[str, str]) -> list[ShownCall]:
-    """Return tool calls as the page shows them, with what was typed already."""
-    places = {call.place: f"{ARGUMENTS}-{number}" for number, call in enumerate(editable(calls))}
-    shown: list[ShownCall] = []
-    for call in calls:
-        field = places.get(call.place) if call.held else None
-        text = typed.get(field or "", shown_arguments(call))
-        unchecked = "" if field is None else unchecked_text(call)
-        shown.append(ShownCall(name=visible(call.name), text=text, field=field, held=call.held, unchecked=unchecked))
-    return shown
-
-
-def typed_arguments(form: Mapping[str, str]) -> list[str] | None:
-    """Return the arguments of tool calls in the order of their fields; None if the form has none."""
-    texts: list[str] = []
-    while (field := f"{ARGUMENTS}-{len(texts)}") in form:
-        texts.append(form[field])
-    return texts or None
 
 
 _GONE = "That question was given to someone else meanwhile."

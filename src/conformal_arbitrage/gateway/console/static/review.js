@@ -47,11 +47,8 @@ if (item) {
       item.querySelector(".option:not([hidden]) input")?.focus();
     });
   }
-  item.addEventListener("input", (event) => {
-    if (event.target.matches("textarea")) item.querySelector("input[name=choice][value='1']").checked = true;
-  });
   item.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.target.matches("button, input[type=search], textarea")) return;
+    if (event.key !== "Enter" || event.target.matches("button, input[type=search]")) return;
     event.preventDefault();
     item.requestSubmit(buttons("vote"));
   });
