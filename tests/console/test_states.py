@@ -213,16 +213,16 @@ def test_a_second_enter_answers_nothing(crew, open_page):
     }
 
 
-def test_a_question_that_comes_between_the_page_and_its_stream_is_shown(crew, open_page):
+def test_a_question_that_comes_between_the_page_and_its_first_poll_is_shown(crew, open_page):
     gate = crew()
     page, calls = sign_in(open_page(), gate, "ann"), []
 
     def late(route):
-        if not calls:  # the page has been made, and its stream has not begun
+        if not calls:  # the page has been made, and has not asked yet
             calls.append(asked(gate))
         route.continue_()
 
-    page.route("**/console/events*", late)
+    page.route("**/console/changes", late)
     page.keyboard.press("Enter")
     page.wait_for_selector("#item")  # by itself
     page.keyboard.press("1")

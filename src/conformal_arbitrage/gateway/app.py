@@ -24,7 +24,6 @@ from conformal_arbitrage.gateway.auditor import Auditor
 from conformal_arbitrage.gateway.auth import Authenticator
 from conformal_arbitrage.gateway.background import Background
 from conformal_arbitrage.gateway.console.app import Console
-from conformal_arbitrage.gateway.console.news import News
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.rendering import Pages
 from conformal_arbitrage.gateway.console.visits import Doorkeeper
@@ -206,7 +205,7 @@ class _Routes:
             ConsoleParts(
                 config=parts.config, store=parts.store, policies=parts.policies, watcher=self.watcher,
                 renewer=parts.renewer, background=self.background, breakers=parts.breakers, refresher=self._refresher,
-                doorkeeper=doorkeeper, pages=Pages(), news=News(parts.store), clock=parts.clock, desk=parts.desk,
+                doorkeeper=doorkeeper, pages=Pages(), clock=parts.clock, desk=parts.desk,
                 webhooks=WebhookTests(parts.webhooks), secret=parts.secret,
             )
         )  # fmt: skip

@@ -33,7 +33,7 @@ from uvicorn.server import ServerState
 
 from conformal_arbitrage.gateway.addresses import address_of, group_of
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.middleware import ENDLESS, error_document
+from conformal_arbitrage.gateway.middleware import error_document
 from conformal_arbitrage.live.config import GatewayConfig
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -402,8 +402,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unread_since = None
 
     def shutdown(self) -> None:
-        """Close once the request in flight has been answered; one that is incomplete, or never ends, is dropped."""
-        if self.phase in ("body", "draining", "refused") or (self._is_answering() and ENDLESS in self.cycle.scope):
+        """Close once the request in flight has been answered; one that is incomplete is dropped."""
+        if self.phase in ("body", "draining", "refused"):
             self.transport.close()
         else:
             super().shutdown()

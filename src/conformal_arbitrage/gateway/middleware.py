@@ -39,7 +39,6 @@ SENT = "arbitrage.sent"
 _CALLER = "arbitrage.caller"
 _HEADERS = "arbitrage.headers"
 POLICY = "arbitrage.policy"
-ENDLESS = "arbitrage.endless"
 """In the scope of a request whose response ends only when its connection does."""
 
 

@@ -72,7 +72,7 @@ class OverviewPage:
     async def overview(self, visit: Visit) -> Response:
         """Show how every policy does."""
         parts = self._parts
-        since = await parts.news.since(blind=not visit.who.is_admin)
+        since = await parts.changes(visit)
         now = parts.clock()
         tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
         visible = [live for live in parts.policies.all() if visit.who.sees(live.name)]

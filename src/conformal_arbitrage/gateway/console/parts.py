@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.background import Background
-from conformal_arbitrage.gateway.console.news import News
 from conformal_arbitrage.gateway.console.rendering import Pages
 from conformal_arbitrage.gateway.console.visits import Doorkeeper, Visit
 from conformal_arbitrage.gateway.middleware import Refresher
@@ -36,11 +35,19 @@ class ConsoleParts:
     refresher: Refresher
     doorkeeper: Doorkeeper
     pages: Pages
-    news: News
     desk: Desk
     webhooks: WebhookTests
     secret: bytes
     clock: Callable[[], float]
+
+    async def changes(self, visit: Visit) -> str:
+        """Return how far policies, figures and queue have come; pages are fetched again when it differs from theirs.
+
+        Reviewers are told nothing of figures, which change when an audit is drawn.
+        """
+        policies, queue = await self.store.change_count(), await self.store.open_places()
+        figures = sum(ledger.change for ledger in await self.store.ledgers()) if visit.who.is_admin else 0
+        return f"{policies}-{figures}-{queue}"
 
     def policy(self, visit: Visit) -> LivePolicy:
         """Return the policy that a path names.

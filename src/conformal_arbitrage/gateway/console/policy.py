@@ -53,7 +53,7 @@ class PolicyPage:
 
     async def _page(self, visit: Visit, live: LivePolicy, **more: Any) -> Response:
         parts, now = self._parts, self._parts.clock()
-        since = await parts.news.since(blind=not visit.who.is_admin)
+        since = await parts.changes(visit)
         tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
         history = [_shown(version) for version in await parts.store.policy_history(live.name)]
         earlier = _earlier(history)

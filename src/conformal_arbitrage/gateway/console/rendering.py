@@ -82,7 +82,7 @@ class Pages:
             template: its file.
             visit: whom it is for.
             status: of the response.
-            since: what the page knows of, for its stream of news.
+            since: how far things had come when the page was made; empty for one that is never fetched again.
             values: what the template shows.
         """
         text = self._templates.get_template(template).render(

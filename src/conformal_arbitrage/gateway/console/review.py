@@ -112,7 +112,7 @@ class ReviewPage:
         if not visit.who.is_admin:
             people = self._parts.desk.people()
             teams = [own_figures(team, visit.who.name) for team in teams if visit.who.name in people[team.backlog.team]]
-        since = await self._parts.news.since(blind=not visit.who.is_admin)
+        since = await self._parts.changes(visit)
         plans = {team.backlog.team: await self._plan(team.backlog.team) for team in teams}
         return self._parts.pages.page("team.html", visit, since=since, teams=teams, plans=plans)
 
@@ -145,7 +145,7 @@ class ReviewPage:
         undo: str = "", why: str = "",
     ) -> Response:  # fmt: skip
         values: dict[str, Any] = {"item": item, "state": state, "said": said, "undo": undo, "why": why}
-        since = await self._parts.news.since(blind=not visit.who.is_admin)
+        since = await self._parts.changes(visit)
         waiting, day = 0, ReviewerDay(done=0, median=None)
         if seat is not None:
             waiting = await self._parts.store.open_reviews({*seat.teams, *seat.leads})

@@ -26,6 +26,8 @@ SIGNED_IN, IDLE = 12 * 3600.0, 3600.0
 """Seconds after which a sign-in is over, and after which it is if no page was asked for."""
 
 _NOTE_EVERY = 60.0
+POLL = "x-poll"
+"""The header of requests that a page makes by itself: they are no sign that someone is there."""
 _LARGEST_FORM, _MOST_FIELDS = 100_000, 50
 _FORM = "application/x-www-form-urlencoded"
 _RANK: Mapping[str, int] = {"review": 1, "admin": 2}
@@ -177,7 +179,7 @@ class Doorkeeper:
             await self._store.sign_out(_digest(token))
             reason = "an hour has passed without a page" if signed.valid else "the key is no longer valid"
             raise SignInNeededError(f"You were signed out: {reason}.")
-        if signed.idle > _NOTE_EVERY:
+        if signed.idle > _NOTE_EVERY and POLL not in request.headers:
             await self._store.note_sign_in(_digest(token))
         return Visitor(
             key_id=signed.key_id,

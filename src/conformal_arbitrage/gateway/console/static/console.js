@@ -1,7 +1,8 @@
-// What pages do with scripts: look again when the gateway says so, and move the cursor of a chart.
+// What pages do with scripts: fetch parts again that have changed, and move the cursor of a chart.
 // Text is only ever text: nothing here turns a string into markup.
 
 const root = document.documentElement;
+const POLL = { "X-Poll": "1" };  // what no person asked for must not keep them signed in
 
 class LivePart extends HTMLElement {
   busy() {
@@ -16,6 +17,7 @@ class LivePart extends HTMLElement {
     const request = new XMLHttpRequest();
     request.open("GET", location.href);
     request.responseType = "document";
+    request.setRequestHeader("X-Poll", POLL["X-Poll"]);
     request.onload = () => {
       const page = request.response, part = page?.querySelectorAll("live-part")[index];
       if (request.status !== 200 || !part || this.busy()) return;
@@ -59,8 +61,9 @@ class ChartCursor extends HTMLElement {
 }
 customElements.define("chart-cursor", ChartCursor);
 
-// One stream for a page, closed while its tab is hidden: a browser has six connections to a host.
-let stream, seen = root.dataset.since, polling;
+// Every two seconds, while the tab is visible, ask whether anything has changed.
+const KINDS = ["policies", "figures", "queue"];
+let seen = root.dataset.since?.split("-");
 const look = (kind) => {
   for (const part of document.querySelectorAll("live-part")) {
     if (!part.getAttribute("name").split(" ").includes(kind)) continue;
@@ -68,23 +71,21 @@ const look = (kind) => {
     clearTimeout(part.again);
     part.again = setTimeout(() => part.refresh(), 8000);  // counts and courses follow within seconds
   }
-  document.dispatchEvent(Object.assign(new CustomEvent("news", { detail: kind }), { places: Number(seen.split("-")[2]) }));
+  document.dispatchEvent(Object.assign(new CustomEvent("changed", { detail: kind }), { places: Number(seen[2]) }));
 };
-const listen = () => {
-  if (!seen || stream || document.hidden) return;
-  stream = new EventSource(`/console/events?since=${encodeURIComponent(seen)}`);
-  for (const kind of ["policies", "figures", "queue"]) stream.addEventListener(kind, (event) => { seen = event.lastEventId; look(kind); });
-  stream.addEventListener("error", () => {
-    if (stream?.readyState !== EventSource.CLOSED) return;
-    stream = undefined;
-    polling ??= setInterval(() => document.hidden || ["policies", "figures", "queue"].forEach(look), 15000);
-  });
+const poll = async () => {
+  const reply = await fetch("/console/changes", { headers: POLL });
+  if (reply.redirected) location.assign(reply.url);  // signed out
+  if (reply.redirected || reply.status !== 200) return;
+  const before = seen;
+  seen = (await reply.text()).split("-");
+  KINDS.forEach((kind, k) => seen[k] !== before[k] && look(kind));
 };
-const close = () => { stream?.close(); stream = undefined; };
-document.addEventListener("visibilitychange", () => document.hidden ? close() : listen());
-addEventListener("pagehide", close);
-addEventListener("pageshow", (event) => event.persisted && listen());
-listen();
+const watch = async () => {
+  try { if (!document.hidden) await poll(); } catch { }  // the gateway is away; the next turn asks again
+  setTimeout(watch, 2000);
+};
+if (seen?.length === KINDS.length) setTimeout(watch, 2000);
 
 // A file is read into the field beside it, which is what the form sends.
 for (const input of document.querySelectorAll("input[type=file][data-into]")) {

@@ -1,4 +1,4 @@
-// The review page with scripts: single keys, a lease that is renewed while someone works, and news of the queue.
+// The review page with scripts: single keys, a lease that is renewed while someone works, and the next question by itself.
 
 const item = document.getElementById("item"), begin = document.getElementById("begin"), lost = document.getElementById("lost");
 const away = document.getElementById("away"), single = document.getElementById("single-keys");
@@ -70,7 +70,7 @@ addEventListener("keydown", (event) => {
 });
 
 // A question that arrives is fetched by itself only while someone is there to take it.
-document.addEventListener("news", (event) => {
+document.addEventListener("changed", (event) => {
   if (event.detail !== "queue" || !begin || !("waiting" in begin.dataset) || !event.places) return;
   if (Date.now() - acted < 60000) begin.requestSubmit(begin.querySelector("button"));
   else begin.querySelector(".lead").textContent = "A question has arrived: press Enter.";
