@@ -25,6 +25,7 @@ def demo(tmp_path_factory):
     return folder
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_code_block_runs(page, demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -90,6 +90,7 @@ def test_headers_without_end_are_cut_off_early(house, start):
     assert closed(gateway, "header_too_large") + closed(gateway, "malformed") == 1
 
 
+@pytest.mark.proof
 def test_a_header_of_150_megabytes_gets_431_for_less_cpu_than_sending_it_takes(tmp_path):
     async def story():
         async with Gateway(write_config(tmp_path, tmp_path / "arbitrage.db")) as gateway:
@@ -393,6 +394,7 @@ def test_a_full_gateway_closes_those_that_idle_longest_and_never_a_request(house
             peer.close()
 
 
+@pytest.mark.proof
 def test_the_limit_on_open_files_is_raised_for_connections_or_they_are_fewer():
     code = (
         "import resource; from conformal_arbitrage.gateway.connections import descriptors_for; "

@@ -7,6 +7,7 @@ import os
 import re
 
 import aiohttp
+import pytest
 
 from conformal_arbitrage.gateway.logs import MOST_WAITING
 from tests.gateway.durability import Gateway, chat_request, decision_request, write_config
@@ -35,6 +36,7 @@ async def _asked(gateway, count):
             return statuses, await reply.text()
 
 
+@pytest.mark.proof
 def test_thousands_of_requests_are_answered_while_nobody_reads_stderr(tmp_path):
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)

@@ -257,6 +257,7 @@ async def statuses_of(session, urls, count, name):
     return await asyncio.gather(*(ask(k) for k in range(count)))
 
 
+@pytest.mark.proof
 def test_two_gateways_under_load_spend_what_one_may_and_a_kill_forgets_nothing(where, tmp_path):
     async def story():
         calls = tmp_path / "calls"

@@ -98,6 +98,7 @@ def test_a_file_is_installed_whenever_it_changed_and_never_displaces_a_later_ver
     assert gateway.with_store(lambda store: store.verify()) == []
 
 
+@pytest.mark.proof
 def test_a_real_gateway_says_on_stderr_which_version_is_in_force(where, tmp_path):
     path = write_config(tmp_path, where)
 

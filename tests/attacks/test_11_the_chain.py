@@ -261,6 +261,7 @@ async def served(path, count, kill):
             await gateway.kill()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
 def test_a_gateway_signs_within_a_second_and_when_it_stops(where, tmp_path, monkeypatch, kill):
     monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)

@@ -145,6 +145,7 @@ def frame_of(log, **keywords):
     return ArrowFrame(log.to_arrow(), **keywords)
 
 
+@pytest.mark.proof
 @needs_pyspark
 @given(seed=st.integers(0, 2**32 - 1), keywords=st.sampled_from([*OPTIONS, {"confidence": "0.9"}]))
 @settings(max_examples=15, deadline=None)
@@ -255,6 +256,7 @@ class Deadly:
         os._exit(9)
 
 
+@pytest.mark.proof
 def test_processes_that_die_again_and_again_are_given_up_with_the_part_named(tmp_path, monkeypatch):
     monkeypatch.setattr("conformal_arbitrage.scorelog.engines._RESTARTS", 1)
     parts = ScoreParts.read(write_parts(some_log(60), tmp_path / "p", [30])).parts()

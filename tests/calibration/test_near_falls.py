@@ -14,6 +14,7 @@ from conformal_arbitrage.calibration import parts as parts_module
 from conformal_arbitrage.core.search import Bracket, Collect, Fold
 from tests.calibration.test_parts import KEY, OPTIONS, same, some_log, write_parts
 
+pytestmark = pytest.mark.proof
 GUESSES = {
     "sampled": None,
     "nothing": (),

@@ -131,6 +131,7 @@ def test_single_precision_and_large_scores_in_parts(tmp_path):
     assert not same(calibrate(large, 20_000, **keywords), calibrate(found, 20_000, **keywords))
 
 
+@pytest.mark.proof
 @given(seed=st.integers(0, 2**32 - 1), data=st.data())
 @settings(max_examples=12, deadline=None)
 def test_hostile_logs_in_parts(tmp_path_factory, seed, data):
@@ -181,6 +182,7 @@ class DyingProcesses(Processes):
         return super().run(Dying(work, DyingProcesses.marker), parts)
 
 
+@pytest.mark.proof
 def test_a_worker_that_dies_changes_nothing(tmp_path):
     log = some_log(600)
     found = ScoreParts.read(write_parts(log, tmp_path / "p", [200, 400]))
@@ -263,6 +265,7 @@ def test_what_needs_all_rows_is_refused_beyond_its_size(tmp_path, monkeypatch):
     assert calibrate(found, 0.2).n == 100
 
 
+@pytest.mark.proof
 def test_a_sample_is_uniform_declared_and_repeatable(tmp_path):
     log = some_log(1000)
     found = ScoreParts.read(write_parts(log, tmp_path / "p", [10, 500]))
@@ -402,6 +405,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_memory_does_not_grow_with_the_number_of_parts(tmp_path):
     rng = np.random.default_rng(0)

@@ -9,13 +9,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.cli import cli
 from conformal_arbitrage.cli.tour import write_gateway
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import UNSURE, hanging, says, until, votes
@@ -69,13 +71,13 @@ def paste(lines, **variables):
     return json.loads(done.stdout)
 
 
-def run(folder, *arguments, **variables):
-    return subprocess.run(
-        [*ARBITRAGE, *arguments], cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-        env=os.environ | variables, timeout=120,
-    )  # fmt: skip
+def run(folder, *arguments):
+    """Run a command in this process, in a folder."""
+    with chdir(folder):
+        return CliRunner().invoke(cli, arguments)
 
 
+@pytest.mark.proof
 def test_the_printed_call_of_the_demo_works_with_and_without_keys(demo):
     with serving(demo) as lines:
         [answer] = paste(lines)["answers"]
@@ -106,7 +108,7 @@ def test_a_question_that_was_not_recorded_is_not_worth_a_retry(demo):
 def test_an_unknown_policy_cannot_be_exported(demo):
     for how in ("--all", "--score-log"):
         done = run(demo, "records", "export", "--policy", "nope", how, "-o", "x.parquet")
-        assert done.returncode == 2
+        assert done.exit_code == 2
         assert "there is no policy 'nope' in arbitrage.toml; there are science" in done.stderr
     assert "policy 'science' has no decisions on record\n" in run(
         demo, "records", "export", "--policy", "science", "--all", "-o", "x.parquet"
@@ -154,6 +156,7 @@ cli(["demo", "--out", "tour"])
 """
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("when", ["sent", "answered"])
 def test_interrupting_the_demo_while_it_serves_leaves_no_traceback(tmp_path, when):
     done = subprocess.run(
@@ -245,7 +248,7 @@ def test_a_person_without_a_terminal_is_refused_at_start(house):
     person = re.sub(r"\[guardian\].*?(?=\[gateway\])", '[guardian]\nkind = "human"\nname = "ada"\n', text, flags=re.S)
     gateway.path.write_text(person)
     done = run(gateway.folder, "serve", "--port", "0")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "[guardian] is a person, and there is no terminal" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -313,7 +316,7 @@ def test_records_and_keys_need_no_key_of_a_provider(house, monkeypatch):
     gateway.decide()
     monkeypatch.delenv("SOME_PROVIDERS_KEY")
     done = run(gateway.folder, "records", "export", "--policy", "support", "--score-log", "-o", "log.parquet")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert set(ScoreLog.read(gateway.folder / "log.parquet").identities) == {"primary", "guardian"}
     for command in (
         ["records", "verify"],
@@ -321,6 +324,6 @@ def test_records_and_keys_need_no_key_of_a_provider(house, monkeypatch):
         ["keys", "list"],
         ["keys", "create"],
     ):
-        assert run(gateway.folder, *command).returncode == 0, command
+        assert run(gateway.folder, *command).exit_code == 0, command
     refused = run(gateway.folder, "serve", "--port", "0")
     assert "SOME_PROVIDERS_KEY is not set" in refused.stderr

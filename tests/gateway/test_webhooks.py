@@ -262,6 +262,7 @@ def test_neither_the_secret_nor_the_url_is_logged(house, at_once, caplog):
         assert "in-the-url" not in text
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_kill_9_while_a_message_is_sent_loses_none(database, request, tmp_path):
     where = str(tmp_path / "store.db")

@@ -31,6 +31,7 @@ def test_single_precision_survives_writing_and_reading(tmp_path, ending):
     assert ScoreLog.read(tmp_path / f"log{ending}").score_digits == 6
 
 
+@pytest.mark.proof
 @given(
     st.lists(
         st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=4), min_size=1, max_size=8

@@ -200,6 +200,7 @@ def test_all_but_identities_survives_the_capsule_interface(make, hand_over):
     assert_equal_logs(log, ScoreLog.from_frame(hand_over(log), outcomes=["severity"]), identities=False)
 
 
+@pytest.mark.proof
 @settings(max_examples=40)
 @given(
     st.lists(

@@ -1,11 +1,13 @@
 """Over many decisions under one certificate the mean loss lies in the stated range; a range without its luck is caught."""
 
 import numpy as np
+import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.monitoring.age import next_range
 from tests.validity.test_monitoring import most
 
+pytestmark = pytest.mark.proof
 RUNS, ROWS, ALPHA = 400, 300, 0.1
 
 

@@ -9,6 +9,7 @@ from conformal_arbitrage import ScoreLog, assess, calibrate
 from tests.validity.simulation import World, regret
 from tests.validity.test_clusters import LARGEST, draw, log_of
 
+pytestmark = pytest.mark.proof
 TIMES, ROWS, CONFIDENCE = 2000, 60, 0.9
 WORLDS = {"0/1": World(one_hot=True), "graded": World()}
 

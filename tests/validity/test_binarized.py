@@ -8,6 +8,7 @@ import pytest
 from conformal_arbitrage import ScoreLog, ScoreLogError, calibrate
 from tests.validity.simulation import keeps
 
+pytestmark = pytest.mark.proof
 N, ALPHA, TIMES, FRESH = 60, 0.1, 800, 200
 
 

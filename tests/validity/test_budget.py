@@ -15,15 +15,20 @@ FAILING = World(failing=0.9)
 N, ALPHA, TIMES = 20, 0.1, 1200
 
 
-@pytest.mark.parametrize("boundary", ["include", "random"])
-@pytest.mark.parametrize("sees", ["candidates", "all", "all-restricted-loss"])
-@pytest.mark.parametrize("world", [SMOOTH, COARSE, SURE], ids=["smooth", "coarse", "one-hot"])
+def proofs(*values):
+    return [pytest.param(value, marks=pytest.mark.proof) for value in values]
+
+
+@pytest.mark.parametrize("boundary", ["random", *proofs("include")])
+@pytest.mark.parametrize("sees", ["all", *proofs("candidates", "all-restricted-loss")])
+@pytest.mark.parametrize("world", [COARSE, *proofs(SMOOTH, SURE)], ids=["coarse", "smooth", "one-hot"])
 def test_the_budget_is_kept_by_every_rule(world, sees, boundary):
     rule = product(ALPHA, guardian_sees=sees, boundary=boundary)
     measured = expected_loss(world, rule, N, TIMES, sees_all=sees != "candidates")
     assert keeps(ALPHA, measured), measured
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("n", [20, 200])
 @pytest.mark.parametrize("sees", ["candidates", "all"])
 def test_continuous_scores_spend_the_budget_up_to_two_bounds_in_n(n, sees):
@@ -32,6 +37,7 @@ def test_continuous_scores_spend_the_budget_up_to_two_bounds_in_n(n, sees):
     assert spends(ALPHA, measured, n, 1.0), measured
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("sees", ["candidates", "all"])
 def test_a_random_boundary_spends_the_budget_even_on_coarse_scores(sees):
     rule = product(ALPHA, guardian_sees=sees, boundary="random")
@@ -40,17 +46,20 @@ def test_a_random_boundary_spends_the_budget_even_on_coarse_scores(sees):
     assert spends(ALPHA, measured, 60, 1.0), measured
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("boundary", ["include", "random"])
 def test_the_budget_is_kept_under_another_bound(boundary):
     measured = expected_loss(SEVERE, product(0.4, loss_bound=3, boundary=boundary), N, TIMES)
     assert keeps(0.4, measured), measured
 
 
+@pytest.mark.proof
 def test_the_papers_grid_keeps_the_budget():
     measured = expected_loss(SMOOTH, product(ALPHA, grid=0.1), N, TIMES)
     assert keeps(ALPHA, measured), measured
 
 
+@pytest.mark.proof
 def test_single_precision_scores_keep_the_budget():
     def rule(rng, primary, guardian, fails, fresh):
         certificate = calibrate(
@@ -64,6 +73,7 @@ def test_single_precision_scores_keep_the_budget():
     assert keeps(ALPHA, measured), measured
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("sees", ["candidates", "all"])
 def test_worst_case_counting_keeps_the_budget_when_the_guardian_fails_on_hard_queries(sees):
     rule = product(ALPHA, missing_guardian="worst_case", guardian_sees=sees)
@@ -92,6 +102,7 @@ def patchy_loss(choose, alpha, n, repetitions=400):
     return float(np.mean(means)), float(np.std(means, ddof=1) / repetitions**0.5)
 
 
+@pytest.mark.proof
 def test_a_users_own_loss_keeps_its_budget_on_the_envelope():
     measured = patchy_loss(
         lambda log, alpha: calibrate(log, alpha, loss=patchy, loss_bound=1, guardian_sees="candidates").relaxation,
@@ -101,6 +112,7 @@ def test_a_users_own_loss_keeps_its_budget_on_the_envelope():
     assert keeps(0.16, measured), measured
 
 
+@pytest.mark.proof
 def test_a_users_own_loss_keeps_its_budget_where_a_deferral_shows_everything():
     """Check the shipped rule; the loss is that of the top action alone, or of all actions."""
     rng = np.random.default_rng(7)
@@ -145,6 +157,7 @@ def test_dropping_the_bound_over_n_is_caught():
     assert not keeps(ALPHA, measured), measured
 
 
+@pytest.mark.proof
 def test_rounding_down_to_the_grid_is_caught():
     def rounded_down(log):
         return np.floor(calibrate(log, ALPHA, guardian_sees="candidates").relaxation * 10) / 10
@@ -153,6 +166,7 @@ def test_rounding_down_to_the_grid_is_caught():
     assert not keeps(ALPHA, measured), measured
 
 
+@pytest.mark.proof
 def test_comparing_raw_floats_at_deployment_is_caught():
     """`p >= top - relaxation` misses members exactly at the gap; alpha is just above the risk at gap 0.3."""
     world, alpha, n = World(decimals=1, one_hot=True, actions=2), 0.184, 20_000
@@ -174,6 +188,7 @@ def test_comparing_raw_floats_at_deployment_is_caught():
     assert not keeps(alpha, measured), measured
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("treatment", ["uniform", "dropped"])
 def test_treating_guardian_failures_as_uniform_or_dropping_them_is_caught(treatment):
     def rule(rng, primary, guardian, fails, fresh):
@@ -188,6 +203,7 @@ def test_treating_guardian_failures_as_uniform_or_dropping_them_is_caught(treatm
     assert not keeps(ALPHA, measured), measured
 
 
+@pytest.mark.proof
 def test_draws_from_row_numbers_are_caught():
     """Draws that rise with arrival put every later query beyond the calibrated draw."""
 
@@ -205,6 +221,7 @@ def test_draws_from_row_numbers_are_caught():
     assert not keeps(ALPHA, measured), measured
 
 
+@pytest.mark.proof
 def test_calibrating_one_loss_and_deploying_another_is_caught():
     """A threshold calibrated for showing all actions does not keep the budget if only candidates are shown."""
 
@@ -215,6 +232,7 @@ def test_calibrating_one_loss_and_deploying_another_is_caught():
     assert not keeps(ALPHA, measured), measured
 
 
+@pytest.mark.proof
 def test_using_a_loss_that_rises_without_its_envelope_is_caught():
     """Plant the first relaxation at which the empirical risk happens to fall below the budget."""
 

@@ -74,6 +74,7 @@ def test_a_cascade_keeps_its_budget_on_average_and_a_path_fitted_to_the_same_row
     assert mean > 0.1 + 3 * error
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("loss", [None, "net"])
 def test_a_chosen_cascade_keeps_its_budget_on_average(loss):
     rng, means, skills = np.random.default_rng(7), [], {"small": 0.6, "middle": 0.62}
@@ -83,6 +84,7 @@ def test_a_chosen_cascade_keeps_its_budget_on_average(loss):
     assert 0.05 < np.mean(means) <= 0.1 + 3 * np.std(means) / np.sqrt(len(means))
 
 
+@pytest.mark.proof
 def test_graded_losses_rounded_by_a_draw_keep_the_budget():
     rng, means = np.random.default_rng(6), []
     for k in range(150):

@@ -17,6 +17,7 @@ from conformal_arbitrage.core.gaps import row_sight
 from conformal_arbitrage.scorers import FunctionScorer
 from tests.validity.simulation import keeps
 
+pytestmark = pytest.mark.proof
 ALPHA, N, FRESH = 0.05, 60, 400
 
 

@@ -30,6 +30,7 @@ from conformal_arbitrage.store import AuditBody, Event, SQLiteStore
 from conformal_arbitrage.types import Spent
 from tests.validity.simulation import keeps, log_of
 
+pytestmark = pytest.mark.proof
 ACTIONS = ("a", "b")
 
 

@@ -10,6 +10,7 @@ import os
 
 import aiohttp
 import numpy as np
+import pytest
 
 from conformal_arbitrage import calibrate
 from conformal_arbitrage.collecting.from_records import score_log_of
@@ -19,6 +20,7 @@ from conformal_arbitrage.store import open_store
 from tests.gateway.durability import LOST, OURS, Gateway, _note, all_records, calls_by_name, encoded, named_in, run_sql
 from tests.validity.simulation import log_of
 
+pytestmark = pytest.mark.proof
 ACTIONS = ("a", "b")
 SERVED, ALPHA = 0.05, 0.1
 PER_ROUND, CALLERS = int(os.environ.get("FAULT_REQUESTS", "100")), 12

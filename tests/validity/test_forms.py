@@ -11,6 +11,7 @@ from conformal_arbitrage.core.losses import loss_stairs
 from conformal_arbitrage.core.trials import build_steps, draw_splits, run_trials
 from tests.validity.simulation import keeps
 
+pytestmark = pytest.mark.proof
 N, ALPHA, TIMES = 20, 0.1, 1200
 
 

@@ -17,6 +17,7 @@ from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, de
 from conformal_arbitrage.monitoring.panels import GRADE_PAIRS, count_grades
 from tests.validity.test_reviews import unbiased
 
+pytestmark = pytest.mark.proof
 N, KEY = 6000, b"k" * 32
 TERMS = GradingTerms(
     name="team", team=TeamConfig(members=("ann",)), panel=1, instructions="", overlap=0.0, settings=ReviewConfig()

@@ -7,6 +7,7 @@ from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.collecting.looking import BUDGETS, LookingPart
 from tests.validity.simulation import keeps
 
+pytestmark = pytest.mark.proof
 ROWS, TIMES, FRESH = 150, 250, 1500
 ALPHAS = np.array([float(one) for one in BUDGETS])
 PART = LookingPart([b"a project's secret key of 32 b"])

@@ -7,6 +7,7 @@ from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.evaluation.looks import note_look, seen_rows
 from tests.validity.simulation import keeps
 
+pytestmark = pytest.mark.proof
 N, ALPHA, TIMES, PRIMARIES, FRESH = 40, 0.1, 500, 10, 400
 
 

@@ -8,6 +8,7 @@ from conformal_arbitrage.live.watching import lines_of
 from conformal_arbitrage.monitoring.monitor import Monitor
 from tests.validity.test_monitoring import ALPHA, most
 
+pytestmark = pytest.mark.proof
 RUNS, ROWS, AUDITS = 120, 200, 1500
 NOW = 10.0
 

@@ -100,6 +100,7 @@ def test_rows_that_share_a_draw_are_walked_with_their_losses_first():
     assert [int(peak) / 10**12 for peak in curve.peaks] == [1.0, 0.0]
 
 
+@pytest.mark.proof
 def test_evaluation_keeps_the_budget_and_asks_less_than_the_regret():
     rng = np.random.default_rng(4)
     confidence = rng.random(1500)

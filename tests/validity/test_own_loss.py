@@ -97,6 +97,7 @@ def small(rng, n=20):
     return ScoreLog.from_arrays(log.primary.reshape(-1, 2), np.zeros((n, 2)), outcomes={"harm": harms.reshape(-1, 2)})
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("n", [8, 40])
 def test_a_declared_loss_in_full_sight_keeps_the_budget(n):
     """Cover hole 7: with at most 0.05 in full sight, alpha 0.1 is kept even where every query is deferred."""
@@ -108,6 +109,7 @@ def test_a_declared_loss_in_full_sight_keeps_the_budget(n):
     assert keeps(0.1, result), result
 
 
+@pytest.mark.proof
 def test_certificates_on_lucky_logs_only_are_caught():
     """Plant the old rule: any log whose total is within the budget gets a certificate, the others an error."""
 
@@ -132,6 +134,7 @@ def test_a_bound_below_the_resolution_of_losses_is_refused():
     assert (guardian.max(axis=1) - guardian[:, 0]).mean() == pytest.approx(1e-13)
 
 
+@pytest.mark.proof
 def test_the_smallest_bound_still_keeps_its_budget():
     scale = 1e-6
 

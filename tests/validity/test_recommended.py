@@ -9,6 +9,7 @@ from conformal_arbitrage import ScoreLog, recommend
 from conformal_arbitrage.evaluation import recommendation
 from tests.validity.simulation import keeps
 
+pytestmark = pytest.mark.proof
 N, ALPHA, TIMES, PRIMARIES, FRESH = 80, 0.1, 150, 5, 400
 LARGE, FEWER = 260, 60
 """Rows that are enough to learn a score on a half of the tuning half, and how often that is repeated."""

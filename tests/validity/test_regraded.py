@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.collecting.from_records import _first_grades as first_grades
 from conformal_arbitrage.store.record import FeedbackBody, Grades
 from tests.validity.simulation import keeps
 
+pytestmark = pytest.mark.proof
 N, ALPHA, TIMES, FRESH = 100, 0.1, 200, 100
 
 

@@ -21,6 +21,7 @@ from conformal_arbitrage.upstream.base import Reply, WholePort
 from tests.scripted import scores
 from tests.validity.simulation import keeps
 
+pytestmark = pytest.mark.proof
 N, ALPHA, TIMES, QUERIES = 30, 0.15, 40, 40
 ACTIONS = ("yes", "no")
 LIMITS = GatewayConfig()

@@ -12,6 +12,7 @@ import pytest
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.calibration.renewal import RenewalChain, chain_of, rows_after_alarm
 
+pytestmark = pytest.mark.proof
 ALPHA, RUNS, LOOKS, WINDOW = 0.05, 400, 20, 400
 SCIENCE = files("conformal_arbitrage") / "data" / "science.parquet"
 

@@ -16,6 +16,7 @@ from conformal_arbitrage.store import AuditBody, DecisionBody, Event, SQLiteStor
 from conformal_arbitrage.types import Leg, Spent
 from conformal_arbitrage.upstream.base import fingerprint
 
+pytestmark = pytest.mark.proof
 ALPHA, POLICIES, FIRST, RENEWALS, DAY = 0.1, 40, 50, 3, 86400.0
 SECRET = ProjectSecret((b"a long enough project secret",))
 IDENTITIES = {"primary": {"kind": "x", "model": "p"}, "guardian": {"kind": "x", "model": "g"}}

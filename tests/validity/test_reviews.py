@@ -9,6 +9,7 @@ from conformal_arbitrage.monitoring.panels import count_votes
 from tests.validity.simulation import expected_loss, keeps, product
 from tests.validity.test_monitoring import RUNS, bernoulli, most
 
+pytestmark = pytest.mark.proof
 ALPHA, ACTIONS, PEOPLE = 0.10, 3, 3
 
 

@@ -19,6 +19,7 @@ from tests.scripted import scores
 from tests.validity.simulation import keeps
 from tests.validity.test_rendering import ACTIONS, draws, truth
 
+pytestmark = pytest.mark.proof
 N, ALPHA, TIMES, QUERIES = 30, 0.15, 40, 40
 
 

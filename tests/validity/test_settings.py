@@ -28,6 +28,7 @@ from conformal_arbitrage.upstream.base import Reply, WholePort
 from tests.scripted import completion
 from tests.validity.simulation import keeps
 
+pytestmark = pytest.mark.proof
 N, ALPHA, TIMES, QUERIES = 60, 0.15, 40, 60
 LIMITS = GatewayConfig()
 

@@ -16,6 +16,7 @@ from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
 from tests.validity.test_monitoring import blocks, most
 from tests.validity.test_net import KEY, router_log
 
+pytestmark = pytest.mark.proof
 RUNS, AUDITS, LINE = 400, 5000, 0.05
 BLOCK = 5
 

@@ -12,6 +12,7 @@ from conformal_arbitrage.scorers import FunctionScorer
 from tests.validity.simulation import keeps
 from tests.validity.test_rendering import ACTIONS, draws, truth
 
+pytestmark = pytest.mark.proof
 N, ALPHA, TIMES, QUERIES = 30, 0.15, 40, 40
 
 

@@ -1,9 +1,11 @@
 """One certificate's long-run loss: how often it lies above alpha, and by how much, as certificates say."""
 
 import numpy as np
+import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 
+pytestmark = pytest.mark.proof
 ALPHA, ROWS, TIMES = 0.1, 400, 2000
 
 

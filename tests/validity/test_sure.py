@@ -64,6 +64,7 @@ SIZES = (0.25, 0.5, 0.75, 1.0)
 LINE, DELTA = 0.05, 0.1
 
 
+@pytest.mark.proof
 def test_a_betting_certificate_keeps_its_confidence():
     def shipped(log_):
         return calibrate(log_, LINE, confidence=0.9, key=KEY).relaxation
@@ -83,6 +84,7 @@ def betting(log_, *, order, wealth):
     return None
 
 
+@pytest.mark.proof
 def test_rows_sorted_by_their_losses_are_caught():
     def planted(log_):
         order = np.argsort(log_.guardian[1::2] - log_.guardian[::2], kind="stable")
@@ -91,6 +93,7 @@ def test_rows_sorted_by_their_losses_are_caught():
     assert failures(planted, runs=60, n=300, alpha=LINE, sizes=SIZES) > most(DELTA, 60)
 
 
+@pytest.mark.proof
 def test_adding_the_maxima_of_two_halves_is_caught():
     def halves(steps):
         middle = len(steps) // 2
@@ -161,6 +164,7 @@ def test_every_group_keeps_its_budget_and_a_pooled_threshold_is_caught():
         assert mean > 0.05 + 3 * error
 
 
+@pytest.mark.proof
 def test_all_groups_keep_their_confidence_together():
     rng, failed = np.random.default_rng(3), 0
     for _ in range(200):
@@ -169,6 +173,7 @@ def test_all_groups_keep_their_confidence_together():
     assert failed <= most(0.1, 200)
 
 
+@pytest.mark.proof
 def test_a_query_of_several_groups_loses_no_more_than_in_each():
     rng = np.random.default_rng(4)
     certificate = calibrate(grouped(rng, 600), 0.05, by="group")
@@ -195,6 +200,7 @@ def small_groups_loss(runs):
     return float(np.mean(losses)), float(np.std(losses) / runs**0.5)
 
 
+@pytest.mark.proof
 def test_small_groups_keep_the_budget_together_and_uncounted_queries_are_caught(monkeypatch):
     """With alpha 0.3 a group needs three rows; a hard group has three if the query is one of them."""
     mean, error = small_groups_loss(400)

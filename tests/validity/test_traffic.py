@@ -17,6 +17,7 @@ from conformal_arbitrage.scorers import ReplayScorer
 from conformal_arbitrage.store import AuditBody, Event, SQLiteStore
 from tests.validity.simulation import World, keeps, log_of, regret
 
+pytestmark = pytest.mark.proof
 N, ALPHA, TIMES, QUERIES = 20, 0.15, 150, 90
 WORLD = World(one_hot=True)
 ACTIONS = ("a", "b", "c")
