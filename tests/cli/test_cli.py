@@ -586,14 +586,3 @@ def test_the_installed_command_runs_and_shows_no_traceback(tmp_path):
     bad = subprocess.run([command, "inspect", "x.csv"], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == "arbitrage: x.csv: there is no such file, or it may not be read\n"
-
-
-def test_plan_says_how_many_people_it_takes(run):
-    traffic = ("--calls-per-hour", 600, "--guardian-share", 0.49, "--seconds", 38)
-    assert "294 votes an hour" in run("plan", "--reviews", *traffic).stdout
-    plan = json.loads(run("plan", "--reviews", *traffic, "--audit-rate", 0.05, "--votes", 2, "--json").stdout)[
-        "reviews"
-    ]
-    assert plan["reviews_per_hour"] == pytest.approx(600 * (0.49 + 0.05 * 0.51) * 2)
-    assert plan["rows"][-1]["waiting"] <= 0.01
-    run("plan", "--reviews", "--seconds", 38, code=2)

@@ -1,7 +1,6 @@
-"""The slider of the policy page, which only shows, and how many people a budget takes."""
+"""The slider of the policy page, which only shows."""
 
 import re
-from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
@@ -11,16 +10,11 @@ from conformal_arbitrage.calibration.stops import STOPS
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.looking import BUDGETS, LOOKING_SHARE, LookingPart
 from conformal_arbitrage.gateway.server import secret_of
-from conformal_arbitrage.gateway.staffing import busiest_hour, mean_held
-from conformal_arbitrage.monitoring.reviewing import plan_staffing
-from conformal_arbitrage.store import DecisionBody, new_id
-from conformal_arbitrage.store.review_base import CastVote
+from conformal_arbitrage.store import new_id
 from tests.console.filled import Visit
 from tests.console.test_browser import violations
 from tests.console.test_pages import words
 from tests.gateway.house import House, votes
-from tests.gateway.people import PeopleHouse
-from tests.store.facts import LEG, decision
 
 ROWS = 330
 
@@ -70,7 +64,7 @@ def test_the_slider_shows_what_budgets_would_ask_and_promises_nothing(looked_at)
     assert 100 <= int(rows) < 0.55 * ROWS
 
 
-@pytest.mark.parametrize("query", ["?alpha=x", "?alpha=-1", "?alpha=nan", "?alpha=1e400", "?calls=1e9&seconds=&alpha="])
+@pytest.mark.parametrize("query", ["?alpha=x", "?alpha=-1", "?alpha=nan", "?alpha=1e400", "?calls=1e9&alpha="])
 def test_odd_addresses_show_something(looked_at, query):
     assert shown(Visit(looked_at).open(f"/console/policies/support{query}"))[0] in {0.05, 0.3}
 
@@ -154,48 +148,3 @@ def test_too_few_rows_are_said_to_be_too_few(house):
     gate = house(House, certificate=False, policy={"mode": "shadow"})
     gate.decide()
     assert "100 with an outcome are needed" in words(Visit(gate).open("/console/policies/support"))
-
-
-def test_people_are_planned_for_the_busiest_hour_of_the_week():
-    monday = int(datetime(2026, 11, 16, 9, tzinfo=UTC).timestamp() // 3600)
-    calls, when = busiest_hour({monday: 600, monday - 168: 400, monday + 1: 499, monday - 167: 499})
-    assert (calls, when) == (500.0, "Monday, 9:00 UTC")
-    assert busiest_hour({}) == (0.0, None)
-
-
-def test_how_long_votes_take_leaves_skips_and_absences_out():
-    vote = {"reviewer": "ann", "team": "t", "at": 0.0}
-    cast = [CastVote(held=30.0, **vote), CastVote(held=9e9, **vote), CastVote(held=1.0, skipped=True, **vote)]
-    assert mean_held(cast, "t") == 615.0
-    assert mean_held(cast, "other") is None
-
-
-def test_five_people_at_600_questions_an_hour(house):
-    """The figures of `arbitrage plan --reviews`, on the page of the policy and of the team."""
-    gate = house(PeopleHouse, primary=votes(0.5, 0.4, 0.1), review={"wait": 50.0})
-    who = ["guardian"] * 294 + ["primary"] * 306
-    body = DecisionBody(
-        action=1, candidates=(1,), margin=0.8, legs=(LEG,), mode="enforce", form="menu", size=2, version=1
-    )
-    events = [decision(body=body, decided_by=one) for one in who]
-    gate.with_store(lambda store: store.commit(events))
-    gate.with_store(lambda store: store.fold_tallies())
-    text = words(Visit(gate).open("/console/policies/support?calls=600&seconds=38"))
-    plan = plan_staffing(calls_per_hour=600, guardian_share=0.49, seconds=38, wait=50)
-    four, five = (f"{100 * row.waiting:.1f} %" for row in plan.rows[:2])
-    assert "600 questions an hour: 294 votes an hour." in text
-    assert f"4 people leave {four} of the questions waiting for more than 50 s, 5 people {five}." in text
-    assert "An estimate, not a promise" in text
-    team = words(Visit(gate).open("/console/team"))
-    assert "Staffing. In the busiest hour of the week: 294 votes." in team
-    crowded = words(Visit(gate).open("/console/policies/support?calls=100000&seconds=1200"))
-    assert "100,000 questions an hour are too many for a plan, which is made for up to 10,000 people." in crowded
-
-
-def test_a_team_that_would_be_too_large_has_no_plan(monkeypatch, house):
-    monkeypatch.setattr("conformal_arbitrage.gateway.staffing.MOST_PEOPLE", 0.001)
-    gate = house(PeopleHouse, primary=votes(0.5, 0.4, 0.1))
-    gate.with_store(lambda store: store.commit([decision(decided_by="guardian") for _ in range(9)]))
-    gate.with_store(lambda store: store.fold_tallies())
-    assert "are too many for a plan" in words(Visit(gate).open("/console/policies/support"))
-    assert "Staffing." not in words(Visit(gate).open("/console/team"))

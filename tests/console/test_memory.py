@@ -116,13 +116,12 @@ import numpy as np
 from conformal_arbitrage.monitoring.history import LedgerCourse
 from conformal_arbitrage.monitoring.lines import watch_lines
 from conformal_arbitrage.monitoring.panels import median_grades
-from conformal_arbitrage.monitoring.reviewing import cohen_kappa, quantiles
+from conformal_arbitrage.monitoring.reviewing import quantiles
 course = LedgerCourse(watch_lines(0.05, n=2000), 50)
 course.take(np.zeros(50))
 course.figures()
 median_grades([(0.0, 1.0), (0.5, 0.5)])
 quantiles([1.0, 2.0, 4.0], 0.5, 0.9)
-cohen_kappa([(0, 1), (1, 1)] * 40)
 assert "numpy.ma" not in sys.modules, "np.unique, np.median or np.quantile was used"
 """
 

@@ -7,13 +7,9 @@ from conformal_arbitrage.monitoring.reviewing import (
     LEVELS,
     SecondOpinion,
     agreement,
-    agreement_by_pair,
     agreement_by_person,
-    cohen_kappa,
-    erlang_c,
     grade_agreement,
     krippendorff,
-    plan_staffing,
     quantiles,
     waiting_time,
 )
@@ -36,13 +32,6 @@ def test_alpha_is_the_published_one(scale, published):
 def test_alpha_without_anything_to_disagree_about_is_one():
     assert krippendorff([[1, 1], [1, 1]]) == 1.0
     assert krippendorff([[1], [2]]) == 1.0
-
-
-def test_kappa_is_the_textbook_one():
-    pairs = [(1, 1)] * 20 + [(1, 0)] * 5 + [(0, 1)] * 10 + [(0, 0)] * 15
-    assert cohen_kappa(pairs) == pytest.approx(0.4)
-    assert cohen_kappa(pairs[:29]) is None
-    assert cohen_kappa([(1, 1)] * FEWEST_ITEMS) == 1.0
 
 
 def opinions(pairs, size=3, menu="m"):
@@ -123,58 +112,6 @@ def test_nobody_there_means_no_forecast():
     assert waiting_time(6, 20.0, 3) == 40.0
     assert waiting_time(6, 20.0, 0) is None
     assert waiting_time(6, None, 3) is None
-
-
-def test_erlang_c_is_the_closed_form_for_one_and_two_people():
-    assert erlang_c(1, 0.7) == pytest.approx(0.7)
-    load = 1.2
-    assert erlang_c(2, load) == pytest.approx(load**2 / (2 + load))
-
-
-def test_a_plan_names_the_people_it_takes():
-    plan = plan_staffing(calls_per_hour=600, guardian_share=0.49, seconds=38, wait=60)
-    assert plan.reviews_per_hour == pytest.approx(294)
-    by_people = {row.people: row.waiting for row in plan.rows}
-    assert list(by_people) == [4, 5, 6]
-    assert by_people[4] == pytest.approx(0.13, abs=0.01)
-    assert by_people[5] == pytest.approx(0.013, abs=0.002)
-    assert all(row.busy < 1 for row in plan.rows)
-
-
-def test_audits_panels_and_second_opinions_are_work_too():
-    plan = plan_staffing(
-        calls_per_hour=100, guardian_share=0.2, audit_rate=0.05, votes_per_item=2, overlap=0.1, seconds=30
-    )
-    assert plan.reviews_per_hour == pytest.approx(100 * 0.24 * 2 * 1.1)
-
-
-def test_the_plan_is_what_a_simulated_queue_does():
-    """Poisson arrivals, exponential times: the share that waits longer than the plan's seconds."""
-    rng = np.random.default_rng(3)
-    seconds, people, calls = 38.0, 4, 200_000
-    arrivals = np.cumsum(rng.exponential(3600 / 294, calls))
-    service = rng.exponential(seconds, calls)
-    free, waits = [0.0] * people, np.empty(calls)
-    for k in range(calls):
-        soonest = min(range(people), key=free.__getitem__)
-        start = max(arrivals[k], free[soonest])
-        waits[k], free[soonest] = start - arrivals[k], start + service[k]
-    plan = plan_staffing(calls_per_hour=294, guardian_share=1.0, seconds=seconds, wait=60)
-    assert float(np.mean(waits > 60)) == pytest.approx(plan.rows[0].waiting, abs=0.015)
-
-
-def test_two_people_are_compared_on_the_menu_that_most_questions_have():
-    def opinion(first, second, menu="m", size=3):
-        return SecondOpinion(first=first, second=second, size=size, menu=menu)
-
-    alike = [opinion(("ann", k % 3), ("bob", k % 3)) for k in range(30)]
-    swapped = [opinion(("bob", k % 3), ("ann", k % 3)) for k in range(10)]
-    elsewhere = [opinion(("ann", 0), ("bob", 1), menu="other") for _ in range(20)]
-    few = [opinion(("ann", 0), ("cid", 0)) for _ in range(29)]
-    alone = [opinion(("ann", 0), ("ann", 1)) for _ in range(5)]
-    assert agreement_by_pair([*alike, *swapped, *elsewhere, *few, *alone]) == {("ann", "bob"): (40, 1.0)}
-    assert agreement_by_pair([]) == {}
-    assert agreement_by_pair([opinion(("ann", 0), ("bob", 0), size=1)]) == {}
 
 
 def test_quantiles_are_those_of_numpy():

@@ -36,20 +36,6 @@ def commit(store, *events, **options):
     asyncio.run(store.commit(list(events), **options))
 
 
-def test_a_team_changes_when_other_people_are_on_it(store):
-    async def use():
-        changes = []
-        for people in ("ann", "ann", "ann, bob", "ann, bob", "ann"):
-            await store.note_team("support", people)
-            await store.note_team("other", "cid")
-            changes.append(len(await store.team_changes("support")))
-        assert changes == [0, 0, 1, 1, 2]
-        assert await store.team_changes("other") == []
-        assert await store.team_changes("support") == sorted(await store.team_changes("support"))
-
-    asyncio.run(use())
-
-
 def test_a_sign_in_lasts_its_time_and_ends_with_its_key(store):
     async def use():
         await store.create_key(id="k", sha256="0" * 64, scope="review", label="reviewer-1", policies=["a"])

@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from conformal_arbitrage.monitoring.delays import AuditPlan
 
 
-_POSITIVE = click.FloatRange(0, min_open=True)
-_SHARE = click.FloatRange(0, 1)
-
-
 @click.command("plan")
 @click.option("--alpha", metavar="A", help="The risk budget.  [default: as configured]")
 @click.option("--config", metavar="FILE", help="Source of alpha if not given.  [default: arbitrage.toml]")
@@ -28,16 +24,6 @@ _SHARE = click.FloatRange(0, 1)
     help="Share of decisions that the Primary makes; audits of the others call nobody.",
 )  # fmt: skip
 @click.option("--guardian-cost", type=float, metavar="$", help="Dollars per query of the Guardian.")
-@click.option("--reviews", is_flag=True, help="Report how many people it takes as the Guardian; needs the next three.")
-@click.option("--calls-per-hour", type=_POSITIVE, metavar="N", help="The traffic.")
-@click.option("--guardian-share", type=_SHARE, metavar="D", help="Share of calls that is deferred, as evaluate shows.")
-@click.option("--seconds", type=_POSITIVE, metavar="S", help="Seconds that a vote takes on average.")
-@click.option("--votes", type=_POSITIVE, default=1.0, show_default=True, metavar="V", help="Votes per question.")
-@click.option("--overlap", type=_SHARE, default=0.0, metavar="O", help="Share of questions with a second opinion.")
-@click.option(
-    "--wait", type=_POSITIVE, default=60.0, show_default=True, metavar="W",
-    help="Seconds within which a question should be taken.",
-)  # fmt: skip
 @options.as_json
 def plan_command(
     *,
@@ -49,20 +35,14 @@ def plan_command(
     decisions_per_day: float | None,
     primary_share: float,
     guardian_cost: float | None,
-    reviews: bool,
     as_json: bool,
-    **people: float | None,
 ) -> None:
-    """Show how many rows a budget needs, how soon audits would see it broken, and how many people it takes.
+    """Show how many rows a budget needs, and how soon audits would see it broken.
 
     \b
     arbitrage plan --alpha 0.02 --loss-bound 3
     arbitrage plan --alpha 0.05 --audit-rate 0.05 --decisions-per-day 10000
-    arbitrage plan --reviews --calls-per-hour 600 --guardian-share 0.49 --seconds 38
     """
-    if reviews:
-        _report_people(people, audit_rate, as_json=as_json)
-        return
     from conformal_arbitrage.calibration.planning import plan
     from conformal_arbitrage.monitoring.delays import plan_audits
 
@@ -116,32 +96,3 @@ def _show_audits(audits: "AuditPlan") -> None:
     options.print_table(header, lines, title="How soon a loss above the line turns the monitor red")
     line = "The line is alpha with --confidence; without it, it lies above alpha by what bad luck may explain."
     click.echo(options.wrapped(f"Red is the monitor's alarm: audits show that the loss is above the line. {line}"))
-
-
-def _report_people(people: dict[str, float | None], audit_rate: float | None, *, as_json: bool) -> None:
-    from conformal_arbitrage.monitoring.reviewing import plan_staffing
-
-    calls, share, seconds = (people[name] for name in ("calls_per_hour", "guardian_share", "seconds"))
-    if calls is None or share is None or seconds is None:
-        raise click.UsageError("--reviews needs --calls-per-hour, --guardian-share and --seconds")
-    plan = plan_staffing(
-        calls_per_hour=calls,
-        guardian_share=share,
-        seconds=seconds,
-        audit_rate=audit_rate or 0.0,
-        votes_per_item=people["votes"] or 1.0,
-        overlap=people["overlap"] or 0.0,
-        wait=people["wait"] or 60.0,
-    )
-    if as_json:
-        options.print_json({"reviews": asdict(plan)})
-        return
-    click.echo(f"{plan.reviews_per_hour:,.0f} votes an hour keep {plan.load:.1f} people busy on average.")
-    lines = [[f"{row.people}", f"{100 * row.busy:.0f} %", f"{100 * row.waiting:.1f} %"] for row in plan.rows]
-    options.print_table(["people at work", "busy", f"questions not taken within {plan.wait:g} s"], lines)
-    click.echo(
-        options.wrapped(
-            "This is an estimate, not a promise: it assumes that questions arrive at random and that some votes take longer "
-            "than others."
-        )
-    )

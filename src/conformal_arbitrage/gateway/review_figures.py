@@ -14,7 +14,6 @@ from conformal_arbitrage.monitoring.reviewing import (
     GRADES,
     Agreement,
     agreement,
-    agreement_by_pair,
     agreement_by_person,
     grade_agreement,
     quantiles,
@@ -31,7 +30,6 @@ class ReviewerFigures:
     Attributes:
         reviewer: who.
         votes, skips: how many.
-        returns, lapses: how many questions they gave back, or left until their lease ended.
         median, p90: seconds that a question was before them until they voted; None without votes.
         opinions: questions on which someone else gave an opinion too, for that purpose.
         agreement: of these, the share on which they chose the same; None if there were none.
@@ -40,8 +38,6 @@ class ReviewerFigures:
     reviewer: str
     votes: int
     skips: int
-    returns: int
-    lapses: int
     median: float | None
     p90: float | None
     opinions: int
@@ -55,25 +51,21 @@ class TeamFigures:
     Attributes:
         backlog: what is open, and who is there.
         forecast: seconds that a new question waits; None if that cannot be said.
-        votes, skips, returns, lapses, median, p90: as in `ReviewerFigures`.
+        votes, skips, median, p90: as in `ReviewerFigures`.
         agreement: on questions with a second opinion; None if there are too few.
         grade_agreement: likewise on answers that two people graded.
-        reviewers: everybody who voted, skipped, or gave something back.
-        pairs: every two people with enough second opinions in common: who, on how many questions, and Cohen's kappa.
+        reviewers: everybody who voted or skipped.
     """
 
     backlog: TeamBacklog
     forecast: float | None
     votes: int
     skips: int
-    returns: int
-    lapses: int
     median: float | None
     p90: float | None
     agreement: Agreement | None
     grade_agreement: Agreement | None
     reviewers: tuple[ReviewerFigures, ...]
-    pairs: tuple[tuple[str, str, int, float], ...] = ()
 
 
 async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFigures]:
@@ -81,34 +73,28 @@ async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFig
     backlogs = await store.team_backlogs(desk.people())
     if blind:
         backlogs = [replace(backlog, oldest=None, untaken=False) for backlog in backlogs]
-    cast, pairs, returned = await store.cast_votes(), await store.second_opinions(), await store.returned_reviews()
+    cast, pairs = await store.cast_votes(), await store.second_opinions()
     figures: list[TeamFigures] = []
     for backlog in backlogs:
         own = [vote for vote in cast if vote.team == backlog.team]
         opinions = [opinion for team, opinion in pairs if team == backlog.team]
         alike = agreement_by_person(opinions)
-        back = {name: counts for (team, name), counts in returned.items() if team == backlog.team}
         people = [
-            _person(name, [vote for vote in own if vote.reviewer == name], alike.get(name), back.get(name, (0, 0)))
-            for name in sorted({vote.reviewer for vote in own} | set(back))
+            _person(name, [vote for vote in own if vote.reviewer == name], alike.get(name))
+            for name in sorted({vote.reviewer for vote in own})
         ]
-        choices = [one for one in opinions if one.menu != GRADES]
-        returns, lapses = (sum(counts[k] for counts in back.values()) for k in (0, 1))
-        everyone = _person("", own, None, (returns, lapses))
+        everyone = _person("", own, None)
         figures.append(
             TeamFigures(
                 backlog=backlog,
                 forecast=waiting_time(backlog.votes_needed, everyone.median, len(backlog.present)),
                 votes=everyone.votes,
                 skips=everyone.skips,
-                returns=returns,
-                lapses=lapses,
                 median=everyone.median,
                 p90=everyone.p90,
-                agreement=agreement(choices),
-                grade_agreement=grade_agreement([one for one in opinions if one.menu == GRADES]),
+                agreement=agreement([opinion for opinion in opinions if opinion.menu != GRADES]),
+                grade_agreement=grade_agreement([opinion for opinion in opinions if opinion.menu == GRADES]),
                 reviewers=tuple(people),
-                pairs=tuple((*pair, *kappa) for pair, kappa in agreement_by_pair(choices).items()),
             )
         )
     return figures
@@ -116,20 +102,16 @@ async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFig
 
 def own_figures(team: TeamFigures, name: str) -> TeamFigures:
     """Return the figures of a team without those of a person's colleagues."""
-    return replace_fields(team, reviewers=tuple(one for one in team.reviewers if one.reviewer == name), pairs=())
+    return replace_fields(team, reviewers=tuple(one for one in team.reviewers if one.reviewer == name))
 
 
-def _person(
-    name: str, cast: Sequence[CastVote], alike: tuple[int, float] | None, back: tuple[int, int]
-) -> ReviewerFigures:
+def _person(name: str, cast: Sequence[CastVote], alike: tuple[int, float] | None) -> ReviewerFigures:
     held = [vote.held for vote in cast if not vote.skipped]
     median, p90 = quantiles(held, 0.5, 0.9) if held else (None, None)
     return ReviewerFigures(
         reviewer=name,
         votes=len(held),
         skips=len(cast) - len(held),
-        returns=back[0],
-        lapses=back[1],
         median=median,
         p90=p90,
         opinions=0 if alike is None else alike[0],

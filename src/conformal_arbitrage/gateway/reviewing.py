@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from msgspec import json
 from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.draws import draw
@@ -372,7 +371,6 @@ class Concluder:
         self._completing: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._called = 0.0
         self._rechecked = -_RECHECK_EVERY
-        self._unnoted = list(desk.teams)
 
     async def run(self) -> None:
         """Look at the queue four times a second until cancelled; return if there are no teams."""
@@ -382,7 +380,6 @@ class Concluder:
             while True:
                 try:
                     await self.turn()
-                    await self._note_teams()
                 except StoreError:
                     await asyncio.sleep(TICK)  # the database is unreachable; requests report that, votes wait
                 await self._desk.pause()
@@ -407,14 +404,6 @@ class Concluder:
         if time.monotonic() - self._called > _CALL_EVERY:
             self._called = time.monotonic()
             await self._call_someone()
-
-    async def _note_teams(self) -> None:
-        """Note who is on each team, once: gateways of another configuration may run beside this one for a while."""
-        while self._unnoted:
-            team = self._desk.teams[self._unnoted[-1]]
-            people = json.encode([sorted(team.members), sorted(team.leads)]).decode()
-            await self._store.note_team(self._unnoted[-1], people)
-            self._unnoted.pop()
 
     async def _recheck_teams(self) -> None:
         """Look for items that nobody can answer, since who is on a team may have changed while they were open."""

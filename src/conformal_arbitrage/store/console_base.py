@@ -109,10 +109,6 @@ class ConsoleStore(Protocol):
         """Return the counts of every version of every policy, from the hour of a time on."""
         ...
 
-    async def hourly_decisions(self, policy: str, *, since: float) -> dict[int, int]:
-        """Return how many decisions a policy made in each hour since 1970, from the hour of a time on."""
-        ...
-
     async def answered_in_time(self, policy: str, wait: float, *, days: float = 1.0) -> tuple[int, int]:
         """Return how many callers' questions people decided within `wait` seconds, of all that ended in the last days."""
         ...
@@ -137,14 +133,6 @@ class ConsoleStore(Protocol):
 
     async def own_votes(self, reviewer: str, *, since: float) -> list[float]:
         """Return for how many seconds a reviewer held each question that they voted on since then."""
-        ...
-
-    async def note_team(self, team: str, people: str) -> None:
-        """Note who is on a team from now on, in whatever words, unless that was noted last."""
-        ...
-
-    async def team_changes(self, team: str) -> list[float]:
-        """Return when it was noted that other people are on a team, in order."""
         ...
 
     async def marked_decisions(

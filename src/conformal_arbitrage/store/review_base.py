@@ -383,10 +383,6 @@ class ReviewStore(Protocol):
         """Return the votes and skips of the last days."""
         ...
 
-    async def returned_reviews(self, *, days: float = 30.0) -> Mapping[tuple[str, str], tuple[int, int]]:
-        """Return how many items people gave back, and how many leases they let end, by team and person."""
-        ...
-
     async def second_opinions(self, *, days: float = 90.0) -> list[tuple[str, SecondOpinion]]:
         """Return pairs of independent opinions on the same question, each with its team."""
         ...

@@ -312,7 +312,6 @@ def sweep_reviews(session: Session) -> None:
     now = session.now()
     session.run("update reviews set payload = null where closed < ? and payload is not null", now - _KEPT_SECONDS)
     session.run("delete from review_requests where expires <= ?", now)
-    session.run("delete from review_returns where at <= ?", now - 90 * DAY)
 
 
 def team_backlogs(session: Session, teams: Mapping[str, Collection[str]]) -> list[TeamBacklog]:
@@ -362,15 +361,6 @@ def cast_votes(session: Session, *, days: float) -> list[CastVote]:
     skips = session.rows("select reviewer, team, at from review_seen where at > ? and why = 'skipped'", since)
     cast = [CastVote(reviewer=who, team=team, at=at, held=held) for who, team, at, held in votes]
     return [*cast, *(CastVote(reviewer=who, team=team, at=at, held=0.0, skipped=True) for who, team, at in skips)]
-
-
-def returned_reviews(session: Session, *, days: float) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return how many items people gave back, and how many leases they let end, by team and person."""
-    rows = session.rows(
-        "select team, reviewer, sum(1 - lapsed), sum(lapsed) from review_returns where at > ? group by team, reviewer",
-        session.now() - days * DAY,
-    )
-    return {(team, reviewer): (int(returns), int(lapses)) for team, reviewer, returns, lapses in rows}
 
 
 def second_opinions(session: Session, *, days: float) -> list[tuple[str, SecondOpinion]]:

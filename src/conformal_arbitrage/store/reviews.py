@@ -110,8 +110,6 @@ def _held_by(session: Session, reviewer: str, now: float, lease: float | None) -
     for token, item, since, state, same_level in rows:
         if state != "open" or not same_level or now > since + LONGEST_HOLD:
             _drop(session, token, item)
-            if state == "open":
-                _note_return(session, item, reviewer, now, lapsed=True)
             return None
         session.run(
             "update review_claims set lease = ? + coalesce(?, (select lease from reviews where id = ?)) where token = ?",
@@ -179,14 +177,10 @@ def _shown(token: str, row: _ShownRow) -> HeldReview | None:
 
 def end_leases(session: Session, now: float) -> None:
     """Free the places of reviewers who have given no sign of life for the length of their lease."""
-    rows = session.rows(
-        "select token, item, reviewer from review_claims where lease <= ? order by lease limit ?", now, _MOST
-    )
-    for token, item, reviewer in rows:
-        if session.rows(f"select id from reviews where id = ?{session.dialect.skip_locked}", item) and _drop(
-            session, token, item, ended=now
-        ):
-            _note_return(session, item, reviewer, now, lapsed=True)
+    rows = session.rows("select token, item from review_claims where lease <= ? order by lease limit ?", now, _MOST)
+    for token, item in rows:
+        if session.rows(f"select id from reviews where id = ?{session.dialect.skip_locked}", item):
+            _drop(session, token, item, ended=now)
 
 
 def _lock(session: Session, item: str) -> None:
@@ -227,15 +221,8 @@ def give_back(session: Session, token: str, reviewer: str) -> None:
     """Free the place."""
     note_presence(session, reviewer)
     claim = _claim_of(session, token, reviewer)
-    if claim is not None and _drop(session, token, claim[0]):
-        _note_return(session, claim[0], reviewer, session.now(), lapsed=False)
-
-
-def _note_return(session: Session, item: str, reviewer: str, now: float, *, lapsed: bool) -> None:
-    session.run(
-        "insert into review_returns (reviewer, team, at, lapsed) select ?, team, ?, ? from reviews where id = ?",
-        *(reviewer, now, int(lapsed), item),
-    )
+    if claim is not None:
+        _drop(session, token, claim[0])
 
 
 def skip(session: Session, token: str, reviewer: str) -> bool:

@@ -209,12 +209,6 @@ create table review_seen (
 );
 create index review_skips on review_seen (at) where why = 'skipped';
 
--- What reviewers gave back, or left until their lease ended.
-create table review_returns (
-    reviewer {text} not null, team {text} not null, at {real} not null, lapsed {integer} not null
-);
-create index review_returns_by_time on review_returns (at);
-
 -- Each vote counts from `counts` on, unless it is withdrawn before.
 create table votes (
     token {text} primary key, item {text} not null, reviewer {text} not null, level {integer} not null,
@@ -242,10 +236,6 @@ create table review_calls (team {text} primary key, called {real} not null);
 create table grading_marks (
     policy {text} not null, writer {text} not null, seq {integer} not null, primary key (policy, writer)
 );
-
--- Who was on each team, since when.
-create table team_members (team {text} not null, at {real} not null, people {text} not null);
-create index team_members_by_time on team_members (team, at);
 """
 
 

@@ -4,7 +4,6 @@ Knows nothing of SQLite, PostgreSQL or threads.
 """
 
 from collections.abc import Callable, Collection
-from itertools import pairwise
 from typing import Any
 
 from conformal_arbitrage.store import marks, rows, sign_ins, tallies
@@ -18,10 +17,6 @@ _PLACES = SingleQuery("select coalesce(sum(needed - held - votes), 0) from revie
 _IN_TIME = (
     "select coalesce(sum(case when outcome is not null and closed - created <= ? then 1 else 0 end), 0), count(*) "
     "from reviews where closed > ? and policy = ? and purpose = 'decide'"
-)
-_NOTE_TEAM = (
-    "insert into team_members (team, at, people) select ?, ?, ? where coalesce("
-    "(select people from team_members where team = ? order by at desc limit 1), '') <> ?"
 )
 
 
@@ -59,10 +54,6 @@ class SQLConsole(SQLJobs):
         """See `ConsoleStore.tallies`."""
         return await self._scan(lambda session: tallies.tallies(session, since=since))
 
-    async def hourly_decisions(self, policy: str, *, since: float) -> dict[int, int]:
-        """See `ConsoleStore.hourly_decisions`."""
-        return await self._scan(lambda session: tallies.hourly_decisions(session, policy, since=since))
-
     async def answered_in_time(self, policy: str, wait: float, *, days: float = 1.0) -> tuple[int, int]:
         """See `ConsoleStore.answered_in_time`."""
         [(answered, ended)] = await self._scan(
@@ -92,15 +83,6 @@ class SQLConsole(SQLJobs):
         """See `ConsoleStore.own_votes`."""
         sql = "select held from votes where at >= ? and reviewer = ? and withdrawn is null"
         return [held for (held,) in await self._scan(SingleQuery(sql, (since, reviewer)))]
-
-    async def note_team(self, team: str, people: str) -> None:
-        """See `ConsoleStore.note_team`."""
-        await self._write(lambda session: session.run(_NOTE_TEAM, team, session.now(), people, team, people))
-
-    async def team_changes(self, team: str) -> list[float]:
-        """See `ConsoleStore.team_changes`. Gateways that start together may note the same people twice."""
-        noted = await self._read(SingleQuery("select people, at from team_members where team = ? order by at", (team,)))
-        return [at for (before, _), (after, at) in pairwise(noted) if after != before]
 
     async def marked_decisions(
         self,

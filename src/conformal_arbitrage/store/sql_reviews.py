@@ -170,10 +170,6 @@ class SQLReviews(SQLJobs):
         """See `ReviewStore.cast_votes`."""
         return await self._scan(lambda session: review_ends.cast_votes(session, days=days))
 
-    async def returned_reviews(self, *, days: float = 30.0) -> Mapping[tuple[str, str], tuple[int, int]]:
-        """See `ReviewStore.returned_reviews`."""
-        return await self._scan(lambda session: review_ends.returned_reviews(session, days=days))
-
     async def second_opinions(self, *, days: float = 90.0) -> list[tuple[str, SecondOpinion]]:
         """See `ReviewStore.second_opinions`."""
         return await self._scan(lambda session: review_ends.second_opinions(session, days=days))

@@ -218,15 +218,6 @@ def tallies(session: Session, *, since: float) -> list[PolicyTally]:
     return [_tally(row) for row in rows]
 
 
-def hourly_decisions(session: Session, policy: str, *, since: float) -> dict[int, int]:
-    """Return the decisions of a policy by the hour since 1970, from the hour of a time on."""
-    rows = session.rows(
-        "select hour, sum(decisions) from tallies where policy = ? and hour >= ? group by hour order by hour",
-        *(policy, int(since // _HOUR)),
-    )
-    return {int(hour): int(count) for hour, count in rows}
-
-
 def decisions_under(session: Session, policy: str, version: int) -> int:
     """Return how many decisions of a version were counted."""
     condition = "policy = ? and version = ?"

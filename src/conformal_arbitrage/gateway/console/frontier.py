@@ -25,7 +25,6 @@ from conformal_arbitrage.gateway.console.overview import guardian_cost
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.rendering import count_text, loss_text, money, percent
 from conformal_arbitrage.gateway.policy_table import LivePolicy
-from conformal_arbitrage.gateway.staffing import TeamTraffic, Workload, share_now, team_traffic, workload
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
 from conformal_arbitrage.store.console_base import PolicyTally
 from conformal_arbitrage.types import DAY
@@ -34,16 +33,14 @@ _LATEST = 5_000
 """So many of the latest rows are looked through; those in the looking part are shown."""
 _KEPT = 60.0
 """Seconds that a frontier is kept."""
-_MOST_CALLS, _LONGEST_VOTE = 100_000.0, 1200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownBudget:
-    """One budget of the slider: what it would ask, in figures and in words; `people` is None unless people answer."""
+    """One budget of the slider: what it would ask, in figures and in words."""
 
     point: LookedPoint
     dollars: float | None
-    people: Workload | None
     words: str
 
 
@@ -56,8 +53,6 @@ class ShownFrontier:
         chart: the picture.
         budgets: its stops.
         chosen: which of them is shown.
-        traffic: of people, where they answer; None otherwise.
-        now: people for the share that is deferred now.
     """
 
     frontier: LookedFrontier | None = None
@@ -65,8 +60,6 @@ class ShownFrontier:
     chart: object = None
     budgets: Sequence[ShownBudget] = field(default_factory=list[ShownBudget])
     chosen: int = 0
-    traffic: TeamTraffic | None = None
-    now: Workload | None = None
 
     @property
     def points(self) -> list[tuple[float, str]]:
@@ -85,26 +78,17 @@ class Frontiers:
 
     async def shown(self, live: LivePolicy, tally: PolicyTally, query: Mapping[str, str]) -> ShownFrontier:
         """Return the slider of a policy, set where the address says."""
-        frontier, terms, traffic, now = await self._frontier(live), live.pair.review, None, None
-        if terms is not None:
-            traffic = await team_traffic(self._parts.store, live, terms, now=self._parts.clock())
-            traffic = traffic.assuming(
-                calls=_number(query.get("calls", ""), _MOST_CALLS),
-                seconds=_number(query.get("seconds", ""), _LONGEST_VOTE),
-            )
-            now = workload(live, terms, traffic, share=share_now(live, tally))
+        frontier = await self._frontier(live)
         if isinstance(frontier, str):
-            return ShownFrontier(why=frontier, traffic=traffic, now=now)
+            return ShownFrontier(why=frontier)
         points, here = frontier.points, frontier.nearest(self._alpha(live))
         chosen = frontier.nearest(_number(query.get("alpha", ""), 1e9) or here.alpha)
         places = [(point.share, point.loss) for point in (here, chosen)]
         return ShownFrontier(
             frontier=frontier,
             chart=frontier_chart([(point.share, point.loss) for point in points], places[0], places[1], here.alpha),
-            budgets=[_budget(live, point, tally, traffic) for point in points],
+            budgets=[_budget(live, point, tally) for point in points],
             chosen=points.index(chosen),
-            traffic=traffic,
-            now=now,
         )
 
     def _alpha(self, live: LivePolicy) -> float:
@@ -154,10 +138,7 @@ def _too_few(rows: int, live: LivePolicy) -> str:
     )
 
 
-def _budget(live: LivePolicy, point: LookedPoint, tally: PolicyTally, traffic: TeamTraffic | None) -> ShownBudget:
-    terms, people = live.pair.review, None
-    if terms is not None and traffic is not None:
-        people = workload(live, terms, traffic, share=point.share)
+def _budget(live: LivePolicy, point: LookedPoint, tally: PolicyTally) -> ShownBudget:
     dollars = _month(live, point.share, tally)
     parts = [
         f"Alpha {point.alpha:g}: the Guardian is asked about {percent(point.share)} of the questions",
@@ -165,9 +146,7 @@ def _budget(live: LivePolicy, point: LookedPoint, tally: PolicyTally, traffic: T
     ]
     if dollars is not None:
         parts.append(f"{money(dollars)} a month")
-    if people is not None:
-        parts.append("1 person" if people.enough.people == 1 else f"{people.enough.people:,} people")
-    return ShownBudget(point=point, dollars=dollars, people=people, words=", ".join(parts))
+    return ShownBudget(point=point, dollars=dollars, words=", ".join(parts))
 
 
 def _month(live: LivePolicy, share: float, tally: PolicyTally) -> float | None:

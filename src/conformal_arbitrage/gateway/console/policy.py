@@ -63,14 +63,8 @@ class PolicyPage:
             "live": live, "certificate": live.certificate, "days": DAYS, "history": history, "earlier": earlier,
             "void": void, "card": card, "ahead": await self._ahead(live), "identities": _identities(live),
             "install": None, "refused": None, "looked": await self._frontiers.shown(live, card.tally, visit.query),
-            "changed": await self._changed(live),
         }  # fmt: skip
         return parts.pages.page("policy.html", visit, since=since, **{**values, **more})
-
-    async def _changed(self, live: LivePolicy) -> float | None:
-        """Return when the people who are its Guardian last changed."""
-        terms = live.pair.review
-        return max(await self._parts.store.team_changes(terms.name), default=None) if terms is not None else None
 
     async def _ahead(self, live: LivePolicy) -> Outlook | str:
         """Return where the policy stands in its schedule of renewals, or why it has none."""

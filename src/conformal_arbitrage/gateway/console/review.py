@@ -16,15 +16,12 @@ from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.auth import Caller
-from conformal_arbitrage.gateway.console.overview import DAYS, summed
 from conformal_arbitrage.gateway.console.parts import ConsoleParts
 from conformal_arbitrage.gateway.console.rendering import sentence
 from conformal_arbitrage.gateway.console.visits import Visit, Visitor
 from conformal_arbitrage.gateway.review_figures import own_figures, team_figures
 from conformal_arbitrage.gateway.reviewing import Assignment, Seat
-from conformal_arbitrage.gateway.staffing import ASSUMED_SECONDS, Workload, joint, share_now, team_traffic, workload
 from conformal_arbitrage.gateway.verdicts import Vote
-from conformal_arbitrage.store.console_base import PolicyTally
 from conformal_arbitrage.types import DAY
 
 _LONGEST_TOKEN = 64
@@ -36,22 +33,6 @@ class ReviewerDay:
 
     done: int
     median: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TeamPlan:
-    """What a team's policies ask of it.
-
-    Attributes:
-        people: how many it takes in the busiest hour of the week, as questions are deferred now; None without traffic.
-        seconds: that a vote takes.
-        answered, ended: callers' questions of the last day that were decided within `wait`, and all of them.
-    """
-
-    people: Workload | None
-    seconds: float
-    answered: int
-    ended: int
 
 
 class ReviewPage:
@@ -113,27 +94,18 @@ class ReviewPage:
             people = self._parts.desk.people()
             teams = [own_figures(team, visit.who.name) for team in teams if visit.who.name in people[team.backlog.team]]
         since = await self._parts.changes(visit)
-        plans = {team.backlog.team: await self._plan(team.backlog.team) for team in teams}
-        return self._parts.pages.page("team.html", visit, since=since, teams=teams, plans=plans)
+        answers = {team.backlog.team: await self._answered_in_time(team.backlog.team) for team in teams}
+        return self._parts.pages.page("team.html", visit, since=since, teams=teams, answers=answers)
 
-    async def _plan(self, team: str) -> TeamPlan:
-        """Return how many people the policies of a team take, and how many callers were answered in time."""
-        parts, now = self._parts, self._parts.clock()
-        tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
-        loads: list[Workload] = []
-        seconds, answered, ended = ASSUMED_SECONDS, 0, 0
-        for live in parts.policies.all():
+    async def _answered_in_time(self, team: str) -> tuple[int, int]:
+        """Return how many callers' questions of the last day a team decided within `wait`, and how many there were."""
+        answered = ended = 0
+        for live in self._parts.policies.all():
             terms = live.pair.review
-            if terms is None or terms.name != team:
-                continue
-            traffic = await team_traffic(parts.store, live, terms, now=now)
-            seconds = traffic.seconds
-            tally = tallies.get(live.name, PolicyTally(policy=live.name, version=0))
-            if load := workload(live, terms, traffic, share=share_now(live, tally)):
-                loads.append(load)
-            counted = await parts.store.answered_in_time(live.name, terms.settings.wait)
-            answered, ended = answered + counted[0], ended + counted[1]
-        return TeamPlan(people=joint(loads, seconds), seconds=seconds, answered=answered, ended=ended)
+            if terms is not None and terms.name == team:
+                in_time, total = await self._parts.store.answered_in_time(live.name, terms.settings.wait)
+                answered, ended = answered + in_time, ended + total
+        return answered, ended
 
     def _seat(self, visitor: Visitor) -> Seat:
         label = "" if visitor.keyless else visitor.name

@@ -151,18 +151,12 @@ class Courses:
         begun = time.monotonic()
         if cached is not None and cached[0] == key and (cached[1] == ledger.change or begun < cached[2]):
             return cached[3]
-        marks = await self._marks(live)
+        marks = [] if live.alarm is None or live.alarm.at is None else [(live.alarm.at, "alarm")]
         course = await self._computed(ledger, watched.lines[group], _bound(live), marks)
         ended = time.monotonic()
         again = ended + min(_COMPUTING_SHARE * (ended - begun), _LONGEST_KEPT)
         self._kept[live.name] = (key, ledger.change, again, course)
         return course
-
-    async def _marks(self, live: LivePolicy) -> list[tuple[float, str]]:
-        """Return what happened while the ledger was written."""
-        marks = [] if live.alarm is None or live.alarm.at is None else [(live.alarm.at, "alarm")]
-        people = [] if live.pair.review is None else await self._store.team_changes(live.pair.review.name)
-        return [*marks, *((at, "team changed") for at in people)]
 
     async def _computed(
         self, ledger: Ledger, lines: Lines, bound: float, marks: list[tuple[float, str]]
