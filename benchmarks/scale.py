@@ -1,10 +1,10 @@
 """Logs in parts: processor time per row against a plain scan of the same columns, memory, and one answer by all ways.
 
-    make bench-scale                                       ten million rows: threads, processes, DuckDB's SQL
+    make bench-scale                                       ten million rows: threads, processes
     make bench-scale SCALE="--rows 1000000 --engine scan:local[2] --engine local[2] --engine table:local[2]"
     make bench-1e7, make bench-1e8                         what docs/scale.md says of these sizes
 
-A way is threads, processes, sql (DuckDB), the address of an engine, `table:ADDRESS` (the same files as a table of Spark) or
+A way is threads, processes, the address of an engine, `table:ADDRESS` (the same files as a table of Spark) or
 `scan:ADDRESS` (Spark's own sum over both columns). Ways of Spark are compared with such a sum in their own session, the
 second there. Processor time and memory are those of all processes of a way, a Java machine included. Ends with status 1 if
 answers differ or memory exceeds its limit.
@@ -25,7 +25,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
-from conformal_arbitrage import ScoreParts, ScoreTable, SparkTable, calibrate
+from conformal_arbitrage import ScoreParts, SparkTable, calibrate
 from conformal_arbitrage.scorelog.spark import spark_session
 
 ROWS_PER_FILE = 1 << 20
@@ -101,21 +101,12 @@ def spark_scan(address: str, folder: str) -> None:
     frame.selectExpr(*(f"sum({add.format(name)})" for name in ("primary", "guardian"))).collect()
 
 
-def by_sql(folder: str, alpha: str, sees: str) -> object:
-    """The same by DuckDB's SQL, on a view of the files."""
-    path = Path(folder) / "_view.duckdb"  # a name that Spark and folders of parts leave out
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(f"create or replace view scores as select * from '{folder}/*.parquet'")
-    return calibrate(ScoreTable(address=str(path), table="scores"), alpha, guardian_sees=sees)
-
-
 def way_of(name: str, folder: str, alpha: str, sees: str) -> Callable[[], object]:
     """Return what a way does, with its session open and warm."""
     what, _, address = name.partition(":") if name.startswith(("scan:", "table:")) else ("", "", name)
-    if address in ("scan", "sql", "threads", "processes"):
-        own = {"scan": lambda: plain_scan(folder), "sql": lambda: by_sql(folder, alpha, sees)}
-        return own.get(address, lambda: calibrate(ScoreParts.read(folder), alpha, guardian_sees=sees, engine=address))
-    if address.startswith(("tcp://", "tls://")):
+    if address == "scan":
+        return lambda: plain_scan(folder)
+    if address in ("threads", "processes") or address.startswith(("tcp://", "tls://")):
         return lambda: calibrate(ScoreParts.read(folder), alpha, guardian_sees=sees, engine=address)
     session = spark_session(address)
     session.range(8).mapInArrow(lambda batches: batches, "id long").collect()
@@ -185,7 +176,7 @@ def main() -> None:
             write_log(folder, given.rows)
         rows, answers, scan, most = len(ScoreParts.read(folder)), set[tuple[float, float]](), 0.0, 0.0
         print("| way | s | CPU us/row | / plain scan | MB | relaxation |\n|---|---|---|---|---|---|")
-        for way in ("scan", *(given.engine or ("threads", "processes", "sql"))):
+        for way in ("scan", *(given.engine or ("threads", "processes"))):
             one = measured(folder, way, given.alpha, given.sees)
             if way.startswith("scan"):
                 scan = one["processor"]

@@ -12,7 +12,6 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
     from conformal_arbitrage.calibration.options import CalibrationOptions
     from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, split
     from conformal_arbitrage.calibration.project_secret import ProjectSecret
-    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.calibration.verify import Verification, verify
     from conformal_arbitrage.collecting.collect import collect
     from conformal_arbitrage.core.risk import RiskCurve
@@ -94,7 +93,6 @@ __all__ = [
     "ScoreLog",
     "ScoreLogError",
     "ScoreParts",
-    "ScoreTable",
     "ScorerError",
     "SingleModel",
     "SourceError",
@@ -131,7 +129,6 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name fo
         "calibration.options": "CalibrationOptions",
         "calibration.planning": "Plan plan rows_needed split",
         "calibration.project_secret": "ProjectSecret",
-        "calibration.tables": "ScoreTable",
         "calibration.verify": "Verification verify",
         "collecting.collect": "collect",
         "core.risk": "RiskCurve",

@@ -15,7 +15,6 @@ from conformal_arbitrage import (
     ScoreLog,
     ScoreLogError,
     ScoreParts,
-    ScoreTable,
     calibrate,
     verify,
 )
@@ -254,24 +253,6 @@ def test_a_file_that_changes_before_the_tick_is_known_gives_no_certificate(tmp_p
         calibrate(
             ScoreParts.read(tmp_path), "0.5", loss_bound=5, progress=lambda _: changed.write(tmp_path / "s.parquet")
         )
-
-
-@pytest.mark.parametrize(("rows", "query"), [(1000, 5), (1000, 6), (1200, 2), (1200, 3), (1200, 6)])
-def test_a_view_whose_rows_change_between_two_queries_gives_no_certificate(folder, tmp_path, rows, query):
-    """A transaction of DuckDB holds its tables, but not files that a view reads."""
-    with duckdb.connect(tmp_path / "views.duckdb") as database:
-        database.execute(f"create view scores as select * from '{folder}/*.parquet'")
-    table = ScoreTable(address=str(tmp_path / "views.duckdb"), table="scores")
-    assert calibrate(table, "0.05").relaxation == calibrate(ScoreParts.read(folder), "0.05").relaxation
-    queries = []
-
-    def tell(line):
-        queries.append(line)
-        if len(queries) == query:
-            replace_one(folder, rows)
-
-    with pytest.raises(ScoreLogError, match="changed between two queries"):
-        calibrate(table, "0.05", progress=tell)
 
 
 @pytest.mark.parametrize("arguments", [["--jobs", "9" * 20], ["--engine", "tcp://"]])

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from conformal_arbitrage import ScoreParts, calibrate
 from conformal_arbitrage.scorelog.engines import DaskWorkers, as_engine
-from tests.calibration.planted import FAULTS, ROWS, PlantedEngine, differences, edge_log, is_caught
+from tests.calibration.planted import FAULTS, ROWS, PlantedEngine, differences, differing, edge_log, is_caught
 from tests.calibration.spoiled import SAID, spoiled_logs
 from tests.calibration.test_parts import KEY, Dying, some_log, told, write_parts
-from tests.calibration.test_tables import differing
 
 
 class DyingWorkers(DaskWorkers):

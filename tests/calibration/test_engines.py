@@ -31,8 +31,8 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.scorelog.engines import Processes, as_engine
 from conformal_arbitrage.scorelog.spark import spark_errors
+from tests.calibration.planted import differing
 from tests.calibration.test_parts import KEY, OPTIONS, some_log, told, write_parts
-from tests.calibration.test_tables import differing
 from tests.conftest import SHARED
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,15 +1,14 @@
-"""Planted faults are caught on threads, processes and by DuckDB's SQL; Spark and Dask have scripts of their own."""
+"""Planted faults are caught on threads and processes; Spark and Dask have scripts of their own."""
 
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-import duckdb
 import pytest
 
-from conformal_arbitrage import ScoreParts, ScoreTable
+from conformal_arbitrage import ScoreParts
 from conformal_arbitrage.scorelog.engines import ExecutorPool, Processes, Threads
-from tests.calibration.planted import FAULTS, ROWS, PlantedEngine, differences, edge_log, is_caught, planted_sql
+from tests.calibration.planted import FAULTS, ROWS, PlantedEngine, differences, edge_log, is_caught
 from tests.calibration.test_parts import write_parts
 
 pytestmark = pytest.mark.proof
@@ -49,16 +48,3 @@ def test_faults_in_another_process_are_caught(edge, folder, processes):
 @nightly
 def test_faults_on_the_engine_of_processes_are_caught(edge, folder):
     check_faults(edge, folder, Processes(2))
-
-
-def check_queries(edge, table):
-    assert not differences(*edge, table)
-    for fault in FAULTS:
-        with planted_sql(fault):
-            assert is_caught(*edge, table), fault
-
-
-def test_faults_in_the_queries_of_duckdb_are_caught(edge, folder, tmp_path):
-    with duckdb.connect(str(tmp_path / "scores.duckdb")) as connection:
-        connection.execute(f"create table scores as select * from '{folder}/*.parquet'")
-    check_queries(edge, ScoreTable(address=str(tmp_path / "scores.duckdb"), table="scores"))

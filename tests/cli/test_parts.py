@@ -13,7 +13,6 @@ from conformal_arbitrage.cli import cli, options
 from conformal_arbitrage.scorelog import digests, parts
 from conformal_arbitrage.scorelog.engines import ExecutorPool, as_engine
 from tests.calibration.test_parts import some_log, write_parts
-from tests.calibration.test_tables import duckdb_table, in_memory, rows_of
 
 
 @pytest.fixture
@@ -174,42 +173,12 @@ def test_engines_are_for_logs_in_parts_and_must_be_known(run, folder, tmp_path):
     assert "would overwrite" in run("calibrate", folder, "--alpha", "0.2", "-o", "scores", code=2).stderr
 
 
-def test_tables_are_calibrated_and_verified_in_their_database(run, tmp_path):
-    rows = rows_of(3, holes=False)
-    duckdb_table(tmp_path / "scores.db", rows)
-    where = ["table:scores", "--engine", "duckdb:scores.db"]
-    document = json.loads(run("calibrate", *where, "--alpha", "0.2", "-o", "c.json", "--json").stdout)
-    assert document["relaxation"] == calibrate(in_memory(rows), "0.2").relaxation
-    assert document["on_this_log"]["deferred"] is None
-    assert "not counted in a table" in run("calibrate", *where, "--alpha", "0.2").stdout
-    assert "nothing differs" in run("verify", "c.json", *where).stdout
-    duckdb_table(tmp_path / "scores.db", rows[1:])
-    assert "log_sha256 differs" in run("verify", "c.json", *where, code=1).stderr
-    assert "are not computed by SQL" in run("calibrate", *where, "--alpha", "0.2", "--binarize", code=2).stderr
-    assert "--jobs are for a log in parts" in run("calibrate", *where, "--alpha", "0.2", "--jobs", 2, code=2).stderr
+def test_a_table_is_named_with_the_spark_that_holds_it(run, folder):
     for more in ([], ["--engine", "threads"]):
         shown = run("calibrate", "table:scores", "--alpha", "0.2", *more, code=2)
-        assert "table:NAME is for calibrate and verify, with its database" in shown.stderr
-    assert "table:NAME is for calibrate and verify" in run("apply", "c.json", *where, code=2).stderr
-
-
-@pytest.mark.parametrize(
-    "address", ["u:hunter2@h/db", "u:hunter2/x@h/db", "u:{P}hunter2@h/db", "u@h/db?password=hunter2", ":hunter2@h"]
-)
-def test_a_password_on_the_command_line_is_refused_and_not_repeated(run, address):
-    shown = run("calibrate", "table:scores", "--engine", f"postgresql://{address}", "--alpha", "0.2", code=2)
-    assert "user:{NAME}@host" in shown.stderr
-    assert "hunter2" not in shown.output + shown.stderr
-
-
-def test_a_password_from_the_environment_is_never_shown(run, monkeypatch):
-    where = ["table:scores", "--engine", "postgresql://u:{SCORES_PASSWORD}@127.0.0.1:1/db", "--alpha", "0.2"]
-    assert "--engine: the environment variable SCORES_PASSWORD is not set" in run("calibrate", *where, code=2).stderr
-    for secret in ("hunter2", "hun%ter2", "hun/ter@2"):
-        monkeypatch.setenv("SCORES_PASSWORD", secret)
-        shown = run("calibrate", *where, code=2)
-        assert "PostgreSQL" in shown.stderr
-        assert "hun" not in shown.output + shown.stderr
+        assert "table:NAME is for calibrate and verify, with the Spark that holds it" in shown.stderr
+    run("calibrate", folder, "--alpha", "0.2", "-o", "c.json")
+    assert "table:NAME is for calibrate and verify" in run("apply", "c.json", "table:scores", code=2).stderr
 
 
 def test_urls_are_read_through_fsspec(folder):

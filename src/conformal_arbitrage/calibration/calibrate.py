@@ -39,7 +39,6 @@ from conformal_arbitrage.calibration.search import (
     total_at,
 )
 from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold, lower_stop
-from conformal_arbitrage.calibration.tables import ScoreTable, SurveyedTable, refuse_options
 from conformal_arbitrage.core.arrays import Indices
 from conformal_arbitrage.core.losses import Number, as_fraction, net_losses
 from conformal_arbitrage.core.risk import RiskCurve, check_alpha
@@ -53,7 +52,7 @@ from conformal_arbitrage.scorelog.wide import ScoreColumns
 
 
 def calibrate(
-    log: ScoreLog | ScoreParts | SparkTable | ScoreTable | object,
+    log: ScoreLog | ScoreParts | SparkTable | object,
     alpha: Number,
     *,
     primary: ScoreColumns | None = None,
@@ -70,7 +69,7 @@ def calibrate(
     `CalibrationOptions`. Pass options as keywords or as one object.
 
     Args:
-        log: the recorded scores, in memory, in parts, in Spark or in a database, or a frame (pandas, polars, Arrow).
+        log: the recorded scores, in memory, in parts or in Spark, or a frame (pandas, polars, Arrow).
         alpha: the risk budget, above 0 and below the loss bound. A float means the decimal that its repr shows.
         primary: the frame's column of Primary scores, or one column per action; by default "primary".
         guardian: the same for the Guardian.
@@ -89,8 +88,6 @@ def calibrate(
     chosen = resolve_options(options, CalibrationOptions, keywords, name="options")
     if isinstance(log, ScoreParts | SparkTable):
         return certify_parts(log, alpha, chosen, engine=engine_of(log, engine), progress=progress)
-    if isinstance(log, ScoreTable):
-        return certify_table(log, alpha, chosen, progress=progress)
     if engine is not None:
         raise OptionError("engine= is for a log in parts: read it with ScoreParts.read")
     return certify(_fit_log(log, primary, guardian), alpha, chosen)
@@ -168,32 +165,6 @@ def certify_parts(
     surveyed = SurveyedParts(log, options, engine, progress, likely_losses(len(log), alpha, options))
     columns = {"primary": log.primary, "guardian": log.guardian or "guardian"}
     identities = _identities(log.identities, (columns["primary"], columns["guardian"]))
-    return _certify_surveyed(surveyed, alpha, options, columns, identities, binarized=log.binary)
-
-
-def certify_table(
-    log: ScoreTable, alpha: Number, options: CalibrationOptions, *, progress: PassProgress = silent
-) -> Certificate:
-    """Calibrate a table of a database, with the result that `certify` has on its rows, digest and identities apart."""
-    refuse_options(options)
-    with log.queries() as query:
-        surveyed = SurveyedTable(log, options, query, progress)
-        columns = {"primary": log.primary, "guardian": log.guardian}
-        certificate = _certify_surveyed(surveyed, alpha, options, columns, "unbound", binarized=False)
-        surveyed.recheck()
-        return certificate
-
-
-def _certify_surveyed(
-    surveyed: SurveyedParts | SurveyedTable,
-    alpha: Number,
-    options: CalibrationOptions,
-    columns: Mapping[str, str],
-    identities: dict[str, Any] | Literal["unbound"],
-    *,
-    binarized: bool,
-) -> Certificate:
-    """Find the thresholds of a log whose figures are known, and certify them."""
     bound, n, digits = surveyed.bound, surveyed.n, surveyed.tick_digits
     budget = check_alpha(alpha, bound)
     budgets = risk_budgets(budget, bound, options)
@@ -204,7 +175,7 @@ def _certify_surveyed(
         thresholds = _dial(budgets, fits, budget)
     terms = {
         "n": n,
-        "binarized": binarized,
+        "binarized": log.binary,
         "router": surveyed.router,
         "score_digits": surveyed.score_digits,
         "clusters": None,
@@ -218,11 +189,11 @@ def _certify_surveyed(
         "no_opinion_rows": surveyed.no_opinion,
         "fewest_actions": surveyed.fewest_actions,
         "most_actions": surveyed.most_actions,
-        "columns": dict(columns),
+        "columns": columns,
         "identities": identities,
         "log_sha256": surveyed.sha256(),
     }
-    return _issue(alpha, options, thresholds, bound, terms, further, binary=binarized and bound == 1)
+    return _issue(alpha, options, thresholds, bound, terms, further, binary=log.binary and bound == 1)
 
 
 def _issue(

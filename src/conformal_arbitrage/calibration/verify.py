@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold
-from conformal_arbitrage.calibration.calibrate import certify, certify_parts, certify_table, engine_of
+from conformal_arbitrage.calibration.calibrate import certify, certify_parts, engine_of
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.consistency import worded
 from conformal_arbitrage.calibration.facts import group_source_of
 from conformal_arbitrage.calibration.learned_score import Features
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions
-from conformal_arbitrage.calibration.tables import ScoreTable
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.engines import Engine, PassProgress, silent
@@ -58,7 +57,7 @@ class Verification:
 
 def verify(
     certificate: Certificate,
-    log: ScoreLog | ScoreParts | SparkTable | ScoreTable,
+    log: ScoreLog | ScoreParts | SparkTable,
     *,
     loss: Loss | None = None,
     engine: Engine | Executor | str | None = None,
@@ -68,8 +67,7 @@ def verify(
 
     Args:
         certificate: the certificate, with its key if it has one.
-        log: the log it was made from, in memory, in parts, in Spark or in a database; binarized here if the certificate
-            says so.
+        log: the log it was made from, in memory, in parts or in Spark; binarized here if the certificate says so.
         loss: your own loss, if the certificate names one.
         engine: for a log in parts, where the work is done; by default threads on all cores.
         progress: is told about every pass over a log in parts.
@@ -83,11 +81,9 @@ def verify(
             "from Python: verify(certificate, log, loss=THAT_FUNCTION)"
         )
     options = options_of(certificate, loss=loss)
-    if not isinstance(log, ScoreTable) and certificate.binarized and (log.binary is None or log.binary is False):
+    if certificate.binarized and (log.binary is None or log.binary is False):
         log = log.binarized()
-    if isinstance(log, ScoreTable):
-        recomputed = certify_table(log, certificate.alpha, options, progress=progress)
-    elif isinstance(log, ScoreParts | SparkTable):
+    if isinstance(log, ScoreParts | SparkTable):
         recomputed = certify_parts(log, certificate.alpha, options, engine=engine_of(log, engine), progress=progress)
     else:
         recomputed = certify(log, certificate.alpha, options)
@@ -96,7 +92,7 @@ def verify(
     skipped = _NOT_RECOMPUTED | _NOT_IN_SCHEMA_1 if certificate.schema == 1 else _NOT_RECOMPUTED
     names = [f.name for f in fields(Certificate) if f.name not in skipped]
     pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
-    if certificate.learned is not None and not isinstance(log, ScoreTable | SparkTable):
+    if certificate.learned is not None and not isinstance(log, SparkTable):
         pairs |= _learned_pairs(
             certificate, recomputed, log.sample(_MOST_REPLAYED) if isinstance(log, ScoreParts) else log
         )

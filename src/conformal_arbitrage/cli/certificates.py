@@ -162,12 +162,11 @@ def _key(secret: "ProjectSecret | None", key_file: str | None, drawing: str | No
 
 def _warn_of_rows(scores: "parts.Scores", config: str | None, *, clustered: bool) -> None:
     """Say if rows repeat each other, or their grades were made by a grader that has changed since, or by several."""
-    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.scorelog.fitness import repeats
     from conformal_arbitrage.scorelog.log import ScoreLog
     from conformal_arbitrage.scorelog.spark_table import SparkTable
 
-    if isinstance(scores, ScoreTable | SparkTable):
+    if isinstance(scores, SparkTable):
         return
     for problem in () if clustered or not isinstance(scores, ScoreLog) else repeats(scores).problems():
         options.warn(problem)
@@ -240,12 +239,9 @@ def _rows_needed(certificate: "Certificate") -> int:
 
 def _use(certificate: "Certificate", scores: "parts.Scores", engine: "Engine | None") -> dict[str, Any]:
     """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost."""
-    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.evaluation.costs import costs_of, routed_cost_per_1000
     from conformal_arbitrage.scorelog.log import ScoreLog
 
-    if isinstance(scores, ScoreTable):
-        return {"deferred": None, "cost_per_1000": None, "guardian_cost_per_1000": None}
     if not isinstance(scores, ScoreLog):
         return parts.use_of_parts(certificate, scores, engine)
     if certificate.learned is not None:  # each row decided by the others, not also by its own loss
@@ -258,10 +254,8 @@ def _use(certificate: "Certificate", scores: "parts.Scores", engine: "Engine | N
 
 
 def _describe_use(
-    *, deferred: float | None, cost_per_1000: float | None, guardian_cost_per_1000: float | None
+    *, deferred: float, cost_per_1000: float | None, guardian_cost_per_1000: float | None
 ) -> tuple[str, str]:
-    if deferred is None:
-        return "Guardian is asked", "not counted in a table"
     use = f"in {100 * deferred:.1f} % of the queries on this log"
     if cost_per_1000 is not None:
         use += f", ${cost_per_1000:.4g} per 1000 queries (the Guardian alone: ${guardian_cost_per_1000:.4g})"

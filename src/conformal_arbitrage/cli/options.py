@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conformal_arbitrage.calibration.project_secret import ProjectSecret
-    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.live.config import Config
     from conformal_arbitrage.scorelog.cascade import CascadeLog
     from conformal_arbitrage.scorelog.log import ScoreLog
@@ -362,17 +361,16 @@ def remember_look(
 
 
 def describe_looks(
-    scores: "ScoreLog | CascadeLog | ScoreParts | SparkTable | ScoreTable", path: str, config: str | None, *,
+    scores: "ScoreLog | CascadeLog | ScoreParts | SparkTable", path: str, config: str | None, *,
     fixed_before: bool, terms: str | None = None,
 ) -> str | None:  # fmt: skip
     """Return what a certificate says of earlier looks at these rows, but for calibrations with the same `terms`; or None."""
-    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.evaluation.looks import looks_path, seen_in_parts
     from conformal_arbitrage.live.config import FILE
     from conformal_arbitrage.scorelog.parts import ScoreParts
     from conformal_arbitrage.scorelog.spark_table import SparkTable
 
-    if isinstance(scores, ScoreTable | SparkTable):
+    if isinstance(scores, SparkTable):
         return None
     rows = (part.load(["context"]) for part in scores.parts()) if isinstance(scores, ScoreParts) else [scores]
     try:

@@ -1,7 +1,6 @@
 """Commands on a log in parts: what calibrate, verify, apply and assess do with a pattern, a folder, a URL, a large file."""
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +13,15 @@ if TYPE_CHECKING:
     from conformal_arbitrage.calibration.certificate import Certificate
     from conformal_arbitrage.calibration.decisions import Decisions
     from conformal_arbitrage.calibration.parts import RowCounts
-    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.scorelog.engines import Engine
     from conformal_arbitrage.scorelog.log import ScoreLog
     from conformal_arbitrage.scorelog.parts import ScoreParts
     from conformal_arbitrage.scorelog.spark_table import SparkTable
 
-    Scores = ScoreLog | ScoreParts | SparkTable | ScoreTable
+    Scores = ScoreLog | ScoreParts | SparkTable
 
-_TABLE, _DUCKDB = "table:", "duckdb:"
-_NO_TABLE = "table:NAME is for calibrate and verify, with its database: --engine postgresql://..., duckdb:FILE or Spark (sc://...)"
+_TABLE = "table:"
+_NO_TABLE = "table:NAME is for calibrate and verify, with the Spark that holds it: --engine sc://... or spark"
 
 engine_options = options.chained(
     click.option(
@@ -31,8 +29,7 @@ engine_options = options.chained(
         metavar="NAME",
         help="What reads a log in parts (a pattern, a folder, a URL, or one Parquet file of more than 10 million rows): "
         "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., spark://..., local[N], or spark for what its "
-        "own settings say). For table:NAME, what holds the table: Spark, postgresql://user:{NAME}@host/database or "
-        "duckdb:FILE.  [default: threads]",
+        "own settings say). For table:NAME, the Spark that holds the table.  [default: threads]",
     ),
     click.option(
         "--jobs", type=click.IntRange(1, 10_000), metavar="N", help="Threads or processes.  [default: all cores]"
@@ -41,8 +38,7 @@ engine_options = options.chained(
 
 
 def place_of(scores: "Scores", engine: str | None, jobs: int | None) -> "Engine | None":
-    """Return where the work on a log in parts is done; None for one in memory, and for a table of a database."""
-    from conformal_arbitrage.calibration.tables import ScoreTable
+    """Return where the work on a log in parts is done; None for one in memory."""
     from conformal_arbitrage.scorelog.engines import as_engine
     from conformal_arbitrage.scorelog.parts import ScoreParts
     from conformal_arbitrage.scorelog.spark_table import SparkTable
@@ -51,7 +47,7 @@ def place_of(scores: "Scores", engine: str | None, jobs: int | None) -> "Engine 
         return as_engine(engine, jobs)
     if isinstance(scores, SparkTable) and jobs is None:
         return scores
-    if jobs is not None or (engine is not None and not isinstance(scores, ScoreTable)):
+    if jobs is not None or engine is not None:
         raise click.UsageError(
             "--engine and --jobs are for a log in parts: give a pattern, a folder, a URL, or one Parquet file of more than "
             "10 million rows"
@@ -110,37 +106,19 @@ def read_scores(
 def find_scores(
     log: str, primary: str | None, guardian: str | None, outcomes: tuple[str, ...], engine: str | None, **how: Any
 ) -> "Scores":
-    """Return the table that table:NAME means in the database of --engine; any other log as `read_scores` does."""
+    """Return the table that table:NAME means in the Spark of --engine; any other log as `read_scores` does."""
     if not (log.startswith(_TABLE) and engine):
         return read_scores(log, primary, guardian, outcomes, **how)
-    from conformal_arbitrage.calibration.tables import ScoreTable
     from conformal_arbitrage.scorelog.spark import is_spark
     from conformal_arbitrage.scorelog.spark_table import SparkTable
 
     table, columns = log.removeprefix(_TABLE), {"primary": primary or "primary", "guardian": guardian or "guardian"}
-    if is_spark(engine) and not outcomes:
-        opened = SparkTable.open(engine, table, **columns)
-        return opened.binarized() if how.get("binarized") else opened
-    if how.get("binarized") or outcomes:
-        raise click.UsageError("--binarize and --outcome are not computed by SQL; export the table as Parquet files")
-    return ScoreTable(address=_database(engine), table=table, **columns)
-
-
-def _database(engine: str) -> str:
-    """Return the address of a database; a password comes from the environment, since others see a command line."""
-    from conformal_arbitrage.live.database import filled_address
-
-    if engine.startswith(_DUCKDB):
-        return engine.removeprefix(_DUCKDB)
-    if not engine.startswith(("postgresql://", "postgres://")):
+    if not is_spark(engine):
         raise click.UsageError(_NO_TABLE)
-    user = engine.partition("://")[2].rpartition("@")[0]
-    if "password=" in engine or not re.fullmatch(r"(\{\w+\})?", user.partition(":")[2]):
-        raise click.UsageError(
-            "--engine: others can read a command line; give the password as the name of an environment variable: "
-            "postgresql://user:{NAME}@host/database"
-        )
-    return filled_address(engine, "--engine")
+    if outcomes:
+        raise click.UsageError("--outcome is not for a table; export it as Parquet files")
+    opened = SparkTable.open(engine, table, **columns)
+    return opened.binarized() if how.get("binarized") else opened
 
 
 def made_from(certificate: "Certificate", log: str, primary: str | None, guardian: str | None) -> bool:
