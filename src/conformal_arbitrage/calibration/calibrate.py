@@ -15,6 +15,7 @@ import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, Status
 from conformal_arbitrage.calibration.decisions import decide_rows
+from conformal_arbitrage.calibration.documents import package_version
 from conformal_arbitrage.calibration.groups import threshold_rows
 from conformal_arbitrage.calibration.guarantee import guarantee_text
 from conformal_arbitrage.calibration.learned_fit import LearnedFit, learn_score
@@ -207,8 +208,6 @@ def _issue(
     binary: bool,
 ) -> Certificate:
     """Put thresholds and what is known about their log into a certificate."""
-    from importlib.metadata import version  # takes 20 ms to import
-
     terms: dict[str, Any] = {
         "status": thresholds.status,
         "alpha": _stored(thresholds.alpha, alpha, "alpha"),
@@ -235,7 +234,7 @@ def _issue(
         empirical_risk=float(thresholds.fit.total / thresholds.fit.n),
         slack=_slack(thresholds, bound, options),
         cluster=options.cluster,
-        version=version("conformal-arbitrage"),
+        version=package_version(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         guarantee=guarantee_text(**terms),
         key=key,

@@ -23,6 +23,7 @@ from conformal_arbitrage.calibration.chain_tuning import (
     stop_losses,
     tuning_rows,
 )
+from conformal_arbitrage.calibration.documents import package_version
 from conformal_arbitrage.calibration.draws import draw
 from conformal_arbitrage.calibration.path_certificate import ChainTuning, PathCertificate, worded_path
 from conformal_arbitrage.calibration.verify import Verification
@@ -242,9 +243,7 @@ def _identities(log: CascadeLog, models: Sequence[str]) -> dict[str, Any] | Lite
 
 
 def _provenance() -> dict[str, Any]:
-    from importlib.metadata import version  # takes 20 ms to import
-
     return {
-        "version": version("conformal-arbitrage"),
+        "version": package_version(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -7,6 +7,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +33,14 @@ ON_THIS_LOG = "on_this_log"
 """What `calibrate --json` prints beside the fields: figures about the log, which no reader of a certificate takes."""
 _ARRAYS = "arrays"
 _Certificate = TypeVar("_Certificate", bound="DataclassInstance")
+
+
+@cache
+def package_version() -> str:
+    """Return the version of this package; each lookup takes longer than the calibration of a small log."""
+    from importlib.metadata import version  # takes 20 ms to import
+
+    return version("conformal-arbitrage")
 
 
 def read_document(source: Path) -> Any:

@@ -290,13 +290,15 @@ def crossings_here(total: int, gap: Floats, drop: Integers, limits: Sequence[int
     """
     if not len(gap) or all(total <= limit for limit in limits):
         return [Crossing(0.0, total, total, 0) if total <= limit else None for limit in limits]
-    place = Bracket(0.0, float(gap.max()), _FIRST_BUCKETS, even=True).places(gap)
-    after = total - np.cumsum(bucket_sums(place, drop, _FIRST_BUCKETS))
-    wanted = np.zeros(_FIRST_BUCKETS + 1, np.bool_)
+    buckets = min(_FIRST_BUCKETS, 1 << len(gap).bit_length())
+    bracket = Bracket(0.0, float(gap.max()), buckets, even=True)
+    place = bracket.places(gap)
+    after = total - np.cumsum(bucket_sums(place, drop, buckets))
+    wanted = np.zeros(buckets + 1, np.bool_)
     wanted[np.searchsorted(-after, -np.array(limits, np.int64))] = True
     hit = np.flatnonzero(wanted[place])
     gaps, drops = _by_gap(gap[hit], drop[hit])
-    there = Bracket(0.0, float(gap.max()), _FIRST_BUCKETS, even=True).places(gaps)
+    there = bracket.places(gaps)
     fallen = np.cumsum(drops)
     starts = np.searchsorted(there, there)  # the first gap in the same bucket
     earlier = fallen[starts] - drops[starts]  # what fell in other buckets that were looked at
