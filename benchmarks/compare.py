@@ -8,9 +8,13 @@ its own, and its conformal risk control is then one of the rules.
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
+from benchmarks.mapie_rule import mapie_rule
+
 from conformal_arbitrage import RuleComparison, ScoreLog, compare
+from conformal_arbitrage.evaluation.rules import RULES
 
 PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
 ALPHA = "0.05"
@@ -31,8 +35,7 @@ rule and then bounds the share, not the loss. The conformal gate and CSE promise
 probability 0.9, and pay for it with more questions to the Guardian. Splits of one log share rows, so the means over
 splits of a small log, such as TruthfulQA, are less certain than their standard errors say.
 
-CRC on a grid is run twice: by our own lines, and by MAPIE's package (`--mapie PYTHON`); that the two agree is a check on
-both. The kNN rule reads the question before any model is asked, so it runs on logs with texts only.
+CRC on a grid is run twice: by our own lines, and by MAPIE's package ; that the two agree is a check on both.
 """
 
 
@@ -70,10 +73,12 @@ def main() -> None:
     options = parser.parse_args()
     sections: list[str] = []
     comparison: RuleComparison | None = None
-    for name, (log, size) in logs(options.logs).items():
-        print(name, file=sys.stderr)
-        comparison = compare(log, [ALPHA], splits=options.splits, menu_size=size, mapie=options.mapie)
-        sections.append(section(name, comparison))
+    with nullcontext() if options.mapie is None else mapie_rule(options.mapie) as theirs:
+        rules = RULES if theirs is None else (*RULES, theirs)
+        for name, (log, size) in logs(options.logs).items():
+            print(name, file=sys.stderr)
+            comparison = compare(log, [ALPHA], splits=options.splits, menu_size=size, rules=rules)
+            sections.append(section(name, comparison))
     assert comparison is not None
     promises = "## What each rule promises\n\n" + "\n".join(f"- {line}" for line in comparison.promises()) + "\n"
     text = INTRODUCTION.format(splits=options.splits, n=comparison.calibration_size, alpha=ALPHA)

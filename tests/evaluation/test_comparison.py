@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.mapie_rule import mapie_rule
 from click.testing import CliRunner
 
 from conformal_arbitrage import OptionError, ScoreLog, calibrate, compare
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.evaluation import rules
-from conformal_arbitrage.evaluation.mapie import mapie_rule
 from conformal_arbitrage.evaluation.rules import RULES, RuleRows
-from conformal_arbitrage.evaluation.text_features import text_vectors
 
 MAPIE = Path(__file__).resolve().parents[2] / ".venv-mapie" / "bin" / "python"
 OURS = ("ours, margin", "ours, learned score", "ours, net loss")
@@ -39,7 +38,7 @@ def rows_of(log, *, n=None):
     return RuleRows(
         margin=margin, u=rng.random(len(margin)), loss=loss, net=correct[:, 0] - correct[:, 1],
         features=np.column_stack([np.ones(len(margin)), margin]), penalties=np.array([0.001, 0.1]),
-        n=len(margin) if n is None else n, text=text_vectors(log.context.tolist()),
+        n=len(margin) if n is None else n,
     )  # fmt: skip
 
 
@@ -52,7 +51,7 @@ def test_every_rule_is_measured_at_every_budget(comparison):
     assert [rule.rule for rule in comparison.rules] == 2 * [rule.name for rule in RULES]
     assert comparison.left_out == {}
     assert comparison.test_size == 900
-    assert repr(comparison) == "RuleComparison(source='arrays', rules=16, splits=40, n=1200)"
+    assert repr(comparison) == "RuleComparison(source='arrays', rules=15, splits=40, n=1200)"
 
 
 def test_ours_keep_the_budget_and_a_threshold_fitted_to_its_own_rows_does_not_beat_them_honestly(comparison):
@@ -135,7 +134,6 @@ def test_rules_that_do_not_fit_the_log_are_left_out_with_the_reason():
     lines = compare(ungraded, [0.2], splits=2, menu_size=3, progress=[].append).left_out
     assert lines == {
         "ours, net loss": "it needs to know which answers were right",
-        "RouterBench-like kNN, before asking": "it needs the text of the questions (a `context` column)",
     }
 
 
@@ -186,38 +184,11 @@ def test_the_command_prints_a_table_json_and_a_figure(tmp_path, monkeypatch):
     assert '"rule": "ours, margin"' in document.stdout
 
 
-def test_questions_about_the_same_thing_are_near_each_other():
-    vectors = text_vectors(["Which star is the nearest?", "Is the nearest star red?", "How hard is granite?", "", "?"])
-    near = vectors @ vectors.T
-    assert near[0, 1] > max(near[0, 2], near[1, 2])
-    assert np.allclose(np.diag(near), [1, 1, 1, 0, 0], atol=1e-6)
-    assert (
-        vectors
-        == text_vectors(["Which star is the nearest?", "Is the nearest star red?", "How hard is granite?", "", "?"])
-    ).all()
-
-
-def test_neighbours_tell_where_the_primary_fails_and_a_row_is_not_its_own_neighbour():
-    rng = np.random.default_rng(0)
-    topic = rng.integers(0, 2, 400)
-    texts = [
-        f"a question about {'minerals and granite' if t else 'stars and planets'} number {i}"
-        for i, t in enumerate(topic)
-    ]
-    rows = replace(rows_of(router_log(400)), loss=(rng.random(400) < np.where(topic, 0.5, 0.02)).astype(float),
-                   text=text_vectors(texts))  # fmt: skip
-    kept = rules.routerbench_like(rows, rows, 0.05)
-    assert kept[topic == 0].mean() > 0.9
-    assert kept[topic == 1].mean() < 0.3
-    guesses = replace(rows, loss=(rng.random(400) < 0.3).astype(float))
-    predicted = rules._nearest(np.where(np.eye(400) > 0, -np.inf, guesses.text @ guesses.text.T), guesses.loss)
-    assert abs(np.corrcoef(predicted, guesses.loss)[0, 1]) < 0.2
-    assert not rules.routerbench_like(replace(rows, text=None), rows, 0.05).any()
-
-
 @pytest.mark.skipif(not MAPIE.exists(), reason="MAPIE has an environment of its own: make .venv-mapie/.installed")
 def test_mapie_and_our_grid_agree():
-    comparison = compare(router_log(), [0.1], splits=3, calibration_size=300, test_size=200, mapie=str(MAPIE))
+    with mapie_rule(str(MAPIE)) as rule:
+        sizes = {"calibration_size": 300, "test_size": 200}
+        comparison = compare(router_log(), [0.1], splits=3, rules=(*RULES, rule), **sizes)
     by_name = {rule.rule: rule for rule in comparison.rules}
     theirs, ours = by_name["CRC on a grid of 0.01, MAPIE"], by_name["CRC on a grid of 0.01"]
     assert theirs.deferred == pytest.approx(ours.deferred, abs=0.01)

@@ -165,7 +165,6 @@ def evaluate_command(
 @options.columns
 @options.sample
 @options.costs
-@click.option("--mapie", metavar="PYTHON", help="A Python that has MAPIE: run its own conformal risk control as well.")
 @click.option("--plot", "figure", metavar="FILE", help="Save a figure of the first budget (.png, .svg, .pdf).")
 @options.as_json
 def compare_command(

@@ -6,7 +6,6 @@ Every rule gets the same calibration rows, the same test rows and the same draws
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -21,9 +20,7 @@ from conformal_arbitrage.core.trials import Split, draw_splits
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
 from conformal_arbitrage.evaluation.inspection import primary_alone
-from conformal_arbitrage.evaluation.mapie import mapie_rule
 from conformal_arbitrage.evaluation.rules import RULES, NamedRule, RuleRows, some_rows
-from conformal_arbitrage.evaluation.text_features import text_vectors
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -184,7 +181,7 @@ def compare(
     splits: int = 200,
     seed: int = 0,
     menu_size: int | None = None,
-    mapie: str | None = None,
+    rules: Sequence[NamedRule] = RULES,
     progress: "Callable[[str], None] | None" = None,
     costs: CostOptions | None = None,
     **keywords: Unpack[CostKeywords],
@@ -200,7 +197,7 @@ def compare(
         seed: of the splits.
         menu_size: the number of actions of every query, if it is always the same; learned scores then use the
             probability of each action.
-        mapie: a Python that has MAPIE; its own conformal risk control is then one of the rules.
+        rules: those to compare; by default all that need only the log.
         progress: called with a line now and then.
         costs: what the models cost; or pass the fields of `CostOptions` as keywords.
         **keywords: the fields of `costs`, one by one.
@@ -224,9 +221,8 @@ def compare(
     rows = _rows(log, menu_size)
     size = min(rest, USUAL_TEST_SIZE) if test_size is None else test_size
     parts = draw_splits(len(log), calibration_size=calibration_size, test_size=size, trials=splits, rng=rng)
-    with nullcontext() if mapie is None else mapie_rule(mapie) as further:
-        rules, left_out = _applicable(rows, RULES if further is None else (*RULES, further))
-        figures = _all_splits(rows, rules, budgets, parts, prices, rng, progress)
+    rules, left_out = _applicable(rows, rules)
+    figures = _all_splits(rows, rules, budgets, parts, prices, rng, progress)
     return RuleComparison(
         source=log.source, n=len(log), splits=splits, calibration_size=calibration_size, test_size=size, seed=seed,
         rules=tuple(
@@ -289,7 +285,6 @@ def _rows(log: ScoreLog, menu_size: int | None) -> RuleRows:
         features=feature_matrix(features, described),
         penalties=features.penalties(),
         n=len(log),
-        text=None if log.context is None else text_vectors(log.context.tolist()),
     )
 
 
@@ -307,8 +302,6 @@ def _applicable(rows: RuleRows, rules: Sequence[NamedRule]) -> tuple[list[NamedR
             left_out[rule.name] = "it needs losses of 0 or 1 (binarize the log)"
         elif rule.net and rows.net is None:
             left_out[rule.name] = "it needs to know which answers were right"
-        elif rule.before and rows.text is None:
-            left_out[rule.name] = "it needs the text of the questions (a `context` column)"
         else:
             chosen.append(rule)
     return chosen, left_out
@@ -333,8 +326,7 @@ def _one_split(
         for k, alpha in enumerate(budgets):
             kept = open_rows[rule.keeps(fixed, queries, alpha)]
             net = 0.0 if rows.net is None else rows.net[kept].sum()
-            first = primary[kept if rule.before else test].sum()
-            spent = first + guardian[test].sum() - guardian[kept].sum()
+            spent = primary[test].sum() + guardian[test].sum() - guardian[kept].sum()
             figures[i, k] = rows.loss[kept].sum(), net, len(test) - len(kept), spent
     return figures / len(test)
 

@@ -16,12 +16,10 @@ import numpy as np
 from conformal_arbitrage.core.arrays import Bools, Floats, Indices
 from conformal_arbitrage.core.bounds import binomial_limit
 from conformal_arbitrage.core.learned import STRENGTHS, decide_learned, fit_ridges, spendable_losses
-from conformal_arbitrage.evaluation.text_features import Vectors
 
 DELTA = 0.1
 """The error level of rules that promise with probability 1 - delta."""
 _LOGISTIC_PENALTY, _ITERATIONS = 3.0, 25
-_NEIGHBOURS = 40
 _GRID = np.arange(101) / 100
 
 
@@ -37,7 +35,6 @@ class RuleRows:
         features: rows x columns, for learned scores.
         penalties: the weight of each column.
         n: rows of the sample, those tied at the top included.
-        text: rows x columns, the texts of the questions as vectors; None if they are unknown.
     """
 
     margin: Floats
@@ -47,7 +44,6 @@ class RuleRows:
     features: Floats
     penalties: Floats
     n: int
-    text: Vectors | None = None
 
 
 Rule = Callable[[RuleRows, RuleRows, float], Bools]
@@ -63,7 +59,6 @@ class NamedRule:
         keeps: the rule.
         binary: whether it needs losses of 0 or the bound.
         net: whether it promises the net loss.
-        before: whether it decides before the Primary is asked, from the text alone: a query then pays for one model.
         promises_loss: whether it promises a limit on the loss in which gains do not count.
     """
 
@@ -72,7 +67,6 @@ class NamedRule:
     keeps: Rule
     binary: bool = False
     net: bool = False
-    before: bool = False
     promises_loss: bool = False
 
 
@@ -152,7 +146,6 @@ def some_rows(rows: RuleRows, chosen: Bools | Indices, *, n: int) -> RuleRows:
         features=rows.features[chosen],
         penalties=rows.penalties,
         n=n,
-        text=None if rows.text is None else rows.text[chosen],
     )
 
 
@@ -169,24 +162,6 @@ def _logistic(features: Floats, penalties: Floats, loss: Floats) -> Floats:
         if np.abs(step).max() < 1e-8:
             break
     return weights
-
-
-def routerbench_like(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
-    """Predict the loss of a question by that of the nearest ones, and choose the threshold on the rows themselves."""
-    if rows.text is None or queries.text is None or len(rows.loss) < 2:
-        return np.zeros(len(queries.margin), np.bool_)
-    near = rows.text @ rows.text.T
-    np.fill_diagonal(near, -np.inf)  # a row does not predict itself
-    risk = _nearest(near, rows.loss)
-    count = _longest(_spent(rows, risk) <= alpha * rows.n)
-    return _before(rows, risk, count, queries, _nearest(queries.text @ rows.text.T, rows.loss))
-
-
-def _nearest(near: Vectors, loss: Floats) -> Floats:
-    """Return the mean loss of the nearest rows, one value per row of similarities."""
-    k = min(_NEIGHBOURS, near.shape[1] - 1)
-    places = np.argpartition(near, near.shape[1] - k, axis=1)[:, near.shape[1] - k :]
-    return loss[places].mean(axis=1)
 
 
 def ucci_like(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
@@ -308,7 +283,6 @@ RULES = (
     NamedRule(name="AutoMix-like", promise=_SAME, keeps=automix_like),
     NamedRule(name="FrugalGPT-like, same rows", promise=_SAME, keeps=frugalgpt_like),
     NamedRule(name="FrugalGPT-like, split", promise="nothing: no margin for the sample", keeps=frugalgpt_split),
-    NamedRule(name="RouterBench-like kNN, before asking", promise=_SAME, keeps=routerbench_like, before=True),
     NamedRule(name="UCCI-like", promise=_SAME, keeps=ucci_like),
     NamedRule(name="conformal gate", promise=_MARGINAL, keeps=gate_marginal, binary=True, promises_loss=True),
     NamedRule(

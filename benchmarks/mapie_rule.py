@@ -1,7 +1,6 @@
-"""MAPIE's own conformal risk control as a rule of `compare`, run by a Python that has it.
+"""MAPIE's own conformal risk control as a rule for `compare`, run by a Python that has it.
 
-This package does not depend on MAPIE. A worker in the other Python reads one line of JSON per calibration and answers
-with which queries it keeps. Knows nothing of splits or tables.
+A worker in the other Python reads one line of JSON per calibration and answers with which queries it keeps.
 """
 
 import json
