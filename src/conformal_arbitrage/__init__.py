@@ -6,7 +6,6 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
     from conformal_arbitrage.calibration.calibrate import calibrate
     from conformal_arbitrage.calibration.certificate import Certificate
     from conformal_arbitrage.calibration.decisions import Decisions
-    from conformal_arbitrage.calibration.key_files import read_key
     from conformal_arbitrage.calibration.learned_score import Features
     from conformal_arbitrage.calibration.learning import learn
     from conformal_arbitrage.calibration.options import CalibrationOptions
@@ -110,7 +109,6 @@ __all__ = [
     "inspect",
     "learn",
     "plan",
-    "read_key",
     "recommend",
     "rows_needed",
     "split",
@@ -123,7 +121,6 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name fo
         "calibration.calibrate": "calibrate",
         "calibration.certificate": "Certificate",
         "calibration.decisions": "Decisions",
-        "calibration.key_files": "read_key",
         "calibration.learned_score": "Features",
         "calibration.learning": "learn",
         "calibration.options": "CalibrationOptions",

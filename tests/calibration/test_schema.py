@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +13,8 @@ from conformal_arbitrage import (
     ProjectSecret,
     ScoreLog,
     calibrate,
-    read_key,
     verify,
 )
-from conformal_arbitrage.calibration.key_files import key_path
 
 SECRET = ProjectSecret((b"the secret of this project",))
 OTHER = ProjectSecret((b"the secret of another one",))
@@ -198,17 +195,6 @@ def test_double_precision_scores_are_rounded_like_the_log_of_a_single_precision_
         )
     double, single = (certificate.apply(ScoreLog.from_arrays(s)) for s in (scores, scores.astype(np.float32)))
     assert np.array_equal(double.candidate, single.candidate)
-
-
-def test_a_key_file_of_an_earlier_release_is_found_read_and_checked(tmp_path, science):
-    certificate = calibrate(science, 0.05, boundary="random", key=b"a key of then")
-    certificate.save(tmp_path / "rule.json")
-    assert key_path(tmp_path / "rule.json") == tmp_path / "rule.key"
-    assert key_path("rule.v2") == Path("rule.v2.key")
-    (tmp_path / "rule.key").write_bytes(b"a key of then")
-    loaded = Certificate.load(tmp_path / "rule.json", key=read_key(tmp_path / "rule.key"))
-    assert loaded.key == b"a key of then"
-    assert loaded.with_key_of(SECRET) is loaded
 
 
 def test_numbers_that_are_none_are_refused(tmp_path, certificate):

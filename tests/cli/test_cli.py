@@ -215,16 +215,6 @@ def test_a_random_boundary_draws_with_the_projects_secret(run, monkeypatch):
     run("verify", "c.json", "log.parquet")
 
 
-def test_a_key_file_of_an_earlier_release_is_read(run):
-    Path("c.key").write_bytes(b"a key of then")
-    run(*RANDOM, "--key-file", "c.key", "-o", "c.json")
-    run("verify", "c.json", "log.parquet")
-    Path("c.key").rename("moved.key")
-    assert "--key-file" in run("verify", "c.json", "log.parquet", code=2).stderr
-    run("verify", "c.json", "log.parquet", "--key-file", "moved.key")
-    run("apply", "c.json", "log.parquet", "--key-file", "moved.key", "-o", "d.jsonl")
-
-
 def test_a_certificate_is_signed_if_there_is_a_secret_and_otherwise_says_so(run):
     arguments = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json"]
     assert "It is unsigned" in run(*arguments).stdout

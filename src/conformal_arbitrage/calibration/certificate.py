@@ -455,12 +455,12 @@ class Certificate:
 
     def _with_key(self, key: bytes) -> "Certificate":
         if not isinstance(key, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise CertificateError('key= takes bytes: read_key("certificate.key")')
+            raise CertificateError(f"key= takes bytes, not {type(key).__name__}")
         if self.key_sha256 is None:
             raise CertificateError('this certificate has no key (boundary="include"); omit key=')
         if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), self.key_sha256):
             raise CertificateError(
-                "the key is not the one this certificate was made with; use the project's secret or the .key file of then"
+                "the key is not the one this certificate was made with; use the project's secret of then"
             )
         return replace(self, key=key)
 
@@ -468,8 +468,8 @@ class Certificate:
         """Return the key; raise a CertificateError that says how to provide it if there is none."""
         if self.key is None:
             raise CertificateError(
-                'boundary="random" needs the key behind the draws: '
-                "Certificate.load(path, secret=ProjectSecret.find()), key=read_key(KEY_FILE), or --key-file KEY_FILE"
+                'boundary="random" needs the key behind the draws: Certificate.load(path, secret=ProjectSecret.find()), or '
+                "set ARBITRAGE_SECRET"
             )
         return self.key
 

@@ -26,7 +26,6 @@ _WITH_PATH = frozenset(
         "missing_guardian",
         "fixed_before",
         "guardian_column",
-        "key_file",
         "output",
         "as_json",
     }
@@ -117,7 +116,7 @@ def calibrate_path_command(alpha: str, loss: Any, secret: "ProjectSecret | None"
     certificate = calibrate_cascade(
         scores,
         alpha,
-        key=path_key(secret, parameters["key_file"]),
+        key=path_key(secret),
         loss=loss,
         chain=named(parameters["chain"]),
         tuning_share=parameters["tuning_share"],
@@ -176,16 +175,12 @@ def evaluate_path_command(loss: Any) -> None:
     click.echo("The promise is an average, so single trials may lie above alpha, about half of them.")
 
 
-def path_key(secret: "ProjectSecret | None", key_file: str | None) -> bytes:
-    """Return the key behind the draws: a file's, or the project's.
+def path_key(secret: "ProjectSecret | None") -> bytes:
+    """Return the key behind the draws.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is no secret.
     """
-    from conformal_arbitrage.calibration.key_files import read_key
-
-    if key_file is not None:
-        return read_key(key_file)
     if secret is None:
         raise ConfigError(
             "--path draws with the project's secret, and there is none here: run `arbitrage init`, which writes one, or set "
@@ -216,17 +211,15 @@ def _show_path_certificate(certificate: "PathCertificate", output: str | None, *
         click.echo("It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one.")
 
 
-def load_path_certificate(path: str, key_file: str | None, *folders: Path) -> "PathCertificate | None":
+def load_path_certificate(path: str, *folders: Path) -> "PathCertificate | None":
     """Load a certificate of a cascade with its key; None if the file holds another kind."""
     from conformal_arbitrage.calibration.documents import read_document
-    from conformal_arbitrage.calibration.key_files import read_key
     from conformal_arbitrage.calibration.path_certificate import PathCertificate, is_path_document
 
     document = read_document(Path(path))
     if not is_path_document(document):
         return None
-    key = None if key_file is None else read_key(key_file)
-    certificate = PathCertificate.from_dict(document, key=key, source=path)
+    certificate = PathCertificate.from_dict(document, source=path)
     secret = options.project_secret(None, *folders, Path(path).parent, Path())
     check_signed(certificate, secret, path)
     return certificate if secret is None else certificate.with_key_of(secret)

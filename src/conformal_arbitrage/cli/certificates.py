@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
 )
 @options.columns
-@options.key_file
 @parts.engine_options
 @click.option("-o", "--output", metavar="FILE", help="Write the certificate to this file.  [default: do not write it]")
 @options.as_json
@@ -62,7 +61,6 @@ def calibrate_command(
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
-    key_file: str | None,
     output: str | None,
     as_json: bool,
     **further: Any,
@@ -97,7 +95,7 @@ def calibrate_command(
         loss=loss,
         confidence=confidence,
         zero_one=zero_one,
-        key=_key(secret, key_file, drawing) if drawing or key_file is not None else None,
+        key=_key(secret, drawing) if drawing else None,
         engine=place,
         progress=parts.tell_pass,
         **learned,
@@ -145,12 +143,8 @@ def _drawing(loss: str | None, boundary: str, score: str, confidence: str | None
     return None if confidence is None else "--confidence"
 
 
-def _key(secret: "ProjectSecret | None", key_file: str | None, drawing: str | None) -> bytes:
-    """Return the key behind the draws: a file's, or the project's."""
-    from conformal_arbitrage.calibration.key_files import read_key
-
-    if key_file is not None:
-        return read_key(key_file)
+def _key(secret: "ProjectSecret | None", drawing: str) -> bytes:
+    """Return the key behind the draws."""
     if secret is None:
         cheaper = "; if every loss is 0 or the bound, --zero-one needs none" if drawing == "--confidence" else ""
         raise ConfigError(
@@ -265,7 +259,6 @@ def _describe_use(
 @click.command("verify")
 @click.argument("certificate")
 @click.argument("log")
-@options.key_file
 @options.columns
 @parts.engine_options
 @options.as_json
@@ -275,7 +268,6 @@ def verify_command(
     *,
     engine: str | None,
     jobs: int | None,
-    key_file: str | None,
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
@@ -288,12 +280,12 @@ def verify_command(
     """
     from conformal_arbitrage.calibration.verify import verify
 
-    cascade = cascades.load_path_certificate(certificate, key_file)
+    cascade = cascades.load_path_certificate(certificate)
     if cascade is not None:
         verification = cascades.verify_path_certificate(cascade, certificate, log)
         _show_verification(verification, certificate, log, as_json=as_json)
         raise SystemExit(0 if verification.ok else 1)
-    loaded = load_certificate(certificate, key_file)
+    loaded = load_certificate(certificate)
     columns = columns_of(loaded, primary_column, guardian_column)
     scores = parts.find_scores(log, *columns, outcomes, engine, digest=loaded.log_sha256)
     try:
@@ -325,18 +317,14 @@ def columns_of(certificate: "Certificate", primary: str | None, guardian: str | 
     return primary or certificate.columns["primary"], guardian or certificate.columns["guardian"]
 
 
-def load_certificate(path: str, key_file: str | None, *folders: Path) -> "Certificate":
+def load_certificate(path: str, *folders: Path) -> "Certificate":
     """Load a certificate with its key; a signature is verified if the project's secret is at hand."""
     from conformal_arbitrage.calibration.certificate import Certificate
-    from conformal_arbitrage.calibration.key_files import key_path, read_key
 
-    certificate = Certificate.load(path, key=None if key_file is None else read_key(key_file))
+    certificate = Certificate.load(path)
     secret = options.project_secret(None, *folders, Path(path).parent, Path())
     check_signed(certificate, secret, path)
-    certificate = certificate if secret is None else certificate.with_key_of(secret)
-    if certificate.key_sha256 is not None and certificate.key is None and key_path(path).exists():
-        return Certificate.load(path, key=read_key(key_path(path)))
-    return certificate
+    return certificate if secret is None else certificate.with_key_of(secret)
 
 
 @click.command("apply")
@@ -349,7 +337,6 @@ def load_certificate(path: str, key_file: str | None, *folders: Path) -> "Certif
     help="Write every decision to this file: Parquet if its name ends in .parquet, else JSON Lines. For a log in parts, "
     "write to this folder.",
 )
-@options.key_file
 @options.columns
 @parts.engine_options
 @options.as_json
@@ -360,7 +347,6 @@ def apply_command(
     engine: str | None,
     jobs: int | None,
     output: str | None,
-    key_file: str | None,
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
@@ -373,11 +359,11 @@ def apply_command(
     """
     options.refuse_same(log, output)
     options.refuse_same(certificate, output)
-    cascade = cascades.load_path_certificate(certificate, key_file)
+    cascade = cascades.load_path_certificate(certificate)
     if cascade is not None:
         cascades.apply_path_certificate(cascade, log, output, as_json=as_json)
         return
-    loaded = load_certificate(certificate, key_file)
+    loaded = load_certificate(certificate)
     columns = columns_of(loaded, primary_column, guardian_column)
     into_file = output is not None and Path(output).suffix in (".jsonl", ".parquet")
     scores = parts.read_scores(log, *columns, outcomes, guardian_optional=guardian_column is None, whole=into_file)

@@ -258,7 +258,6 @@ def _standard_error(frontier: "Frontier") -> str:
 @click.argument("certificate")
 @click.argument("log")
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the interval.")
-@options.key_file
 @options.columns
 @options.sample
 @options.costs
@@ -268,7 +267,6 @@ def assess_command(
     log: str,
     *,
     confidence: float,
-    key_file: str | None,
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
@@ -283,7 +281,7 @@ def assess_command(
     """
     from conformal_arbitrage.evaluation.assessment import assess, without_verdict
 
-    loaded = load_certificate(certificate, key_file)
+    loaded = load_certificate(certificate)
     scores = options.read_log(log, *columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample)
     assessment = assess(loaded, scores, confidence=confidence, **costs)
     if parts.made_from(loaded, log, primary_column, guardian_column):

@@ -355,7 +355,6 @@ def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
 @click.option("--group", metavar="NAME", help="The query's group, for a certificate by groups or a learned score.")
 @options.config_file
 @options.policy
-@options.key_file
 @click.option(
     "--allow", multiple=True, metavar="NAME", help="Tolerate this difference, without a guarantee; may be repeated."
 )
@@ -370,7 +369,6 @@ def ask_command(
     group: str | None,
     config: str,
     policy: str | None,
-    key_file: str | None,
     allow: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -384,11 +382,11 @@ def ask_command(
     from conformal_arbitrage.live.config import with_task
     from conformal_arbitrage.types import ChatRequest, Query
 
-    cascade = cascades.load_path_certificate(certificate, key_file, Path(config).parent)
+    cascade = cascades.load_path_certificate(certificate, Path(config).parent)
     if cascade is not None:
         settings = _read_settings(given)
         return cascades.ask_path(cascade, question, actions, settings, name, config, policy, allow, as_json=as_json)
-    loaded = load_certificate(certificate, key_file, Path(config).parent)
+    loaded = load_certificate(certificate, Path(config).parent)
     configuration = options.read_pair(config, policy)
     form = _form_of(loaded)
     if bool(actions) != (form == "menu"):

@@ -200,9 +200,6 @@ config_file = click.option(
 policy = click.option(
     "--policy", metavar="NAME", help="The policy whose models to use.  [default: the Primary and Guardian of the file]"
 )
-key_file = click.option(
-    "--key-file", metavar="FILE", help="Key behind the draws of --boundary random.  [default: the project's]"
-)
 
 
 def paid_run(*, limit: str, dry_run: str, max_cost: str) -> Callable[[Command], Command]:

@@ -3,11 +3,9 @@
 Knows nothing of how a certificate is put in force.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-from conformal_arbitrage.calibration.key_files import key_path, read_key
 from conformal_arbitrage.errors import CertificateError, StoreError
 from conformal_arbitrage.gateway.cascades import certificate_document
 from conformal_arbitrage.live.config import Config
@@ -37,7 +35,7 @@ async def _install_file(
     """Install a certificate file that differs from the one that the last start found.
 
     One that is the same has been installed, and what was installed after it stays in force. A store without a note of
-    the last start, as of an earlier release, takes a file that it has never had.
+    the last start takes a file that it has never had.
     """
     document = certificate_document(path)
     sha256 = fingerprint(document)
@@ -98,11 +96,3 @@ def check_intact(version: PolicyVersion) -> None:
             f"policy {version.name}, version {version.version}: it is not what was installed last; run `arbitrage records "
             "verify`, then restore a backup, or put another certificate file in place and start again"
         )
-
-
-def draw_keys(config: Config) -> dict[str, bytes]:
-    """Return the keys of earlier releases beside the configured certificates, by digest."""
-    files: Iterable[str] = (settings.certificate for settings in config.policies.values() if settings.certificate)
-    paths = [key_path(Path(config.folder) / file) for file in files]
-    keys = [read_key(path) for path in paths if path.exists()]
-    return {hashlib.sha256(key).hexdigest(): key for key in keys}

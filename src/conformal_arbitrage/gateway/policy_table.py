@@ -24,7 +24,6 @@ from conformal_arbitrage.gateway.audit_rows import WatchedPolicy
 from conformal_arbitrage.gateway.cascades import cascade_features, served_cascade
 from conformal_arbitrage.gateway.certificate_files import (
     check_intact,
-    draw_keys,
     install_files,
     note_of_start,
     require_installed,
@@ -162,7 +161,6 @@ class PolicyTable:
         self._store = store
         self._pairs = pairs
         self._secret = secret
-        self._keys = draw_keys(config)
         self._live: dict[str, LivePolicy] = {}
         self._unusable: dict[str, ArbitrageError] = {}
         self._states: dict[str, tuple[int, int, int, bool]] = {}  # newest and own version, its lifts, whether alarmed
@@ -373,13 +371,11 @@ class PolicyTable:
         return None
 
     def _with_key(self, name: str, certificate: Certificate) -> Certificate:
-        """Return a certificate with the key behind its draws: a subkey of the secret, or a file of earlier releases."""
+        """Return a certificate with the key behind its draws, a subkey of the secret."""
         keyed = certificate.with_key_of(self._secret)
-        if keyed.key_sha256 is None or keyed.key is not None:
-            return keyed
-        if keyed.key_sha256 not in self._keys:
+        if keyed.key_sha256 is not None and keyed.key is None:
             raise CertificateError(f"policy {name}: this gateway does not hold the key behind the certificate's draws")
-        return Certificate.from_dict(keyed.to_dict(with_arrays=True), key=self._keys[keyed.key_sha256])
+        return keyed
 
     def _rule(
         self, settings: PolicyConfig, certificate: Certificate, pair: ModelPair, forfeited: str | None
