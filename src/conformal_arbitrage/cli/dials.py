@@ -33,15 +33,13 @@ def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
     """
     from conformal_arbitrage.live.aging import luck_words
 
-    path = cascades.load_path_certificate(certificate, None)
-    loaded = path or load_certificate(certificate, None)
+    path = cascades.load_path_certificate(certificate)
+    loaded = path or load_certificate(certificate)
     if as_json:
-        one = (
-            path.to_dict() if path is not None else load_certificate(certificate, None).to_dict(with_arrays=with_arrays)
-        )
+        one = path.to_dict() if path is not None else load_certificate(certificate).to_dict(with_arrays=with_arrays)
         options.print_json(one)
         return
-    luck = [] if path is not None else [("many decisions", luck_words(load_certificate(certificate, None)))]
+    luck = [] if path is not None else [("many decisions", luck_words(load_certificate(certificate)))]
     options.print_facts([*loaded.facts(), *luck])
     click.echo(f"\n{options.wrapped(loaded.summary)}\n\n{options.wrapped(loaded.guarantee)}")
 
@@ -60,7 +58,7 @@ def choose_command(certificate: str, *, alpha: float, output: str | None, as_jso
     arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95 --dial -o certificate.json
     arbitrage certificate choose certificate.json --alpha 0.03
     """
-    loaded = load_certificate(certificate, None)
+    loaded = load_certificate(certificate)
     secret = options.project_secret(None, Path(certificate).parent, Path())
     if loaded.signed and secret is None:
         raise ConfigError(
