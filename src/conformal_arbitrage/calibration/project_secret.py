@@ -27,7 +27,6 @@ Purpose = Literal[
     "audit v1",
     "digest v1",
     "record v1",
-    "drift v1",
     "review v1",
     "looking v1",
 ]

@@ -139,7 +139,7 @@ class _Routes:
         self.background = Background(parts.metrics.background_failures)
         self._limits = RequestLimits(parts.config.gateway)
         self._reviewing = RequestLimits(parts.config.gateway)  # callers who wait do not keep those out they wait for
-        self.watcher = Watcher(parts.store, parts.policies, parts.clock, parts.secret)
+        self.watcher = Watcher(parts.store, parts.policies, parts.clock)
         self._authenticator = Authenticator(parts.store)
         subscribers = (self._authenticator.refresh, parts.policies.refresh)
         self._refresher = Refresher(parts.store.change_count, *subscribers)

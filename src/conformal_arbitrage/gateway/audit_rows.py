@@ -7,7 +7,6 @@ Knows nothing of databases, HTTP or evidence.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 
 from msgspec.structs import replace
 
@@ -138,7 +137,6 @@ def drawn_audit(
             due=drawn + DAY * due_days(audited, human_guardian=watched.by_people),
             loss=loss,
             slot=None if session is None else session_slot(session, drawn),
-            margin=decision.margin if isfinite(decision.margin) else None,
         )
     return Audit(
         id=id,

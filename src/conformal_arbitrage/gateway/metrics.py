@@ -137,7 +137,6 @@ class Metrics:
         self.installed = self._gauge("certificate_installed_seconds", "When it was, in seconds since 1970", "policy")
         self.known_lately = self._gauge("audits_known_lately", "Audits known in the last 30 days", "policy")
         self.stale = self._gauge("certificate_stale", "1 if these are too few to show a doubled loss", "policy")
-        self.drift_evidence = self._gauge("drift_evidence", "Evidence that margins have changed; 100 is much", "policy")
         self.guard_share = self._gauge("guard_share", "Share of calibration rows that the guard would defer", "policy")
 
     def _loss_gauges(self, *, grouped: bool) -> "_LossGauges":
@@ -159,7 +158,7 @@ class Metrics:
 
     def standings(self, standings: Mapping[str, Mapping[str, tuple[Standing, LedgerWatch]]]) -> None:
         """Set where every policy stands, and each of its groups if it has any."""
-        for gauge in (self.state, self.group_state, self.guard_share, self.drift_evidence):
+        for gauge in (self.state, self.group_state, self.guard_share):
             gauge.clear()
         for gauges in self._ledgers.values():
             gauges.clear()
@@ -176,8 +175,6 @@ class Metrics:
             for state in SEVERITY:
                 self.group_state.labels(policy, group, state).set(state == standing.state)
         self._ledgers[bool(group)].stand((policy, group) if group else (policy,), standing, watch.served)
-        if watch.drift is not None and not group:
-            self.drift_evidence.labels(policy).set(watch.drift.standing().evidence)
         if watch.guard is not None:
             self.guard_share.labels(policy).set(watch.guard.standing().share)
 

@@ -19,7 +19,6 @@ from conformal_arbitrage.gateway.audit_rows import LossFacts, settlement
 from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.upkeep import age_limits, expired_policy, guarded_policy
 from conformal_arbitrage.live.aging import Age, age_of
-from conformal_arbitrage.live.drifting import DriftWatch
 from conformal_arbitrage.live.guarding import CertificateGuard
 from conformal_arbitrage.live.known_losses import KnownLosses
 from conformal_arbitrage.live.watching import (
@@ -49,7 +48,6 @@ class Watcher:
         store: where the ledgers are.
         policies: which are in force.
         clock: the time, in seconds since 1970.
-        secret: the project's, behind the draws of drift notices; None for no such notices.
     """
 
     def __init__(
@@ -57,9 +55,7 @@ class Watcher:
         store: Store,
         policies: PolicyTable,
         clock: Callable[[], float] = time.time,
-        secret: bytes | None = None,
     ) -> None:
-        self._secret = secret
         self._store = store
         self._policies = policies
         self._clock = clock
@@ -139,14 +135,13 @@ class Watcher:
         return watches
 
     def _new_watch(self, live: LivePolicy, key: LedgerKey) -> LedgerWatch:
-        certificate, watched, guard, drift = live.certificate, live.watched, None, None
+        certificate, watched, guard = live.certificate, live.watched, None
         if watched is None:
             raise AssertionError("a ledger belongs to a policy that is watched")
-        if certificate is not None:
-            guard = CertificateGuard(certificate) if live.guarded is not None else None
-            drift = None if self._secret is None else DriftWatch(self._store, key, certificate, self._secret)
+        if certificate is not None and live.guarded is not None:
+            guard = CertificateGuard(certificate)
         rate, lines = live.settings.audit_rate, watched.lines[key.group]
-        return LedgerWatch(self._store, key, lines, audit_rate=rate, guard=guard, drift=drift)
+        return LedgerWatch(self._store, key, lines, audit_rate=rate, guard=guard)
 
     async def _raise(self, live: LivePolicy, watch: LedgerWatch) -> None:
         """Record an alarm, of whichever group: the whole policy goes into safe mode."""
@@ -286,7 +281,6 @@ class Watcher:
         standings, alarm = self.standings_of(live), live.alarm
         watch = standings[""][1] if "" in standings else None
         guard = None if watch is None or watch.guard is None else asdict(watch.guard.standing())
-        drift = None if watch is None or watch.drift is None else asdict(watch.drift.standing())
         return {
             "policy": live.name,
             "version": live.version,
@@ -298,7 +292,6 @@ class Watcher:
             "lifts": live.lifts,
             "alarm": None if alarm is None else alarm_document(alarm),
             "guard": guard,
-            "drift": drift,
             "age": None if (age := self.age(live)) is None else asdict(age),
             **self._stands(live, standings),
         }
@@ -317,7 +310,6 @@ class Watcher:
                 "members": members[name],
                 **standing_document(standing, watch.served),
                 "age": None if (age := self._age(live, watch)) is None else asdict(age),
-                "drift": None if watch.drift is None else asdict(watch.drift.standing()),
             }
             for name, (standing, watch) in standings.items()
         ]

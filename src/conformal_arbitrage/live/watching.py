@@ -28,7 +28,6 @@ from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows
 from conformal_arbitrage.store.record import AlarmBody
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.live.drifting import DriftWatch
     from conformal_arbitrage.live.guarding import CertificateGuard
 
 _LARGEST_LOG = 690.0
@@ -134,7 +133,6 @@ class LedgerWatch:
         lines: what it is watched against.
         audit_rate: the share of decisions that the coin draws now.
         guard: takes the losses as they become known, if the policy has a guard.
-        drift: takes the margins, if they are watched.
 
     Attributes:
         known: the losses that are known, in the order in which they became known.
@@ -144,11 +142,10 @@ class LedgerWatch:
 
     def __init__(
         self, store: Store, key: LedgerKey, lines: Lines, *, audit_rate: float,
-        guard: "CertificateGuard | None" = None, drift: "DriftWatch | None" = None,
+        guard: "CertificateGuard | None" = None,
     ) -> None:  # fmt: skip
         self.key = key
         self.guard = guard
-        self.drift = drift
         self.known = KnownLosses()
         self.lines = lines
         self.monitor = Monitor(lines, audit_rate=audit_rate)
@@ -171,12 +168,9 @@ class LedgerWatch:
         """Take what is new in the ledger; return whether there was anything."""
         if self._cursor is None:
             ledger = await self._store.ledger(self.key)
-            await self._follow_drift()
             self._take_all(ledger)
             return True
         rows = await self._store.ledger_changes(self.key, self._cursor)
-        if rows:
-            await self._follow_drift()
         for row in rows:
             same = row.served is None and row.delivered
             (self._differing.discard if same else self._differing.add)(row.seq)
@@ -185,10 +179,6 @@ class LedgerWatch:
             self._tell_guard(self.known.take(rows))
             self._cursor = rows[-1].change
         return bool(rows)
-
-    async def _follow_drift(self) -> None:
-        if self.drift is not None:
-            await self.drift.follow()
 
     def _take_all(self, rows: LedgerRows) -> None:
         self.monitor = Monitor.from_ledger(self.lines, rows.loss, rows.due, audit_rate=self.monitor.audit_rate)

@@ -1,4 +1,4 @@
-"""What a deployed certificate's audits say: losses, evidence, limits, states, guard, drift, age. Plain values, no I/O.
+"""What a deployed certificate's audits say: losses, evidence, limits, states, guard, age. Plain values, no I/O.
 
 How a gateway uses it:
 

@@ -47,8 +47,8 @@ def write_row(session: Session, id: str, row: NewRow) -> None:
     length, losses, change = _grow(session, number, known=int(known))
     order = (losses, row.drawn) if known else (None, None)
     session.run(
-        f"insert into ledger ({_ROW}, ledger, slot, margin) values (?, ?, ?, ?, ?, null, 0, ?, ?, ?, ?, ?, ?)",
-        *(length, id, row.drawn, row.due, row.loss, *order, change, number, row.slot, row.margin),
+        f"insert into ledger ({_ROW}, ledger, slot) values (?, ?, ?, ?, ?, null, 0, ?, ?, ?, ?, ?)",
+        *(length, id, row.drawn, row.due, row.loss, *order, change, number, row.slot),
     )
 
 
@@ -201,15 +201,6 @@ def ledger_changes(session: Session, key: LedgerKey, after: int, limit: int) -> 
         )
         for seq, id, drawn, due, loss, served, undelivered, order, known_at, change in rows
     ]  # fmt: skip
-
-
-def ledger_margins(session: Session, key: LedgerKey, after: int, limit: int) -> list[float | None]:
-    """Return the margins of rows in order, those after a number."""
-    rows = session.rows(
-        "select margin from ledger where ledger = ? and seq > ? order by seq limit ?",
-        *(_number(session, key) or 0, after, limit),
-    )
-    return [margin for (margin,) in rows]
 
 
 def notices(session: Session, policy: str | None = None) -> list[Notice]:

@@ -44,7 +44,6 @@ class NewRow(Struct, frozen=True, kw_only=True):
         due: the time after which an unknown outcome is missing.
         loss: as a share of the loss bound; None if it is not known yet.
         slot: the session and hour of the decision: a second row with the same one is not written. None without a session.
-        margin: how far the Primary's top action led; None if there was no other action.
     """
 
     key: LedgerKey
@@ -52,7 +51,6 @@ class NewRow(Struct, frozen=True, kw_only=True):
     due: float
     loss: float | None = None
     slot: str | None = None
-    margin: float | None = None
 
 
 class AuditRow(Struct, frozen=True, kw_only=True):
@@ -198,10 +196,6 @@ class LedgerStore(Protocol):
 
     async def ledger_changes(self, key: LedgerKey, after: int, *, limit: int = 5000) -> list[AuditRow]:
         """Return the rows that are new or have changed since a cursor, those of the oldest changes first."""
-        ...
-
-    async def ledger_margins(self, key: LedgerKey, after: int, *, limit: int = 5000) -> list[float | None]:
-        """Return the margins of the rows that follow a row of that number, in order."""
         ...
 
     async def ledger_news(self, policies: Collection[str], *, limit: int = 500) -> list[LedgerNews]:

@@ -138,7 +138,7 @@ create table ledgers (
 create table ledger (
     ledger {integer} not null, seq {integer} not null, id {text} not null, drawn {real} not null, due {real} not null,
     slot {text}, loss {real}, served {real}, undelivered {integer} not null default 0, known_order {integer},
-    known_at {real}, change {integer} not null, news {integer} not null default 0, margin {real},
+    known_at {real}, change {integer} not null, news {integer} not null default 0,
     primary key (ledger, seq)
 );
 create unique index ledger_by_id on ledger (id);

@@ -331,10 +331,6 @@ class SQLStore(SQLConsole, SQLReviews):
         """See `LedgerStore.ledger_changes`."""
         return await self._read(lambda session: ledger.ledger_changes(session, key, after, limit))
 
-    async def ledger_margins(self, key: LedgerKey, after: int, *, limit: int = 5000) -> list[float | None]:
-        """See `LedgerStore.ledger_margins`."""
-        return await self._scan(lambda session: ledger.ledger_margins(session, key, after, limit))
-
     async def ledger_news(self, policies: Collection[str], *, limit: int = 500) -> list[LedgerNews]:
         """See `LedgerStore.ledger_news`."""
         return await self._read(lambda session: ledger.ledger_news(session, policies, limit))
