@@ -192,6 +192,7 @@ def test_a_configuration_that_is_there_stays():
     assert Path("arbitrage.toml").read_text() == "alpha = 0.2\n"
 
 
+@pytest.mark.proof
 def test_the_path_in_the_readme_leads_from_a_clone_to_a_certificate(tmp_path):
     """The commands of the first screen, run from a copy of the sources, on a table of this test's own."""
     text = (ROOT / "README.md").read_text()

@@ -823,6 +823,7 @@ def collect_to_the_end(output):
     return json.loads(out)
 
 
+@pytest.mark.proof
 def test_a_collection_killed_twenty_times_ends_like_an_undisturbed_one_and_repeats_no_stored_call(run):
     draws = random.Random(20)
     needed = ROWS * (SAMPLES + 1)

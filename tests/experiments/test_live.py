@@ -223,6 +223,7 @@ def test_the_stronger_primary_needs_its_own_section(tmp_path):
     assert {body["model"] for body in upstream.bodies} == {"medium", "large"}
 
 
+@pytest.mark.proof
 def test_all_live_skips_unsupported_experiments_by_name(tmp_path):
     write(tmp_path / "data" / "truthfulqa.parquet", truthfulqa(40))
     write(tmp_path / "data" / "mmlu.jsonl", mmlu(40, 4))

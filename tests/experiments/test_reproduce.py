@@ -17,6 +17,7 @@ def everything(tmp_path_factory):
     return folder, *reproduce("all", bundled_source(), out=folder)
 
 
+@pytest.mark.proof
 def test_all_writes_every_report_in_every_format_and_a_summary(everything):
     folder, reports, skipped = everything
     assert set(reports) | set(skipped) == set(EXPERIMENTS)
@@ -140,6 +141,7 @@ def test_an_experiment_uses_the_public_api_only(science):
     assert report.facts["frontier"].to_dict() == frontier.to_dict()
 
 
+@pytest.mark.proof
 def test_all_skips_experiments_that_a_log_does_not_support(shared, tmp_path):
     reports, skipped = reproduce("all", log_source(shared / "korean-helpful-safe.parquet"), out=tmp_path)
     assert set(reports) == {"pku", "theory"}

@@ -174,6 +174,7 @@ def test_pku_with_a_real_valued_guardian_and_no_labels():
     assert [row["deferred"] for row in rows if row["policy"] == "conformal"] == [0, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.proof
 def test_theory():
     report = EXPERIMENTS["theory"].run(source(20), 0)
     for row in table(report, "bounds"):

@@ -79,6 +79,7 @@ def test_a_primary_three_times_as_bad_is_red_in_time_and_decides_nothing_afterwa
     asyncio.run(story())
 
 
+@pytest.mark.proof
 def test_without_a_change_two_thousand_decisions_raise_no_alarm(tmp_path):
     async def story():
         where = str(tmp_path / "store.db")

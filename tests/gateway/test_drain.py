@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.gateway.durability import Gateway, decision_request, guardian, primary, write_config
 
@@ -49,6 +50,7 @@ async def endless(query):
     return await guardian(query)
 
 
+@pytest.mark.proof
 def test_what_takes_longer_than_the_grace_is_cut_off_and_continued_under_its_key_elsewhere(tmp_path):
     path = write_config(tmp_path, str(tmp_path / "record.sqlite"), audit_rate=0)
     allowed = 'allow = ["primary.source_sha256", "guardian.source_sha256"]'
@@ -110,6 +112,7 @@ undo = 0
     return path
 
 
+@pytest.mark.proof
 def test_on_sigterm_callers_who_wait_for_people_are_told_to_come_back(tmp_path):
     path, (route, body) = with_people(tmp_path), decision_request("one")
 

@@ -25,6 +25,7 @@ from tests.gateway.durability import (
     write_config,
 )
 
+pytestmark = pytest.mark.proof
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "5"))
 CALLERS = 32
 JSON = {"Content-Type": "application/json"}
