@@ -20,7 +20,7 @@ from typing import Any
 from conformal_arbitrage import ScoreLog, inspect
 from conformal_arbitrage.collecting.collect import collect
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.scorers.base import Answer
+from conformal_arbitrage.models.port import Answer
 from conformal_arbitrage.types import ChatRequest
 
 SERVER = Path(__file__).parent.parent / "tests" / "real_model" / "serve.py"

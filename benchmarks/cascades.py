@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.cascades import nine_models
 
-from conformal_arbitrage.evaluation.cascades import evaluate_cascade
+from conformal_arbitrage.evaluation.frontier import evaluate_cascade
 
 ALPHAS = ("0.02", "0.05", "0.1")
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"

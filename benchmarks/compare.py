@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.mapie_rule import mapie_rule
 
 from conformal_arbitrage import RuleComparison, ScoreLog, compare
-from conformal_arbitrage.evaluation.rules import RULES
+from conformal_arbitrage.evaluation.compare import RULES
 
 PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
 ALPHA = "0.05"

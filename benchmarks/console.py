@@ -36,13 +36,13 @@ from conformal_arbitrage.gateway import console
 from conformal_arbitrage.gateway.server import identities_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import open_record
+from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.store import DecisionBody, Event, MenuQuestion, new_id
 from conformal_arbitrage.store.base import Audit
 from conformal_arbitrage.store.ids import id_at
 from conformal_arbitrage.store.ledger_base import LedgerKey, NewRow
 from conformal_arbitrage.store.review_base import NewReview, ReviewQuestion
 from conformal_arbitrage.types import Leg, Spent
-from conformal_arbitrage.upstream.base import fingerprint
 
 AIMS = {"review page": 10.0, "vote and next": 20.0, "decisions": 10.0, "overview": 50.0}
 MOST_MEMORY = 5.0

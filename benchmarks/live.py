@@ -26,9 +26,9 @@ from openai import AsyncOpenAI
 from conformal_arbitrage.collecting.collect import Collection, replies_path
 from conformal_arbitrage.collecting.questions import Menus
 from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.scorers import ChatConfig, ChatScorer, Pinned, Settings
+from conformal_arbitrage.models import ChatConfig, ChatScorer, Pinned, Settings
+from conformal_arbitrage.models.endpoint import Endpoint
 from conformal_arbitrage.types import Query
-from conformal_arbitrage.upstream.endpoint import Endpoint
 
 LATENCY = 0.05
 OPTIONS = ("Jupiter", "Saturn", "Neptune", "Earth")

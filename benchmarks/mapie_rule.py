@@ -13,9 +13,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from conformal_arbitrage.core.arrays import Bools
+from conformal_arbitrage.core.exact import Bools
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.evaluation.rules import NamedRule, RuleRows
+from conformal_arbitrage.evaluation.compare import NamedRule, RuleRows
 
 _WORKER = """
 import json, sys, warnings

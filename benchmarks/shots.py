@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from conformal_arbitrage.cli.console_demo import fill_console
-from conformal_arbitrage.cli.tour import run_demo
+from conformal_arbitrage.cli.demo import fill_console, run_demo
 from conformal_arbitrage.gateway import running
 from conformal_arbitrage.live.config import read_config
 

@@ -7,12 +7,16 @@ from typing import get_args
 
 import pytest
 
-from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold, Step, chain_words
-from conformal_arbitrage.calibration.guarantee import guarantee_text, summary_lines
-from conformal_arbitrage.calibration.learned_score import LearnedTerms
-from conformal_arbitrage.calibration.path_guarantee import path_guarantee_text, path_summary
-from conformal_arbitrage.calibration.promises import sure_promise
-from conformal_arbitrage.calibration.stops import DialStop, GroupThreshold
+from conformal_arbitrage.calibration.certificate import Ancestry, CalibratedThreshold, Step, chain_words
+from conformal_arbitrage.calibration.learned import LearnedTerms
+from conformal_arbitrage.calibration.options import DialStop, GroupThreshold
+from conformal_arbitrage.calibration.words import (
+    guarantee_text,
+    path_guarantee_text,
+    path_summary,
+    summary_lines,
+    sure_promise,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from conformal_arbitrage.cli import cli
+from conformal_arbitrage.gateway.api import schema
 from conformal_arbitrage.gateway.auth import FIRST_KEY
-from conformal_arbitrage.gateway.openapi import schema
 from conformal_arbitrage.live.config import GatewayConfig, read_config
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import conformal_arbitrage
-from conformal_arbitrage.cli.tour import run_demo
+from conformal_arbitrage.cli.demo import run_demo
 from conformal_arbitrage.live.config import read_config
 
 ROOT = Path(__file__).resolve().parents[1]

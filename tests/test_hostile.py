@@ -21,8 +21,7 @@ from conformal_arbitrage import (
     ScoreLog,
     calibrate,
 )
-from conformal_arbitrage.scorers import ChatAnswerer, ChatScorer, Settings
-from conformal_arbitrage.upstream import Endpoint, Limit, RateLimit, Retry
+from conformal_arbitrage.models import ChatAnswerer, ChatScorer, Endpoint, Limit, RateLimit, Retry, Settings
 from tests.scripted import completion, scores
 from tests.sockets import Sockets
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from conformal_arbitrage import Query
-from conformal_arbitrage.scorers import BuildContext, Identity, ModelConfig, Scores
+from conformal_arbitrage.models import BuildContext, Identity, ModelConfig, Scores
 
 
 class KeywordsConfig(ModelConfig, frozen=True, kw_only=True, tag="keywords"):

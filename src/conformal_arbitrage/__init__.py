@@ -4,16 +4,15 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should not wait for what it does not need
     from conformal_arbitrage.calibration.calibrate import calibrate
-    from conformal_arbitrage.calibration.certificate import Certificate
-    from conformal_arbitrage.calibration.decisions import Decisions
-    from conformal_arbitrage.calibration.learned_score import Features
+    from conformal_arbitrage.calibration.certificate import Certificate, Decisions
+    from conformal_arbitrage.calibration.learned import Features
     from conformal_arbitrage.calibration.learning import learn
     from conformal_arbitrage.calibration.options import CalibrationOptions
     from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, split
-    from conformal_arbitrage.calibration.project_secret import ProjectSecret
+    from conformal_arbitrage.calibration.secret import ProjectSecret
     from conformal_arbitrage.calibration.verify import Verification, verify
     from conformal_arbitrage.collecting.collect import collect
-    from conformal_arbitrage.core.risk import RiskCurve
+    from conformal_arbitrage.core.walk import RiskCurve
     from conformal_arbitrage.errors import (
         ArbitrageError,
         CertificateError,
@@ -35,19 +34,17 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
         UpstreamError,
     )
     from conformal_arbitrage.evaluation.assessment import Assessment, assess
-    from conformal_arbitrage.evaluation.comparison import RuleComparison, compare
+    from conformal_arbitrage.evaluation.compare import RuleComparison, compare
     from conformal_arbitrage.evaluation.costs import CostOptions
     from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
     from conformal_arbitrage.evaluation.inspection import Inspection, inspect
-    from conformal_arbitrage.evaluation.recommendation import recommend
-    from conformal_arbitrage.evaluation.route_options import Recommendation
-    from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter, Policy, RandomRouter, SingleModel
-    from conformal_arbitrage.scorelog.columns import Usage
-    from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.evaluation.recommendation import Recommendation, recommend
+    from conformal_arbitrage.live.rule import ConformalArbitrage, ConformalRouter, Policy, RandomRouter, SingleModel
+    from conformal_arbitrage.models.wrappers import Price
+    from conformal_arbitrage.scorelog.log import ScoreLog, Usage
     from conformal_arbitrage.scorelog.parts import ScoreParts
-    from conformal_arbitrage.scorelog.spark_table import SparkTable
+    from conformal_arbitrage.scorelog.spark import SparkTable
     from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Row, Spent
-    from conformal_arbitrage.upstream.pricing import Price
 
     __version__: str
 
@@ -118,36 +115,33 @@ __all__ = [
 
 if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name for one of these
     _NAMES = {
-        "calibration.calibrate": "calibrate",
-        "calibration.certificate": "Certificate",
-        "calibration.decisions": "Decisions",
-        "calibration.learned_score": "Features",
-        "calibration.learning": "learn",
-        "calibration.options": "CalibrationOptions",
-        "calibration.planning": "Plan plan rows_needed split",
-        "calibration.project_secret": "ProjectSecret",
-        "calibration.verify": "Verification verify",
-        "collecting.collect": "collect",
-        "core.risk": "RiskCurve",
+        "calibration.calibrate": ("calibrate "),
+        "calibration.certificate": ("Certificate Decisions "),
+        "calibration.learned": ("Features "),
+        "calibration.learning": ("learn "),
+        "calibration.options": ("CalibrationOptions "),
+        "calibration.planning": ("Plan plan rows_needed split "),
+        "calibration.secret": ("ProjectSecret "),
+        "calibration.verify": ("Verification verify "),
+        "collecting.collect": ("collect "),
+        "core.walk": ("RiskCurve "),
         "errors": (
             "ArbitrageError CertificateError ConfigError CostLimitError CutOffError DeadlineError "
-            "EngineError GuardianError InfeasibleError OptionError OutputError RefusalError ReplyError ScoreLogError "
-            "ScorerError SourceError StaleCalibrationError UpstreamError"
+            "EngineError GuardianError InfeasibleError OptionError OutputError RefusalError ReplyError "
+            "ScoreLogError ScorerError SourceError StaleCalibrationError UpstreamError "
         ),
-        "evaluation.assessment": "Assessment assess",
-        "evaluation.comparison": "RuleComparison compare",
-        "evaluation.costs": "CostOptions",
-        "evaluation.frontier": "Frontier FrontierPoint evaluate",
-        "evaluation.inspection": "Inspection inspect",
-        "evaluation.recommendation": "recommend",
-        "evaluation.route_options": "Recommendation",
-        "live.policy": "ConformalArbitrage ConformalRouter Policy RandomRouter SingleModel",
-        "scorelog.columns": "Usage",
-        "scorelog.log": "ScoreLog",
-        "scorelog.parts": "ScoreParts",
-        "scorelog.spark_table": "SparkTable",
-        "types": "ChatRequest Decision Leg Query Row Spent",
-        "upstream.pricing": "Price",
+        "evaluation.assessment": ("Assessment assess "),
+        "evaluation.compare": ("RuleComparison compare "),
+        "evaluation.costs": ("CostOptions "),
+        "evaluation.frontier": ("Frontier FrontierPoint evaluate "),
+        "evaluation.inspection": ("Inspection inspect "),
+        "evaluation.recommendation": ("Recommendation recommend "),
+        "live.rule": ("ConformalArbitrage ConformalRouter Policy RandomRouter SingleModel "),
+        "models.wrappers": ("Price "),
+        "scorelog.log": ("ScoreLog Usage "),
+        "scorelog.parts": ("ScoreParts "),
+        "scorelog.spark": ("SparkTable "),
+        "types": ("ChatRequest Decision Leg Query Row Spent "),
     }
     _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

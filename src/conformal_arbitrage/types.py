@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeGuard
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from conformal_arbitrage.core.gaps import Floats
+from conformal_arbitrage.core.exact import Floats
 
 Boundary = Literal["include", "random"]
 MissingGuardian = Literal["worst_case"]

@@ -14,10 +14,10 @@ import pytest
 import requests
 
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway.addresses import group_of
-from conformal_arbitrage.gateway.streaming import event_stream
+from conformal_arbitrage.gateway.chat import event_stream
+from conformal_arbitrage.gateway.connections import group_of
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.upstream.sse import Assembly, events
+from conformal_arbitrage.models.endpoint import Assembly, events
 from tests.gateway.durability import Gateway, write_config
 from tests.gateway.house import CHAT, DECISION, hanging, says, until
 from tests.scripted import Stream, chunk, ending, sse

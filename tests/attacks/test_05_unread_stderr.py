@@ -9,7 +9,7 @@ import re
 import aiohttp
 import pytest
 
-from conformal_arbitrage.gateway.logs import MOST_WAITING
+from conformal_arbitrage.gateway.server import MOST_WAITING
 from tests.gateway.durability import Gateway, chat_request, decision_request, write_config
 
 REQUESTS = MOST_WAITING + 2000  # more than the pipe and the queue hold

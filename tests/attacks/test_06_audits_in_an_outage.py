@@ -11,13 +11,13 @@ import time
 import pytest
 
 from conformal_arbitrage import ScoreLog
+from conformal_arbitrage.models.port import IN_BACKGROUND
+from conformal_arbitrage.models.wrappers import RateLimit
 from conformal_arbitrage.store import Audit, MenuQuestion, new_id
-from conformal_arbitrage.upstream.base import IN_BACKGROUND
-from conformal_arbitrage.upstream.limit import RateLimit
 from tests.gateway.house import DECISION, SURE, UNSURE, failing, until, votes
 from tests.gateway.test_modes import exported
 
-AUDITOR = "conformal_arbitrage.gateway.auditor"
+AUDITOR = "conformal_arbitrage.gateway.audits"
 QUESTION = MenuQuestion(context="?", actions=("a", "b"))
 
 
@@ -109,7 +109,7 @@ def test_audits_of_a_removed_policy_wait_without_work_and_end_as_missing(house, 
 
         return run
 
-    from conformal_arbitrage.gateway.auditor import Auditor
+    from conformal_arbitrage.gateway.audits import Auditor
 
     monkeypatch.setattr(Auditor, "run_once", watched(Auditor.run_once))
     gateway = house(policy={"audit_rate": 1.0}, gateway={"audit_deadline": 2.0})

@@ -8,17 +8,16 @@ import aiohttp
 import pytest
 
 from conformal_arbitrage.errors import ConfigError, QuotaError
-from conformal_arbitrage.gateway.guardian_limits import GuardianCalls, GuardianSpending
+from conformal_arbitrage.gateway.decider import GuardianCalls, GuardianSpending
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.scorers import SamplingScorer, Settings
+from conformal_arbitrage.models import Capped, Endpoint, Price, Priced, SamplingScorer, Settings
 from conformal_arbitrage.store import Reservation, Shortage
 from conformal_arbitrage.types import Query
-from conformal_arbitrage.upstream import Capped, Endpoint, Price, Priced
 from tests.gateway.durability import Gateway, decision_request, encoded, write_config
 from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, says, votes
 from tests.scripted import Upstream, completion
 
-LIMITS = "conformal_arbitrage.gateway.guardian_limits"
+LIMITS = "conformal_arbitrage.gateway.decider"
 LIMIT = "guardian_cost_per_hour = 1.0"
 PRICED = {"guardian": {"price": [0.0, 0.0], "price_per_call": 0.05}}
 

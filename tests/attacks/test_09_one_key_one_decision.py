@@ -46,7 +46,7 @@ def test_a_key_whose_policy_changed_between_attempts_is_refused_for_good_and_dec
 
 
 def test_every_409_says_whether_repeating_helps(house, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.gateway.idempotency.LONGEST_WAIT", 0.3)
+    monkeypatch.setattr("conformal_arbitrage.gateway.requests.LONGEST_WAIT", 0.3)
     gateway = house(primary=votes(*UNSURE), guardian=hanging)
     first = threading.Thread(target=lambda: leaving(gateway, KEY, seconds=3))
     first.start()

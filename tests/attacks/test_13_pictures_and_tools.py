@@ -8,9 +8,9 @@ import pytest
 from conformal_arbitrage import Query, ScoreLog
 from conformal_arbitrage.errors import ReplyError, StaleCalibrationError
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.scorers import FunctionScorer
-from conformal_arbitrage.scorers.human import HumanScorer
-from conformal_arbitrage.scorers.rendering import messages_or_text
+from conformal_arbitrage.models import FunctionScorer
+from conformal_arbitrage.models.others import HumanScorer
+from conformal_arbitrage.models.rendering import messages_or_text
 from tests.gateway.house import CHAT, DECISION, MENU, SURE, House, error_of, until, votes
 from tests.gateway.test_roads import KINDS, PINNED, invoke
 

@@ -11,8 +11,8 @@ from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import ConfigError, StoreError
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import database_of, existing_secret
+from conformal_arbitrage.models.endpoint import SplitSecret
 from conformal_arbitrage.store import open_store
-from conformal_arbitrage.upstream.scrubbing import SplitSecret
 from tests.gateway.durability import SECRET, Gateway, run_sql, write_config
 from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, says, until, votes
 

@@ -12,7 +12,7 @@ import pytest
 from conformal_arbitrage import Certificate
 from conformal_arbitrage.errors import ConfigError, StaleCalibrationError, UpstreamError
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.upstream import Breaker, Call, Endpoint, Pool, Retry
+from conformal_arbitrage.models import Breaker, Call, Endpoint, Pool, Retry
 from tests.gateway.house import CHAT, DECISION, UNSURE, House, chunks, error_of, failing, says, section, votes
 from tests.gateway.test_modes import command
 from tests.scripted import Upstream, completion
@@ -54,7 +54,7 @@ class Pooled(House):
 
 @pytest.fixture
 def pooled(house, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.scorers.kinds.Breaker", partial(Breaker, rest=REST))
+    monkeypatch.setattr("conformal_arbitrage.models.kinds.Breaker", partial(Breaker, rest=REST))
     return lambda *others, **options: house(Pooled, others=others, **options)
 
 

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.collecting.session_rows import SessionTurn, session_log
+from conformal_arbitrage.collecting.records import SessionTurn, session_log
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway.pairs import check_policies
+from conformal_arbitrage.gateway.policies import check_policies
 from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import CHAT, House, chunks, error_of, failing, says, until

@@ -18,11 +18,10 @@ from conformal_arbitrage import (
     calibrate,
     verify,
 )
-from conformal_arbitrage.calibration.applying import decide_parts
-from conformal_arbitrage.calibration.parts import SurveyedParts
+from conformal_arbitrage.calibration.calibrate import SurveyedParts
+from conformal_arbitrage.calibration.verify import decide_parts
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.scorelog.engines import as_engine
-from conformal_arbitrage.scorelog.parts import ScorePart
+from conformal_arbitrage.scorelog.parts import ScorePart, as_engine
 from conformal_arbitrage.scorelog.tables import interruptible
 
 KEY = b"0123456789abcdef"

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 from conformal_arbitrage import ScoreParts, calibrate
-from conformal_arbitrage.scorelog.engines import DaskWorkers, as_engine
+from conformal_arbitrage.scorelog.parts import DaskWorkers, as_engine
 from tests.calibration.planted import FAULTS, ROWS, PlantedEngine, differences, differing, edge_log, is_caught
 from tests.calibration.spoiled import SAID, spoiled_logs
 from tests.calibration.test_parts import KEY, Dying, some_log, told, write_parts

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.scale import processor_seconds
 
 from conformal_arbitrage import ScoreLog, ScoreParts, SparkTable, calibrate, verify
-from conformal_arbitrage.scorelog.engines import Processes, Threads
+from conformal_arbitrage.scorelog.parts import Processes, Threads
 from conformal_arbitrage.scorelog.spark import SparkTasks, ship_package
 from tests.calibration.planted import (
     FAULTS,

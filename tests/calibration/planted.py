@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ArbitrageError, ScoreLog, calibrate
-from conformal_arbitrage.calibration.part_work import Measure
-from conformal_arbitrage.calibration.parts import SurveyedParts
-from conformal_arbitrage.core import search
-from conformal_arbitrage.core.falls import loss_falls
-from conformal_arbitrage.core.search import Bracket
-from conformal_arbitrage.scorelog.spark_table import SparkTable
+from conformal_arbitrage.calibration.calibrate import Measure, SurveyedParts
+from conformal_arbitrage.core import walk
+from conformal_arbitrage.core.losses import loss_falls
+from conformal_arbitrage.core.walk import Bracket
+from conformal_arbitrage.scorelog.spark import SparkTable
 
 LARGEST, ROWS = 1900, 6249
 NOT_COMPARED = {"created", "log_sha256", "key", "fit", "identities"}
@@ -82,7 +81,7 @@ def planted(fault):
         elif fault == "own ticks":
             patch.setattr(Measure, "falls", own_ticks)
         elif fault == "float sums":
-            patch.setattr(search, "bucket_sums", float_sums)
+            patch.setattr(walk, "bucket_sums", float_sums)
         elif fault == "falling buckets":
             patch.setattr(Bracket, "places", lambda self, gap: places(self, gap) ^ 1)
         yield

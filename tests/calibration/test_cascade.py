@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Certificate, CertificateError, OptionError, ProjectSecret, ScoreLogError
-from conformal_arbitrage.calibration.cascade import calibrate_cascade, verify_cascade
-from conformal_arbitrage.calibration.chain_tuning import (
+from conformal_arbitrage.calibration.cascade import (
     ChainEstimate,
     ModelChain,
+    PathCertificate,
+    calibrate_cascade,
     estimate_chains,
     fit_chain,
+    is_path_document,
     tuning_rows,
+    verify_cascade,
 )
-from conformal_arbitrage.calibration.path_certificate import PathCertificate, is_path_document
-from conformal_arbitrage.core.paths import GUARDIAN
+from conformal_arbitrage.core.chains import GUARDIAN
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from tests.cascades import KEY, nine_models, world
 

@@ -17,7 +17,7 @@ from conformal_arbitrage import (
     rows_needed,
     verify,
 )
-from conformal_arbitrage.calibration.draws import draw
+from conformal_arbitrage.calibration.secret import draw
 from conformal_arbitrage.core.losses import guardian_ticks
 from tests import paper
 from tests.conftest import BUNDLED, SHARED, shared_json

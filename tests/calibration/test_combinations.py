@@ -2,7 +2,7 @@ from typing import get_args
 
 import pytest
 
-from conformal_arbitrage.calibration.combinations import REFUSED, Feature, Kind, refusal, refuse_combination
+from conformal_arbitrage.calibration.options import REFUSED, Feature, Kind, refusal, refuse_combination
 from conformal_arbitrage.errors import OptionError
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from conformal_arbitrage import ScoreParts, calibrate
-from conformal_arbitrage.scorelog.engines import as_engine
+from conformal_arbitrage.scorelog.parts import as_engine
 from tests.calibration.test_parts import some_log, told, write_parts
 
 ROOT = Path(__file__).resolve().parents[2]

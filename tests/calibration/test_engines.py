@@ -29,7 +29,7 @@ from conformal_arbitrage import (
     calibrate,
     verify,
 )
-from conformal_arbitrage.scorelog.engines import Processes, as_engine
+from conformal_arbitrage.scorelog.parts import Processes, as_engine
 from conformal_arbitrage.scorelog.spark import spark_errors
 from tests.calibration.planted import differing
 from tests.calibration.test_parts import KEY, OPTIONS, some_log, told, write_parts
@@ -180,7 +180,7 @@ def test_the_digest_of_a_table_depends_on_its_rows_and_not_on_their_order():
 
 @needs_pyspark
 def test_the_batches_of_a_table_are_joined_up_to_a_size(monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.scorelog.spark_table._ROWS", 50)
+    monkeypatch.setattr("conformal_arbitrage.scorelog.spark._ROWS", 50)
     log, lines = some_log(200), []
     table = SparkTable(frame=frame_of(log, partitions=2, batch=20))
     assert not differing(calibrate(log, "0.2"), calibrate(table, "0.2", progress=lines.append))
@@ -190,8 +190,8 @@ def test_the_batches_of_a_table_are_joined_up_to_a_size(monkeypatch):
 @pytest.fixture
 def large(monkeypatch):
     """A log that counts as large, whose gaps share some dozens of buckets."""
-    monkeypatch.setattr("conformal_arbitrage.calibration.parts.FEW_ROWS", 1000)
-    monkeypatch.setattr("conformal_arbitrage.scorelog.spark_table._ROWS", 2000)
+    monkeypatch.setattr("conformal_arbitrage.calibration.calibrate.FEW_ROWS", 1000)
+    monkeypatch.setattr("conformal_arbitrage.scorelog.spark._ROWS", 2000)
     rng = np.random.default_rng(0)
     return ScoreLog.from_arrays(rng.random((20_000, 3)) / 1000, rng.random((20_000, 3)))
 
@@ -208,7 +208,7 @@ def passes(log, table, alpha):
 def test_the_batches_of_a_table_know_about_where_its_threshold_is(large, monkeypatch, alpha):
     table = SparkTable(frame=frame_of(large, partitions=4, batch=512))
     assert passes(large, table, alpha) == 1
-    monkeypatch.setattr("conformal_arbitrage.calibration.near_falls._KEPT", 10)
+    monkeypatch.setattr("conformal_arbitrage.calibration.calibrate._KEPT", 10)
     assert passes(large, table, alpha) == 2
 
 
@@ -258,7 +258,7 @@ class Deadly:
 
 @pytest.mark.proof
 def test_processes_that_die_again_and_again_are_given_up_with_the_part_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.scorelog.engines._RESTARTS", 1)
+    monkeypatch.setattr("conformal_arbitrage.scorelog.parts._RESTARTS", 1)
     parts = ScoreParts.read(write_parts(some_log(60), tmp_path / "p", [30])).parts()
     with pytest.raises(EngineError, match=r"died 2 times; .*scores-00\.parquet, rows 1 to 30 is the first part"):
         list(Processes(2).run(Deadly(), parts))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Certificate, OptionError, ScoreLog, calibrate, verify
-from conformal_arbitrage.calibration.facts import group_source_of
+from conformal_arbitrage.calibration.certificate import group_source_of
 
 MODELS = {"primary": {"kind": "x"}, "guardian": {"kind": "y"}}
 

@@ -17,12 +17,12 @@ from conformal_arbitrage import (
     evaluate,
     verify,
 )
-from conformal_arbitrage.calibration.learned_fit import learn_score
-from conformal_arbitrage.calibration.learned_score import MOST_ROWS, refuse_row_count, sidecar_path
+from conformal_arbitrage.calibration.learned import MOST_ROWS, refuse_row_count, sidecar_path
+from conformal_arbitrage.calibration.learning import learn_score
 from conformal_arbitrage.calibration.options import CalibrationOptions
-from conformal_arbitrage.calibration.project_secret import ProjectSecret
 from conformal_arbitrage.calibration.renewal import refuse_renewal, refuse_tightening
-from conformal_arbitrage.monitoring.certified import certificate_lines
+from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.monitoring.lines import certificate_lines
 
 KEY, SECRET = b"k" * 32, ProjectSecret((b"the secret of this project",))
 GROUPS = ("art", "law", "")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate, verify
-from conformal_arbitrage.calibration.margins import (
+from conformal_arbitrage.calibration.certificate import (
     are_quantiles,
     base_share,
     margin_quantiles,

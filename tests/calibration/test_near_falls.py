@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, ScoreParts, calibrate
-from conformal_arbitrage.calibration import near_falls
-from conformal_arbitrage.calibration import parts as parts_module
-from conformal_arbitrage.core.search import Bracket, Collect, Fold
+from conformal_arbitrage.calibration import calibrate as near_falls
+from conformal_arbitrage.calibration import calibrate as parts_module
+from conformal_arbitrage.core.walk import Bracket, Collect, Fold
 from tests.calibration.test_parts import KEY, OPTIONS, same, some_log, write_parts
 
 pytestmark = pytest.mark.proof

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, ScoreParts, calibrate, verify
-from conformal_arbitrage.calibration import parts as parts_module
-from conformal_arbitrage.calibration.applying import decide_parts
-from conformal_arbitrage.scorelog import digests
-from conformal_arbitrage.scorelog.engines import Processes, Threads, as_engine
-from conformal_arbitrage.scorelog.joining import join_logs
+from conformal_arbitrage.calibration import calibrate as parts_module
+from conformal_arbitrage.calibration.verify import decide_parts
+from conformal_arbitrage.scorelog import digest
+from conformal_arbitrage.scorelog.log import join_logs
+from conformal_arbitrage.scorelog.parts import Processes, Threads, as_engine
 
 KEY = b"0123456789abcdef"
 IDENTITIES = {"primary": {"kind": "function", "name": "p"}, "guardian": {"kind": "label"}}
@@ -56,7 +56,7 @@ def write_parts(log, folder, cuts):
 
 
 def small_leaves(monkeypatch, rows=64):
-    monkeypatch.setattr(digests, "LEAF", rows)
+    monkeypatch.setattr(digest, "LEAF", rows)
     monkeypatch.setattr("conformal_arbitrage.scorelog.parts.LEAF", rows)
 
 

@@ -7,7 +7,7 @@ from multiprocessing import get_context
 import pytest
 
 from conformal_arbitrage import ScoreParts
-from conformal_arbitrage.scorelog.engines import ExecutorPool, Processes, Threads
+from conformal_arbitrage.scorelog.parts import ExecutorPool, Processes, Threads
 from tests.calibration.planted import FAULTS, ROWS, PlantedEngine, differences, edge_log, is_caught
 from tests.calibration.test_parts import write_parts
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ConfigError, ProjectSecret, ScoreLog, calibrate
-from conformal_arbitrage.calibration.draws import draws
-from conformal_arbitrage.calibration.project_secret import FILE, subkey
+from conformal_arbitrage.calibration.secret import FILE, draws, subkey
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +21,7 @@ def test_a_folder_gets_one_secret_that_only_its_owner_reads(tmp_path):
 
 
 def test_two_processes_that_create_a_secret_at_once_agree(tmp_path, monkeypatch):
-    from conformal_arbitrage.calibration import project_secret
+    from conformal_arbitrage.calibration import secret as project_secret
 
     real = project_secret.write_bytes
 

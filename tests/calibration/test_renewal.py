@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate, verify
-from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold, chain_facts, document_sha256
-from conformal_arbitrage.calibration.consistency import worded
+from conformal_arbitrage.calibration.certificate import (
+    Ancestry,
+    CalibratedThreshold,
+    chain_facts,
+    document_sha256,
+    worded,
+)
 from conformal_arbitrage.calibration.renewal import (
     RenewalChain,
     chain_of,

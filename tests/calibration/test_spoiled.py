@@ -7,7 +7,7 @@ from multiprocessing import get_context
 import pytest
 
 from conformal_arbitrage import ScoreParts, calibrate
-from conformal_arbitrage.scorelog.engines import ExecutorPool, Threads
+from conformal_arbitrage.scorelog.parts import ExecutorPool, Threads
 from tests.calibration.spoiled import SAID, spoiled_logs
 from tests.calibration.test_parts import told
 

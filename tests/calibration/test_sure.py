@@ -18,12 +18,10 @@ from conformal_arbitrage import (
     evaluate,
     verify,
 )
-from conformal_arbitrage.calibration.combinations import refusal
-from conformal_arbitrage.calibration.documents import signed_bytes
-from conformal_arbitrage.calibration.groups import shared_size, threshold_rows
+from conformal_arbitrage.calibration.certificate import signed_bytes
+from conformal_arbitrage.calibration.options import STOPS, refusal, shared_size, threshold_rows
 from conformal_arbitrage.calibration.planning import sure_rows_needed
-from conformal_arbitrage.calibration.promises import as_written
-from conformal_arbitrage.calibration.stops import STOPS
+from conformal_arbitrage.calibration.words import as_written
 from conformal_arbitrage.core.trials import draw_splits
 
 KEY = b"the key of these tests"

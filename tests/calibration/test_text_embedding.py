@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Certificate, CertificateError, Features, OptionError, ScoreLog, calibrate, learn, verify
-from conformal_arbitrage.calibration import text_embedding as module
-from conformal_arbitrage.calibration.documents import signed_bytes
-from conformal_arbitrage.calibration.project_secret import ProjectSecret
-from conformal_arbitrage.calibration.text_embedding import WIDTH, text_embedding
+from conformal_arbitrage.calibration import learned as module
+from conformal_arbitrage.calibration.certificate import signed_bytes
+from conformal_arbitrage.calibration.learned import WIDTH, text_embedding
+from conformal_arbitrage.calibration.secret import ProjectSecret
 
 KEY, SECRET = b"k" * 32, ProjectSecret((b"the secret of this project",))
 TOPICS = {

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from conformal_arbitrage import Certificate, ScoreLog
-from conformal_arbitrage.cli import cli, options, tour
+from conformal_arbitrage.cli import cli, demo, options
 from tests.conftest import BUNDLED
 
 PAIR = ["--primary-column", "qwen15b", "--guardian-column", "expert"]
@@ -367,8 +367,8 @@ def test_the_demo_runs_and_writes_its_files(run):
 
 
 def test_without_the_extra_the_demo_says_that_its_last_step_was_skipped(run, monkeypatch):
-    monkeypatch.setattr(tour, "find_spec", lambda name: None)
-    monkeypatch.setattr(tour, "TRIALS", 20)
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo, "TRIALS", 20)
     shown = " ".join(run("demo", "--out", "tour").stdout.split())
     assert "Skipped: the gateway needs its extra, which is not installed; run `pip install '.[gateway]'`" in shown
 

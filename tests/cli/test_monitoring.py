@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from conformal_arbitrage.calibration.project_secret import ProjectSecret
-from conformal_arbitrage.live.report_figure import figure_svg
-from conformal_arbitrage.live.reporting import Month
+from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.live.report import Month, figure_svg
 from conformal_arbitrage.store import LedgerKey, open_store
 from tests.cli import test_cli
 from tests.live.ledgers import MODELS, certificate, draw_rows, fill, losses, settle_served

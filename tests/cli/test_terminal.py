@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from conformal_arbitrage.cli import cli, options
-from conformal_arbitrage.cli.live import _show_decision
+from conformal_arbitrage.cli.models import _show_decision
 from conformal_arbitrage.types import Decision
 from tests.cli import test_cli
 from tests.cli.test_cli import PAIR
@@ -80,7 +80,7 @@ def test_pruning_asks_at_a_terminal(run, monkeypatch, reply, code):
     Path("arbitrage.toml").write_text(CONFIGURATION)
     prune = ["records", "prune", "--older-than", "90"]
     assert "Removed: 0 decisions" in run(*prune).stdout
-    monkeypatch.setattr("conformal_arbitrage.scorers.terminal.has_terminal", lambda: True)
+    monkeypatch.setattr("conformal_arbitrage.models.kinds.has_terminal", lambda: True)
     done = CliRunner().invoke(cli, prune, input=reply)
     assert done.exit_code == code, done.output
     assert "Remove all decisions older than 90 days" in done.stderr

@@ -23,7 +23,7 @@ from conformal_arbitrage.collecting.collect import collect, estimate, has_person
 from conformal_arbitrage.collecting.questions import Requests
 from conformal_arbitrage.errors import ArbitrageError
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.upstream.base import fingerprint
+from conformal_arbitrage.models.port import fingerprint
 from tests.scripted import Upstream, completion, scores
 
 COMMAND = [sys.executable, "-c", "from conformal_arbitrage.cli import main; main()"]

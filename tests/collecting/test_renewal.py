@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate, verify
-from conformal_arbitrage.calibration.ancestry import document_sha256
-from conformal_arbitrage.calibration.facts import group_source_of
+from conformal_arbitrage.calibration.certificate import document_sha256, group_source_of
 from conformal_arbitrage.collecting.renewal import (
     RenewablePolicy,
     import_log,
@@ -20,6 +19,7 @@ from conformal_arbitrage.collecting.renewal import (
     tighter,
 )
 from conformal_arbitrage.errors import CertificateError, ConfigError, OptionError, StoreError
+from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.store import (
     AuditBody,
     DecisionBody,
@@ -32,7 +32,6 @@ from conformal_arbitrage.store import (
 )
 from conformal_arbitrage.store.record import AlarmBody
 from conformal_arbitrage.types import Leg, Spent
-from conformal_arbitrage.upstream.base import fingerprint
 
 SECRET = ProjectSecret((b"a long enough project secret",))
 IDENTITIES = {"primary": {"kind": "x", "model": "p"}, "guardian": {"kind": "x", "model": "g"}}

@@ -2,22 +2,22 @@
 
 import asyncio
 
-from conformal_arbitrage.calibration.project_secret import ProjectSecret
-from conformal_arbitrage.cli import console_demo
-from conformal_arbitrage.gateway.grading import GradingFeed
+from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.cli import demo
+from conformal_arbitrage.gateway.audits import GradingFeed
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import open_record
 from tests.conftest import BUNDLED
 
 
 def test_the_console_is_filled_once_with_traffic_audits_and_an_alarm(tmp_path, monkeypatch):
-    monkeypatch.setattr(console_demo, "_QUESTIONS", 60)
+    monkeypatch.setattr(demo, "_QUESTIONS", 60)
     (tmp_path / "science.parquet").write_bytes(BUNDLED.read_bytes())
     ProjectSecret.create(tmp_path)
-    path = console_demo.fill_console(tmp_path)
+    path = demo.fill_console(tmp_path)
     certificates = [tmp_path / f"{name}.json" for name in ("science", "exams")]
     written = [one.stat().st_mtime_ns for one in certificates]
-    assert console_demo.fill_console(tmp_path) == path
+    assert demo.fill_console(tmp_path) == path
     assert [one.stat().st_mtime_ns for one in certificates] == written  # another would be a version without the alarm
 
     places = []
@@ -35,7 +35,7 @@ def test_the_console_is_filled_once_with_traffic_audits_and_an_alarm(tmp_path, m
             await store.close()
 
     versions, tallies = asyncio.run(read())
-    assert places == [len(console_demo.LETTERS) + len(console_demo.QUESTIONS)]
+    assert places == [len(demo.LETTERS) + len(demo.QUESTIONS)]
     assert tallies["science"].decisions == 60
     assert tallies["exams"].decisions == 260
     assert tallies["exams"].audit_calls > 0

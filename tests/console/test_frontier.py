@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage import ScoreLog
-from conformal_arbitrage.calibration.stops import STOPS
+from conformal_arbitrage.calibration.options import STOPS
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.collecting.looking import BUDGETS, LOOKING_SHARE, LookingPart
+from conformal_arbitrage.collecting.renewal import BUDGETS, LOOKING_SHARE, LookingPart
 from conformal_arbitrage.gateway.server import secret_of
 from conformal_arbitrage.store import new_id
 from tests.console.filled import Visit

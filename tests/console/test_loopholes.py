@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from conformal_arbitrage.gateway.monitor_routes import without_pending
+from conformal_arbitrage.gateway.api import without_pending
 from tests.console.filled import Visit
 from tests.console.test_changes import since_of
 from tests.console.test_pages import words

@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from conformal_arbitrage.gateway.console.rendering import Pages
-from conformal_arbitrage.gateway.console.standing import Courses
+from conformal_arbitrage.gateway.console.policy import Courses
+from conformal_arbitrage.gateway.console.render import Pages
 from conformal_arbitrage.monitoring.lines import watch_lines
 from conformal_arbitrage.store import LedgerKey, SQLiteStore
 
@@ -113,10 +113,10 @@ def test_no_template_takes_long_to_compile():
 FIGURES = """
 import sys
 import numpy as np
-from conformal_arbitrage.monitoring.history import LedgerCourse
+from conformal_arbitrage.monitoring.monitor import LedgerCourse
 from conformal_arbitrage.monitoring.lines import watch_lines
-from conformal_arbitrage.monitoring.panels import median_grades
-from conformal_arbitrage.monitoring.reviewing import quantiles
+from conformal_arbitrage.monitoring.people import median_grades
+from conformal_arbitrage.monitoring.people import quantiles
 course = LedgerCourse(watch_lines(0.05, n=2000), 50)
 course.take(np.zeros(50))
 course.figures()

@@ -15,8 +15,8 @@ from conformal_arbitrage.gateway.console.charts import (
     loss_chart,
     score_chart,
 )
-from conformal_arbitrage.gateway.console.overview import saved
-from conformal_arbitrage.gateway.console.rendering import age, count_text, money, percent, seconds, sentence
+from conformal_arbitrage.gateway.console.policy import saved
+from conformal_arbitrage.gateway.console.render import age, count_text, money, percent, seconds, sentence
 from conformal_arbitrage.store import marks, pages
 from conformal_arbitrage.store.console_base import PolicyTally
 from tests.console.filled import EVIL, Filled, Visit, as_json, token_of

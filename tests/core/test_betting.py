@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog
-from conformal_arbitrage.core.betting import RowLosses, accepts, shared_bets
+from conformal_arbitrage.core.bounds import RowLosses, accepts, shared_bets
 from conformal_arbitrage.core.losses import loss_stairs
-from conformal_arbitrage.core.risk import RiskCurve
+from conformal_arbitrage.core.walk import RiskCurve
 
 GRADED = np.where(np.arange(400) % 7 == 0, 0.25, 0.0)
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import ScoreLogError
-from conformal_arbitrage.core import gaps as module
-from conformal_arbitrage.core.gaps import (
+from conformal_arbitrage.core import exact as module
+from conformal_arbitrage.core.exact import (
     LARGEST_SCORE,
     as_row,
     gaps,

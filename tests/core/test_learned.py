@@ -5,17 +5,21 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError
-from conformal_arbitrage.core.features import FeatureRows, FeatureSet, feature_matrix, query_features, unseen_groups
 from conformal_arbitrage.core.learned import (
     STRENGTHS,
+    FeatureRows,
+    FeatureSet,
     decide_budgets,
     decide_learned,
+    feature_matrix,
     fit_ridges,
+    learned_rule,
     left_out_kept,
+    query_features,
     spendable_losses,
+    unseen_groups,
 )
 from conformal_arbitrage.core.learned import _left_out_scores as left_out_scores
-from conformal_arbitrage.core.learned_rule import learned_rule
 
 
 def world(rng, n, *, discrete, columns=4):

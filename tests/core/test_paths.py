@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError
-from conformal_arbitrage.core.paths import GUARDIAN, PathStop, calibrate_path, path_choice, rounded_losses
+from conformal_arbitrage.core.chains import GUARDIAN, PathStop, calibrate_path, path_choice, rounded_losses
 
 
 def world(rng, n, models, values):

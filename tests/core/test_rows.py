@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformal_arbitrage.core.arrays import flat_positions
-from conformal_arbitrage.core.choices import row_argmax
+from conformal_arbitrage.core.exact import flat_positions, row_argmax
 from conformal_arbitrage.core.rows import blocks
 
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import RiskCurve, ScoreLog
-from conformal_arbitrage.core import falls as falls_module
-from conformal_arbitrage.core import search
-from conformal_arbitrage.core.falls import class_sizes, loss_falls
-from conformal_arbitrage.core.gaps import sorted_columns
-from conformal_arbitrage.core.search import Bracket, Fold, crossings, crossings_here
+from conformal_arbitrage.core import losses as falls_module
+from conformal_arbitrage.core import walk
+from conformal_arbitrage.core.exact import sorted_columns
+from conformal_arbitrage.core.losses import class_sizes, loss_falls
+from conformal_arbitrage.core.walk import Bracket, Fold, crossings, crossings_here
 from tests.core.sorted_curve import every_fall, first_within, sorted_curve
 
 SEES = ("candidates", "all", "all-restricted-loss")
@@ -156,7 +156,7 @@ def test_sums_in_floats_are_caught(monkeypatch):
     def floats(place, drop, buckets):
         return np.bincount(place, weights=drop.astype(np.float32), minlength=buckets).astype(np.int64)
 
-    monkeypatch.setattr(search, "bucket_sums", floats)
+    monkeypatch.setattr(walk, "bucket_sums", floats)
     assert fails(lambda seed: check_parts(seed, "candidates", 16, 0))
 
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError
-from conformal_arbitrage.core.choices import guardian_choices
-from conformal_arbitrage.core.gaps import as_row, sorted_gaps
+from conformal_arbitrage.core.exact import as_row, guardian_choices, sorted_gaps
 from conformal_arbitrage.core.trials import LegCost, draw_splits
 
 

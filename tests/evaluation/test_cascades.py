@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError
-from conformal_arbitrage.evaluation.cascades import evaluate_cascade
+from conformal_arbitrage.evaluation.frontier import evaluate_cascade
 from tests.cascades import nine_models, world
 
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import OptionError, ScoreLog, calibrate, compare
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.evaluation import rules
-from conformal_arbitrage.evaluation.rules import RULES, RuleRows
+from conformal_arbitrage.evaluation import compare as rules
+from conformal_arbitrage.evaluation.compare import RULES, RuleRows
 
 MAPIE = Path(__file__).resolve().parents[2] / ".venv-mapie" / "bin" / "python"
 OURS = ("ours, margin", "ours, learned score", "ours, net loss")

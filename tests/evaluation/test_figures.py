@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from conformal_arbitrage import OptionError, evaluate
-from conformal_arbitrage.evaluation.figures import save_figure
+from conformal_arbitrage.evaluation.show import save_figure
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from conformal_arbitrage import (
     verify,
 )
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.evaluation.recommendation import _budgets, _check_pairs
-from conformal_arbitrage.evaluation.route_plans import read_route_plan
+from conformal_arbitrage.evaluation.recommendation import _budgets, _check_pairs, read_route_plan
 from tests.conftest import BUNDLED
 
 KEY = b"0123456789abcdef"

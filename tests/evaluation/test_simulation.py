@@ -8,7 +8,7 @@ import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog
 from conformal_arbitrage.evaluation.costs import CostOptions
-from conformal_arbitrage.evaluation.monitor_figures import save_simulation
+from conformal_arbitrage.evaluation.show import save_simulation
 from conformal_arbitrage.evaluation.simulation import Scenario, simulate
 from conformal_arbitrage.monitoring.lines import watch_lines
 from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor

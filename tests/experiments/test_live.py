@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import SourceError
-from conformal_arbitrage.experiments.corpora import load_corpus
+from conformal_arbitrage.experiments.data import load_corpus
 from tests.scripted import Upstream, completion, scores
 
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from conformal_arbitrage import ScoreLog, evaluate
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.experiments import EXPERIMENTS, bundled_source, log_source, reproduce
-from conformal_arbitrage.experiments.paper import TABLES
+from conformal_arbitrage.experiments.protocol import TABLES
 from conformal_arbitrage.experiments.summary import CLAIMS
 
 

@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.models import FunctionScorer
 from conformal_arbitrage.monitoring.evidence import log_evidence
-from conformal_arbitrage.scorers import FunctionScorer
 from tests.gateway.durability import OURS, encoded, named_in
 
 ALPHA, RATE, WORSE, UNSURE = 0.05, 0.04, 3.0, 0.4

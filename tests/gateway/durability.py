@@ -17,7 +17,7 @@ import aiohttp
 import numpy as np
 
 from conformal_arbitrage import ProjectSecret, ScoreLog, calibrate
-from conformal_arbitrage.scorers import FunctionScorer
+from conformal_arbitrage.models import FunctionScorer
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "the-secret-of-these-tests"

@@ -18,8 +18,8 @@ import aiohttp
 
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.gateway import server, webhooks  # noqa: F401 - imported once, for all children
-from conformal_arbitrage.gateway.idempotency import Turn
-from conformal_arbitrage.gateway.reviewing import Concluder
+from conformal_arbitrage.gateway.people import Concluder
+from conformal_arbitrage.gateway.requests import Turn
 from conformal_arbitrage.gateway.webhooks import WebhookSender
 from conformal_arbitrage.store.sql_reviews import SQLReviews
 from tests.gateway.durability import SECRET

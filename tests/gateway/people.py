@@ -5,7 +5,7 @@ import time
 
 import requests
 
-from conformal_arbitrage.gateway import grading
+from conformal_arbitrage.gateway import audits
 from tests.gateway.house import House, section, until
 
 TEAM = "support team"
@@ -53,7 +53,7 @@ class GradingHouse(House):
         super().__init__(folder, form="text", policy=settings, **options)
 
     def start(self):
-        grading.PAUSE = 0.1  # which is short for people, and long for a test
+        audits.PAUSE = 0.1  # which is short for people, and long for a test
         super().start()
 
     def _write(self, first):

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from conformal_arbitrage.calibration.cascade import calibrate_cascade
-from conformal_arbitrage.calibration.path_certificate import PathCertificate
+from conformal_arbitrage.calibration.cascade import PathCertificate, calibrate_cascade
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.cascade_records import cascade_log_of
 from conformal_arbitrage.errors import OptionError, StoreError

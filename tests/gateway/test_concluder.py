@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from conformal_arbitrage.gateway import reviewing
-from conformal_arbitrage.gateway.reviewing import Concluder, Desk
-from conformal_arbitrage.live.review_config import TeamConfig
+from conformal_arbitrage.gateway import people
+from conformal_arbitrage.gateway.people import Concluder, Desk
+from conformal_arbitrage.live.config import TeamConfig
 from tests.store.facts import decision
 from tests.store.test_reviews import asked, item, put, take, vote
 
@@ -258,7 +258,7 @@ def test_a_vote_cast_before_the_deadline_counts_though_it_could_still_be_taken_b
 
 
 def test_requests_that_cannot_be_completed_do_not_keep_others_waiting(loop, monkeypatch):
-    monkeypatch.setattr(reviewing, "_AT_ONCE", 1)
+    monkeypatch.setattr(people, "_AT_ONCE", 1)
 
     async def story():
         for key in ("lost", "good"):  # the oldest first

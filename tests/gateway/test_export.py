@@ -7,13 +7,12 @@ from dataclasses import asdict
 import pytest
 
 from conformal_arbitrage import ScoreLog, ScoreParts, calibrate, verify
-from conformal_arbitrage.collecting import from_records, record_parts
-from conformal_arbitrage.collecting.from_records import TimeWindow, score_log_of
-from conformal_arbitrage.collecting.record_parts import write_record_parts
+from conformal_arbitrage.collecting import records
+from conformal_arbitrage.collecting.records import TimeWindow, score_log_of, write_record_parts
 from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.store import AuditBody, DecisionBody, Event, FeedbackBody, Grades, new_id, open_store
 from conformal_arbitrage.types import Leg, Spent
-from conformal_arbitrage.upstream.base import fingerprint
 from tests.gateway.test_modes import command, exported, letters, shadowing
 
 MODELS = {"primary": {"model": "small"}, "guardian": {"model": "large"}}
@@ -55,7 +54,7 @@ def text_events(k, id):
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     """Run something on a store with 100 decisions, read in pages of 9."""
-    monkeypatch.setattr(from_records, "_PAGE", 9)
+    monkeypatch.setattr(records, "_PAGE", 9)
 
     def run(use, events=menu_events):
         async def filled():
@@ -115,20 +114,20 @@ def test_only_one_file_is_held_and_none_stays_if_grades_arrive_meanwhile(recorde
             await store.commit([Event(id=late, body=body)])
 
         monkeypatch.setattr(ScoreLog, "write", note)
-        monkeypatch.setattr(record_parts, "decision_pages", pages)
+        monkeypatch.setattr(records, "decision_pages", pages)
         with pytest.raises(StoreError, match="were recorded while they were exported"):
             await write_record_parts(
                 store, "support", tmp_path / "log", rows_per_file=30, window=TimeWindow(), identities=MODELS
             )
 
-    decision_pages = record_parts.decision_pages
+    decision_pages = records.decision_pages
     recorded(interrupted, menu_events)
     assert held == [20, 30, 30]  # 80 of 100 are fit; the last file comes first
     assert list((tmp_path / "log").iterdir()) == []
 
 
 def test_rows_that_go_while_they_are_exported_leave_no_files(recorded, tmp_path, monkeypatch):
-    decision_pages = record_parts.decision_pages
+    decision_pages = records.decision_pages
     times = []
 
     async def pages(*arguments):
@@ -136,7 +135,7 @@ def test_rows_that_go_while_they_are_exported_leave_no_files(recorded, tmp_path,
         async for page in decision_pages(*arguments):
             yield page if len(times) == 1 else page[1:]
 
-    monkeypatch.setattr(record_parts, "decision_pages", pages)
+    monkeypatch.setattr(records, "decision_pages", pages)
 
     async def pruned(store):
         with pytest.raises(StoreError, match="export again"):

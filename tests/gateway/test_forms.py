@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.collecting.from_records import score_log_of
+from conformal_arbitrage.collecting.records import score_log_of
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.server import identities_of
 from conformal_arbitrage.live.config import read_config

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.live.grading import SEVERAL
+from conformal_arbitrage.live.graders import SEVERAL
 from tests.gateway.house import CHAT, failing, says, section, until
 from tests.gateway.test_modes import command, exported
 from tests.scripted import Upstream, completion

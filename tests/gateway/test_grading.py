@@ -7,9 +7,9 @@ import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.reviews import grading_terms
-from conformal_arbitrage.live.staleness import grader_change
+from conformal_arbitrage.live.people import grading_terms
 from tests.gateway.house import CHAT, error_of, failing, says, until
 from tests.gateway.people import LONG, TEAM, GradingHouse, Reviewer, settled
 from tests.gateway.test_grade_records import grade

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage import Certificate, ScoreLog, StaleCalibrationError, verify
-from conformal_arbitrage.calibration.facts import group_source_of
+from conformal_arbitrage.calibration.certificate import group_source_of
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, SURE, UNSURE, error_of, until, votes

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from conformal_arbitrage.errors import CertificateError, ConfigError
-from conformal_arbitrage.live.guarding import CertificateGuard
+from conformal_arbitrage.live.monitor import CertificateGuard
 from tests.gateway.house import DECISION, QUESTION, SURE, until, votes
 from tests.gateway.test_monitor import ledger, monitor
 from tests.store.test_ledger import alarm
@@ -18,7 +18,7 @@ BATCH, BATCHES = 5, 40
 @pytest.fixture
 def quick(monkeypatch):
     """No pauses between looks at the store."""
-    monkeypatch.setattr("conformal_arbitrage.gateway.auditor.PAUSE", 0.01)
+    monkeypatch.setattr("conformal_arbitrage.gateway.audits.PAUSE", 0.01)
     monkeypatch.setattr("conformal_arbitrage.gateway.watcher.PAUSE", 0.01)
 
 

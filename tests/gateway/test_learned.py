@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Certificate, Features, ScoreLog, Usage, calibrate
-from conformal_arbitrage.calibration.text_embedding import text_embedding
+from conformal_arbitrage.calibration.learned import text_embedding
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live import binding

@@ -5,13 +5,12 @@ import asyncio
 import pytest
 
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
-from conformal_arbitrage.gateway import idempotency
+from conformal_arbitrage.gateway import requests
 from conformal_arbitrage.gateway.auth import Caller
-from conformal_arbitrage.gateway.idempotency import Idempotency
+from conformal_arbitrage.gateway.http import Incoming
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.middleware import Incoming
-from conformal_arbitrage.gateway.pairs import pairs_of
-from conformal_arbitrage.gateway.policy_table import PolicyTable
+from conformal_arbitrage.gateway.policies import PolicyTable, pairs_of
+from conformal_arbitrage.gateway.requests import Idempotency
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import Claim, SavedResponse, SQLiteStore, sql
@@ -71,7 +70,7 @@ def slowed(commit):
 
 
 def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
-    monkeypatch.setattr(idempotency, "LEASE", 0.6)
+    monkeypatch.setattr(requests, "LEASE", 0.6)
     renew, failures = store.renew, [StoreError("unreachable")]
 
     async def renewing(claim, *, lease):
@@ -267,7 +266,7 @@ def test_a_claim_that_another_gateway_took_over_ends_with_its_response(store):
 
     async def work(turn):
         await store.release(turn.claim)
-        claim = await store.claim("k", "n", idempotency.hashlib.sha256(b"{}").hexdigest(), lease=6)
+        claim = await store.claim("k", "n", requests.hashlib.sha256(b"{}").hexdigest(), lease=6)
         await store.commit([decision()], claim=claim, response=other)
         await turn.commit([decision()], response=REPLY)
 

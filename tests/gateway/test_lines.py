@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from conformal_arbitrage.gateway.logs import LogLines, logging_to
+from conformal_arbitrage.gateway.server import LogLines, logging_to
 from tests.gateway.house import until
 
 

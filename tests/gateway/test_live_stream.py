@@ -11,7 +11,7 @@ import openai
 import pytest
 import requests
 
-from conformal_arbitrage.gateway.idempotency import Turn
+from conformal_arbitrage.gateway.requests import Turn
 from conformal_arbitrage.gateway.server import database_of
 from conformal_arbitrage.store import CompletionBody, Content
 from tests.gateway.durability import run_sql
@@ -37,7 +37,7 @@ def proven(monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """Headers wait 0.2 s for the decision, not 10."""
-    monkeypatch.setattr("conformal_arbitrage.gateway.streaming.PATIENCE", 0.2)
+    monkeypatch.setattr("conformal_arbitrage.gateway.chat.PATIENCE", 0.2)
 
 
 async def told(steps, end):
@@ -639,7 +639,7 @@ def test_a_caller_with_a_key_who_leaves_in_the_middle_finds_the_whole_answer_lat
 
 
 def test_a_stream_whose_key_was_taken_over_ends_in_an_error_and_holds_one_answer(house, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.gateway.idempotency.LEASE", 0.3)
+    monkeypatch.setattr("conformal_arbitrage.gateway.requests.LEASE", 0.3)
     gate = threading.Event()
     gateway = live(house, "one ", gate, "two")
     with streaming(gateway, **KEY) as (_, coming):

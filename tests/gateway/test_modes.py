@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from conformal_arbitrage import Certificate, Query, ScoreLog
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.decider import Decider
-from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair
+from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.store import Audit, MenuQuestion, TextQuestion
 from tests.gateway.house import (
@@ -217,7 +217,7 @@ def test_the_audit_coin_keeps_its_rate_whatever_the_scores(house):
 
 
 def test_audits_are_done_after_a_restart(house, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.gateway.auditor.LEASE", 1.0)
+    monkeypatch.setattr("conformal_arbitrage.gateway.audits.LEASE", 1.0)
     gateway = house(policy={"audit_rate": 1.0}, guardian=hanging)
     gateway.decide()
     until(lambda: gateway.guardian.bodies)
@@ -230,7 +230,7 @@ def test_audits_are_done_after_a_restart(house, monkeypatch):
 
 
 def test_an_audit_is_kept_while_the_guardian_takes_its_time(house, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.gateway.auditor.LEASE", 0.6)
+    monkeypatch.setattr("conformal_arbitrage.gateway.audits.LEASE", 0.6)
 
     async def slow(*asked):
         await asyncio.sleep(2)

@@ -13,8 +13,7 @@ from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.renewal import install_successor, outlook, renewable, successor
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway import renewer as module
-from conformal_arbitrage.gateway.pairs import pairs_of
-from conformal_arbitrage.gateway.policy_table import PolicyTable
+from conformal_arbitrage.gateway.policies import PolicyTable, pairs_of
 from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.gateway.watcher import Watcher

@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.scorers import FunctionScorer
+from conformal_arbitrage.models import FunctionScorer
 from conformal_arbitrage.store import open_store
 from tests.attacks.databases import pooled
 from tests.gateway import next_release

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from conformal_arbitrage.gateway.openapi import schema
+from conformal_arbitrage.gateway.api import schema
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, UNSURE, House, error_of, says, votes
 
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")

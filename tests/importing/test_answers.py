@@ -265,7 +265,7 @@ def zstandard_member(name, text):
 
 
 def test_members_in_zstandard_are_read_and_damaged_ones_refused(tmp_path):
-    from conformal_arbitrage.importing.archives import read_members
+    from conformal_arbitrage.importing.files import read_members
 
     path = tmp_path / "log.eval"
     path.write_bytes(
@@ -307,7 +307,7 @@ def test_hostile_files_are_refused_on_one_line(tmp_path, logs):
 
 
 def test_giant_members_of_an_archive_are_not_read(tmp_path, monkeypatch):
-    from conformal_arbitrage.importing import archives
+    from conformal_arbitrage.importing import files as archives
 
     monkeypatch.setattr(archives, "_LARGEST_MEMBER", 10)
     path = write_eval(tmp_path / "log.eval", [inspect_sample(1, "4", "C")])

@@ -11,8 +11,8 @@ from conformal_arbitrage import ChatRequest, ProjectSecret, Query
 from conformal_arbitrage.calibration.cascade import calibrate_cascade
 from conformal_arbitrage.errors import CertificateError, ConfigError, GuardianError, StaleCalibrationError
 from conformal_arbitrage.live.build import Models
-from conformal_arbitrage.live.cascade import CascadeRouter
 from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.live.rule import CascadeRouter
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from tests.cli import test_cli
 from tests.collecting.test_collect import serving

@@ -16,7 +16,7 @@ from conformal_arbitrage import (
     calibrate,
 )
 from conformal_arbitrage.live.binding import check_router_form
-from conformal_arbitrage.live.watching import deferring, false_red_of_policy, watchable
+from conformal_arbitrage.live.monitor import deferring, false_red_of_policy, watchable
 from conformal_arbitrage.monitoring.lines import watch_lines
 from tests.calibration.test_learned import KEY
 from tests.live.test_learned import live, pair

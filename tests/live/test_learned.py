@@ -16,7 +16,7 @@ from conformal_arbitrage import (
     StaleCalibrationError,
     calibrate,
 )
-from conformal_arbitrage.scorers import Scores
+from conformal_arbitrage.models import Scores
 from tests.calibration.test_learned import KEY, world
 from tests.live.test_policy import Answerer
 

@@ -21,10 +21,18 @@ from conformal_arbitrage import (
     StaleCalibrationError,
     calibrate,
 )
-from conformal_arbitrage.cli.live import decision_json
-from conformal_arbitrage.scorers import Answer, ChatScorer, FunctionScorer, ReplayScorer, Scores, Settings
-from conformal_arbitrage.scorers.quota import QuotaAnswerer
-from conformal_arbitrage.upstream import Endpoint, Retry
+from conformal_arbitrage.cli.models import decision_json
+from conformal_arbitrage.models import (
+    Answer,
+    ChatScorer,
+    Endpoint,
+    FunctionScorer,
+    ReplayScorer,
+    Retry,
+    Scores,
+    Settings,
+)
+from conformal_arbitrage.models.kinds import QuotaAnswerer
 from tests.scripted import Upstream, chunk, completion, scores
 
 QUERY = Query("Which?", ("a", "b", "c"), id="q")

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage.cli import cli
+from conformal_arbitrage.live.check import check_models
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.probe import check_models
 from tests.scripted import Upstream, completion
 
 

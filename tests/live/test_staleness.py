@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from conformal_arbitrage import ConformalRouter, ScoreLog, calibrate
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import CertificateError
+from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.grading import SEVERAL, FunctionGrader
-from conformal_arbitrage.live.staleness import grader_change
-from conformal_arbitrage.scorers.user_code import load_object
+from conformal_arbitrage.live.graders import SEVERAL, FunctionGrader
+from conformal_arbitrage.models.kinds import load_object
 from conformal_arbitrage.store import open_store
 from tests.live.test_config import GOOD, check, endpoint, pinned_before, save_certificate, write
 

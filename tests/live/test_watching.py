@@ -5,7 +5,7 @@ import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.live.watching import deferring, served_figure, watchable
+from conformal_arbitrage.live.monitor import deferring, served_figure, watchable
 from conformal_arbitrage.monitoring.lines import watch_lines
 from conformal_arbitrage.store import LedgerRows
 

@@ -1,7 +1,7 @@
 import pytest
 
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.monitoring.delays import plan_audits
+from conformal_arbitrage.monitoring.lines import plan_audits
 
 
 def test_a_plan_says_when_a_loss_is_seen_and_what_audits_cost():

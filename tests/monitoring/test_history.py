@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage.monitoring.history import LedgerCourse, ledger_history
 from conformal_arbitrage.monitoring.lines import watch_lines
-from conformal_arbitrage.monitoring.monitor import Monitor
+from conformal_arbitrage.monitoring.monitor import LedgerCourse, Monitor, ledger_history
 
 LINES = watch_lines(0.05, n=2000, binary=True)
 NET = watch_lines(0.05, n=2000, absolute=0.2)

@@ -8,8 +8,7 @@ import pytest
 
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.monitoring.lines import watch_lines
-from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
-from conformal_arbitrage.monitoring.states import Figures, judge
+from conformal_arbitrage.monitoring.monitor import Figures, LedgerRow, Monitor, judge
 
 LINES = watch_lines(0.05, n=2000, binary=True)
 SURE = watch_lines(0.05, n=2000, confidence=0.95)

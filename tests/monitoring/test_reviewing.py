@@ -1,13 +1,14 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage.monitoring.panels import GRADE_PAIRS, count_votes
-from conformal_arbitrage.monitoring.reviewing import (
+from conformal_arbitrage.monitoring.people import (
     FEWEST_ITEMS,
+    GRADE_PAIRS,
     LEVELS,
     SecondOpinion,
     agreement,
     agreement_by_person,
+    count_votes,
     grade_agreement,
     krippendorff,
     quantiles,

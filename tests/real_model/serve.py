@@ -4,7 +4,7 @@ import sys
 
 import xllamacpp
 
-from conformal_arbitrage.scorers.local import smollm2_weights
+from conformal_arbitrage.models.others import smollm2_weights
 
 params = xllamacpp.CommonParams()
 params.model.path = str(smollm2_weights())

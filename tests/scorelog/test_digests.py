@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage.scorelog.digests import LEAF, checksum
+from conformal_arbitrage.scorelog.digest import LEAF, checksum
 
 
 @pytest.mark.parametrize("size", [1, LEAF - 1, LEAF, LEAF + 1, 3 * LEAF + 5])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformal_arbitrage import OutputError, ScoreLog, ScoreLogError
-from conformal_arbitrage.scorelog.files import writable, write_bytes, write_text
+from conformal_arbitrage.scorelog.tables import writable, write_bytes, write_text
 from tests.scorelog.logs import BAD_ROWS, GOOD, ROWS, assert_same, sample, write_lines
 
 ENDINGS = [".parquet", ".jsonl", ".jsonl.gz", ".csv"]

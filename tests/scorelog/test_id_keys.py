@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformal_arbitrage.scorelog.id_keys import piled_keys, surely_distinct
-from conformal_arbitrage.scorelog.texts import TextBytes
+from conformal_arbitrage.scorelog.digest import piled_keys, surely_distinct
+from conformal_arbitrage.scorelog.tables import TextBytes
 
 
 def as_bytes(ids):

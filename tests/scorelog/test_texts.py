@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import ScoreLog, ScoreLogError
-from conformal_arbitrage.scorelog import texts as module
-from conformal_arbitrage.scorelog.arrow import ArrowError, number_lists, text_bytes, text_lists
-from conformal_arbitrage.scorelog.texts import TextBytes, framed
+from conformal_arbitrage.scorelog import tables as module
+from conformal_arbitrage.scorelog.tables import ArrowError, TextBytes, framed, number_lists, text_bytes, text_lists
 
 STRINGS = np.dtypes.StringDType()
 HARD = ["", "a", "a\0", "a\0\0b", "\0", "é", "日本", "😀", "x" * 7, "x" * 8, "x" * 9, "x" * 256, "x" * 257, "y" * 5000]

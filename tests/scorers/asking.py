@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from conformal_arbitrage.errors import ScorerError
+from conformal_arbitrage.models import Endpoint
 from conformal_arbitrage.types import Query
-from conformal_arbitrage.upstream import Endpoint
 from tests.scripted import Upstream
 
 QUERY = Query("Which of these is red?", ("a rose", "the sea", "grass"), id="q1")

@@ -5,10 +5,9 @@ import math
 import pytest
 
 from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError, ScorerError, UpstreamError
-from conformal_arbitrage.scorers import ChatAnswerer, Settings
-from conformal_arbitrage.scorers.answers import answer_text, mean_probability, rating
+from conformal_arbitrage.models import Call, ChatAnswerer, Endpoint, Settings
+from conformal_arbitrage.models.chat import answer_text, mean_probability, rating
 from conformal_arbitrage.types import ChatRequest, Spent
-from conformal_arbitrage.upstream import Call, Endpoint
 from tests.scorers.asking import silent
 from tests.scripted import Upstream, completion
 

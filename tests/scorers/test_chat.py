@@ -3,9 +3,8 @@ import json
 import pytest
 
 from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError, UpstreamError
-from conformal_arbitrage.scorers import ChatScorer, Confidences, PairPrompt, Settings
+from conformal_arbitrage.models import ChatScorer, Confidences, Endpoint, PairPrompt, Settings
 from conformal_arbitrage.types import Query, Spent
-from conformal_arbitrage.upstream import Endpoint
 from tests.scorers.asking import QUERY, refused, scored
 from tests.scripted import completion, scores
 

@@ -1,10 +1,9 @@
 import pytest
 
 from conformal_arbitrage.errors import RefusalError, ReplyError
-from conformal_arbitrage.scorers import DecisionsScorer
-from conformal_arbitrage.scorers.decisions import INSTRUCTIONS
+from conformal_arbitrage.models import DecisionsScorer, Endpoint
+from conformal_arbitrage.models.choices import INSTRUCTIONS
 from conformal_arbitrage.types import Query, Spent
-from conformal_arbitrage.upstream import Endpoint
 from tests.scorers.asking import QUERY, refused, scored
 
 USAGE = {

@@ -11,9 +11,11 @@ import pytest
 
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.errors import ReplyError, UpstreamError
-from conformal_arbitrage.scorers import (
+from conformal_arbitrage.models import (
+    Cache,
     ChatAnswerer,
     ChatScorer,
+    Endpoint,
     FunctionScorer,
     HumanScorer,
     PairPrompt,
@@ -21,9 +23,8 @@ from conformal_arbitrage.scorers import (
     SamplingScorer,
     Settings,
 )
-from conformal_arbitrage.scorers.sampling import named_option
+from conformal_arbitrage.models.choices import named_option
 from conformal_arbitrage.types import ChatRequest, Query
-from conformal_arbitrage.upstream import Cache, Endpoint
 from tests.scorers.asking import QUERY, refused
 from tests.scripted import Upstream, completion
 

@@ -11,15 +11,23 @@ import pytest
 
 from conformal_arbitrage import ConformalArbitrage, ScoreLog, calibrate
 from conformal_arbitrage.errors import DeadlineError, OptionError, ReplyError, StaleCalibrationError, UpstreamError
-from conformal_arbitrage.live.grading import FunctionGrader
-from conformal_arbitrage.scorers import Answer, BuildContext, FunctionConfig, FunctionScorer, SamplingScorer, Settings
-from conformal_arbitrage.scorers.function import call_for, query_from
-from conformal_arbitrage.scorers.rendering import RENDERING
-from conformal_arbitrage.scorers.sampling import named_option
-from conformal_arbitrage.scorers.terminal import Terminal
-from conformal_arbitrage.scorers.user_code import load_object, source_identity
+from conformal_arbitrage.live.graders import FunctionGrader
+from conformal_arbitrage.models import (
+    Answer,
+    BuildContext,
+    Cache,
+    Endpoint,
+    FunctionConfig,
+    FunctionScorer,
+    Retry,
+    SamplingScorer,
+    Settings,
+)
+from conformal_arbitrage.models.choices import named_option
+from conformal_arbitrage.models.kinds import Terminal, load_object, source_identity
+from conformal_arbitrage.models.others import call_for, query_from
+from conformal_arbitrage.models.rendering import RENDERING
 from conformal_arbitrage.types import ChatRequest, Query, Spent
-from conformal_arbitrage.upstream import Cache, Endpoint, Retry
 from tests.scorers.asking import QUERY
 
 

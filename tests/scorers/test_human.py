@@ -7,10 +7,9 @@ import termios
 import pytest
 
 from conformal_arbitrage.errors import UpstreamError
-from conformal_arbitrage.scorers import HumanScorer
-from conformal_arbitrage.scorers.terminal import Terminal
+from conformal_arbitrage.models import Cache, HumanScorer
+from conformal_arbitrage.models.kinds import Terminal
 from conformal_arbitrage.types import Query, Spent
-from conformal_arbitrage.upstream import Cache
 from tests.scorers.asking import QUERY
 
 PROMPT = b"- to skip: "

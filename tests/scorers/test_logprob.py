@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformal_arbitrage.errors import ReplyError
-from conformal_arbitrage.scorers import LogprobScorer, Settings
-from conformal_arbitrage.scorers.logprob import letter_shares
+from conformal_arbitrage.models import Endpoint, LogprobScorer, Settings
+from conformal_arbitrage.models.choices import letter_shares
 from conformal_arbitrage.types import Query, Spent
-from conformal_arbitrage.upstream import Endpoint
 from tests.scorers.asking import QUERY, refused, scored
 from tests.scripted import completion
 

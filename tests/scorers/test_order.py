@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformal_arbitrage import ScoreLog
-from conformal_arbitrage.scorers import FunctionScorer, ReplayScorer, Shuffled
+from conformal_arbitrage.models import FunctionScorer, ReplayScorer, Shuffled
 from conformal_arbitrage.types import Query, Spent
 
 

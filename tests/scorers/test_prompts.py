@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformal_arbitrage.errors import OptionError, ReplyError
-from conformal_arbitrage.scorers import ChatScorer, Confidences, PairPrompt, Settings
-from conformal_arbitrage.scorers.prompts import PROMPTS, json_object
+from conformal_arbitrage.models import ChatScorer, Confidences, PairPrompt, Settings
+from conformal_arbitrage.models.rendering import PROMPTS, json_object
 from conformal_arbitrage.types import Query
 from tests.scorers.asking import QUERY, refused, scored
 from tests.scripted import completion

@@ -4,8 +4,8 @@ from contextlib import aclosing
 import pytest
 
 from conformal_arbitrage.errors import QuotaError, ReplyError
-from conformal_arbitrage.scorers import Answer, Scores
-from conformal_arbitrage.scorers.quota import QuotaAnswerer, QuotaScorer
+from conformal_arbitrage.models import Answer, Scores
+from conformal_arbitrage.models.kinds import QuotaAnswerer, QuotaScorer
 from conformal_arbitrage.types import ChatRequest, Query, Spent
 from tests.scripted import chunk
 

@@ -12,9 +12,9 @@ from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.scorers.kinds import ModelConfig
-from conformal_arbitrage.scorers.registry import BUILT_IN, ENTRY_POINT_GROUP, kind_named, kind_names
-from conformal_arbitrage.scorers.rendering import RENDERING
+from conformal_arbitrage.models.kinds import ModelConfig
+from conformal_arbitrage.models.registry import BUILT_IN, ENTRY_POINT_GROUP, kind_named, kind_names
+from conformal_arbitrage.models.rendering import RENDERING
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "scorer_kind"
 CONFIG = """\
@@ -108,7 +108,7 @@ def test_an_unknown_kind_lists_all_kinds_without_loading_any_package(example, tm
     assert kind_named("zzz") is None
 
 
-BASE = "from conformal_arbitrage.scorers import ModelConfig\nclass Config(ModelConfig, frozen=True, tag={!r}): pass\n"
+BASE = "from conformal_arbitrage.models import ModelConfig\nclass Config(ModelConfig, frozen=True, tag={!r}): pass\n"
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.live.binding import differences
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.scorers import ModelConfig, Scores
-from conformal_arbitrage.scorers.base import Answer
-from conformal_arbitrage.scorers.rendering import RENDERING, VERBATIM
+from conformal_arbitrage.models import ModelConfig, Scores
+from conformal_arbitrage.models.port import Answer
+from conformal_arbitrage.models.rendering import RENDERING, VERBATIM
 from conformal_arbitrage.types import ChatRequest, Query
 
 
@@ -63,7 +63,7 @@ def test_a_certificate_from_another_rendering_is_told_apart(monkeypatch):
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [[1.0, 0.0]] * 30, identities={"primary": then, "guardian": then})
     certificate = calibrate(log, 0.1)
     assert differences(certificate, then, then) == {}
-    monkeypatch.setattr("conformal_arbitrage.scorers.rendered.RENDERING", "messages 2")
+    monkeypatch.setattr("conformal_arbitrage.models.rendering.RENDERING", "messages 2")
     now = models().scorer("primary").identity
     assert set(differences(certificate, now, now)) == {"primary.rendering", "guardian.rendering"}
 

@@ -5,8 +5,8 @@ import pytest
 
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.errors import OptionError, ReplyError, ScoreLogError
-from conformal_arbitrage.scorelog.columns import Usage
-from conformal_arbitrage.scorers import ReplayScorer
+from conformal_arbitrage.models import ReplayScorer
+from conformal_arbitrage.scorelog.log import Usage
 from conformal_arbitrage.types import Query, Spent
 
 MENU = ("red", "green", "blue")

@@ -4,8 +4,8 @@ import json
 import pytest
 from openai.resources.chat.completions import Completions
 
-from conformal_arbitrage.gateway import chat_requests
-from conformal_arbitrage.scorers.request_fields import (
+from conformal_arbitrage.gateway import chat
+from conformal_arbitrage.models.completions import (
     AS_REQUESTED,
     PASSED_ON,
     SETTINGS,
@@ -20,9 +20,9 @@ PINNED = {"temperature": 0.1, "max_tokens": None, "seed": None, "reasoning_effor
 
 def test_every_field_of_the_official_client_is_passed_on_answered_or_refused():
     client = {name for name in inspect.signature(Completions.create).parameters if not name.startswith("extra_")}
-    known = PASSED_ON | chat_requests._OWN | chat_requests._REFUSED.keys()
+    known = PASSED_ON | chat._OWN | chat._REFUSED.keys()
     assert client - {"self", "timeout"} <= known
-    assert not PASSED_ON & chat_requests._REFUSED.keys()
+    assert not PASSED_ON & chat._REFUSED.keys()
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ import json
 import pytest
 
 from conformal_arbitrage.errors import ReplyError, UpstreamError
-from conformal_arbitrage.scorers import SamplingScorer, Settings
-from conformal_arbitrage.scorers.logprob import lettered
-from conformal_arbitrage.scorers.sampling import named_option
+from conformal_arbitrage.models import Cache, Endpoint, SamplingScorer, Settings
+from conformal_arbitrage.models.choices import lettered, named_option
 from conformal_arbitrage.types import Query, Spent
-from conformal_arbitrage.upstream import Cache, Endpoint
 from tests.scorers.asking import QUERY, refused, scored, silent
 from tests.scripted import Upstream, completion
 

@@ -13,16 +13,16 @@ from openai.types.decision_create_params import DecisionCreateParams
 from pydantic import TypeAdapter, ValidationError
 
 from conformal_arbitrage.errors import CutOffError, RefusalError
-from conformal_arbitrage.scorers import (
+from conformal_arbitrage.models import (
     ChatAnswerer,
     ChatScorer,
     DecisionsScorer,
+    Endpoint,
     LogprobScorer,
     SamplingScorer,
     Settings,
 )
 from conformal_arbitrage.types import ChatRequest, Query
-from conformal_arbitrage.upstream import Endpoint
 from tests.scorers.asking import QUERY, refused, scored
 from tests.scripted import Upstream, completion, scores
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from conformal_arbitrage.errors import ConfigError, OptionError, ReplyError
-from conformal_arbitrage.scorers.user_code import UserCode, load_object
+from conformal_arbitrage.models.kinds import UserCode, load_object
 
 
 @pytest.fixture

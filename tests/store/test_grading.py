@@ -5,7 +5,7 @@ import logging
 
 from msgspec.structs import replace
 
-from conformal_arbitrage.monitoring.panels import GRADE_PAIRS
+from conformal_arbitrage.monitoring.people import GRADE_PAIRS
 from conformal_arbitrage.store import AuditBody, DecisionBody, Event, FeedbackBody, Grades, new_id
 from conformal_arbitrage.store.review_base import NewReview, ReviewOutcome, ReviewQuestion
 from tests.store.test_reviews import due, take

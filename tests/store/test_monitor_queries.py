@@ -6,8 +6,7 @@ import pytest
 
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import Config, PolicyConfig
-from conformal_arbitrage.live.monitored import read_history, read_standings
-from conformal_arbitrage.live.watching import LedgerWatch
+from conformal_arbitrage.live.monitor import LedgerWatch, read_history, read_standings
 from tests.attacks.test_03_record_queries import Noted
 from tests.live.ledgers import fill
 

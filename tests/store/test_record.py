@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.gateway.record_routes import HIDDEN
+from conformal_arbitrage.gateway.api import HIDDEN
 from conformal_arbitrage.store import (
     Audit,
     AuditBody,

@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 
 from conformal_arbitrage.errors import ConfigError, DeadlineError, ScorerError, UpstreamError
+from conformal_arbitrage.models.endpoint import LARGEST_REPLY, Endpoint, key_from
+from conformal_arbitrage.models.port import Call, Reply
 from conformal_arbitrage.types import Spent
-from conformal_arbitrage.upstream.base import Call, Reply
-from conformal_arbitrage.upstream.endpoint import LARGEST_REPLY, Endpoint, key_from
 from tests.scripted import Upstream, completion
 from tests.sockets import Sockets
 

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.models.wrappers import Price, dollars, list_price
 from conformal_arbitrage.types import Spent
-from conformal_arbitrage.upstream.pricing import Price, dollars, list_price
 
 OPENAI = "https://api.openai.com/v1"
 MILLION = Spent(calls=1, input_tokens=10**6, output_tokens=10**6)

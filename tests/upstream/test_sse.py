@@ -15,14 +15,11 @@ from conformal_arbitrage.errors import (
     StoreError,
     UpstreamError,
 )
-from conformal_arbitrage.scorers import Answer, ChatAnswerer, Settings
+from conformal_arbitrage.models import Answer, Cache, ChatAnswerer, Settings
+from conformal_arbitrage.models.endpoint import LARGEST_STREAM, Assembly, Endpoint, events
+from conformal_arbitrage.models.port import Call, Reply, Wrapper
+from conformal_arbitrage.models.wrappers import Limit, RateLimit, Retry
 from conformal_arbitrage.types import ChatRequest, Spent
-from conformal_arbitrage.upstream import Cache
-from conformal_arbitrage.upstream.base import Call, Reply, Wrapper
-from conformal_arbitrage.upstream.endpoint import LARGEST_STREAM, Endpoint
-from conformal_arbitrage.upstream.limit import Limit, RateLimit
-from conformal_arbitrage.upstream.retry import Retry
-from conformal_arbitrage.upstream.sse import Assembly, events
 from tests.scripted import Stream, Upstream, chunk, completion, ending, sse
 from tests.sockets import Sockets
 

@@ -6,16 +6,21 @@ from contextlib import aclosing
 import pytest
 
 from conformal_arbitrage.errors import CostLimitError, DeadlineError, UpstreamError
+from conformal_arbitrage.models.endpoint import Endpoint
+from conformal_arbitrage.models.port import Call, Reply, WholePort, Wrapper
+from conformal_arbitrage.models.wrappers import (
+    Breaker,
+    Cache,
+    Capped,
+    Estimate,
+    Limit,
+    Price,
+    Priced,
+    RateLimit,
+    Retry,
+    SpendingLimit,
+)
 from conformal_arbitrage.types import Spent
-from conformal_arbitrage.upstream.base import Call, Reply, WholePort, Wrapper
-from conformal_arbitrage.upstream.breaker import Breaker
-from conformal_arbitrage.upstream.budget import Capped, SpendingLimit
-from conformal_arbitrage.upstream.cache import Cache
-from conformal_arbitrage.upstream.endpoint import Endpoint
-from conformal_arbitrage.upstream.estimate import Estimate
-from conformal_arbitrage.upstream.limit import Limit, RateLimit
-from conformal_arbitrage.upstream.pricing import Price, Priced
-from conformal_arbitrage.upstream.retry import Retry
 from tests.scripted import chunk, sse
 from tests.sockets import Sockets
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.upstream.webhook import WebhookEndpoint, signature, signing_keys, url_mistake
+from conformal_arbitrage.models.webhook import WebhookEndpoint, signature, signing_keys, url_mistake
 from tests.receiver import SECRET, Endless, Receiver, silent
 
 KEYS = signing_keys(SECRET, source="test")

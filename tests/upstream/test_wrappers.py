@@ -16,16 +16,23 @@ from conformal_arbitrage.errors import (
     ScorerError,
     UpstreamError,
 )
+from conformal_arbitrage.models.endpoint import Endpoint
+from conformal_arbitrage.models.port import Call, Reply
+from conformal_arbitrage.models.wrappers import (
+    Breaker,
+    Cache,
+    Capped,
+    Estimate,
+    Limit,
+    Price,
+    Priced,
+    RateLimit,
+    Retry,
+    SpendingLimit,
+    list_price,
+    stored_cost,
+)
 from conformal_arbitrage.types import Spent
-from conformal_arbitrage.upstream.base import Call, Reply
-from conformal_arbitrage.upstream.breaker import Breaker
-from conformal_arbitrage.upstream.budget import Capped, SpendingLimit
-from conformal_arbitrage.upstream.cache import Cache, stored_cost
-from conformal_arbitrage.upstream.endpoint import Endpoint
-from conformal_arbitrage.upstream.estimate import Estimate
-from conformal_arbitrage.upstream.limit import Limit, RateLimit
-from conformal_arbitrage.upstream.pricing import Price, Priced, list_price
-from conformal_arbitrage.upstream.retry import Retry
 from tests.scripted import Upstream, completion
 from tests.sockets import Sockets
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import RiskCurve, ScoreLog, calibrate
-from conformal_arbitrage.core.gaps import gaps
+from conformal_arbitrage.core.exact import gaps
 from tests.validity.simulation import World, expected_loss, keeps, log_of, product, spends
 
 SMOOTH = World()

@@ -10,9 +10,10 @@ from conformal_arbitrage.calibration.cascade import (
     TunedChain,
     calibrate_cascade,
     certify_chain,
+    fit_chain,
+    stop_losses,
 )
-from conformal_arbitrage.calibration.chain_tuning import fit_chain, stop_losses
-from conformal_arbitrage.core.paths import GUARDIAN
+from conformal_arbitrage.core.chains import GUARDIAN
 from tests.cascades import KEY, world
 
 ALPHA = Fraction(1, 5)

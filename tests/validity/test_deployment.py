@@ -13,8 +13,8 @@ from conformal_arbitrage import (
     ScoreLog,
     calibrate,
 )
-from conformal_arbitrage.core.gaps import row_sight
-from conformal_arbitrage.scorers import FunctionScorer
+from conformal_arbitrage.core.exact import row_sight
+from conformal_arbitrage.models import FunctionScorer
 from tests.validity.simulation import keeps
 
 pytestmark = pytest.mark.proof

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ConformalArbitrage, calibrate
-from conformal_arbitrage.collecting.from_records import score_log_of
+from conformal_arbitrage.collecting.records import score_log_of
 from conformal_arbitrage.errors import GuardianError, QuotaError, RequestError, UpstreamError
 from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.decider import Decider
-from conformal_arbitrage.gateway.decision_routes import DecisionRoutes
+from conformal_arbitrage.gateway.http import Incoming
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.middleware import Incoming
-from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair
-from conformal_arbitrage.gateway.reviewing import Desk
+from conformal_arbitrage.gateway.people import Desk
+from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
+from conformal_arbitrage.gateway.requests import DecisionRoutes
 from conformal_arbitrage.live.config import GatewayConfig, PolicyConfig
-from conformal_arbitrage.scorers.base import Scores
+from conformal_arbitrage.models.port import Scores
 from conformal_arbitrage.store import AuditBody, Event, SQLiteStore
 from conformal_arbitrage.types import Spent
 from tests.validity.simulation import keeps, log_of

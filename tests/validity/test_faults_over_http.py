@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import calibrate
-from conformal_arbitrage.collecting.from_records import score_log_of
+from conformal_arbitrage.collecting.records import score_log_of
 from conformal_arbitrage.errors import UpstreamError
-from conformal_arbitrage.scorers import FunctionScorer
+from conformal_arbitrage.models import FunctionScorer
 from conformal_arbitrage.store import open_store
 from tests.gateway.durability import LOST, OURS, Gateway, _note, all_records, calls_by_name, encoded, named_in, run_sql
 from tests.validity.simulation import log_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.collecting.looking import BUDGETS, LookingPart
+from conformal_arbitrage.collecting.renewal import BUDGETS, LookingPart
 from tests.validity.simulation import keeps
 
 pytestmark = pytest.mark.proof

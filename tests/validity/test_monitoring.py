@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.calibration.draws import draw
-from conformal_arbitrage.calibration.project_secret import subkey
+from conformal_arbitrage.calibration.secret import draw, subkey
 from conformal_arbitrage.gateway.decider import Decider
-from conformal_arbitrage.monitoring.delays import plan_audits
 from conformal_arbitrage.monitoring.evidence import EvidenceProcess, log_evidence, merge_blocks
 from conformal_arbitrage.monitoring.guard import Guard
 from conformal_arbitrage.monitoring.limits import limits_of, loss_logs
-from conformal_arbitrage.monitoring.lines import block_size, luck_line, watch_lines
+from conformal_arbitrage.monitoring.lines import block_size, luck_line, plan_audits, watch_lines
 from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage.core import learned
+from conformal_arbitrage.core.chains import GUARDIAN, PathStop, path_choice
 from conformal_arbitrage.core.learned import STRENGTHS, decide_learned, fit_ridges, spendable_losses
-from conformal_arbitrage.core.paths import GUARDIAN, PathStop, path_choice
 
 pytestmark = pytest.mark.proof
 PENALTIES = np.array([0.001, 0.1, 1.0, 1.0])

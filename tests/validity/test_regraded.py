@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.collecting.from_records import _first_grades as first_grades
+from conformal_arbitrage.collecting.records import _first_grades as first_grades
 from conformal_arbitrage.store.record import FeedbackBody, Grades
 from tests.validity.simulation import keeps
 

@@ -14,10 +14,10 @@ import pytest
 from conformal_arbitrage import ConformalArbitrage, Query, calibrate
 from conformal_arbitrage.collecting.collect import collect_menus
 from conformal_arbitrage.collecting.questions import Menus
-from conformal_arbitrage.gateway.chat_requests import query_of, read_completion, read_decisions
+from conformal_arbitrage.gateway.chat import query_of, read_completion, read_decisions
 from conformal_arbitrage.live.config import GatewayConfig
-from conformal_arbitrage.scorers import ChatScorer, FunctionScorer, Settings
-from conformal_arbitrage.upstream.base import Reply, WholePort
+from conformal_arbitrage.models import ChatScorer, FunctionScorer, Settings
+from conformal_arbitrage.models.port import Reply, WholePort
 from tests.scripted import scores
 from tests.validity.simulation import keeps
 

@@ -12,9 +12,9 @@ import pytest
 
 from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate
 from conformal_arbitrage.collecting.renewal import RenewablePolicy, install_successor, outlook, successor
+from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.store import AuditBody, DecisionBody, Event, SQLiteStore, new_id
 from conformal_arbitrage.types import Leg, Spent
-from conformal_arbitrage.upstream.base import fingerprint
 
 pytestmark = pytest.mark.proof
 ALPHA, POLICIES, FIRST, RENEWALS, DAY = 0.1, 40, 50, 3, 86400.0

@@ -13,8 +13,8 @@ import pytest
 from conformal_arbitrage import ConformalArbitrage, Query, StaleCalibrationError, calibrate
 from conformal_arbitrage.collecting.collect import collect_menus
 from conformal_arbitrage.collecting.questions import Menus
-from conformal_arbitrage.scorers import ChatScorer, FunctionScorer, Settings
-from conformal_arbitrage.upstream.base import Reply, WholePort
+from conformal_arbitrage.models import ChatScorer, FunctionScorer, Settings
+from conformal_arbitrage.models.port import Reply, WholePort
 from tests.scripted import scores
 from tests.validity.simulation import keeps
 from tests.validity.test_rendering import ACTIONS, draws, truth

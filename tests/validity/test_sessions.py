@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog, assess, calibrate, verify
-from conformal_arbitrage.collecting.session_rows import SessionTurn, session_log
+from conformal_arbitrage.collecting.records import SessionTurn, session_log
 from tests.validity.simulation import keeps
 
 ALPHA, SESSIONS, TIMES, FRESH = 0.1, 40, 800, 200

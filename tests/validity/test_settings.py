@@ -18,13 +18,13 @@ from conformal_arbitrage import ConformalRouter, calibrate
 from conformal_arbitrage.collecting import questions
 from conformal_arbitrage.collecting.collect import collect_requests
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.gateway.chat_requests import read_completion
+from conformal_arbitrage.gateway.chat import read_completion
 from conformal_arbitrage.live.config import GatewayConfig
-from conformal_arbitrage.live.grading import Comparison
-from conformal_arbitrage.scorers.answers import ChatAnswerer
-from conformal_arbitrage.scorers.completions import Settings
+from conformal_arbitrage.live.graders import Comparison
+from conformal_arbitrage.models.chat import ChatAnswerer
+from conformal_arbitrage.models.completions import Settings
+from conformal_arbitrage.models.port import Reply, WholePort
 from conformal_arbitrage.types import ChatRequest
-from conformal_arbitrage.upstream.base import Reply, WholePort
 from tests.scripted import completion
 from tests.validity.simulation import keeps
 
@@ -118,14 +118,14 @@ def test_a_setting_that_was_not_collected_is_served_without_a_guarantee(tmp_path
 
 def test_claiming_a_guarantee_for_a_setting_that_was_not_collected_breaks_the_quota(tmp_path, monkeypatch):
     monkeypatch.setattr(questions, "_BODY", questions.QUESTION)
-    monkeypatch.setattr("conformal_arbitrage.scorers.request_fields.unlogged_settings", lambda body, identities: [])
+    monkeypatch.setattr("conformal_arbitrage.models.completions.unlogged_settings", lambda body, identities: [])
     measured, claimed = asyncio.run(losses(tmp_path / "rows.jsonl", "as requested"))
     assert claimed == 1.0
     assert not keeps(ALPHA, measured), measured
 
 
 def test_a_pinned_rule_that_lets_settings_pass_breaks_the_quota(tmp_path, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.live.policy.overridden", lambda body, identities: {})
+    monkeypatch.setattr("conformal_arbitrage.live.rule.overridden", lambda body, identities: {})
     measured, claimed = asyncio.run(losses(tmp_path / "rows.jsonl", "pinned", stops=False))
     assert claimed == 1.0
     assert not keeps(ALPHA, measured), measured

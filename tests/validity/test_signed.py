@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import calibrate
-from conformal_arbitrage.monitoring.certified import certificate_lines
 from conformal_arbitrage.monitoring.evidence import log_evidence
-from conformal_arbitrage.monitoring.lines import watch_lines
+from conformal_arbitrage.monitoring.lines import certificate_lines, watch_lines
 from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
 from tests.validity.test_monitoring import blocks, most
 from tests.validity.test_net import KEY, router_log

@@ -8,7 +8,7 @@ import pytest
 from conformal_arbitrage import ConformalArbitrage, Query, StaleCalibrationError, calibrate
 from conformal_arbitrage.collecting.collect import collect_menus
 from conformal_arbitrage.collecting.questions import Menus
-from conformal_arbitrage.scorers import FunctionScorer
+from conformal_arbitrage.models import FunctionScorer
 from tests.validity.simulation import keeps
 from tests.validity.test_rendering import ACTIONS, draws, truth
 
@@ -50,6 +50,6 @@ def test_the_same_body_keeps_the_quota_and_a_changed_one_is_refused():
 
 
 def test_a_changed_body_that_is_pinned_by_its_name_only_breaks_the_quota(monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.scorers.function.source_identity", lambda code: {})
+    monkeypatch.setattr("conformal_arbitrage.models.others.source_identity", lambda code: {})
     measured = asyncio.run(losses(hasty))
     assert not keeps(ALPHA, measured), measured

@@ -12,10 +12,10 @@ import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.calibration import calibrate as calibrate_module
+from conformal_arbitrage.calibration.calibrate import binomial_spendable, row_order
 from conformal_arbitrage.calibration.options import CalibrationOptions
-from conformal_arbitrage.calibration.search import binomial_spendable, row_order
-from conformal_arbitrage.core.betting import RowLosses, shared_bets
-from conformal_arbitrage.core.risk import first_within
+from conformal_arbitrage.core.bounds import RowLosses, shared_bets
+from conformal_arbitrage.core.walk import first_within
 from tests.validity.test_monitoring import most
 
 KEY = b"the key of these simulations"

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ConformalArbitrage, Query, calibrate
-from conformal_arbitrage.collecting.from_records import score_log_of
+from conformal_arbitrage.collecting.records import score_log_of
 from conformal_arbitrage.gateway.decider import Decider
-from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair
+from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.live.config import PolicyConfig
-from conformal_arbitrage.scorers import ReplayScorer
+from conformal_arbitrage.models import ReplayScorer
 from conformal_arbitrage.store import AuditBody, Event, SQLiteStore
 from tests.validity.simulation import World, keeps, log_of, regret
 

@@ -1,7 +1,4 @@
-"""HTML tables for notebooks: the shared part of every `_repr_html_`.
-
-Knows nothing of what the tables show.
-"""
+"""HTML tables for notebooks: the shared part of every `_repr_html_`."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

@@ -1,22 +1,17 @@
-"""CalibrationOptions: everything a calibration depends on besides the log and alpha, validated once.
-
-Shared by calibrate, verify and evaluate. Knows nothing of budgets, certificates or trials.
-"""
+"""CalibrationOptions, validated once, dials and groups, and the table of combinations that have no proof."""
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import inf
 from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
-from conformal_arbitrage.calibration.combinations import Feature, Kind, refuse_combination
-from conformal_arbitrage.calibration.draws import drawing, draws
-from conformal_arbitrage.calibration.groups import SmallGroups
-from conformal_arbitrage.calibration.learned_score import Features, ScoreKind
-from conformal_arbitrage.calibration.stops import STOPS
-from conformal_arbitrage.core.arrays import Bools, Floats
+from conformal_arbitrage.calibration.learned import Features, ScoreKind
+from conformal_arbitrage.calibration.secret import drawing, draws
+from conformal_arbitrage.core.exact import Bools, Floats, Indices
 from conformal_arbitrage.core.losses import (
     GuardianSees,
     Loss,
@@ -27,11 +22,209 @@ from conformal_arbitrage.core.losses import (
     net_losses,
     within_unit,
 )
-from conformal_arbitrage.core.risk import Draw, RiskCurve, check_full_sight
+from conformal_arbitrage.core.walk import Draw, RiskCurve, check_full_sight
 from conformal_arbitrage.errors import InfeasibleError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import cluster_sizes
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.types import Boundary, MissingGuardian
+
+# --- What goes together ---
+
+
+Feature = Literal[
+    "guard", "tighten", "renewal", "several groups", "confidence", "dial", "groups", "range", "red line", "monitor"
+]
+Kind = Literal["net", "path", "learned", "cluster", "own loss", "groups", "merged groups", "session"]
+
+_RISES = "the loss of {kind} may rise with the relaxation, and this rests on its falling"
+_CLUSTERED = "its rows are not independent of each other, and this counts them as if they were"
+_BY_HAND = "; export the rows and calibrate by hand, which begins a new chain"
+_NO_CLUSTERS = "stored rows do not say which cluster they belong to" + _BY_HAND
+_NO_OWN_LOSS = "the gateway can only compute losses that are registered with it by name" + _BY_HAND
+_NO_SESSIONS = "the schedule counts rows of single queries, and a session is due when it is over" + _BY_HAND
+_NOT_BUILT = (
+    "a proof exists, by walking every breakpoint from the side that defers, but not the search that would use it"
+)
+_SIGNED = "a path has several thresholds, and the red line of gains and losses is known for one"
+REFUSED: dict[tuple[Feature, Kind], str] = {
+    ("guard", "net"): _RISES,
+    ("guard", "path"): _RISES,
+    ("guard", "learned"): _RISES,
+    ("guard", "groups"): "each group would need a guard of its own, from its own audits, which is not built",
+    ("guard", "session"): "the promise is about whole sessions, and an audit is about one turn",
+    ("tighten", "net"): _RISES,
+    ("tighten", "path"): _RISES,
+    ("tighten", "learned"): _RISES,
+    ("tighten", "cluster"): _NO_CLUSTERS,
+    ("tighten", "groups"): "each group has a threshold of its own, and one is raised at a time; calibrate by hand",
+    ("tighten", "own loss"): _NO_OWN_LOSS,
+    ("tighten", "session"): _NO_SESSIONS,
+    ("renewal", "path"): "stored rows hold the scores of two models" + _BY_HAND,
+    ("renewal", "learned"): "stored rows hold no features to learn from" + _BY_HAND,
+    ("renewal", "cluster"): _NO_CLUSTERS,
+    ("renewal", "own loss"): _NO_OWN_LOSS,
+    ("renewal", "session"): _NO_SESSIONS,
+    ("several groups", "net"): _RISES,
+    ("several groups", "path"): _RISES,
+    ("several groups", "learned"): _RISES,
+    ("confidence", "net"): _NOT_BUILT,
+    ("dial", "net"): _NOT_BUILT,
+    ("groups", "net"): _NOT_BUILT,
+    ("confidence", "path"): _NOT_BUILT,
+    ("dial", "path"): _NOT_BUILT,
+    ("groups", "path"): _NOT_BUILT,
+    ("dial", "groups"): "a dial has one threshold per stop; calibrate the rows of one group with a dial",
+    (
+        "confidence",
+        "merged groups",
+    ): "which groups are small depends on the log, so its rows of small groups are no independent draws of their traffic",
+    ("confidence", "learned"): "the score was learned on the rows that it would be certified on",
+    ("dial", "learned"): "the score was learned on the rows that it would be certified on",
+    ("groups", "learned"): "one score is learned from all rows; calibrate the rows of one group",
+    ("range", "net"): "its law is known for losses of 0 or the bound only",
+    ("range", "path"): "its law is known for one threshold only",
+    ("range", "learned"): "its law is known for a score that was fixed before",
+    ("red line", "path"): _SIGNED,
+    ("monitor", "path"): _SIGNED,
+    (
+        "red line",
+        "learned",
+    ): "nothing is proved about the luck of such a calibration; learn on a split, or watch amber only",
+    ("confidence", "cluster"): _CLUSTERED,
+    ("dial", "cluster"): _CLUSTERED,
+    ("groups", "cluster"): "a cluster may reach over several groups",
+    ("range", "cluster"): _CLUSTERED,
+    ("red line", "cluster"): _CLUSTERED + "; watch amber only",
+    (
+        "red line",
+        "merged groups",
+    ): "which groups are small depends on the log, so nothing is proved about the luck of their calibration",
+    ("monitor", "session"): "the promise is about whole sessions, and an audit is about one turn",
+    ("monitor", "own loss"): "the gateway can only compute losses that are registered with it by name",
+}
+"""(feature, kind of certificate) -> why there is no proof for the two together."""
+
+
+def refusal(feature: Feature, kind: Kind) -> str | None:
+    """Return why a feature has no proof for a kind of certificate; None if it has one."""
+    if feature not in get_args(Feature) or kind not in get_args(Kind):
+        raise OptionError(f"unknown feature {feature!r} or kind {kind!r}; see `Feature` and `Kind`")
+    reason = REFUSED.get((feature, kind))
+    return None if reason is None else reason.format(kind=kind)
+
+
+def refuse_combination(feature: Feature, *kinds: Kind) -> None:
+    """Refuse a feature for a certificate of these kinds.
+
+    Raises:
+        OptionError: one of them has no proof for it.
+    """
+    for kind in kinds:
+        reason = refusal(feature, kind)
+        if reason is not None:
+            raise OptionError(f"{feature} and {kind} do not go together: {reason}")
+
+
+# --- Groups ---
+
+
+SmallGroups = Literal["defer", "merge"]
+"""What happens to a group whose rows cannot keep the budget: its queries are deferred, or such groups share a threshold."""
+
+
+def threshold_rows(rows: Sequence[Indices], fewest: int | None) -> list[Indices]:
+    """Return the rows that the threshold of each group comes from: its own, or those of all small groups.
+
+    Args:
+        rows: the rows of each group.
+        fewest: groups of fewer rows share a threshold; None if each has its own.
+    """
+    if fewest is None or not rows:
+        return list(rows)
+    shared = np.sort(np.concatenate([own for own in rows if len(own) <= fewest] or [rows[0][:0]]))
+    return [shared if len(own) < fewest else own for own in rows]
+
+
+def shared_size(sizes: Mapping[str, int], fewest: int) -> int:
+    """Return how many rows the threshold that small groups share comes from."""
+    return sum(size for size in sizes.values() if size <= fewest)
+
+
+# --- The parts of a certificate that holds several thresholds ---
+
+
+STOPS = ("0.01", "0.015", "0.02", "0.03", "0.04", "0.05", "0.07", "0.1", "0.15", "0.2")
+"""The stops of a dial, as shares of the loss bound: fixed here, so that nobody chooses them by looking."""
+Membership = str | Sequence[str] | None
+"""The group or groups that a query belongs to; the operator says so, not the caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialStop:
+    """One stop of a dial.
+
+    Attributes:
+        alpha: the risk budget there.
+        relaxation: the threshold that keeps it; None if every query is deferred.
+        boundary_u: as in the certificate.
+        empirical_risk: total loss / n at the relaxation.
+    """
+
+    alpha: float
+    relaxation: float | None
+    boundary_u: float | None
+    empirical_risk: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupThreshold:
+    """The threshold of one group.
+
+    Attributes:
+        n: rows of the group.
+        relaxation: the threshold that keeps the budget for this group; None if all of its queries are deferred.
+        boundary_u: as in the certificate.
+        empirical_risk: total loss / n at the relaxation, over the group's rows.
+    """
+
+    n: int
+    relaxation: float | None
+    boundary_u: float | None
+    empirical_risk: float
+
+
+def lower_stop(dial: Sequence[DialStop], alpha: float) -> DialStop:
+    """Return the largest stop that does not exceed alpha.
+
+    Raises:
+        OptionError: every stop does.
+    """
+    within = [stop for stop in dial if stop.alpha <= alpha]
+    if not within:
+        raise OptionError(f"the lowest stop of the dial is {dial[0].alpha:g}; got alpha {alpha:g}, choose a larger one")
+    return within[-1]
+
+
+def group_threshold(groups: Mapping[str, GroupThreshold], membership: Membership) -> tuple[float | None, float | None]:
+    """Return relaxation and boundary draw for a query: the largest of its groups'; (None, None) defers it.
+
+    A query without a group, or of one that the log does not have, is deferred.
+    """
+    names = [membership] if isinstance(membership, str) else list(membership or ())
+    known = [groups.get(name) for name in names]
+    pairs = [(group.relaxation, group.boundary_u) for group in known if group is not None]
+    if not names or len(pairs) < len(names) or any(relaxation is None for relaxation, _ in pairs):
+        return None, None
+    return max(pairs, key=lambda pair: threshold_rank(*pair))
+
+
+def threshold_rank(relaxation: float | None, boundary_u: float | None) -> tuple[float, float]:
+    """Return what orders thresholds by how much they defer."""
+    return inf if relaxation is None else relaxation, 1.0 if boundary_u is None else boundary_u
+
+
+# --- CalibrationOptions ---
+
 
 REGRET = "guardian_regret"
 NET: Final = "net"

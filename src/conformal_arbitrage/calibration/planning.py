@@ -1,7 +1,4 @@
-"""Planning a calibration: how many rows a budget needs, what more rows buy, and which rows to set aside.
-
-Knows nothing of scores or certificates.
-"""
+"""Planning a calibration: how many rows a budget needs, what more rows buy, and which rows to set aside."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ import numpy as np
 
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.core.losses import Number, as_fraction
-from conformal_arbitrage.core.risk import check_alpha
+from conformal_arbitrage.core.walk import check_alpha
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.log import ScoreLog
 

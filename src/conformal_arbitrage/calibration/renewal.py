@@ -5,19 +5,20 @@ comes out: each certificate is exchangeable with the next decision, and overlapp
 may not depend on losses, so it is when the last row's outcome is due, whether or not it is known. Installing a certificate
 only if it is cheaper keeps the lucky ones, and breaks the budget. Raising the relaxation is allowed at any time, since the
 loss falls. After an alarm only rows that came after it count.
-
-Knows nothing of databases, clocks or where rows come from.
 """
 
 from dataclasses import dataclass, replace
 
-from conformal_arbitrage.calibration.ancestry import Ancestry, CalibratedThreshold, Step, document_sha256
-from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.combinations import Kind, refuse_combination
-from conformal_arbitrage.calibration.consistency import worded
-from conformal_arbitrage.calibration.options import NET, REGRET
+from conformal_arbitrage.calibration.certificate import (
+    Ancestry,
+    CalibratedThreshold,
+    Certificate,
+    Step,
+    document_sha256,
+    worded,
+)
+from conformal_arbitrage.calibration.options import NET, REGRET, Kind, refuse_combination, threshold_rank
 from conformal_arbitrage.calibration.planning import plan, sure_rows_needed
-from conformal_arbitrage.calibration.stops import threshold_rank
 from conformal_arbitrage.core.losses import as_fraction
 from conformal_arbitrage.errors import OptionError
 

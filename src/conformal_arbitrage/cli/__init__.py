@@ -13,27 +13,39 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from conformal_arbitrage.cli import options
-from conformal_arbitrage.cli.certificates import apply_command, calibrate_command, verify_command
-from conformal_arbitrage.cli.data import demo_command, router_log_command, split_command
-from conformal_arbitrage.cli.dials import certificate_command
-from conformal_arbitrage.cli.evaluation import assess_command, compare_command, evaluate_command, inspect_command
-from conformal_arbitrage.cli.exporting import records_export_command
-from conformal_arbitrage.cli.grading import records_grade_command
-from conformal_arbitrage.cli.importing import import_command
-from conformal_arbitrage.cli.learning import learn_command
-from conformal_arbitrage.cli.live import ask_command, check_command, collect_command, init_command
-from conformal_arbitrage.cli.migrating import records_migrate_command
-from conformal_arbitrage.cli.monitoring import monitor_command
-from conformal_arbitrage.cli.planning import plan_command
-from conformal_arbitrage.cli.policies import policies_command
-from conformal_arbitrage.cli.quickstart import quickstart_command
-from conformal_arbitrage.cli.recommendation import recommend_command
-from conformal_arbitrage.cli.renewing import renew_command
-from conformal_arbitrage.cli.reports import report_command
+from conformal_arbitrage.cli.certificates import (
+    apply_command,
+    calibrate_command,
+    certificate_command,
+    plan_command,
+    recommend_command,
+    verify_command,
+)
+from conformal_arbitrage.cli.gateway import (
+    keys_command,
+    policies_command,
+    records_command,
+    records_export_command,
+    records_grade_command,
+    records_migrate_command,
+    serve_command,
+    webhooks_command,
+)
+from conformal_arbitrage.cli.logs import (
+    assess_command,
+    compare_command,
+    demo_command,
+    evaluate_command,
+    import_command,
+    inspect_command,
+    learn_command,
+    quickstart_command,
+    router_log_command,
+    split_command,
+)
+from conformal_arbitrage.cli.models import ask_command, check_command, collect_command, init_command
+from conformal_arbitrage.cli.monitor import monitor_command, renew_command, report_command, simulate_command
 from conformal_arbitrage.cli.reproduction import reproduce_command
-from conformal_arbitrage.cli.service import keys_command, records_command, serve_command
-from conformal_arbitrage.cli.simulation import simulate_command
-from conformal_arbitrage.cli.webhooks import webhooks_command
 from conformal_arbitrage.errors import ArbitrageError
 
 _NOBODY_READS = 141

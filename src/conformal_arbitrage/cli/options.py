@@ -1,4 +1,4 @@
-"""Shared by several commands: options, reading a log, printing."""
+"""Options that several commands share, and reading a log."""
 
 import json
 import os
@@ -17,12 +17,18 @@ from conformal_arbitrage.errors import OutputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conformal_arbitrage.calibration.project_secret import ProjectSecret
+    from conformal_arbitrage.calibration.cascade import PathCertificate
+    from conformal_arbitrage.calibration.certificate import Certificate
+    from conformal_arbitrage.calibration.secret import ProjectSecret
     from conformal_arbitrage.live.config import Config
     from conformal_arbitrage.scorelog.cascade import CascadeLog
     from conformal_arbitrage.scorelog.log import ScoreLog
     from conformal_arbitrage.scorelog.parts import ScoreParts
-    from conformal_arbitrage.scorelog.spark_table import SparkTable
+    from conformal_arbitrage.scorelog.spark import SparkTable
+
+
+# --- Shared by several commands ---
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -254,7 +260,7 @@ def learned_options(further: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: features are named for the margin, which has none.
     """
-    from conformal_arbitrage.calibration.learned_score import Features
+    from conformal_arbitrage.calibration.learned import Features
 
     names = ("score", "menu_size", "group_source", "without", "text")
     score, menu_size, group_source, without, text = (further.pop(name) for name in names)
@@ -294,8 +300,8 @@ def read_log(
         sample: how many rows of a log in parts to draw.
         whole: read one file into memory however many rows it has.
     """
-    from conformal_arbitrage.scorelog.files import Table
     from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.scorelog.tables import Table
 
     guardian: str | None = guardian_column or "guardian"
     rows = None if whole else sample_of(path, sample)
@@ -325,8 +331,7 @@ def sample_of(path: str, sample: int | None) -> int | None:
 
 def in_parts(path: str) -> bool:
     """Return whether a log is read in parts: a pattern, a folder, a URL, or one Parquet file with very many rows."""
-    from conformal_arbitrage.scorelog.locations import is_many
-    from conformal_arbitrage.scorelog.parts import is_large
+    from conformal_arbitrage.scorelog.parts import is_large, is_many
 
     return is_many(path) or is_large(path)
 
@@ -365,7 +370,7 @@ def describe_looks(
     from conformal_arbitrage.evaluation.looks import looks_path, seen_in_parts
     from conformal_arbitrage.live.config import FILE
     from conformal_arbitrage.scorelog.parts import ScoreParts
-    from conformal_arbitrage.scorelog.spark_table import SparkTable
+    from conformal_arbitrage.scorelog.spark import SparkTable
 
     if isinstance(scores, SparkTable):
         return None
@@ -388,7 +393,7 @@ def describe_looks(
 
 def project_secret(config: str | None, *folders: Path) -> "ProjectSecret | None":
     """Return the project's secret from the environment, the configuration's folder, or the first of others that has one."""
-    from conformal_arbitrage.calibration.project_secret import ProjectSecret
+    from conformal_arbitrage.calibration.secret import ProjectSecret
 
     return ProjectSecret.search(*([] if config is None else [Path(config).parent]), *folders)
 
@@ -492,3 +497,21 @@ def run_coroutine(work: Coroutine[Any, Any, Value]) -> Value:
     import asyncio
 
     return asyncio.run(work)
+
+
+# --- Signatures of certificates that commands load ---
+
+
+def check_signed(certificate: "Certificate | PathCertificate", secret: "ProjectSecret | None", path: str) -> None:
+    """Verify a signature if the project's secret is at hand, and warn if there is none: then anybody may have edited it.
+
+    Raises:
+        CertificateError: it is not the project's, or something was changed.
+    """
+    if secret is not None and certificate.signed:
+        certificate.check_signature(secret, source=path)
+    elif secret is not None:
+        warn(
+            f"{path} is not signed, though this project has a secret: nothing shows that it is as it was calibrated; "
+            "`arbitrage verify` recomputes it from its log"
+        )

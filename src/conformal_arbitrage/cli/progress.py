@@ -29,7 +29,7 @@ class ProgressBar:
 
     def show(self, progress: "Progress") -> None:
         """Update the bar after a row."""
-        from conformal_arbitrage.upstream.pricing import dollars
+        from conformal_arbitrage.models.wrappers import dollars
 
         speed = self._bar.tasks[0].speed
         self._bar.update(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conformal_arbitrage.cli import options
-from conformal_arbitrage.cli.live import show_estimate
+from conformal_arbitrage.cli.models import show_estimate
 
 if TYPE_CHECKING:
     from conformal_arbitrage.collecting.collect import Progress
@@ -93,7 +93,7 @@ def reproduce_command(
 def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_json: bool) -> "Source | None":
     """Return the live scores once the estimate was confirmed; None after a dry run."""
     from conformal_arbitrage.experiments import parts_of
-    from conformal_arbitrage.experiments.live import Live
+    from conformal_arbitrage.experiments.data import Live
     from conformal_arbitrage.live.config import read_config
 
     scores = Live(
@@ -118,7 +118,7 @@ def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_jso
 
 def _show_progress(progress: "Progress") -> None:
     """Print a line after every twentieth of the rows."""
-    from conformal_arbitrage.upstream.pricing import dollars
+    from conformal_arbitrage.models.wrappers import dollars
 
     if progress.done * 20 // progress.total > (progress.done - 1) * 20 // progress.total:
         failed = progress.primary_failures + progress.guardian_failures

@@ -2,8 +2,6 @@
 
 In shadow mode every model is asked, so a row has what all of them did. Rows of enforce mode end where the cascade stopped:
 which models they have depends on scores, so none of them is exported, audited or not.
-
-Knows nothing of HTTP.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from conformal_arbitrage.collecting.from_records import decisions_of
-from conformal_arbitrage.collecting.grade_records import chain_texts
+from conformal_arbitrage.collecting.grading import chain_texts
+from conformal_arbitrage.collecting.records import decisions_of
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.live.cascade import top_choice
-from conformal_arbitrage.live.policy import top_of
+from conformal_arbitrage.live.rule import top_choice, top_of
+from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody
 from conformal_arbitrage.types import Leg
-from conformal_arbitrage.upstream.base import fingerprint
 
 _NAN = float("nan")
 

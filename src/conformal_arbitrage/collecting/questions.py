@@ -1,7 +1,4 @@
-"""Questions for models: multiple choice and chat requests, from JSON Lines, Parquet or CSV.
-
-Knows nothing of models or scores.
-"""
+"""Questions for models: multiple choice and chat requests, from JSON Lines, Parquet or CSV."""
 
 import json
 from collections import Counter
@@ -13,11 +10,11 @@ from string import ascii_uppercase
 from typing import Any, Literal
 
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.files import Table
-from conformal_arbitrage.scorers.kinds import Form
-from conformal_arbitrage.scorers.request_fields import QUESTION, SETTINGS, checked_settings
+from conformal_arbitrage.models.completions import QUESTION, SETTINGS, checked_settings
+from conformal_arbitrage.models.kinds import Form
+from conformal_arbitrage.models.port import fingerprint
+from conformal_arbitrage.scorelog.tables import Table
 from conformal_arbitrage.types import JSON, ChatRequest, Messages, Query, as_list, is_object
-from conformal_arbitrage.upstream.base import fingerprint
 
 AnswerIs = Literal["letter", "index", "text"]
 _MESSAGES = "messages"

@@ -1,24 +1,17 @@
-"""Renewing a policy's certificate from the rows that the store keeps: when, on which rows, and what is installed.
-
-`calibration/renewal.py` has the rules. Here they meet a store: the rows since the chain began, in the order in which
-queries arrived, and the versions of the policy.
-
-Knows nothing of HTTP, command lines or how often anyone looks.
-"""
+"""Renewing a policy's certificate from the rows that the store keeps, and the part that people may look at."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from conformal_arbitrage.calibration.ancestry import Step, document_sha256
 from conformal_arbitrage.calibration.calibrate import calibrate
-from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.combinations import refuse_combination
-from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.calibration.certificate import Certificate, Step, document_sha256
+from conformal_arbitrage.calibration.options import CalibrationOptions, refuse_combination
 from conformal_arbitrage.calibration.renewal import (
     RenewalChain,
     chain_of,
@@ -27,17 +20,157 @@ from conformal_arbitrage.calibration.renewal import (
     renewed,
     tightened,
 )
+from conformal_arbitrage.calibration.secret import ProjectSecret, draw, subkey
 from conformal_arbitrage.calibration.verify import options_of
-from conformal_arbitrage.collecting.stored_rows import is_known, log_rows, rows_log
-from conformal_arbitrage.errors import ConfigError, StoreError
+from conformal_arbitrage.collecting.records import is_known, log_rows, rows_log, uncertified_log
+from conformal_arbitrage.core.losses import GuardianSees
+from conformal_arbitrage.errors import ConfigError, OptionError, StoreError
+from conformal_arbitrage.evaluation.frontier import evaluate
 from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.store.base import PolicyVersion, Store
+from conformal_arbitrage.store.ids import id_at
 from conformal_arbitrage.store.record import AlarmBody
 from conformal_arbitrage.store.row_base import CalibrationRow
 from conformal_arbitrage.types import DAY, as_object
-from conformal_arbitrage.upstream.base import fingerprint
+
+# --- The looking part of a policy's rows ---
+
+
+LOOKING_SHARE = 0.4
+FEWEST_LOOKED_AT = 100
+"""With fewer rows in the looking part there is no figure."""
+BUDGETS = (
+    "0.005", "0.0075", "0.01", "0.0125", "0.015", "0.02", "0.025", "0.03", "0.035", "0.04", "0.045", "0.05", "0.055",
+    "0.06", "0.07", "0.08", "0.09", "0.1", "0.12", "0.15", "0.2", "0.25", "0.3",
+)  # fmt: skip
+"""The budgets that are shown, as shares of the loss bound; the stops of a dial are among them."""
+_TRIALS = 20
+
+
+class LookingPart:
+    """Which rows may be looked at.
+
+    Args:
+        secrets: the project's secret, and after a rotation its predecessors: rows that those showed count as seen.
+    """
+
+    def __init__(self, secrets: Sequence[bytes]) -> None:
+        self._keys = [subkey(secret, "looking v1") for secret in secrets]
+
+    def shows(self, id: str) -> bool:
+        """Tell whether a row may be looked at."""
+        return draw(self._keys[0], id) < LOOKING_SHARE
+
+    def is_unseen(self, id: str) -> bool:
+        """Tell whether a row was never in the looking part."""
+        return all(draw(key, id) >= LOOKING_SHARE for key in self._keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedPoint:
+    """What a budget would give, estimated on the looking part.
+
+    Attributes:
+        alpha: the risk budget.
+        share: of the queries that go to the Guardian.
+        loss: the mean loss of the others' answers and theirs.
+    """
+
+    alpha: float
+    share: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedFrontier:
+    """What budgets would give: each calibrated on random halves of the looking part, and measured on the other halves.
+
+    Attributes:
+        rows: how many rows that is.
+        pending: rows of the looking part that are left out, since their outcome is neither known nor due.
+        missing: rows whose outcome is overdue, which count as the worst case.
+        points: by rising budget.
+        confidence: that of the certificate, which every budget would be certified at; None for an average.
+    """
+
+    rows: int
+    pending: int
+    missing: int
+    points: tuple[LookedPoint, ...]
+    confidence: float | None = None
+
+    def nearest(self, alpha: float) -> LookedPoint:
+        """Return the point whose budget is nearest."""
+        return min(self.points, key=lambda point: abs(point.alpha - alpha))
+
+
+def looked_frontier(
+    rows: Iterable[CalibrationRow],
+    certificate: Certificate | None,
+    *,
+    alpha: float,
+    guardian_sees: GuardianSees,
+    settled: float,
+) -> LookedFrontier | None:
+    """Return what budgets would give on rows of the looking part; None if there are too few.
+
+    Args:
+        rows: of the looking part.
+        certificate: the one in force, whose options are kept; None in shadow mode without one.
+        alpha: a budget to show besides the fixed ones.
+        guardian_sees: what a deferral shows the Guardian, without a certificate.
+        settled: rows that arrived before this time and have no outcome count as missing, later ones as pending.
+
+    Raises:
+        OptionError: the figures of this kind of certificate cannot be estimated so.
+    """
+    everything, end = list(rows), id_at(settled)
+    _refuse(everything, certificate)
+    counted = [row for row in everything if is_known(row) or row.id <= end]
+    if len(counted) < FEWEST_LOOKED_AT:
+        return None
+    if certificate is None:
+        options = CalibrationOptions(guardian_sees=guardian_sees, missing_guardian="worst_case")
+        log, bound = uncertified_log(counted), Fraction(1)
+    else:
+        options = replace(options_of(certificate), missing_guardian="worst_case", dial=False, margins=False)
+        log = rows_log(counted, certificate, None, source="the rows that may be looked at")
+        bound = Fraction(repr(certificate.loss_bound))
+    budgets = sorted({*(float(Fraction(one) * bound) for one in BUDGETS), alpha})
+    frontier = evaluate(log, budgets, calibration_size=len(log) // 2, trials=_TRIALS, options=options)
+    points = [
+        LookedPoint(alpha=point.alpha or 0.0, share=point.mean("deferred") or 0.0, loss=point.mean("loss") or 0.0)
+        for point in frontier.of("conformal")
+    ]
+    return LookedFrontier(
+        rows=len(counted),
+        pending=len(everything) - len(counted),
+        missing=sum(not is_known(row) for row in counted),
+        points=tuple(points),
+        confidence=None if certificate is None else certificate.confidence,
+    )
+
+
+def _refuse(rows: Sequence[CalibrationRow], certificate: Certificate | None) -> None:
+    """Refuse what an exchange of single rows would misjudge."""
+    if any(row.session is not None for row in rows):
+        raise OptionError("this policy decides by session, and turns of one session resemble each other")
+    if certificate is None:
+        return
+    for unfit, why in (
+        (certificate.by is not None, "its certificate has one threshold for each group"),
+        (certificate.cluster is not None, "its certificate is about clusters of rows"),
+        (certificate.loss != "guardian_regret", f"its loss is {certificate.loss!r}"),
+        ((certificate.score or "margin") != "margin", "its certificate orders queries by a learned score"),
+    ):
+        if unfit:
+            raise OptionError(f"{why}; export a log and use `arbitrage evaluate`")
+
+
+# --- Renewing a policy's certificate from the rows that the store keeps ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

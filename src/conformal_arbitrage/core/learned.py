@@ -1,20 +1,232 @@
-"""Learned scores: the leave-one-out ridge, with every row used to learn and to calibrate.
+"""Learned scores: features, the leave-one-out ridge over a log, and the same rule for one query."""
 
-Each query is decided as if it had been in the log with a loss: every row, the query included, is scored by the fit to
-all other rows, rows are ordered by that score, and the query is kept if it comes before the budget is spent. Treating all
-rows alike is what makes this valid; docs/theory.md has the proof. Nothing is fitted again: the leave-one-out scores with
-the query added have a closed form, and one eigendecomposition serves every strength of the penalty.
-
-Losses are 0 or 1 here (in units of the bound). Knows nothing of features, certificates or files.
-"""
-
-from collections.abc import Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import reduce
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 
-from conformal_arbitrage.core.arrays import Bools, Floats, Indices, Integers
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
+from conformal_arbitrage.errors import OptionError
+
+# --- Features of a query for a learned score ---
+
+
+VERSION = 1
+"""Of the transforms below; a certificate names it, since other transforms would be another score."""
+LARGEST_FIXED_MENU = 8
+_POSITIONS = 10
+_KNOTS = (0, 1, 2, 3, 5, 8)
+_LEVELS = (0.0, 0.1, 0.25, 0.4)
+_PAIR_LEVELS = (0.0, 0.15, 0.3)
+_LOWEST, _HIGHEST = 1e-3, 1 - 1e-6
+_USUAL_TOKENS = math.log(50)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSet:
+    """Which features a score is learned from.
+
+    Attributes:
+        menu_size: the number of actions of every query, as declared; the probability of each action is then a feature.
+            None if menus differ, or in router form.
+        groups: the groups that have a column of their own.
+        tokens: whether the Primary's output tokens are known when the decision is made.
+        text: how many columns the vector of a query's text has; 0 without one.
+    """
+
+    menu_size: int | None = None
+    groups: tuple[str, ...] = ()
+    tokens: bool = False
+    text: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a menu that is too large for a column per pair of actions."""
+        if self.menu_size is not None and not 2 <= self.menu_size <= LARGEST_FIXED_MENU:
+            raise OptionError(f"menu_size must lie in 2 to {LARGEST_FIXED_MENU}; got {self.menu_size!r}")
+
+    def penalties(self) -> Floats:
+        """Return the weight of each column in the penalty: the level and slope of the score are almost free."""
+        width = 2 + len(_KNOTS) + 2 * _POSITIONS + self.menu_width + len(self.groups) + 2 * self.tokens + self.text
+        weights = np.ones(width)
+        weights[:2] = 0.001, 0.1
+        return weights
+
+    @property
+    def menu_width(self) -> int:
+        """How many columns the probabilities of a declared menu take."""
+        size = self.menu_size or 0
+        return size * len(_LEVELS) + size * (size - 1) * len(_PAIR_LEVELS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FeatureRows:
+    """What the features of some rows are computed from.
+
+    Attributes:
+        margin: the lead of each row's top action or, in router form, the confidence.
+        top: the position of the top action.
+        scores: rows x actions, if every row has as many as declared; else None.
+        group: the name of each row's group; "" if it has none.
+        tokens: the Primary's output tokens, NaN if unknown; None if no row has any.
+        text: rows x columns, the vector of each row's text, zeros if it has none; None without that feature.
+    """
+
+    margin: Floats
+    top: Integers
+    scores: Floats | None = None
+    group: list[str] | None = None
+    tokens: Floats | None = None
+    text: Floats | None = None
+
+
+def feature_matrix(features: FeatureSet, rows: FeatureRows) -> Floats:
+    """Return the features of every row: rows x columns, in the order of `FeatureSet.penalties`."""
+    z = _mapped(_third_logit, rows.margin)
+    parts = [np.ones((len(z), 1)), z[:, None], np.maximum(0.0, 3 * z[:, None] - np.array(_KNOTS)) / 3]
+    place = (rows.top[:, None] == np.arange(_POSITIONS)).astype(np.float64)
+    parts += [place, place * z[:, None]]
+    if features.menu_size is not None:
+        parts += _menu(features.menu_size, rows)
+    if features.groups:
+        parts.append(_one_hot(features.groups, rows))
+    if features.tokens:
+        parts.append(_length(rows))
+    if features.text:
+        parts.append(np.zeros((len(z), features.text)) if rows.text is None else rows.text)
+    return np.concatenate(parts, axis=1) + 0.0  # -0.0 becomes 0.0
+
+
+def query_features(
+    features: FeatureSet,
+    margin: float,
+    top: int,
+    scores: Sequence[float],
+    group: str | None,
+    tokens: float | None,
+    text: Sequence[float] = (),
+) -> tuple[list[int], list[float]]:
+    """Return the features of one query: their columns, and their values as in `feature_matrix`, to the bit.
+
+    Columns that are left out are 0.
+
+    Args:
+        features: which features there are.
+        margin: the lead of the top action.
+        top: its position.
+        scores: one per action; as many as declared if a menu size is.
+        group: the query's group; None if unknown.
+        tokens: the Primary's output tokens; None if unknown.
+        text: the vector of its text; empty if there is none.
+    """
+    z = _third_logit(margin)
+    bent = [(3 * z - knot) / 3 for knot in _KNOTS if 3 * z > knot]  # the knots rise, so these are the first ones
+    places, values, start = list(range(2 + len(bent))), [1.0, z, *bent], 2 + len(_KNOTS)
+    if top < _POSITIONS:
+        places += (start + top, start + _POSITIONS + top)
+        values += (1.0, z)
+    start += 2 * _POSITIONS
+    if features.menu_size is not None:
+        _add_menu(places, values, start, top, scores)
+        start += features.menu_width
+    if group in features.groups:
+        places.append(start + features.groups.index(group))
+        values.append(1.0)
+    start += len(features.groups)
+    if features.tokens and tokens is not None:
+        length = math.log1p(tokens) - _USUAL_TOKENS
+        places += (start, start + 1)
+        values += (length, max(0.0, length - 0.5))
+    start += 2 * features.tokens
+    for place, value in enumerate(text, start):
+        if value:
+            places.append(place)
+            values.append(value)
+    return places, values
+
+
+def _add_menu(places: list[int], values: list[float], start: int, top: int, scores: Sequence[float]) -> None:
+    """Add what `_menu` holds for one query, as far as it is not 0; its columns begin at `start`."""
+    total, size = reduce(add, scores), len(scores)  # `sum` compensates, which arrays do not
+    if min(scores) < 0 or not total > 0:
+        return
+    share = [score / total for score in scores]
+    for level in _LEVELS:
+        for place, one in enumerate(share, start):
+            if one > level:
+                places.append(place)
+                values.append(3 * (one - level))
+        start += size
+    start += top * (size - 1)
+    del share[top]
+    for level in _PAIR_LEVELS:
+        for place, one in enumerate(share, start):
+            if one > level:
+                places.append(place)
+                values.append(3 * (one - level))
+        start += size * (size - 1)
+
+
+def unseen_groups(features: FeatureSet, rows: FeatureRows) -> Floats:
+    """Return 1 for each row whose group has no column of its own, else 0."""
+    if not features.groups or rows.group is None:
+        return np.zeros(len(rows.margin))
+    known = set(features.groups)
+    return np.array([float(name != "" and name not in known) for name in rows.group])
+
+
+def _mapped(function: Callable[[float], float], values: Floats) -> Floats:
+    """Apply a function of one number to every value, once per distinct value."""
+    distinct, where = np.unique(values, return_inverse=True)
+    return np.array([function(value) for value in distinct.tolist()])[where]
+
+
+def _third_logit(confidence: float) -> float:
+    share = min(max(confidence, _LOWEST), _HIGHEST)
+    return math.log(share / (1 - share)) / 3
+
+
+def _menu(size: int, rows: FeatureRows) -> list[Floats]:
+    """Return each action's probability, and for the top action that of every other, above some levels."""
+    scores = np.zeros((len(rows.margin), size)) if rows.scores is None else rows.scores
+    total = np.add.accumulate(scores, axis=1)[:, -1:]
+    usable = (scores >= 0).all(axis=1, keepdims=True) & (total > 0)
+    share = np.where(usable, scores / np.where(usable, total, 1.0), 0.0)
+    single = [3 * np.maximum(0.0, share - level) * usable for level in _LEVELS]
+    others = [[b for b in range(size) if b != a] for a in range(size)]
+    is_top = rows.top[:, None] == np.arange(size)
+    pairs = [
+        3 * is_top[:, [a]] * np.maximum(0.0, share[:, others[a]] - level) * usable
+        for level in _PAIR_LEVELS
+        for a in range(size)
+    ]
+    return [*single, *pairs]
+
+
+def _one_hot(groups: tuple[str, ...], rows: FeatureRows) -> Floats:
+    place = {name: k for k, name in enumerate(groups)}
+    columns = np.zeros((len(rows.margin), len(groups)))
+    for row, name in enumerate(rows.group or ()):
+        if name in place:
+            columns[row, place[name]] = 1.0
+    return columns
+
+
+def _length(rows: FeatureRows) -> Floats:
+    if rows.tokens is None:
+        return np.zeros((len(rows.margin), 2))
+    known = ~np.isnan(rows.tokens)
+    length = np.where(known, _mapped(math.log1p, np.where(known, rows.tokens, 0.0)) - _USUAL_TOKENS, 0.0)
+    return np.column_stack([length, np.maximum(0.0, length - 0.5)])
+
+
+# --- Learned scores ---
+
 
 STRENGTHS = (1.0, 5.0, 30.0, 300.0)
 """Of the penalty, in the order of preference among equals; the margin comes before all of them."""
@@ -351,3 +563,207 @@ def _count(
         stands[queries] |= tied_itself[k] & (u[queries] < drawn)
         count[queries] = below[k] + np.searchsorted(np.sort(fits.u[rows]), drawn) + stands[queries]
     return count, stands
+
+
+# --- The learned score for one query at a time ---
+
+
+MARGIN = 0
+"""The candidate without a fit; the k-th strength is candidate k."""
+
+
+class LearnedDecision(NamedTuple):
+    """What was decided about one query.
+
+    Attributes:
+        kept: whether the Primary's answer stands.
+        candidate: which score decided: 0 the margin, k the k-th strength.
+        kept_rows: how many rows that score keeps, the query included.
+        score: the query's own score by it; a larger one is more at risk.
+    """
+
+    kept: bool
+    candidate: int
+    kept_rows: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LearnedRule:
+    """A fitted log, ready to decide queries.
+
+    Attributes:
+        budget: how many losses the rows and the query may have.
+        with_margin: whether the margin itself is a candidate.
+        rotation: columns x axes, as in `RidgeFits`.
+        shrunk: axes x strengths, 1 / (curvature + strength).
+        weights: strengths x axes, the coefficients.
+        across: columns x (strengths x classes): what a feature of the query adds to its product with each class.
+        residual: strengths x classes, the loss minus its fit, in ticks.
+        loss: of each class, in ticks and shifted.
+        free: strengths x classes, 1 minus the leverage.
+        sizes: rows of each class.
+        draws: the draws of each class, in order.
+        lossy: how many classes, the first ones, have a loss.
+        losses: the class of each row with a loss.
+        rows: number of logged rows.
+        unseen_penalties: of a column that only the query has, by strength.
+        by_margin: (-margin, draw) of all rows, in order.
+        losses_by_margin: the same of the rows with a loss.
+        copies: features of a class with a loss, as bytes -> that class.
+    """
+
+    budget: int
+    with_margin: bool
+    rotation: Floats
+    shrunk: Floats
+    weights: Floats
+    across: Floats
+    residual: Floats
+    loss: Floats
+    free: Floats
+    sizes: Floats
+    draws: Sequence[Sequence[float]]
+    lossy: int
+    losses: Indices
+    rows: int
+    unseen_penalties: Floats
+    by_margin: Sequence[tuple[float, float]]
+    losses_by_margin: Sequence[tuple[float, float]]
+    copies: dict[bytes, int]
+
+    def decide(
+        self, places: Sequence[int], values: Sequence[float], u: float, margin: float, *, unseen: bool = False
+    ) -> LearnedDecision:
+        """Decide one query by the candidate that keeps most rows, the first one among equals.
+
+        Args:
+            places: columns of its features that are not 0.
+            values: those features.
+            u: its draw.
+            margin: its margin, above 0.
+            unseen: whether it has a column of its own, such as a new group.
+        """
+        best = self._by_margin(u, margin) if self.with_margin else None
+        for number, (count, kept, score) in enumerate(self._by_fits(places, values, u, unseen=unseen), start=1):
+            if best is None or count > best.kept_rows:
+                best = LearnedDecision(kept=kept, candidate=number, kept_rows=count, score=score)
+        assert best is not None
+        return best
+
+    def _by_margin(self, u: float, margin: float) -> LearnedDecision:
+        """Count the rows before the line in the order of the margin; the query counts as a loss."""
+        if len(self.losses) < self.budget:
+            return LearnedDecision(kept=True, candidate=MARGIN, kept_rows=self.rows + 1, score=-margin)
+        own, lost = (-margin, u), self.losses_by_margin
+        before = bisect_left(lost, own)
+        line = own if before == self.budget else lost[self.budget - (before < self.budget)]
+        kept = own < line
+        count = bisect_left(self.by_margin, line) + kept
+        return LearnedDecision(kept=kept, candidate=MARGIN, kept_rows=count, score=-margin)
+
+    def _by_fits(
+        self, places: Sequence[int], values: Sequence[float], u: float, *, unseen: bool
+    ) -> list[tuple[int, bool, float]]:
+        """Return, for every strength, how many rows are kept, whether the query is, and its score."""
+        some, columns = np.array(values), np.array(places, dtype=np.intp)
+        query = some @ self.rotation.take(columns, axis=0)
+        predicted = self.weights @ query
+        gain = 1 / (1 + (query * query) @ self.shrunk)
+        if unseen:
+            gain = 1 / (1 + 1 / self.unseen_penalties + (query * query) @ self.shrunk)
+        across = (some @ self.across.take(columns, axis=0)).reshape(self.free.shape)
+        scores = self._left_out_scores(across, predicted, gain)
+        own = np.rint(predicted * TICKS + SHIFT)
+        same = None if unseen else self.copies.get(self._dense(columns, some))
+        if same is not None:
+            scores[:, same] = own
+        if len(self.losses) < self.budget:
+            return [(self.rows + 1, True, (one - SHIFT) / TICKS) for one in own.tolist()]
+        return self._counts(scores, own, u)
+
+    def _left_out_scores(self, across: Floats, predicted: Floats, gain: Floats) -> Floats:
+        """Return every class's leave-one-out score with the query added at a loss, in ticks."""
+        moved = across * ((1 - predicted) * gain * TICKS)[:, None]
+        np.subtract(self.residual, moved, out=moved)
+        np.multiply(across, across, out=across)
+        across *= gain[:, None]
+        across += self.free
+        moved /= across
+        np.subtract(self.loss, moved, out=moved)
+        return np.rint(moved, out=moved)
+
+    def _dense(self, columns: Indices, values: Floats) -> bytes:
+        row = np.zeros(len(self.rotation))
+        row[columns] = values
+        return row.tobytes()
+
+    def _counts(self, scores: Floats, own: Floats, u: float) -> list[tuple[int, bool, float]]:
+        """Count rows and query before the (budget + 1)-th loss in the order of (score, draw)."""
+        lossy, repeated = self.lossy, len(self.losses) > self.lossy
+        of_rows = scores.take(self.losses, axis=1) if repeated else scores[:, :lossy]
+        lost = np.concatenate([of_rows, own[:, None]], axis=1)
+        lost.partition(self.budget, axis=1)
+        lines = lost[:, self.budget : self.budget + 1]
+        below = (scores < lines).astype(np.float64)
+        before, lost_before = below @ self.sizes, below[:, :lossy] @ self.sizes[:lossy]
+        tied: list[list[int]] = [[] for _ in own]
+        places: list[int] = np.flatnonzero(scores == lines).tolist()
+        for place in places:
+            tied[place // len(self.sizes)].append(place % len(self.sizes))
+        columns = (lines[:, 0].tolist(), own.tolist(), before.tolist(), lost_before.tolist(), tied)
+        return [self._count(*column, u) for column in zip(*columns, strict=True)]
+
+    def _count(
+        self, line: float, own: float, before: float, lost_before: float, tied: Sequence[int], u: float
+    ) -> tuple[int, bool, float]:
+        """Count rows and query before the line of one strength, where draws tell apart what is tied with it."""
+        if own != line and len(tied) == 1 and len(self.draws[tied[0]]) == 1:  # nearly always: one row is on the line
+            return int(before) + (own < line), own < line, (own - SHIFT) / TICKS
+        draws = [u] if own == line else []
+        for place in tied:
+            draws += self.draws[place] if place < self.lossy else ()
+        drawn = sorted(draws)[self.budget - int(lost_before) - (own < line)]
+        kept = own < line or (own == line and u < drawn)
+        count = int(before) + sum(bisect_left(self.draws[place], drawn) for place in tied) + kept
+        return count, kept, (own - SHIFT) / TICKS
+
+
+def learned_rule(fits: RidgeFits, features: Floats, *, budget: int, with_margin: bool) -> LearnedRule:
+    """Lay a fitted log out for single queries.
+
+    Args:
+        fits: the fitted log.
+        features: of its rows.
+        budget: of `spendable_losses`, 1 or more.
+        with_margin: whether the margin itself is a candidate.
+    """
+    classes: dict[tuple[bool, bytes], list[int]] = {}
+    order: list[int] = [*fits.loss_rows.tolist(), *np.flatnonzero(fits.loss == 0).tolist()]
+    for row in order:
+        classes.setdefault((bool(fits.loss[row]), features[row].tobytes()), []).append(row)
+    first, sizes = (np.array([choose(rows) for rows in classes.values()], dtype=np.intp) for choose in (min, len))
+    lossy = sum(lost for lost, _ in classes)
+    shrunk = 1 / (fits.curvature[:, None] + fits.strengths)
+    across = [fits.rotation @ (fits.rotated[first] * one).T for one in shrunk.T]
+    by_margin: list[tuple[float, float]] = list(zip((-fits.margin).tolist(), fits.u.tolist(), strict=True))
+    return LearnedRule(
+        budget=budget,
+        with_margin=with_margin,
+        rotation=fits.rotation,
+        shrunk=shrunk,
+        weights=fits.weights,
+        across=np.concatenate(across, axis=1),
+        residual=(fits.loss - fits.fitted)[:, first] * TICKS,
+        loss=fits.loss[first].astype(np.float64) * TICKS + SHIFT,
+        free=1 - fits.leverage[:, first],
+        sizes=sizes.astype(np.float64),
+        draws=[sorted(fits.u[rows].tolist()) for rows in classes.values()],
+        lossy=lossy,
+        losses=np.repeat(np.arange(lossy), sizes[:lossy]),
+        rows=len(fits.loss),
+        unseen_penalties=fits.strengths * fits.unseen_penalty,
+        by_margin=sorted(by_margin),
+        losses_by_margin=sorted(by_margin[row] for row in order[: len(fits.loss_rows)]),
+        copies={content: place for place, (lost, content) in enumerate(classes) if lost},
+    )

@@ -1,26 +1,36 @@
-"""Guardrail losses as exact stairs: the loss of each row as its candidate set grows, in whole ticks.
+"""Losses as events: where the loss of each row, and of a whole log, falls as the relaxation grows."""
 
-A loss is a function of the actions in sight. Sorted by gap, a row's actions become candidates one after the other;
-level j is the loss once the first j + 1 of them are. Losses are whole multiples of a tick (10^-12 unless the sum
-would not fit 64 bits), so totals are exact and do not depend on the order of the rows.
-
-Knows nothing of budgets, thresholds or files.
-"""
-
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.arrays import Bools, Floats, Integers, in_order
-from conformal_arbitrage.core.choices import row_argmax
-from conformal_arbitrage.core.gaps import sorted_gaps
+from conformal_arbitrage.core.exact import (
+    LONGEST_NETWORK,
+    Bools,
+    Floats,
+    Indices,
+    Integers,
+    as_recorded,
+    common_decimals,
+    flat_positions,
+    in_order,
+    kept_decimals,
+    row_argmax,
+    shift,
+    sorted_columns,
+    sorted_gaps,
+    tick_gaps,
+)
 from conformal_arbitrage.core.rows import Block, ScoreArrays, blocks
 from conformal_arbitrage.errors import OptionError, ScoreLogError
+
+# --- Guardrail losses as exact stairs ---
+
 
 GuardianSees = Literal["candidates", "all", "all-restricted-loss"]
 Loss = Callable[[Any, NDArray[np.int64]], float]
@@ -381,3 +391,388 @@ def _user_row(
                 f"{log.source}: row {index + 1}: the loss is {values[j]!r}; it must lie in [0, loss_bound]"
             )
     return values
+
+
+# --- Falls ---
+
+
+_LARGEST_EXACT: Final = 4503.0
+"""Ticks of scores up to this size, and their differences, are whole numbers below 2^53: exact as floats."""
+_CLASSES_PER_DOUBLING: Final = 4
+_SCORES_AT_ONCE: Final = 1 << 16
+_PLACE: Final = 7  # the last bits of a key: the action's place in its row
+
+
+@dataclass(frozen=True, slots=True)
+class Falls:
+    """Every fall of the total loss above gap 0, unsorted.
+
+    Attributes:
+        total: the loss of all rows at relaxation 0, in ticks.
+        gap: where it falls.
+        drop: by how much, in ticks; negative where a net loss makes the total rise.
+        row: whose loss falls.
+        largest: the largest loss at relaxation 0, and its row.
+        in_full_sight: the largest loss with every action in sight, and its row.
+        tick_digits: one tick is 10^-tick_digits.
+        envelope_excess: mean over rows of how far a user's loss was raised to make it monotone.
+        scores: the smallest and largest score that the Guardian regret is measured in; None for other losses.
+    """
+
+    total: int
+    gap: Floats
+    drop: Integers
+    row: Indices
+    largest: tuple[int, int]
+    in_full_sight: tuple[int, int]
+    tick_digits: int
+    envelope_excess: float = 0.0
+    scores: tuple[float, float] | None = None
+
+
+def loss_falls(
+    log: ScoreArrays,
+    *,
+    guardian_sees: GuardianSees,
+    loss: Loss | None = None,
+    grades: Floats | None = None,
+    missing_loss: Number | None = None,
+    full_sight_loss: Number = 0,
+    tick_digits: int | None = None,
+) -> Falls:
+    """Return where the total loss of a log falls; the arguments are those of `loss_stairs`."""
+    if loss is not None or grades is not None or guardian_sees not in ("all", "candidates", "all-restricted-loss"):
+        stairs = loss_stairs(
+            log,
+            guardian_sees=guardian_sees,
+            loss=loss,
+            grades=grades,
+            missing_loss=missing_loss,
+            full_sight_loss=full_sight_loss,
+            tick_digits=tick_digits,
+        )
+        return _of_stairs(stairs)
+    rule = regret_rule(log, guardian_sees=guardian_sees, missing_loss=missing_loss, tick_digits=tick_digits)
+    n = len(log.offsets) - 1
+    usual = n if rule.alone_only else max(n, len(log.primary) // 3)
+    return replace(_joined(_regret_pieces(log, rule), usual, rule.tick_digits), scores=rule.scores)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The falls of some rows.
+
+    Attributes:
+        rows: which.
+        at_zero: the loss of each at relaxation 0.
+        steps: in which of them it falls, at which gap and by how much; in several steps.
+    """
+
+    rows: Block
+    at_zero: Integers | Floats
+    steps: Sequence[tuple[Indices, Floats, Integers | Floats]]
+
+
+def _of_stairs(stairs: LossStairs) -> Falls:
+    in_full_sight, pieces = (-1, 0), list[_Piece]()
+    for stair in stairs.blocks:
+        last = stair.levels[-1]
+        peak = int(last.argmax())
+        if last[peak] > in_full_sight[0]:
+            in_full_sight = int(last[peak]), int(stair.block.all_rows()[peak])
+        pieces.append(_stair_piece(stair))
+    count = sum(len(gap) for piece in pieces for _, gap, _ in piece.steps)
+    return _joined(iter(pieces), count, stairs.tick_digits, in_full_sight, stairs.envelope_excess)
+
+
+def _stair_piece(stair: Stairs) -> _Piece:
+    fall = stair.levels[:-1] - stair.levels[1:]
+    hit = np.flatnonzero((fall != 0) & (stair.gaps[1:] > 0))
+    gap = stair.gaps[1:].ravel()[hit]
+    return _Piece(stair.block, stair.at_zero(), [(hit % len(stair.levels[0]), gap, fall.ravel()[hit])])
+
+
+def _joined(
+    pieces: Iterator[_Piece],
+    usual: int,
+    tick_digits: int,
+    in_full_sight: tuple[int, int] = (0, 0),
+    envelope_excess: float = 0.0,
+) -> Falls:
+    """Gather pieces, which have about so many falls.
+
+    They are copied at once into memory for all of them: keeping the pieces would take fresh memory for each, which costs
+    more than computing them. What is not written to is never touched.
+    """
+    total, largest, stop = 0, (-1, 0), 0
+    columns = np.empty((3, usual), np.int64)
+    for piece in pieces:
+        at_zero = piece.at_zero.astype(np.int64, copy=False)  # each is exact as a float, their sum may not be
+        total += int(at_zero.sum())
+        peak = int(at_zero.argmax())
+        largest = max(largest, (int(at_zero[peak]), int(piece.rows.row_numbers(np.array([peak]))[0])), key=_rank)
+        for position, at, fall in piece.steps:
+            start, stop = stop, stop + len(at)
+            if stop > int(columns.shape[1]):
+                columns = np.concatenate([columns, np.empty((3, 2 * stop), np.int64)], axis=1)
+            columns[0, start:stop] = at.view(np.int64)
+            columns[1, start:stop] = fall
+            columns[2, start:stop] = piece.rows.row_numbers(position)
+    return Falls(
+        total=total,
+        gap=columns[0, :stop].view(np.float64),
+        drop=columns[1, :stop],
+        row=columns[2, :stop],
+        largest=largest,
+        in_full_sight=in_full_sight,
+        tick_digits=tick_digits,
+        envelope_excess=envelope_excess,
+    )
+
+
+def _rank(loss: tuple[int, int]) -> tuple[int, int]:
+    """Order losses by size, those of earlier rows last."""
+    return loss[0], -loss[1]
+
+
+def _regret_pieces(log: ScoreArrays, rule: RegretRule) -> Iterator[_Piece]:
+    """Yield the falls of all rows, in blocks; those with an unknown loss or unusually large scores through their stairs."""
+    unknown, sizes = log.unknown_loss, np.diff(log.offsets)
+    large = max(-rule.scores[0], rule.scores[1]) > _LARGEST_EXACT
+    plain = None if not (large or unknown.any()) else np.zeros(len(sizes), np.bool_) if large else ~unknown
+    if plain is None or plain.any():
+        yield from _short_pieces(log, rule, sizes, plain)
+        for block in _long_blocks(log.offsets, sizes, plain, padded=not rule.alone_only):
+            yield (_alone_long if rule.alone_only else _long)(log, rule, block)
+    if plain is not None:
+        for block in blocks(log.offsets, ~plain):
+            yield _stair_piece(rule.stairs(log, block, block.per_row(unknown)))
+
+
+def _short_pieces(log: ScoreArrays, rule: RegretRule, sizes: Integers, some: Bools | None) -> Iterator[_Piece]:
+    """Yield the falls of short rows; rows of other decades than nearly all of their block are left to the next round."""
+    left = [np.zeros(0, np.int64)]
+    while left:
+        left = list[Indices]()
+        for block in _short_blocks(log.offsets, sizes, some):
+            piece, others = (_alone if rule.alone_only else _short)(log, rule, block)
+            yield piece
+            if len(others):
+                left.append(block.row_numbers(others))
+        some = np.zeros(len(sizes), np.bool_)
+        for rows in left:
+            some[rows] = True
+
+
+def _short_blocks(offsets: Integers, sizes: Integers, some: Bools | None) -> Iterator[Block]:
+    """Yield blocks of rows of one size each, of those sizes that a network sorts."""
+    longest = int(sizes.max())
+    if longest <= LONGEST_NETWORK:
+        return blocks(offsets, some)
+    short = sizes <= LONGEST_NETWORK
+    return blocks(offsets, short if some is None else short & some)
+
+
+def _long_blocks(offsets: Integers, sizes: Integers, some: Bools | None, *, padded: bool) -> Iterator[Block]:
+    """Yield blocks of long rows.
+
+    Rows of similar size share a block: `padded`, the shorter ones are filled up with copies of their last action, which
+    has the same gap and the same worth and so changes no loss. Without it the rows follow each other, of any size.
+    """
+    chosen = sizes > LONGEST_NETWORK if some is None else (sizes > LONGEST_NETWORK) & some
+    if not chosen.any():
+        return
+    rows = np.flatnonzero(chosen)
+    if not padded:
+        for own in _runs(rows, np.cumsum(sizes[rows]), _SCORES_AT_ONCE * 4):
+            yield Block(rows=own, flat=flat_positions(offsets[own], sizes[own]), size=0)
+        return
+    widths = class_sizes(sizes[rows])
+    widest: list[int] = np.unique(widths).tolist()
+    for width in widest:
+        members = rows[widths == width]
+        step = max(1, _SCORES_AT_ONCE // width)
+        for start in range(0, len(members), step):
+            own = members[start : start + step]
+            place: Integers = np.minimum(np.arange(width), sizes[own][:, None] - 1)
+            yield Block(rows=own, flat=(offsets[own][:, None] + place).ravel(), size=width)
+
+
+def _runs(rows: Indices, ends: Integers, scores: int) -> Iterator[Indices]:
+    """Cut rows into runs of about so many scores each, given the running sum of their sizes."""
+    cuts = np.flatnonzero(np.diff(ends // scores)) + 1
+    yield from np.split(rows, cuts)
+
+
+def class_sizes(sizes: Integers) -> Integers:
+    """Return the size of each row's class: four to a doubling, so that at most a quarter of a block is padding."""
+    step = np.maximum(np.left_shift(1, np.frexp(sizes - 1.0)[1] - 1) // _CLASSES_PER_DOUBLING, 1)
+    return -(-sizes // step) * step
+
+
+def _guardian_ticks(scores: Floats) -> Floats:
+    """Return Guardian scores in finest ticks, as whole floats."""
+    ticks = scores * 1e12
+    return np.rint(ticks, out=ticks)
+
+
+def _coarse(levels: Floats, tick_digits: int) -> Floats:
+    """Convert finest ticks to ticks, rounded up, as `coarsened` does with integers.
+
+    A level is below 2^53 =: N. If it is not a multiple of c, then level / c lies 1 / c or more above the whole number below,
+    and rounding moves it by less than N / c 2^-53 = 1 / c: what is above a whole number stays above it.
+    """
+    if tick_digits == FINEST_TICK_DIGITS:
+        return levels
+    levels /= 10.0 ** (FINEST_TICK_DIGITS - tick_digits)
+    return np.ceil(levels, out=levels)
+
+
+def _at(decimals: Integers, rows: Indices) -> Integers:
+    return decimals if len(decimals) == 1 else decimals[rows]
+
+
+def _gaps(ticks: Floats, decimals: Integers, rows: Indices) -> Floats:
+    """Return gaps in ticks as numbers, given the rows they belong to."""
+    if len(ticks):
+        shift(ticks, -_at(decimals, rows))
+    return ticks
+
+
+def _short(log: ScoreArrays, rule: RegretRule, block: Block) -> tuple[_Piece, Indices]:
+    """Return the falls of the regret over the candidates, of rows that a network sorts, and the rows left out."""
+    keys, decimals, others = _keys(block.of(log.primary), log.score_digits)
+    worth = _guardian_ticks(block.of(log.loss_scores))
+    losses = _coarse(np.subtract(worth.max(axis=0), worth, out=worth), rule.tick_digits)
+    losses[:, others] = 0.0
+    columns, places = sorted_columns(keys), np.arange(int(keys.shape[1]))
+    level = at_zero = losses.take(_flat_places(columns[0], places), mode="clip")
+    tied, steps = True, list[tuple[Indices, Floats, Floats]]()
+    for column in columns[1:]:
+        following = losses.take(_flat_places(column, places), mode="clip")
+        np.minimum(level, following, out=following)
+        fall = level - following
+        if tied:
+            zero = column <= _PLACE
+            tied = bool(zero.any())
+            if tied:
+                at_zero = np.where(zero, following, at_zero)
+                fall[zero] = 0.0
+        hit = np.flatnonzero(fall > 0)
+        steps.append((hit, _gaps((column[hit] & ~_PLACE).view(np.float64), decimals, hit), fall[hit]))
+        level = following
+    return _Piece(block, at_zero, steps), others
+
+
+def _keys(scores: Floats, digits: int) -> tuple[Integers, Integers, Indices]:
+    """Return one number per action that orders each row by tick, then place; the decimals; and rows of other decades.
+
+    It is the tick as a float, read as an integer: that keeps the order, and since a tick is below 2^41, the last twelve
+    bits are free for the place.
+    """
+    scores = as_recorded(scores, digits)
+    top = scores.max(axis=0)
+    decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), digits)
+    ticks = top - scores  # a -0.0 among them comes before the zeros, with which it is tied
+    shift(ticks, decimals)
+    keys = np.rint(ticks, out=ticks).view(np.int64)
+    keys |= np.arange(len(keys))[:, None]
+    return keys, decimals, others
+
+
+def _flat_places(column: Integers, places: Indices) -> Indices:
+    """Return where the actions of some keys, one per row, lie in a block of actions x rows; `take` need not check it."""
+    flat = column & _PLACE
+    flat *= len(places)
+    flat += places
+    return flat
+
+
+def _long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
+    """Return the falls of the regret over the candidates, of longer rows of one size, copies of last actions included."""
+    shape = (-1, block.size)
+    scores = log.primary[block.flat].reshape(shape)
+    ticks, decimals = tick_gaps(scores.T, digits=log.score_digits)
+    keys = np.ascontiguousarray(ticks.T).astype(np.int64)
+    bits = keys.size.bit_length()
+    keys <<= bits
+    keys |= np.arange(keys.size).reshape(keys.shape)
+    keys.sort(axis=1)
+    best = _guardian_ticks(log.loss_scores[block.flat]).take(keys & ((1 << bits) - 1))
+    np.maximum.accumulate(best, axis=1, out=best)
+    level = _coarse(best[:, -1:] - best, rule.tick_digits)
+    keys >>= bits
+    tied = np.count_nonzero(keys == 0, axis=1)
+    at_zero = level[np.arange(len(level)), tied - 1]
+    fall = (level[:, :-1] - level[:, 1:]).ravel()
+    later = keys[:, 1:].ravel()
+    hit = np.flatnonzero((fall > 0) & (later > 0))
+    position = hit // (block.size - 1)
+    gap = _gaps(later[hit].astype(np.float64), decimals, position)
+    return _Piece(block, at_zero, [(position, gap, fall[hit])])
+
+
+def _alone(log: ScoreArrays, rule: RegretRule, block: Block) -> tuple[_Piece, Indices]:
+    """Return the falls of the regret of the top action alone, of short rows, and the rows left out.
+
+    No order is needed, only the two best scores.
+    """
+    scores, worth = as_recorded(block.of(log.primary), log.score_digits), block.of(log.loss_scores)
+    if len(scores) == 1:
+        return _Piece(block, np.zeros(int(scores.shape[1])), []), np.zeros(0, np.int64)
+    top, second = np.maximum(scores[0], scores[1]), np.minimum(scores[0], scores[1])
+    own = _either(scores[1] > scores[0], worth[1], worth[0])
+    for score, value in zip(scores[2:], worth[2:], strict=True):
+        own = _either(score > top, value, own)
+        np.maximum(second, np.minimum(top, score), out=second)
+        np.maximum(top, score, out=top)
+    decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), log.score_digits)
+    best = worth.max(axis=0)
+    own[others] = best[others]
+    return _single_falls(block, rule, decimals, top - second, own, best), others
+
+
+def _either(first: Bools, one: Floats, other: Floats) -> Floats:
+    """Return `one` where `first` holds, else `other`; half the time of copying under a mask."""
+    return np.where(first, one, other)
+
+
+def _alone_long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
+    """Return the same for longer rows of any size, one after the other."""
+    scores = as_recorded(log.primary[block.flat], log.score_digits)
+    worth, rows = log.loss_scores[block.flat], block.all_rows()
+    sizes = log.offsets[rows + 1] - log.offsets[rows]
+    starts = np.cumsum(sizes) - sizes
+    top, low = np.maximum.reduceat(scores, starts), np.minimum.reduceat(scores, starts)
+    place = np.where(scores == np.repeat(top, sizes), np.arange(len(scores)), len(scores))
+    first = np.minimum.reduceat(place, starts)
+    rest = scores.copy()
+    rest[first] = -np.inf
+    second, best = np.maximum.reduceat(rest, starts), np.maximum.reduceat(worth, starts)
+    decimals = kept_decimals(np.maximum(top, -low), log.score_digits)
+    return _single_falls(block, rule, decimals, top - second, worth[first], best)
+
+
+def _single_falls(
+    block: Block, rule: RegretRule, decimals: Integers, lead: Floats, own: Floats, best: Floats
+) -> _Piece:
+    """Return one fall per row, at its margin: from the regret of the top action to 0.
+
+    Rounding to ticks is monotone, so the second best score has the second smallest gap, and the best worth the most
+    ticks. Where the two best scores are tied, the row is deferred at every relaxation and loses nothing; which of the two
+    the top action is does not matter then.
+
+    Args:
+        block: the rows.
+        rule: how losses are counted.
+        decimals: those kept of the Primary scores.
+        lead: the best Primary score of each row minus the second best; used as scratch memory.
+        own: what the top action is worth to the Guardian.
+        best: the most that any action is worth.
+    """
+    shift(lead, decimals)
+    ticks = np.rint(lead, out=lead)
+    level = _coarse(_guardian_ticks(best) - _guardian_ticks(own), rule.tick_digits)
+    level[ticks == 0] = 0.0
+    hit = np.flatnonzero(level > 0)
+    return _Piece(block, level, [(hit, _gaps(ticks[hit], decimals, hit), level[hit])])

@@ -1,8 +1,6 @@
 """Flat arrays with offsets, walked as rectangular blocks.
 
 Rows of one size form actions x rows blocks that fit the processor's cache, so no copy of all scores is ever made.
-
-Knows nothing of what the scores mean.
 """
 
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.arrays import Bools, Floats, Indices, Integers, Scalar
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, Scalar
 
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 13, 1 << 16
 

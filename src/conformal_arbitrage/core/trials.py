@@ -2,8 +2,6 @@
 
 All quantities of a row (its loss, whether it defers, the outcome of its chosen action, the cost of the Guardian) are
 step functions of the relaxation. Their steps are sorted by gap once; each split then only adds up those of its rows.
-
-Knows nothing of tables, files or what an outcome means.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +10,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from conformal_arbitrage.core.arrays import Bools, Floats, Indices, Integers, in_order
-from conformal_arbitrage.core.choices import guardian_choices
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, guardian_choices, in_order
 from conformal_arbitrage.core.losses import GuardianSees, LossStairs, Stairs
-from conformal_arbitrage.core.risk import Number, first_within, gap_order, spendable
 from conformal_arbitrage.core.rows import ScoreArrays
+from conformal_arbitrage.core.walk import Number, first_within, gap_order, spendable
 from conformal_arbitrage.errors import OptionError
 
 Name = str | tuple[str, str]

@@ -9,12 +9,11 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.decisions import Decisions
+from conformal_arbitrage.calibration.certificate import Certificate, Decisions
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions, resolve_options
-from conformal_arbitrage.core.arrays import Bools, Floats, Integers
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
+from conformal_arbitrage.core.exact import Bools, Floats, Integers
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of, routed_cost_per_1000

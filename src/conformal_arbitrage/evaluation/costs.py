@@ -1,20 +1,16 @@
-"""Costs: what a query costs at each model, from a constant, a token price or the log's own columns.
-
-Knows nothing of trials or policies.
-"""
+"""Costs: what a query costs at each model, from a constant, a token price or the log's own columns."""
 
 from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
 
-from conformal_arbitrage.calibration.decisions import Decisions
-from conformal_arbitrage.core.arrays import Floats
+from conformal_arbitrage.calibration.certificate import Decisions
+from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.core.trials import LegCost
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorelog.columns import Usage
-from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.log import ScoreLog, Usage
 
 TokenPrice = tuple[float, float]
 """Dollars per million input tokens and per million output tokens."""

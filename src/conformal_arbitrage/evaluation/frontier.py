@@ -1,49 +1,182 @@
-"""evaluate: what a budget buys on held-out rows, compared with simpler policies.
+"""evaluate: what a budget buys on held-out rows, compared with simpler policies; pairs and cascades."""
 
-Baselines: the Primary alone, the Guardian alone, random routing, which sends each query to the Guardian with a given
-probability, and, for each conformal policy, random routing at the same cost. Random routing is computed in expectation.
-
-Knows nothing of tables or figures.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from html import escape
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
-from conformal_arbitrage.calibration.notebook import html_bars, html_table
+from conformal_arbitrage.calibration.calibrate import Fit, binomial_spendable, find_threshold, refuse_graded
+from conformal_arbitrage.calibration.cascade import TUNING_SHARE, calibrate_cascade
+from conformal_arbitrage.calibration.learned import Features, refuse_row_count
+from conformal_arbitrage.calibration.learning import LearnedRows, learned_rows
+from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph, html_table
 from conformal_arbitrage.calibration.options import (
     CalibrationKeywords,
     CalibrationOptions,
     check_keywords,
     resolve_options,
+    threshold_rows,
 )
-from conformal_arbitrage.calibration.search import binomial_spendable
-from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.calibration.planning import rows_needed
+from conformal_arbitrage.calibration.words import chain_text
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
+from conformal_arbitrage.core.learned import decide_budgets, feature_matrix, spendable_losses, unseen_groups
 from conformal_arbitrage.core.losses import GuardianSees, Number
-from conformal_arbitrage.core.risk import check_alpha, check_bound, grid_points
 from conformal_arbitrage.core.trials import (
     Name,
     Split,
     Steps,
+    TrialPart,
     TrialResults,
     build_steps,
     draw_splits,
     run_trials,
 )
+from conformal_arbitrage.core.walk import check_alpha, check_bound, grid_points
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
-from conformal_arbitrage.evaluation.sure_trials import trial_calibration
-from conformal_arbitrage.scorelog.fitness import refuse_unfit
+from conformal_arbitrage.scorelog.cascade import CascadeLog
+from conformal_arbitrage.scorelog.fitness import group_rows, refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.types import Boundary
+from conformal_arbitrage.types import Boundary, MissingGuardian
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from conformal_arbitrage.evaluation.frontier_dial import FrontierDial
+
+# --- Held-out trials of a learned score ---
+
+
+def learned_calibration(
+    log: ScoreLog, steps: Steps, alphas: Sequence[Number], options: CalibrationOptions, bound: Fraction
+) -> Callable[[Indices, Indices], Sequence[TrialPart]]:
+    """Return how each trial decides its test rows by a score that is learned on its calibration rows."""
+    budgets = [check_alpha(alpha, bound) for alpha in alphas]
+    rows, features = learned_rows(log, options, bound), options.features or Features()
+    draws = options.draws(log)
+    u: Floats = np.zeros(len(log)) if draws is None else draws
+    alone = log.sizes == 1
+
+    def calibrate(calibration: Indices, test: Indices) -> list[TrialPart]:
+        refuse_row_count(len(calibration), log.source)
+        spendable = [spendable_losses(alpha, bound, len(calibration)) for alpha in budgets]
+        kept = _kept(rows, calibration, test, u, spendable, features.menu_size, with_margin=options.score == "auto")
+        return _parts(kept | alone, np.array(spendable) > 0, len(steps.row))
+
+    return calibrate
+
+
+def _kept(
+    rows: LearnedRows,
+    calibration: Indices,
+    test: Indices,
+    u: Floats,
+    spendable: Sequence[int],
+    menu_size: int | None,
+    *,
+    with_margin: bool,
+) -> Bools:
+    """Return which test rows are kept under each budget: budgets x rows, false for all others."""
+    chosen = rows.score_rows(calibration[rows.inputs.used[calibration]], u, menu_size)
+    index = test[rows.inputs.used[test]]
+    queries, features = rows.inputs.feature_rows(index), chosen.features
+    decided = decide_budgets(
+        chosen.fits(), feature_matrix(features, queries), u[index], rows.inputs.margin[index], budgets=spendable,
+        unseen=unseen_groups(features, queries), with_margin=with_margin,
+    )  # fmt: skip
+    kept = np.zeros((len(spendable), len(rows.loss)), np.bool_)
+    for k, (one, most) in enumerate(zip(decided, spendable, strict=True)):
+        kept[k, index] = one.kept & (most > 0)
+    return kept
+
+
+def _parts(kept: Bools, possible: Bools, steps: int) -> list[TrialPart]:
+    """Return rows that are kept under the same budgets as parts: each is kept before any step, or deferred after all."""
+    patterns, member = np.unique(kept, axis=1, return_inverse=True)
+    relaxation = np.where(possible, 0.0, np.nan)
+    return [
+        TrialPart(rows=member == k, relaxation=relaxation, stop=np.where(pattern, 0, steps).astype(np.intp))
+        for k, pattern in enumerate(patterns.T)
+    ]
+
+
+# --- Held-out trials of calibrations that are not one search for a total ---
+
+
+def trial_calibration(
+    log: ScoreLog, steps: Steps, alphas: Sequence[Number], options: CalibrationOptions, bound: Fraction
+) -> Callable[[Indices, Indices], Sequence[TrialPart]] | None:
+    """Return how each trial finds its thresholds; None if a limit on the total loss, or the usual rule, will do."""
+    if options.zero_one:
+        refuse_graded(log, options, bound)
+    if options.learned:
+        return learned_calibration(log, steps, alphas, options, bound)
+    if options.by is None and (options.confidence is None or options.is_binary(log, bound)):
+        return None
+    budgets = [check_alpha(alpha, bound) for alpha in alphas]
+    alone, masks = replace(options, by=None, small_groups="defer", group_source=None), _masks(log, options.by)
+
+    def calibrate(rows: Indices, _: Indices) -> list[TrialPart]:
+        own = [rows[mask[rows]] for mask in masks]
+        delta = options.delta(sum(one.size > 0 for one in own))
+        fewest = [rows_needed(alpha, bound) if options.merges else None for alpha in budgets]
+        sources = list(zip(*(threshold_rows(own, one) for one in fewest), strict=True))
+        return [
+            _part(steps, mask, _fits(log, of, budgets, bound, alone, delta) if one.size else [None] * len(budgets))
+            for mask, one, of in zip(masks, own, sources, strict=True)
+        ]
+
+    return calibrate
+
+
+def _masks(log: ScoreLog, by: str | None) -> list[Bools]:
+    if by is None:
+        return [np.ones(len(log), dtype=np.bool_)]
+    return [np.isin(np.arange(len(log)), rows) for rows in group_rows(log, by).values()]
+
+
+def _fits(
+    log: ScoreLog,
+    sources: Sequence[Indices],
+    budgets: Sequence[Fraction],
+    bound: Fraction,
+    options: CalibrationOptions,
+    delta: float | None,
+) -> list[Fit]:
+    """Calibrate a group on the rows that its threshold comes from at each budget, mostly the same ones."""
+    parts = {id(source): log.select(source) for source in sources}
+    curves = {key: options.curve(part) for key, part in parts.items()}
+    return [
+        find_threshold(parts[id(source)], curves[id(source)], alpha, bound, options, delta)
+        for source, alpha in zip(sources, budgets, strict=True)
+    ]
+
+
+def _part(steps: Steps, mask: Bools, fits: Sequence[Fit | None]) -> TrialPart:
+    """Return what a trial does with the rows of a group; without a threshold they are deferred."""
+    relaxations = [np.nan if one is None or one.relaxation is None else one.relaxation for one in fits]
+    stops = [_steps_taken(steps, one) for one in fits]
+    return TrialPart(rows=mask, relaxation=np.array(relaxations), stop=np.array(stops, dtype=np.intp))
+
+
+def _steps_taken(steps: Steps, one: Fit | None) -> int:
+    """Return how many steps of a log a threshold takes."""
+    if one is None or one.relaxation is None:
+        return len(steps.row)
+    low, high = (int(np.searchsorted(steps.gap, one.relaxation, side=side)) for side in ("left", "right"))
+    draws: Floats | None = steps.u
+    if draws is None or one.boundary_u is None:
+        return high
+    return low + int(np.searchsorted(draws[low:high], one.boundary_u, side="right"))
+
+
+# --- evaluate ---
+
 
 PolicyName = Literal["primary", "guardian", "random", "cost_matched", "conformal"]
 _FIGURES = ("loss", "relaxation", "deferred", "candidates", "cost_per_1000", "delta")
@@ -146,7 +279,7 @@ class Frontier:
             x: "cost", "loss" or the name of an outcome; by default the cost if it is known, otherwise the loss.
             y: the name of an outcome, or "loss"; by default the first outcome.
         """
-        from conformal_arbitrage.evaluation.figures import draw_frontier, new_axes
+        from conformal_arbitrage.evaluation.show import draw_frontier, new_axes
 
         return draw_frontier(new_axes() if ax is None else ax, self, x=x, y=y)
 
@@ -157,7 +290,7 @@ class Frontier:
         )
 
     def _repr_html_(self) -> str:
-        from conformal_arbitrage.evaluation.tables import cells
+        from conformal_arbitrage.evaluation.show import cells
 
         header, rows = cells(self)
         shares = [(f"alpha {point.alpha:g}", point.mean("deferred") or 0.0) for point in self.of("conformal")]
@@ -166,8 +299,6 @@ class Frontier:
 
     def dial(self) -> "FrontierDial":
         """Return the budgets as a dial for notebooks, in plain HTML: one button each, with what it buys."""
-        from conformal_arbitrage.evaluation.frontier_dial import FrontierDial
-
         return FrontierDial(self)
 
 
@@ -455,3 +586,165 @@ class _Sweep:
         start = self._outcomes(self.results.primary)[self.delta_of]
         end = self._outcomes(self.results.guardian)[self.delta_of]
         return outcomes[self.delta_of] - ((1 - position) * start + position * end)
+
+
+# --- A frontier as a dial in a notebook ---
+
+
+_NOTE = "Choose a budget on these rows, and certify it on others: a budget chosen after looking has no guarantee."
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierDial:
+    """The conformal policies of a frontier, one in sight at a time."""
+
+    frontier: Frontier
+
+    def _repr_html_(self) -> str:
+        points = self.frontier.of("conformal")
+        name = f"ca{token_hex(4)}"  # of this picture: two dials on one page have buttons of their own
+        shown = "".join(f"#{name}-{k}:checked~.{name}-{k}{{display:block}}" for k in range(len(points)))
+        buttons = "".join(
+            f'<input type="radio" name="{name}" id="{name}-{k}"{" checked" if k == 0 else ""}>'
+            f'<label for="{name}-{k}"> {escape(f"alpha {point.alpha:g}")} </label>'
+            for k, point in enumerate(points)
+        )
+        figures = "".join(
+            f'<div class="{name} {name}-{k}">{self._figure(point)}</div>' for k, point in enumerate(points)
+        )
+        style = f"<style>.{name}{{display:none}}{shown}</style>"
+        return f"<div>{style}{buttons}{figures}{html_paragraph(_NOTE)}</div>"
+
+    def _figure(self, point: FrontierPoint) -> str:
+        """Draw one budget beside the models alone."""
+        (primary,), (guardian,) = self.frontier.of("primary"), self.frontier.of("guardian")
+        shares = [("to the Guardian", point.mean("deferred") or 0.0)]
+        bars = [(label, share, f"{100 * share:.1f} %") for label, share in shares]
+        loss = point.mean("loss") or 0.0
+        bars.append(("loss", loss / self.frontier.loss_bound, f"{loss:.3f} of {point.alpha:g}"))
+        for outcome in point.outcomes:
+            value, ends = point.mean(outcome) or 0.0, [end.mean(outcome) or 0.0 for end in (primary, guardian)]
+            bars.append((outcome, value, f"{value:.3f} ({ends[0]:.3f} to {ends[1]:.3f})"))
+        return html_bars(f"alpha {point.alpha:g}, mean of {self.frontier.trials} trials", bars)
+
+
+# --- evaluate_cascade ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadePoint:
+    """What cascades certified for one budget did on rows that they had not seen, on average over trials.
+
+    Attributes:
+        alpha: the risk budget.
+        loss: mean loss.
+        loss_error: its standard error over trials.
+        over: share of trials whose loss lies above alpha; about half is what a promise on average gives.
+        cost: of all models asked, relative to asking the Guardian alone.
+        cost_error: its standard error.
+        guardian_share: share of queries that the Guardian answers.
+        chains: how often each chain was chosen.
+    """
+
+    alpha: float
+    loss: float
+    loss_error: float
+    over: float
+    cost: float
+    cost_error: float
+    guardian_share: float
+    chains: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeEvaluation:
+    """Held-out trials of cascades.
+
+    Attributes:
+        points: one per budget.
+        trials: random splits behind each.
+        calibration_size: rows to choose, fit and calibrate on in each.
+        test_size: rows to measure on.
+    """
+
+    points: tuple[CascadePoint, ...]
+    trials: int
+    calibration_size: int
+    test_size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the evaluation as a JSON document."""
+        return asdict(self)
+
+
+def evaluate_cascade(
+    log: CascadeLog,
+    alphas: Iterable[Number],
+    *,
+    calibration_size: int,
+    test_size: int | None = None,
+    trials: int = 30,
+    seed: int = 0,
+    loss: Literal["net"] | None = None,
+    chain: Sequence[str] | None = None,
+    tuning_share: float = TUNING_SHARE,
+    missing_guardian: MissingGuardian | None = None,
+) -> CascadeEvaluation:
+    """Certify a cascade on random parts of a log, and measure it on the rest.
+
+    Args:
+        log: the recorded answers of all models.
+        alphas: risk budgets.
+        calibration_size: rows of each trial to choose, fit and calibrate on.
+        test_size: rows to measure on; by default all others.
+        trials: number of random splits.
+        seed: of the splits.
+        loss: as the further arguments, that of `calibrate_cascade`.
+        chain: models to ask in this order; by default each trial chooses.
+        tuning_share: the share of the calibration rows to choose and fit on.
+        missing_guardian: how rows without a grade count.
+    """
+    tested = len(log) - calibration_size if test_size is None else test_size
+    if not calibration_size > 0 or not 0 < tested <= len(log) - calibration_size or trials < 1:
+        raise OptionError(
+            f"{log.source}: {calibration_size} rows to calibrate on and {tested} to test on do not fit into {len(log)} "
+            f"rows, or there are no trials ({trials}); choose smaller sizes"
+        )
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(len(log)) for _ in range(trials)]
+    parts = [(log.select(o[:calibration_size]), log.select(o[calibration_size:][:tested])) for o in orders]
+    points: list[CascadePoint] = []
+    for alpha in alphas:
+        results: list[tuple[float, float, float]] = []
+        chains: Counter[str] = Counter()
+        for trial, (rows, new) in enumerate(parts):
+            certificate = calibrate_cascade(
+                rows,
+                alpha,
+                key=f"evaluation {seed} {trial}".encode(),
+                loss=loss,
+                chain=chain,
+                tuning_share=tuning_share,
+                seed=seed * trials + trial,  # a tuning part of its own, as the rows have ids of their own only once
+                missing_guardian=missing_guardian,
+            )
+            decisions = certificate.apply(new)
+            relative = float(decisions.cost.mean() / new.guardian_cost.mean())
+            results.append((float(decisions.loss.mean()), relative, decisions.guardian_share))
+            chains[chain_text(certificate.chain.models)] += 1
+        points.append(_point(float(alpha), np.array(results), chains))
+    return CascadeEvaluation(points=tuple(points), trials=trials, calibration_size=calibration_size, test_size=tested)
+
+
+def _point(alpha: float, results: Any, chains: "Counter[str]") -> CascadePoint:
+    means, errors = results.mean(axis=0).tolist(), (results.std(axis=0) / np.sqrt(len(results))).tolist()
+    return CascadePoint(
+        alpha=alpha,
+        loss=means[0],
+        loss_error=errors[0],
+        over=float((results[:, 0] > alpha).mean()),
+        cost=means[1],
+        cost_error=errors[1],
+        guardian_share=means[2],
+        chains=dict(chains.most_common()),
+    )

@@ -11,18 +11,16 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from conformal_arbitrage.calibration.learned_fit import learned_rows
-from conformal_arbitrage.calibration.learned_score import FEWEST_ROWS
+from conformal_arbitrage.calibration.calibrate import RowCounts
+from conformal_arbitrage.calibration.learned import FEWEST_ROWS
+from conformal_arbitrage.calibration.learning import learned_rows
 from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph, html_table
 from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
-from conformal_arbitrage.calibration.parts import RowCounts
 from conformal_arbitrage.calibration.planning import rows_needed
-from conformal_arbitrage.core.arrays import Floats, Integers
-from conformal_arbitrage.core.choices import row_argmax
-from conformal_arbitrage.core.gaps import is_candidate, margins
+from conformal_arbitrage.core.exact import Floats, Integers, is_candidate, margins, row_argmax
 from conformal_arbitrage.core.learned import left_out_kept, spendable_losses
 from conformal_arbitrage.core.losses import Number, loss_stairs, net_losses, within_unit
-from conformal_arbitrage.core.risk import RiskCurve
+from conformal_arbitrage.core.walk import RiskCurve
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
 from conformal_arbitrage.scorelog.fitness import refuse_unfit, repeats

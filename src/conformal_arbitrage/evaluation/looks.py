@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
-from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorelog.fitness import question_digests, text_digests
-from conformal_arbitrage.scorelog.locations import folder_of, is_many, scheme_of
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.parts import folder_of, is_many, scheme_of
+from conformal_arbitrage.scorelog.tables import write_text
 from conformal_arbitrage.types import as_object
 
 LOOKS_FILE = ".arbitrage-looks.json"

@@ -1,35 +1,224 @@
-"""recommend: split a log, choose a pair, a score and a boundary on one part, certify on the other.
+"""recommend: split a log, choose a pair, a score and a boundary on one part, certify on the other."""
 
-The choice sees the tuning rows only, so the rows of the certificate are as fresh to it as those of a user who fixed
-everything in advance. The loss is never chosen: it says what is promised, so whoever makes the promise names it.
-
-Knows nothing of files or terminals.
-"""
-
+import json
+import os
+import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, TypedDict, Unpack, get_args
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
+from msgspec import Struct, ValidationError, convert, structs
 
-from conformal_arbitrage.calibration.calibrate import calibrate
+from conformal_arbitrage.calibration.calibrate import calibrate, refuse_repeated_ids
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.learned_score import Features
+from conformal_arbitrage.calibration.learned import Features, ScoreKind, text_embedding
 from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
 from conformal_arbitrage.calibration.planning import rows_needed, split
-from conformal_arbitrage.calibration.text_embedding import text_embedding
-from conformal_arbitrage.core.bounds import binomial_interval
-from conformal_arbitrage.core.choices import row_argmax
+from conformal_arbitrage.core.bounds import Interval, binomial_interval
+from conformal_arbitrage.core.exact import row_argmax
 from conformal_arbitrage.core.losses import Number, as_fraction
-from conformal_arbitrage.core.risk import check_alpha
-from conformal_arbitrage.errors import InfeasibleError, OptionError
+from conformal_arbitrage.core.walk import check_alpha
+from conformal_arbitrage.errors import ConfigError, InfeasibleError, OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of
 from conformal_arbitrage.evaluation.frontier import evaluate
-from conformal_arbitrage.evaluation.route_options import PromisedLoss, Recommendation, RouteOption, pair_of
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.types import MissingGuardian
+from conformal_arbitrage.scorelog.parts import ScoreParts, first_rows, scheme_of
+from conformal_arbitrage.scorelog.tables import Table, write_text
+from conformal_arbitrage.types import Boundary, MissingGuardian
+
+# --- What `recommend` returns ---
+
+
+PromisedLoss = Literal["regret", "net"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteOption:
+    """One way to route, with what the tuning rows say of it.
+
+    Attributes:
+        primary: the Primary's column.
+        guardian: the Guardian's column.
+        loss: what is promised: "regret", or "net" with gains counted.
+        score: what queries are ordered by: their "margin", or "auto", a score learned from the rows of the certificate or
+            the margin, whichever keeps more of them.
+        boundary: "include" or "random".
+        deferred: expected share of queries sent to the Guardian with as many rows as the certificate has.
+        spread: standard deviation of that share over random halves of the tuning rows.
+        deferred_with: the share with 2 and 4 times as many rows and, under "any", with any number of them.
+        cost_per_1000: expected dollars per 1000 queries; None if costs are unknown.
+        eligible: whether it could be chosen: it promises the loss that was asked for.
+        text: whether the score is learned from the texts of the queries as well.
+    """
+
+    primary: str
+    guardian: str
+    loss: PromisedLoss
+    score: ScoreKind
+    boundary: Boundary
+    deferred: float
+    spread: float
+    deferred_with: dict[str, float]
+    cost_per_1000: float | None
+    eligible: bool
+    text: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recommendation:
+    """What to run, and the certificate that runs it.
+
+    Attributes:
+        source: the log.
+        alpha: the risk budget.
+        tuning: the rows that the choice was made on.
+        certified: the other rows, which the certificate was made from.
+        share: of the rows that were used for tuning.
+        seed: of the split.
+        chosen: the option that the certificate is for.
+        options: all options, the cheapest first.
+        left_out: options that do not apply, with the reason.
+        deferred: share of the tuning rows that the certificate sends to the Guardian.
+        deferred_interval: a 95 % confidence interval for its share of new queries, if rows are independent draws. The
+            certificate has not seen these rows; that an option was chosen on them is allowed for.
+        cost_per_1000: dollars per 1000 queries on the tuning rows; None if costs are unknown.
+        cost_error: its standard error.
+        guardian_cost_per_1000: dollars per 1000 queries of the Guardian alone.
+        certificate: the certificate.
+    """
+
+    source: str
+    alpha: float
+    tuning: ScoreLog
+    certified: ScoreLog
+    share: float
+    seed: int
+    chosen: RouteOption
+    options: tuple[RouteOption, ...]
+    left_out: dict[str, str]
+    deferred: float
+    deferred_interval: Interval
+    cost_per_1000: float | None
+    cost_error: float | None
+    guardian_cost_per_1000: float | None
+    certificate: Certificate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recommendation as a JSON document."""
+        objects = ("chosen", "options", "certificate", "tuning", "certified")
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in objects}
+        return own | {
+            "tuning_rows": len(self.tuning),
+            "certified_rows": len(self.certified),
+            "chosen": asdict(self.chosen),
+            "options": [asdict(option) for option in self.options],
+            "more_rows": self.more_rows(),
+            "certificate": self.certificate.to_dict(),
+        }
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the choice and what it costs as name and value pairs, for people."""
+        chosen, (low, high) = self.chosen, self.deferred_interval
+        facts = [
+            ("run", f"{chosen.primary} as the Primary, {chosen.guardian} as the Guardian"),
+            ("loss", f"{chosen.loss}, at most {self.alpha:g} on average"),
+            ("score", _describe_score(chosen, self.certificate)),
+            ("boundary", chosen.boundary),
+            ("rows", f"{len(self.tuning)} to choose on, {len(self.certified)} others to certify on"),
+            (
+                "asks the Guardian",
+                f"about {100 * self.deferred:.1f} % of the queries (95 % interval {100 * low:.1f} to {100 * high:.1f} %)",
+            ),
+        ]
+        if self.cost_per_1000 is not None and self.guardian_cost_per_1000 is not None:
+            cost = f"${self.cost_per_1000:.4g} per 1000 queries (standard error {self.cost_error or 0.0:.2g})"
+            facts.append(("costs", f"{cost}; the Guardian alone ${self.guardian_cost_per_1000:.4g}"))
+        return facts
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Return header and rows of all options, the chosen one marked; a single pair of models is not repeated."""
+        header = ["option", "loss", "score", "boundary", "sent to the Guardian", "with 2 x the rows", "with any number"]
+        priced = any(option.cost_per_1000 is not None for option in self.options)
+        rows = [_cells(option, chosen=option is self.chosen, priced=priced) for option in self.options]
+        if len({pair_of(option) for option in self.options}) == 1:
+            header, rows = ["", *header[1:]], [[row[0][:1], *row[1:]] for row in rows]
+        return [*header, "$ per 1000"] if priced else header, rows
+
+    def more_rows(self) -> str:
+        """Return what more rows to certify on would buy, in words."""
+        here, twice = self.chosen.deferred, self.chosen.deferred_with["2"]
+        limit = self.chosen.deferred_with["any"]
+        learning = " A learned score also gets better with rows." if self.chosen.score != "margin" else ""
+        if here - limit < 0.01:
+            return (
+                "More rows would hardly help: even with any number of them the share falls by "
+                f"{_points(here - limit)}.{learning}"
+            )
+        return (
+            f"More rows would help: twice as many lower the share by about {_points(here - twice)}, any number of them by "
+            f"about {_points(here - limit)}.{learning}"
+        )
+
+    def why_this_loss(self) -> str:
+        """Return what the other loss would cost, and why it is not chosen here."""
+        other = next((o for o in self.options if not o.eligible and pair_of(o) == pair_of(self.chosen)), None)
+        if other is None:
+            return "The loss says what is promised, so it is never chosen for you: --loss regret or --loss net."
+        saves = f"--loss {other.loss} would ask the Guardian about {100 * other.deferred:.1f} % of the queries"
+        meaning = (
+            "it lets answers that beat the Guardian's make up for worse ones"
+            if other.loss == "net"
+            else "it gives no credit for answers that beat the Guardian's"
+        )
+        return f"{saves}, but promises something else ({meaning}), so it is yours to choose."
+
+    def __repr__(self) -> str:
+        chosen = self.chosen
+        return (
+            f"Recommendation(primary={chosen.primary!r}, guardian={chosen.guardian!r}, loss={chosen.loss!r}, "
+            f"score={chosen.score!r}, boundary={chosen.boundary!r}, deferred={self.deferred:.3f}, alpha={self.alpha:g})"
+        )
+
+
+def _cells(option: RouteOption, *, chosen: bool, priced: bool) -> list[str]:
+    cells = [
+        f"{'> ' if chosen else '  '}{option.primary} -> {option.guardian}",
+        option.loss,
+        f"{option.score}, texts" if option.text else option.score,
+        option.boundary,
+        f"{100 * option.deferred:.1f} % ± {100 * option.spread:.1f}",
+        f"{100 * option.deferred_with['2']:.1f} %",
+        f"{100 * option.deferred_with['any']:.1f} %",
+    ]
+    if priced:
+        cells.append("-" if option.cost_per_1000 is None else f"{option.cost_per_1000:.4g}")
+    return cells
+
+
+def _describe_score(option: RouteOption, certificate: Certificate) -> str:
+    """Return what queries are ordered by, and what a live query has to carry for it."""
+    if certificate.learned is None:
+        return option.score
+    return f"{option.score}, learned from {', '.join(certificate.learned.features)}"
+
+
+def _points(share: float) -> str:
+    return f"{100 * max(share, 0.0):.1f} points"
+
+
+def pair_of(option: RouteOption) -> tuple[str, str]:
+    """Return the columns of an option's models."""
+    return option.primary, option.guardian
+
+
+# --- recommend ---
+
 
 TUNING_SHARE = 0.3
 CONFIDENCE = 0.95
@@ -358,3 +547,206 @@ def _use(certificate: Certificate, log: ScoreLog, prices: CostOptions, *, compar
         "cost_error": float(cost.std(ddof=1) / len(cost) ** 0.5),
         "guardian_cost_per_1000": 1000 * float(guardian.mean()),
     }
+
+
+# --- Route plans ---
+
+
+_NOT_SCORES = ("correct", "label", "actions")
+
+
+class PlanResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a recommendation led to, for comparison with a repetition of it; without a relaxation or a score, all defer."""
+
+    primary: str
+    guardian: str
+    loss: PromisedLoss
+    score: ScoreKind = "margin"
+    text: bool = False
+    boundary: str
+    relaxation: float | None = None
+    boundary_u: float | None = None
+    score_sha256: str | None = None
+    tuning_rows: int
+    certified_rows: int
+    certified_sha256: str
+
+
+class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that a recommendation depends on besides the rows and the project's secret.
+
+    Attributes:
+        log: the score log, relative to the folder of the plan.
+        alpha: the risk budget, as written.
+        primary_columns: the Primaries to choose from; if empty, the column `primary` or, without one, every column of
+            scores.
+        guardian_columns: the same for the Guardian.
+        text: also try a score that is learned from texts.
+        sample: of a log in parts, how many rows to draw and look at; None for one file, which is read whole.
+        result: what came of it.
+    """
+
+    log: str
+    alpha: str
+    loss: PromisedLoss = "regret"
+    share: float = TUNING_SHARE
+    seed: int = 0
+    trials: int = 20
+    primary_columns: tuple[str, ...] = ()
+    guardian_columns: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
+    binarize: bool = False
+    text: bool = False
+    loss_bound: str | None = None
+    missing_guardian: MissingGuardian | None = None
+    primary_cost: float | None = None
+    guardian_cost: float | None = None
+    primary_price: tuple[float, float] | None = None
+    guardian_price: tuple[float, float] | None = None
+    sample: int | None = None
+    result: PlanResult | None = None
+
+    def source(self, folder: Path) -> str:
+        """Return the log, given the folder of the plan: a path, a pattern or a URL."""
+        return self.log if scheme_of(self.log) is not None else str(folder / self.log)
+
+    def logs(self, folder: Path) -> list[ScoreLog]:
+        """Read the log once for every pair of columns to choose from; of one in parts the same sample each time."""
+        path = self.source(folder)
+        primaries, guardians = self._columns(path)
+        pairs = [(p, g) for p, g in product(primaries, guardians) if p != g]
+        if not pairs:
+            raise OptionError(
+                f"{path}: there is no pair of score columns; name them with --primary-column and --guardian-column"
+            )
+        logs = [self._read(path, *pair) for pair in pairs]
+        return [log.binarized() for log in logs] if self.binarize else logs
+
+    def _read(self, path: str, primary: str, guardian: str) -> ScoreLog:
+        if self.sample is None:
+            return ScoreLog.read(path, primary=primary, guardian=guardian, outcomes=self.outcomes)
+        log = ScoreParts.read(path, primary=primary, guardian=guardian, outcomes=self.outcomes)
+        refuse_repeated_ids(log)
+        return log.sample(self.sample)
+
+    def _columns(self, path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the columns that may play each role."""
+        primaries, guardians = self.primary_columns, self.guardian_columns
+        with Table(path) if self.sample is None else first_rows(path) as table:
+            primaries = primaries or (("primary",) if "primary" in table.types else ())
+            guardians = guardians or (("guardian",) if "guardian" in table.types else ())
+            if not primaries or not guardians:
+                skipped = {*_NOT_SCORES, *self.outcomes}
+                lists = {name: table.numbers_if_any(name) for name in table.types if name not in skipped}
+                scores = tuple(name for name, values in lists.items() if values is not None and (values[1] > 0).any())
+                primaries = primaries or tuple(name for name in scores if name not in guardians)
+                guardians = guardians or tuple(name for name in scores if name not in self.primary_columns)
+        return primaries, guardians
+
+    def recommend(self, logs: list[ScoreLog], key: bytes | None) -> Recommendation:
+        """Choose and certify as the plan says."""
+        return recommend(
+            logs,
+            self.alpha,
+            loss=self.loss,
+            share=self.share,
+            seed=self.seed,
+            trials=self.trials,
+            key=key,
+            loss_bound=self.loss_bound,
+            missing_guardian=self.missing_guardian,
+            text=self.text,
+            costs=CostOptions(
+                primary_cost=self.primary_cost,
+                guardian_cost=self.guardian_cost,
+                primary_price=self.primary_price,
+                guardian_price=self.guardian_price,
+            ),
+        )
+
+    def with_result(self, recommendation: Recommendation) -> "RoutePlan":
+        """Return the plan with what came of it."""
+        chosen, certificate = recommendation.chosen, recommendation.certificate
+        result = PlanResult(
+            primary=chosen.primary,
+            guardian=chosen.guardian,
+            loss=chosen.loss,
+            score=chosen.score,
+            text=chosen.text,
+            boundary=chosen.boundary,
+            relaxation=certificate.relaxation,
+            boundary_u=certificate.boundary_u,
+            score_sha256=None if certificate.learned is None else certificate.learned.sha256,
+            tuning_rows=len(recommendation.tuning),
+            certified_rows=len(recommendation.certified),
+            certified_sha256=certificate.log_sha256,
+        )
+        return structs.replace(self, result=result)
+
+    def differences(self, repeated: "RoutePlan") -> list[str]:
+        """Return in which fields a repetition came to another result; nothing if the plan has none."""
+        if self.result is None or repeated.result is None:
+            return []
+        then, now = structs.asdict(self.result), structs.asdict(repeated.result)
+        return [f"{name} was {then[name]!r} and is now {now[name]!r}" for name in then if then[name] != now[name]]
+
+    def commands(self, folder: Path, certificate: str) -> list[str]:
+        """Return the commands that come to the same certificate by hand."""
+        if self.result is None:
+            return []
+        result, log = self.result, self.source(folder)
+        log = log if scheme_of(log) is not None else os.path.relpath(log)
+        columns = ["--primary-column", result.primary, "--guardian-column", result.guardian]
+        rule = ["--boundary", result.boundary, "--loss", result.loss, "--score", result.score]
+        rule += ["--text"] if result.text else []
+        further = [] if self.loss_bound is None else ["--loss-bound", self.loss_bound]
+        further += ["--binarize"] if self.binarize else []
+        further += [] if self.missing_guardian is None else ["--missing-guardian", self.missing_guardian]
+        split = [
+            "split",
+            log,
+            "tuning.parquet",
+            "certify.parquet",
+            "--share",
+            f"{self.share:g}",
+            "--seed",
+            str(self.seed),
+            *([] if self.sample is None else ["--sample", str(self.sample)]),
+        ]
+        rows = ["calibrate", "certify.parquet", "--alpha", self.alpha]
+        calibrate = [*rows, *rule, *further, *columns, "-o", certificate]
+        return [shlex.join(["arbitrage", *command]) for command in ([*split, *columns], calibrate)]
+
+    def write(self, path: str | Path) -> None:
+        """Write the plan as TOML."""
+        document = {name: value for name, value in structs.asdict(self).items() if value not in (None, ())}
+        result = document.pop("result", None)
+        lines = [f"# Written by `arbitrage recommend`; `arbitrage recommend --from {Path(path).name}` repeats it.\n"]
+        lines += [f"{name} = {_toml(value)}\n" for name, value in document.items()]
+        if isinstance(result, PlanResult):
+            figures = {name: value for name, value in structs.asdict(result).items() if value is not None}
+            lines += ["\n[result]\n", *(f"{name} = {_toml(value)}\n" for name, value in figures.items())]
+        write_text(path, "".join(lines))
+
+
+def read_route_plan(path: str | Path) -> RoutePlan:
+    """Read a plan.
+
+    Raises:
+        ConfigError: the file is absent, or not a plan.
+    """
+    if not Path(path).exists():
+        raise ConfigError(
+            f"{path}: there is no such file; write it with `arbitrage recommend LOG --alpha A -o {path}`, or name another"
+        )
+    try:
+        return convert(tomllib.loads(Path(path).read_text(encoding="utf-8")), RoutePlan)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(
+            f"{path}: not a plan of `arbitrage recommend` ({error}); write one with `arbitrage recommend LOG -o {path}`"
+        ) from error
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML, which takes JSON for texts, numbers, truth values and lists of them."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,16 +1,4 @@
-"""Simulation: a score log replayed as production traffic, with a Primary that becomes worse at a chosen moment.
-
-Some rows calibrate; the others are the traffic, drawn again and again. Decisions, losses, ledger, monitor and certificates
-are those of production: `Certificate.apply`, `decision_loss`, `Monitor`, `certify`. From red on every query is deferred,
-until enough rows since the alarm make a new certificate.
-
-A Primary becomes worse without becoming less sure: in some of its decisions the scores of its top action and of the action
-that the Guardian rates lowest change places. Margins stay as they were, so the same queries are deferred, and only audits
-can tell. In router form, which has no other action, its answer gets the worst grade instead. How often that happens follows
-from the factor by which the loss is to grow.
-
-Knows nothing of terminals or figures.
-"""
+"""Simulation: a score log replayed as production traffic, with a Primary that becomes worse at a chosen moment."""
 
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -19,22 +7,93 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from conformal_arbitrage.calibration.calibrate import certify
-from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.decisions import Decisions
+from conformal_arbitrage.calibration.certificate import Certificate, Decisions
+from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph, html_table
 from conformal_arbitrage.calibration.options import CalibrationKeywords, CalibrationOptions, check_keywords
 from conformal_arbitrage.calibration.planning import COMFORT, rows_needed
-from conformal_arbitrage.core.arrays import Bools, Floats, Indices
+from conformal_arbitrage.core.exact import Bools, Floats, Indices
 from conformal_arbitrage.core.losses import Number
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostOptions, Costs, costs_of
-from conformal_arbitrage.monitoring.certified import certificate_lines
-from conformal_arbitrage.monitoring.history import LedgerHistory, ledger_history
-from conformal_arbitrage.monitoring.lines import AlarmLine, Lines
-from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
+from conformal_arbitrage.monitoring.lines import AlarmLine, Lines, certificate_lines
+from conformal_arbitrage.monitoring.monitor import LedgerHistory, LedgerRow, Monitor, ledger_history
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import strings
+
+# --- What a simulation shows to people ---
+
+
+HEADER = ["", "decisions", "loss", "excess losses", "Guardian share", "audit calls", "cost"]
+CAVEAT = (
+    "One run with one seed. The traffic is drawn from rows that were not used for calibration: their own mean "
+    "differs from alpha by luck, as a certificate's does."
+)
+_PARTS = {"before": "before the change", "after": "after it", "all": "in all"}
+
+
+def simulation_facts(simulation: "Simulation") -> list[tuple[str, str]]:
+    """Return the certificate and what happened, as name and value pairs."""
+    certificate, lines = simulation.certificate, simulation.lines
+    red = "cannot fire" if lines.red is None else f"stands at {lines.red * certificate.loss_bound:.4g}"
+    promise = (
+        "on average over calibrations"
+        if certificate.confidence is None
+        else f"with confidence {certificate.confidence:g}"
+    )
+    first = ("certificate", f"alpha {certificate.alpha:g} from {certificate.n} rows, {promise}; red {red}")
+    happened = [(f"at decision {moment.at:,}", _words(moment, simulation)) for moment in simulation.moments]
+    quiet = happened and not any(moment.kind == "red" for moment in simulation.moments)
+    return [first, *happened, *([(happened[-1][0], "no alarm until the end")] if quiet else [])]
+
+
+def simulation_rows(simulation: "Simulation") -> list[list[str]]:
+    """Return the rows of the table under `HEADER`."""
+    return [
+        [f"{way} monitor, {_PARTS[part]}", *_figures(one)]
+        for way, parts in simulation.outcomes.items()
+        for part, one in parts.items()
+    ]
+
+
+def simulation_html(simulation: "Simulation") -> str:
+    """Return facts, table and a figure for notebooks."""
+    alpha = simulation.certificate.alpha
+    losses = [(f"{way} monitor", parts["after"].loss) for way, parts in simulation.outcomes.items()]
+    longest = max((alpha, *(loss for _, loss in losses))) or 1.0
+    bars = [(name, loss / longest, f"{loss:.4f}") for name, loss in (*losses, ("alpha", alpha))]
+    return (
+        html_table(simulation_facts(simulation))
+        + html_table(simulation_rows(simulation), header=HEADER)
+        + html_bars("loss after the change", bars)
+        + html_paragraph(CAVEAT)
+    )
+
+
+def _words(moment: "Moment", simulation: "Simulation") -> str:
+    start = simulation.scenario.changes_at
+    if moment.kind == "change":
+        return f"the Primary's loss grows {simulation.scenario.shift:g}-fold, at the same margins"
+    if moment.kind == "red":
+        late = "a false alarm" if moment.at <= start else f"{moment.at - start:,} decisions after the change"
+        return f"red after {moment.audits:,} audits, {late}: every query is deferred from now on"
+    return f"a new certificate from {moment.text}"
+
+
+def _figures(one: "SpanFigures") -> list[str]:
+    return [
+        f"{one.decisions:,}",
+        f"{one.loss:.4f}",
+        f"{one.excess:,.0f}",
+        f"{100 * one.guardian_share:.1f} %",
+        f"{one.audit_calls:,}",
+        "unknown" if one.cost is None else f"${one.cost:,.2f}",
+    ]
+
+
+# --- Simulation ---
+
 
 _FEWEST = 100
 
@@ -188,7 +247,6 @@ class Simulation:
         }
 
     def _repr_html_(self) -> str:
-        from conformal_arbitrage.evaluation.simulation_report import simulation_html
 
         return simulation_html(self)
 

@@ -15,8 +15,8 @@ from conformal_arbitrage.experiments.report import Report, write_report
 from conformal_arbitrage.experiments.summary import summary_markdown
 from conformal_arbitrage.experiments.truthfulqa import TRUTHFULQA
 from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.scorelog.files import write_text
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.tables import write_text
 
 _ALL = (*TRUTHFULQA, mmlu.EXPERIMENT, pku.EXPERIMENT, theory.EXPERIMENT)
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
-from conformal_arbitrage.evaluation.figures import save_figure
 from conformal_arbitrage.evaluation.frontier import Frontier
-from conformal_arbitrage.scorelog.files import write_text
+from conformal_arbitrage.evaluation.show import save_figure
+from conformal_arbitrage.scorelog.tables import write_text
 
 Cell = str | float | None | tuple[float, float | None]
 """Text, a number, an empty cell, or mean and standard deviation."""

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint
-from conformal_arbitrage.experiments.paper import TABLES, row_at
-from conformal_arbitrage.experiments.protocol import ALPHAS
+from conformal_arbitrage.experiments.protocol import ALPHAS, TABLES, row_at
 from conformal_arbitrage.experiments.report import Report
 
 Reports = Mapping[str, Report]

@@ -1,8 +1,6 @@
 """The ledger's rows: what to write when the coin draws a decision, and what the decision's record says of its loss later.
 
 The Guardian is asked only where the loss is not known without it.
-
-Knows nothing of databases, HTTP or evidence.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,8 +11,7 @@ from msgspec.structs import replace
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.options import NET
 from conformal_arbitrage.core.losses import GuardianSees
-from conformal_arbitrage.monitoring.certified import ledger_names
-from conformal_arbitrage.monitoring.lines import Lines
+from conformal_arbitrage.monitoring.lines import Lines, ledger_names
 from conformal_arbitrage.monitoring.outcomes import (
     AuditedDecision,
     Verdict,

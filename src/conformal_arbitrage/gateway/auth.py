@@ -1,7 +1,4 @@
-"""API keys: who is calling, and what their key allows.
-
-Knows nothing of policies or decisions.
-"""
+"""API keys: who is calling, and what their key allows."""
 
 import hashlib
 import ipaddress

@@ -1,23 +1,9 @@
-"""Connections: limits on what a peer may hold open, send or leave unread, whatever it does with its bytes.
-
-A connection is in one phase at a time. Each phase in which the peer is to act has its time, and one sweep a second closes
-those that took longer; requests pay for no timer of their own.
-
-    idle      no request has begun                         idle_timeout
-    head      a request's first line or headers arrive     header_timeout, max_header bytes
-    body      its body arrives                             body_timeout, and a second more for every body_rate bytes
-    serving   the whole request is being answered          no limit: it is our turn
-    draining  it was answered before its body was whole    two seconds for the rest
-    refused   it is not accepted; what arrives is dropped  two seconds, so that the reply is read before the end
-
-In any phase a peer that does not read what it is sent is cut off after write_timeout.
-
-Knows nothing of routes, keys or decisions.
-"""
+"""Whose a connection is: the addresses of peers, and of those a proxy names."""
 
 import asyncio
 import ipaddress
 import logging
+import re
 import resource
 import socket
 from collections import Counter, deque
@@ -31,10 +17,37 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from conformal_arbitrage.gateway.addresses import address_of, group_of
+from conformal_arbitrage.gateway.http import error_document
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.middleware import error_document
 from conformal_arbitrage.live.config import GatewayConfig
+
+# --- Whose a connection is ---
+
+
+_PORT = re.compile(r"(\d+(?:\.\d+){3}|\[.*\]):\d+")
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return an address, without port or zone; None if the text is not one."""
+    with_port = _PORT.fullmatch(host)
+    bare = (with_port[1] if with_port else host).strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def group_of(host: str) -> str:
+    """Return what counts as one address: a network of 64 bits for IPv6, since a peer usually has a whole one."""
+    address = address_of(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return host if address is None else str(address)
+
+
+# --- Connections ---
+
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 Phase = Literal["idle", "head", "body", "serving", "draining", "refused"]

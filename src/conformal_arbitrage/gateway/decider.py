@@ -1,33 +1,51 @@
-"""From a checked request to a decision and its record: modes, the audit coin, and how much content is kept.
-
-Knows nothing of HTTP.
-"""
+"""Decider: run a policy's rule for a request, with shadow mode, held turns and shared limits on the Guardian."""
 
 import asyncio
+import logging
+import random
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from hashlib import blake2b
-from typing import Any
+from math import ceil, floor
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from conformal_arbitrage.calibration.draws import draw
-from conformal_arbitrage.calibration.project_secret import subkey
-from conformal_arbitrage.errors import RequestError
+from conformal_arbitrage.calibration.secret import draw, subkey
+from conformal_arbitrage.errors import QuotaError, RequestError, StoreError
 from conformal_arbitrage.gateway.audit_rows import drawn_audit, rule_candidates
-from conformal_arbitrage.gateway.cascades import chain_answers
-from conformal_arbitrage.gateway.held_turns import held_turn
-from conformal_arbitrage.gateway.policy_table import LivePolicy, MenuPair, TextPair, identities_of_pair
-from conformal_arbitrage.gateway.shadow import concluded, shadow_menu, shadow_text
-from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
-from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter, scored
-from conformal_arbitrage.scorers.answers import answer_text
-from conformal_arbitrage.scorers.rendering import unseen, unseen_by
-from conformal_arbitrage.scorers.request_fields import SETTINGS, overridden
-from conformal_arbitrage.store.base import Audit, Conversation
+from conformal_arbitrage.gateway.policies import (
+    LivePolicy,
+    MenuPair,
+    TextPair,
+    all_answered,
+    all_scored,
+    chain_answers,
+    identities_of_pair,
+)
+from conformal_arbitrage.live.config import GatewayConfig
+from conformal_arbitrage.live.rule import (
+    CascadeChooser,
+    CascadeRouter,
+    ConformalArbitrage,
+    ConformalRouter,
+    answered,
+    margin_of,
+    scored,
+    sighted,
+    top_of,
+    with_answer,
+    with_leg,
+    with_safe_action,
+)
+from conformal_arbitrage.models.chat import answer_text
+from conformal_arbitrage.models.completions import SETTINGS, overridden
+from conformal_arbitrage.models.port import IN_BACKGROUND
+from conformal_arbitrage.models.rendering import unseen, unseen_by
+from conformal_arbitrage.store.base import Audit, Conversation, Reservation, Shortage, Store
 from conformal_arbitrage.store.record import (
     AuditQuestion,
     CompletionBody,
@@ -39,6 +57,264 @@ from conformal_arbitrage.store.record import (
     TextQuestion,
 )
 from conformal_arbitrage.types import ChatRequest, Chunk, DecidedBy, Decision, Leg, Query, Spent
+
+# --- What the Guardian may use, over all callers and all gateways of one database ---
+
+
+_log = logging.getLogger("conformal_arbitrage.gateway")
+_UNITS_PER_DOLLAR = 10**12
+PATIENCE = 5.0
+"""Seconds that a live call waits for others in flight to turn out cheaper than they could have been."""
+_POLL = 0.2
+
+
+class GuardianCalls:
+    """The most questions to the Guardian in any minute.
+
+    Args:
+        store: what the gateways share.
+        limit: questions.
+        live_share: the share that audits leave.
+    """
+
+    def __init__(self, store: Store, limit: int, *, live_share: float) -> None:
+        self._store = store
+        self._limits = {False: limit, True: floor(limit * (1 - live_share))}
+
+    async def start(self) -> None:
+        """Count one question.
+
+        Raises:
+            QuotaError: the quota is used up.
+        """
+        limit = self._limits[IN_BACKGROUND.get()]
+        outcome = await self._store.reserve("guardian_calls", 1, limit=limit, seconds=60.0, settled=True)
+        if isinstance(outcome, Shortage):
+            wait = 60.0 if outcome.wait is None else outcome.wait
+            raise QuotaError("the Guardian's limit on calls is reached", retry_after=wait)
+
+
+class GuardianSpending:
+    """The most dollars for the Guardian in any hour.
+
+    Args:
+        store: what the gateways share.
+        limit: dollars.
+        live_share: the share that audits leave.
+    """
+
+    setting = "guardian_cost_per_hour"
+
+    def __init__(self, store: Store, limit: float, *, live_share: float) -> None:
+        self._store = store
+        units = limit * _UNITS_PER_DOLLAR
+        self._limits = {False: round(units), True: floor(units * (1 - live_share))}
+        self._turn = asyncio.Lock()
+        self._settled = asyncio.Event()
+        self._settling: set[asyncio.Task[None]] = set()
+
+    async def reserve(self, worst: float) -> Reservation:
+        """Reserve the largest possible cost of a call; a live call waits a while for others to be settled.
+
+        Raises:
+            QuotaError: there is not enough left.
+        """
+        units = ceil(worst * _UNITS_PER_DOLLAR)
+        outcome = await self._try(units)
+        if isinstance(outcome, Shortage) and outcome.in_flight and not IN_BACKGROUND.get():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE), self._turn:  # one call at a time asks again
+                    while isinstance(outcome := await self._try(units), Shortage) and outcome.in_flight:
+                        await self._next_settlement()
+        if isinstance(outcome, Reservation):
+            return outcome
+        raise _refusal(outcome)
+
+    async def _try(self, units: int) -> Reservation | Shortage:
+        limit = self._limits[IN_BACKGROUND.get()]
+        return await self._store.reserve("guardian_cost", units, limit=limit, seconds=3600.0)
+
+    async def _next_settlement(self) -> None:
+        """Wait until a call of this gateway is settled, or for a moment, since another gateway's may be."""
+        self._settled.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_POLL * random.uniform(1, 2)):
+                await self._settled.wait()
+
+    def settle(self, reservation: Reservation, cost: float | None) -> None:
+        """Replace a reservation by the actual cost, or keep it in full if that is unknown."""
+        units = reservation.amount if cost is None else ceil(cost * _UNITS_PER_DOLLAR)
+        task = asyncio.create_task(self._settle(reservation, units))  # also if this call was cancelled
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def _settle(self, reservation: Reservation, units: int) -> None:
+        try:
+            await self._store.settle(reservation, units)
+        except StoreError as error:
+            _log.error("the cost of a Guardian call could not be stored, so its reservation stays: %s", error)
+        self._settled.set()
+
+    async def close(self) -> None:
+        """Wait until all calls are settled."""
+        await asyncio.gather(*self._settling)
+
+
+def _refusal(shortage: Shortage) -> QuotaError:
+    if shortage.wait is None:
+        message = "this call could cost more than guardian_cost_per_hour allows in all; raise that, or lower max_tokens"
+        return QuotaError(message, retry_after=3600.0)
+    return QuotaError(
+        "the Guardian's limit on cost is reached", retry_after=1.0 if shortage.in_flight else shortage.wait
+    )
+
+
+def calls_limit(store: Store, config: GatewayConfig) -> GuardianCalls | None:
+    """Return the configured limit on calls, if there is one."""
+    limit = config.guardian_calls_per_minute
+    return None if limit is None else GuardianCalls(store, limit, live_share=config.live_share)
+
+
+def spending_limit(store: Store, config: GatewayConfig) -> GuardianSpending | None:
+    """Return the configured limit on cost, if there is one."""
+    limit = config.guardian_cost_per_hour
+    return None if limit is None else GuardianSpending(store, limit, live_share=config.live_share)
+
+
+# --- Shadow mode ---
+
+
+_Reply = TypeVar("_Reply")
+
+
+async def shadow_menu(policy: LivePolicy, pair: MenuPair, query: Query) -> tuple[Decision, asyncio.Task[Leg]]:
+    """Ask both models; the Guardian's choice will be the answer, and the Primary's scores are recorded."""
+    asking = asyncio.create_task(scored("guardian", pair.guardian, query))
+    async with AsyncExitStack() as on_failure:
+        on_failure.push_async_callback(cancelled, asking)
+        everyone = pair.models or {"primary": pair.primary}
+        first, *further = await all_scored(everyone, query)
+        on_failure.pop_all()
+    return _shadowed(policy, query, first.scores or (None,) * len(query.actions), first, *further), asking
+
+
+async def shadow_text(
+    policy: LivePolicy, pair: TextPair, request: ChatRequest, pending: Decision | None
+) -> AsyncGenerator[Decision]:
+    """Ask both models; the Guardian's answer is given, and the Primary's recorded."""
+    async with _asking(answered("guardian", pair.guardian, request)) as asking:
+        if pending is None:
+            (first, answer), *others = await all_answered(pair.models or {"primary": pair.primary}, request)
+            confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
+            pending = _shadowed(policy, request, (0.0, confidence), first, *(leg for leg, _ in others))
+            yield pending
+        decision = with_answer(pending, await asking, pair.fallback)
+        yield decision if decision.answer is None else replace(decision, action=0)
+
+
+@asynccontextmanager
+async def _asking(call: Coroutine[Any, Any, _Reply]) -> AsyncGenerator["asyncio.Task[_Reply]"]:
+    """Run a call beside the block; one that is not awaited to its end is cancelled."""
+    task = asyncio.create_task(call)
+    try:
+        yield task
+    finally:
+        await cancelled(task)
+
+
+async def cancelled(task: "asyncio.Task[Any]") -> None:
+    """Cancel a call, and wait for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def concluded(pair: MenuPair, query: Query, pending: Decision, leg: Leg) -> Decision:
+    """Return a shadow decision with the Guardian's leg; if that failed, with the safe action, or with none."""
+    both = with_leg(pending, leg)
+    if leg.scores is None:
+        return with_safe_action(both, query, pair.fallback)
+    chosen = top_of(leg.scores)
+    return replace(both, action=chosen, answer=query.actions[chosen])
+
+
+def _shadowed(
+    policy: LivePolicy, question: Query | ChatRequest, scores: tuple[float | None, ...], *legs: Leg
+) -> Decision:
+    """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores."""
+    certificate = policy.certificate
+    if certificate is None:
+        candidates, margin, relaxation, use = list(range(len(scores))), margin_of(scores, 12), None, None
+    else:
+        candidates, margin, relaxation, use, _ = sighted(certificate, scores, question, legs[0].spent)
+    return Decision(
+        id=question.id,
+        action=None,
+        candidates=tuple(candidates),
+        decided_by="guardian",
+        margin=margin,
+        relaxation=relaxation,
+        legs=legs,
+        spent=sum((leg.spent for leg in legs), start=Spent()),
+        no_guarantee="there is no certificate yet; the Guardian decides" if policy.alpha is None else None,
+        learned=use,
+    )
+
+
+# --- Later turns of a session ---
+
+
+async def held_turn(
+    rule: ConformalRouter,
+    request: ChatRequest,
+    conversation: Conversation,
+    pending: Decision | None,
+    *,
+    audited: bool,
+    live: bool,
+    no_guarantee: str | None,
+) -> AsyncGenerator[Decision | Chunk]:
+    """Yield the decision of a later turn as `ConformalRouter.steps` does.
+
+    Args:
+        rule: the policy's rule, which knows both models.
+        request: the chat request, with its id.
+        conversation: the session.
+        pending: what an earlier attempt at this turn came to.
+        audited: whether the session was drawn for an audit.
+        live: yield the Guardian's chunks as they arrive.
+        no_guarantee: why the session has no guarantee.
+    """
+    if pending is None:
+        pending = await _begun(rule, request, conversation, audited=audited, no_guarantee=no_guarantee)
+        yield pending
+    async with aclosing(rule.steps(request, pending, live=live)) as steps:
+        async for step in steps:
+            yield step
+
+
+async def _begun(
+    rule: ConformalRouter, request: ChatRequest, conversation: Conversation, *, audited: bool, no_guarantee: str | None
+) -> Decision:
+    """Return the Primary's decision, or the one that the Guardian has to complete."""
+    keeps = conversation.decided_by == "primary"
+    leg, answer = await answered("primary", rule.primary, request) if keeps or audited else (None, None)
+    stands = answer.message if keeps and answer is not None else None
+    return Decision(
+        id=request.id,
+        action=0 if stands is None else 1,
+        candidates=(1,) if keeps else (0,),
+        decided_by="guardian" if stands is None else "primary",
+        margin=float("inf"),
+        relaxation=rule.certificate.relaxation,
+        answer=stands,
+        legs=() if leg is None else (leg,),
+        spent=Spent() if leg is None else leg.spent,
+        no_guarantee=no_guarantee,
+    )
+
+
+# --- From a checked request to a decision and its record ---
+
 
 _sorted = msgspec.json.Encoder(order="sorted")
 _lenient = msgspec.json.Encoder(order="sorted", enc_hook=str)

@@ -1,7 +1,4 @@
-"""What the gateway counts, for Prometheus; one registry per application, no globals.
-
-Knows nothing of who reads the metrics.
-"""
+"""What the gateway counts, for Prometheus; one registry per application, no globals."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from conformal_arbitrage.gateway.decider import Outcome
-from conformal_arbitrage.live.aging import Age
-from conformal_arbitrage.live.watching import LedgerWatch, ServedFigure, as_evidence
-from conformal_arbitrage.monitoring.states import SEVERITY, Standing
+from conformal_arbitrage.live.monitor import Age, LedgerWatch, ServedFigure, as_evidence
+from conformal_arbitrage.monitoring.monitor import SEVERITY, Standing
 from conformal_arbitrage.store.base import AuditBacklog, DeliveryBacklog
 from conformal_arbitrage.store.review_base import TeamBacklog
 from conformal_arbitrage.types import Leg, Role
 
 if TYPE_CHECKING:
-    from conformal_arbitrage.gateway.policy_table import LivePolicy
+    from conformal_arbitrage.gateway.policies import LivePolicy
+
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

@@ -2,8 +2,6 @@
 
 Several gateways may find the same renewal due; the first to install it wins, and the others see that it is done. After an
 alarm a person has to renew the certificate, since that ends safe mode.
-
-Knows nothing of requests, or of how a threshold is found.
 """
 
 import asyncio
@@ -12,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.collecting.renewal import (
     Outlook,
     RenewablePolicy,
@@ -25,7 +23,7 @@ from conformal_arbitrage.collecting.renewal import (
     tighter,
 )
 from conformal_arbitrage.errors import ArbitrageError, CertificateError
-from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable, identities_of_pair
+from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, identities_of_pair
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store.base import PolicyVersion, Store

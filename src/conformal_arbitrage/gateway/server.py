@@ -1,7 +1,4 @@
-"""From a configuration to a running gateway on a port.
-
-Knows nothing of routes.
-"""
+"""The server process: uvicorn, logs, and the preparation of a database."""
 
 import asyncio
 import gc
@@ -13,45 +10,193 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
-from types import FrameType
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import uvicorn
 import uvloop
+from msgspec import Struct
 from starlette.types import ASGIApp
 
-from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway.advice import start_notes
-from conformal_arbitrage.gateway.app import Parts, create_app
 from conformal_arbitrage.gateway.auth import admit_first_key, check_binding
 from conformal_arbitrage.gateway.connections import Connections, ServerSettings
-from conformal_arbitrage.gateway.draining import Drain
-from conformal_arbitrage.gateway.guardian_limits import calls_limit, spending_limit
-from conformal_arbitrage.gateway.logs import LogLines, logging_to
+from conformal_arbitrage.gateway.decider import calls_limit, spending_limit
+from conformal_arbitrage.gateway.gateway import Drain, Parts, create_app, start_notes
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.pairs import check_policies, check_spending, pairs_of
-from conformal_arbitrage.gateway.policy_table import PolicyTable, identities_of_pair
+from conformal_arbitrage.gateway.people import Desk
+from conformal_arbitrage.gateway.policies import (
+    PolicyTable,
+    check_policies,
+    check_spending,
+    identities_of_pair,
+    pairs_of,
+)
 from conformal_arbitrage.gateway.renewer import Renewer
-from conformal_arbitrage.gateway.reviewing import Desk
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import ROLES, Config
 from conformal_arbitrage.live.database import database_of, existing_secret, open_record
-from conformal_arbitrage.live.reviews import review_terms
+from conformal_arbitrage.live.people import review_terms
 from conformal_arbitrage.live.webhooks import webhooks_of
-from conformal_arbitrage.scorers.terminal import has_terminal
-from conformal_arbitrage.store.base import Store
-from conformal_arbitrage.upstream.breaker import Breaker
+from conformal_arbitrage.models.kinds import has_terminal
+from conformal_arbitrage.models.wrappers import Breaker
+from conformal_arbitrage.store.base import PolicyVersion, Store
+from conformal_arbitrage.store.schema import StoreSchema
 
 if TYPE_CHECKING:
     from conformal_arbitrage.gateway.telemetry import Telemetry
 
+
+# --- What the gateway process logs ---
+
+
+MOST_WAITING = 10_000
+_TOGETHER = 0.05  # seconds in which lines gather: one write per request would cost as much as deciding
+_AT_THE_END = 2.0  # seconds for what still waits when the process ends
+_log = logging.getLogger("conformal_arbitrage.gateway")
+
+
+class LogLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the log, other than a request's."""
+
+    time: datetime
+    level: str
+    logger: str
+    message: str
+    policy: str
+    id: str
+    exception: str = ""
+
+
+def _ignored() -> None: ...
+
+
+class LogLines:
+    """Writes lines to a file descriptor; adding one never blocks, from any thread.
+
+    Args:
+        descriptor: where to.
+        dropped: called for each line that is lost because too many wait or the descriptor refuses it.
+        most_waiting: how many lines may wait.
+    """
+
+    def __init__(
+        self, descriptor: int, *, dropped: Callable[[], object] = _ignored, most_waiting: int = MOST_WAITING
+    ) -> None:
+        self._descriptor = descriptor
+        self._dropped = dropped
+        self._most_waiting = most_waiting
+        self._waiting: deque[bytes] = deque()
+        self._some = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)  # it may be blocked in the end
+        self._thread.start()
+
+    def add(self, line: bytes) -> None:
+        """Queue a line of JSON."""
+        if len(self._waiting) >= self._most_waiting:
+            self._dropped()
+            return
+        self._waiting.append(line)
+        if not self._some.is_set():
+            self._some.set()
+
+    def close(self) -> None:
+        """Write what waits, within a moment; a reader that does not read does not hold up the end."""
+        self._closing.set()
+        self._some.set()
+        self._thread.join(_AT_THE_END)
+
+    def _run(self) -> None:
+        while True:
+            self._some.wait()
+            self._closing.wait(_TOGETHER)
+            self._some.clear()
+            lines = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if lines and not self._write(b"\n".join([*lines, b""])):
+                for _ in lines:
+                    self._dropped()
+            if self._closing.is_set() and not self._waiting:
+                return
+
+    def _write(self, data: bytes) -> bool:
+        """Write to the descriptor itself: a lock of sys.stderr that is held here would block whoever prints."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:  # full, closed, or not blocking and without a reader
+            return False
+        return True
+
+
+class JSONHandler(logging.Handler):
+    """Turns the records of Python's logging into lines; `extra={"policy": ..., "id": ...}` fills those fields."""
+
+    def __init__(self, lines: LogLines) -> None:
+        super().__init__()
+        self._lines = lines
+        self._plain = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record."""
+        fault = record.exc_info
+        line = LogLine(
+            time=datetime.fromtimestamp(record.created, UTC),
+            level=record.levelname.lower(),
+            logger=record.name,
+            message=record.getMessage(),
+            policy=str(getattr(record, "policy", "")),
+            id=str(getattr(record, "id", "")),
+            exception=self._plain.formatException(fault) if fault and fault[0] is not None else "",
+        )
+        self._lines.add(msgspec.json.encode(line))
+
+
+@contextmanager
+def logging_to(lines: LogLines) -> Generator[None]:
+    """Send everything that this process logs, warns of or leaves uncaught through these lines."""
+    root, handler = logging.getLogger(), JSONHandler(lines)
+    before = (root.handlers[:], root.level, sys.excepthook, threading.excepthook, sys.unraisablehook)
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    sys.excepthook, threading.excepthook, sys.unraisablehook = _uncaught, _uncaught_in_thread, _unraisable
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:], level, sys.excepthook, threading.excepthook, sys.unraisablehook = before
+        root.setLevel(level)
+        lines.close()
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _log.critical("the process ends", exc_info=(kind, error, trace))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    name = "" if args.thread is None else args.thread.name
+    _log.error("the thread %s ended", name, exc_info=args.exc_value)
+
+
+def _unraisable(args: Any) -> None:
+    _log.error("%s: %r", args.err_msg or "an error was ignored", args.object, exc_info=args.exc_value)
+
+
+# --- From a configuration to a running gateway on a port ---
+
+
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _CLOSE = (b"connection", b"close")
 _RECORDING = 5.0
-_log = logging.getLogger("conformal_arbitrage.gateway")
 Started = Callable[[str], None]
 Log = Callable[[bytes], None]
 
@@ -295,3 +440,40 @@ async def serve(config: Config, *, started: Started, migrating: bool = True) -> 
             for note in start_notes(config):
                 _log.warning(note)
             await task
+
+
+# --- prepare ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """What was done to a database.
+
+    Attributes:
+        schema: its tables, now and before.
+        key: the id of the first key, if it was created.
+        installed: the versions that certificate files became.
+    """
+
+    schema: StoreSchema
+    key: str | None
+    installed: tuple[PolicyVersion, ...]
+
+
+async def prepare(config: Config) -> Preparation:
+    """Migrate the tables, create the first key, and install the certificate files that changed; call no model.
+
+    Raises:
+        ArbitrageError: a certificate cannot be used with these models, or the database cannot be used.
+    """
+    check_policies(config)
+    secret = secret_of(config)
+    store = await open_record(config)
+    try:
+        await store.seal(everything=True)
+        key = await admit_first_key(store)
+        policies = PolicyTable(config, store, pairs_of(Models(config, Extras(keyless=True))), secret)
+        installed = await policies.install_files()
+        return Preparation(schema=store.schema, key=key, installed=tuple(installed))
+    finally:
+        await store.close()

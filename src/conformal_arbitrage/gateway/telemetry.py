@@ -2,8 +2,6 @@
 
 Exporters, sampling and the service's name are set by the standard variables (OTEL_EXPORTER_OTLP_ENDPOINT,
 OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and so on). Without `otel = true` nothing here is imported.
-
-Knows nothing of decisions beyond what a reply's headers say.
 """
 
 import asyncio
@@ -22,9 +20,9 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from conformal_arbitrage.gateway.middleware import DECISION_ID, NOTHING_SENT, POLICY, SENT, Sent
-from conformal_arbitrage.upstream.base import Port
-from conformal_arbitrage.upstream.traced import Instruments, Traced
+from conformal_arbitrage.gateway.http import DECISION_ID, NOTHING_SENT, POLICY, SENT, Sent
+from conformal_arbitrage.models.port import Port
+from conformal_arbitrage.models.tracing import Instruments, Traced
 
 _NAME = "conformal_arbitrage"
 _AT_THE_END = 5.0  # seconds for what was not exported when the process ends

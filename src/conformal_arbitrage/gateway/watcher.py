@@ -2,8 +2,6 @@
 
 Every gateway on a database watches all of its policies. They see the same rows, so they agree; an alarm is recorded once,
 whichever comes first, and the change count tells the others.
-
-Knows nothing of HTTP, or of how decisions are made.
 """
 
 import asyncio
@@ -16,19 +14,19 @@ from typing import Any
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, DamagedError
 from conformal_arbitrage.gateway.audit_rows import LossFacts, settlement
-from conformal_arbitrage.gateway.policy_table import LivePolicy, PolicyTable
-from conformal_arbitrage.gateway.upkeep import age_limits, expired_policy, guarded_policy
-from conformal_arbitrage.live.aging import Age, age_of
-from conformal_arbitrage.live.guarding import CertificateGuard
-from conformal_arbitrage.live.known_losses import KnownLosses
-from conformal_arbitrage.live.watching import (
+from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, age_limits, expired_policy, guarded_policy
+from conformal_arbitrage.live.monitor import (
+    Age,
+    CertificateGuard,
+    KnownLosses,
     LedgerWatch,
+    age_of,
     alarm_document,
     false_red_of_policy,
     standing_document,
     worst_of,
 )
-from conformal_arbitrage.monitoring.states import SEVERITY, Cause, Standing
+from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, Standing
 from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerNews, Settlement
 from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, FeedbackBody

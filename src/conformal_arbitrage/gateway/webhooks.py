@@ -2,8 +2,6 @@
 
 Messages are sent at least once: they wait in the store, any gateway of the database sends them, and one that dies while
 sending leaves a lease that ends. Every webhook is served on its own, so that none waits for another.
-
-Knows nothing of what is announced, or of how a message is signed.
 """
 
 import asyncio
@@ -13,8 +11,8 @@ from collections.abc import Sequence
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.models.webhook import GONE, TIMEOUT, WebhookAttempt, WebhookEndpoint
 from conformal_arbitrage.store.base import Delivery, Store
-from conformal_arbitrage.upstream.webhook import GONE, TIMEOUT, WebhookAttempt, WebhookEndpoint
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 PAUSE = 1.0

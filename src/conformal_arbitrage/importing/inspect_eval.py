@@ -2,8 +2,6 @@
 
 Grades are the scores in the log. The confidence of the Primary's answer comes from its logprobs, from how many epochs agree
 with it, or from a score.
-
-Knows nothing of inspect_ai as a package: only of what it writes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,19 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.importing.archives import read_members
-from conformal_arbitrage.importing.completions import conversation, reply_confidence, reply_text
-from conformal_arbitrage.importing.documents import (
+from conformal_arbitrage.importing.files import (
     Document,
     as_number,
+    conversation,
     field_of,
     files_of,
     number_of,
     read_documents,
+    read_members,
+    reply_confidence,
+    reply_text,
     text_of,
 )
-from conformal_arbitrage.importing.grading import GradingStep, import_runs
-from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, ModelRun, Tally, Unpaired
+from conformal_arbitrage.importing.pairing import (
+    GradingStep,
+    Imported,
+    LoggedAnswer,
+    ModelRun,
+    Tally,
+    Unpaired,
+    import_runs,
+)
 from conformal_arbitrage.types import as_list, as_object, is_list, is_object
 
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}

@@ -2,8 +2,6 @@
 
 The files are those of its API (`data`), its blob storage export or its user interface; fields are named in camel case or
 with underscores. Grades and confidences may be scores of Langfuse.
-
-Knows nothing of Langfuse as a package: only of what it exports.
 """
 
 import re
@@ -12,12 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.importing.completions import conversation, reply_confidence, reply_text
-from conformal_arbitrage.importing.documents import Document, as_number, field_of, number_of, read_documents, text_of
-from conformal_arbitrage.importing.grading import GradingStep
+from conformal_arbitrage.importing.files import (
+    Document,
+    as_number,
+    conversation,
+    field_of,
+    number_of,
+    read_documents,
+    reply_confidence,
+    reply_text,
+    text_of,
+)
 from conformal_arbitrage.importing.inspect_eval import score_value
-from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, Tally, Unpaired
-from conformal_arbitrage.importing.traffic import ModelCall, joined
+from conformal_arbitrage.importing.pairing import (
+    GradingStep,
+    Imported,
+    LoggedAnswer,
+    ModelCall,
+    Tally,
+    Unpaired,
+    joined,
+)
 
 ScoresOf = Mapping[tuple[str, str], float | None]
 """Values by the id of an observation or trace, and the score's name."""

@@ -1,16 +1,29 @@
-"""LiteLLM: what its loggers write (the standard logging payload) and its spend logs, joined by question, in router form.
-
-Knows nothing of LiteLLM as a package: only of what it writes.
-"""
+"""LiteLLM: what its loggers write (the standard logging payload) and its spend logs, joined by question, in router form."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from conformal_arbitrage.importing.completions import conversation, reply_confidence, reply_text, tokens_of
-from conformal_arbitrage.importing.documents import Document, as_number, field_of, number_of, read_documents, text_of
-from conformal_arbitrage.importing.grading import GradingStep
-from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, Tally, Unpaired
-from conformal_arbitrage.importing.traffic import ModelCall, joined
+from conformal_arbitrage.importing.files import (
+    Document,
+    as_number,
+    conversation,
+    field_of,
+    number_of,
+    read_documents,
+    reply_confidence,
+    reply_text,
+    text_of,
+    tokens_of,
+)
+from conformal_arbitrage.importing.pairing import (
+    GradingStep,
+    Imported,
+    LoggedAnswer,
+    ModelCall,
+    Tally,
+    Unpaired,
+    joined,
+)
 
 _CHAT = ("completion", "acompletion", "responses", "aresponses")
 _REDACTED = "redacted-by-litellm"

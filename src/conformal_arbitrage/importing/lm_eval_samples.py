@@ -2,8 +2,6 @@
 
 Multiple-choice tasks hold a log-likelihood per option; each model's scores are their softmax, and the log is one of menus.
 Tasks that generate text give two answers with grades, in router form.
-
-Knows nothing of lm_eval as a package: only of what it writes.
 """
 
 import re
@@ -13,10 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.importing.documents import Document, as_number, files_of, read_documents
-from conformal_arbitrage.importing.grading import GradingStep, import_runs
-from conformal_arbitrage.importing.menus import MenuRow, menu_log
-from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, ModelRun, Tally, Unpaired
+from conformal_arbitrage.importing.files import Document, as_number, files_of, read_documents
+from conformal_arbitrage.importing.pairing import (
+    GradingStep,
+    Imported,
+    LoggedAnswer,
+    MenuRow,
+    ModelRun,
+    Tally,
+    Unpaired,
+    import_runs,
+    menu_log,
+)
 from conformal_arbitrage.types import as_list, as_object
 
 _NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")

@@ -1,15 +1,26 @@
-"""OpenAI batch files: the output files of two batches over the same requests, joined by `custom_id`, in router form.
-
-Knows nothing of endpoints: only of their files.
-"""
+"""OpenAI batch files: the output files of two batches over the same requests, joined by `custom_id`, in router form."""
 
 from pathlib import Path
 
 from conformal_arbitrage.errors import ScoreLogError
-from conformal_arbitrage.importing.completions import conversation, reply_confidence, reply_text, tokens_of
-from conformal_arbitrage.importing.documents import Document, field_of, read_documents
-from conformal_arbitrage.importing.grading import GradingStep, import_runs
-from conformal_arbitrage.importing.pairing import Imported, LoggedAnswer, ModelRun, Tally, Unpaired
+from conformal_arbitrage.importing.files import (
+    Document,
+    conversation,
+    field_of,
+    read_documents,
+    reply_confidence,
+    reply_text,
+    tokens_of,
+)
+from conformal_arbitrage.importing.pairing import (
+    GradingStep,
+    Imported,
+    LoggedAnswer,
+    ModelRun,
+    Tally,
+    Unpaired,
+    import_runs,
+)
 from conformal_arbitrage.types import Messages
 
 

@@ -1,24 +1,28 @@
-"""Pair two models' answers to the same questions, and turn the pairs into a score log in router form.
+"""Pairing: imported answers and menus of two models become one log; what is refused; the grading step."""
 
-A row is never left out because of what a model said: a Primary that failed has no confidence, so its row defers, and a
-Guardian that failed is a missing Guardian score, which calibration asks about. Questions that only one model was asked are
-refused unless the caller states that they may go.
-
-Knows nothing of any tool's files.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from conformal_arbitrage.core.arrays import Floats
-from conformal_arbitrage.errors import ScoreLogError
-from conformal_arbitrage.scorelog.columns import Usage
-from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.tables import strings
-from conformal_arbitrage.types import Messages, transcript
+from conformal_arbitrage.core.exact import Floats
+from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.live.build import Extras, Models
+from conformal_arbitrage.live.config import Config, read_config
+from conformal_arbitrage.live.graders import COMPARISONS, Comparison, FunctionGrader, Grader
+from conformal_arbitrage.models.kinds import load_object
+from conformal_arbitrage.models.port import fingerprint, together
+from conformal_arbitrage.models.wrappers import SpendingLimit
+from conformal_arbitrage.scorelog.log import ScoreLog, Usage
+from conformal_arbitrage.scorelog.tables import Table, strings
+from conformal_arbitrage.types import ChatRequest, Messages, as_list, transcript
+
+# --- Pair two models' answers to the same questions, and turn the pairs into a score log in router form ---
+
 
 Unpaired = Literal["refuse", "drop"]
 NEITHER = "questions with scores of neither model (they would be deferred, and have no loss)"
@@ -232,3 +236,334 @@ def _usage(answers: Sequence[LoggedAnswer]) -> Usage:
 
 def _numbers(values: Iterable[float | None]) -> Floats:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+# --- The grading step ---
+
+
+GRADING_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradingStep:
+    """How answers without grades get them.
+
+    Attributes:
+        grade: the grader; None if the export holds grades.
+        expected: a table with `id` and `expected`.
+        confidences: a table with `id` and `confidence`.
+        config: the configuration with the judge.
+        max_cost: dollars that the judge may cost.
+    """
+
+    grade: str | None = None
+    expected: str | Path | None = None
+    confidences: str | Path | None = None
+    config: str | Path = "arbitrage.toml"
+    max_cost: float | None = None
+
+
+async def import_runs(
+    source: str, runs: Sequence[ModelRun], step: GradingStep, *, unused: Tally, unpaired: Unpaired
+) -> Imported:
+    """Return the answers of two models, Primary first, as a score log in router form."""
+    pairs = paired(*runs, unpaired=unpaired, unused=unused)
+    pairs = with_columns(pairs, expected=step.expected, confidences=step.confidences)
+    log = router_log(await graded(pairs, step.grade, config=step.config, max_cost=step.max_cost), unused)
+    models = runs[0].model, runs[1].model
+    return Imported(log=log, source=source, models=models, unused=unused, notes=counted(log))
+
+
+async def graded(
+    pairs: Sequence[Pair], how: str | None, *, config: str | Path = "arbitrage.toml", max_cost: float | None = None
+) -> list[Pair]:
+    """Return the pairs with the grades of a grader, which does not see which model answered.
+
+    Args:
+        pairs: the answers.
+        how: exact, regex, json-equal, python:MODULE:FUNCTION, judge or human; None keeps the grades that they have.
+        config: the configuration with the judge.
+        max_cost: dollars that the judge may cost.
+    """
+    if how is None:
+        return list(pairs)
+    if how in COMPARISONS:
+        return await _all_graded(pairs, Comparison(how))
+    if how.startswith("python:"):
+        return await _all_graded(pairs, FunctionGrader(function=load_object(how, Path.cwd()), name=how[7:]))
+    settings: Config = read_config(config)
+    extras = Extras() if max_cost is None else Extras(spending_limit=SpendingLimit(max_cost))
+    async with Models(settings, extras) as models:
+        return await _all_graded(pairs, models.grader(how))
+
+
+async def _all_graded(pairs: Sequence[Pair], grader: Grader) -> list[Pair]:
+    rows: dict[int, Pair] = {}
+
+    async def work(waiting: Iterator[int]) -> None:
+        for row in waiting:
+            first, second = pairs[row]
+            rows[row] = (await _graded(first, second, grader), await _graded(second, first, grader))
+
+    waiting = iter(range(len(pairs)))
+    await together([work(waiting) for _ in range(min(GRADING_AT_ONCE, len(pairs)))])
+    return [rows[row] for row in range(len(pairs))]
+
+
+async def _graded(answer: LoggedAnswer, other: LoggedAnswer, grader: Grader) -> LoggedAnswer:
+    """Return an answer with its grade; what was asked and expected may stand in the other model's record only."""
+    if answer.text is None:
+        return answer
+    request = ChatRequest({"messages": list(answer.messages or other.messages)}, id=answer.id)
+    expected = answer.expected if answer.expected is not None else other.expected
+    return replace(answer, grade=await grader.grade(request, answer.text, expected))
+
+
+def with_columns(pairs: Sequence[Pair], *, expected: str | Path | None, confidences: str | Path | None) -> list[Pair]:
+    """Return the pairs with right answers, and confidences of the Primary, from tables that name the questions.
+
+    Args:
+        pairs: the answers.
+        expected: a table with `id` and `expected` (or `answer`).
+        confidences: a table with `id` and `confidence`.
+    """
+    right: Mapping[str, str] = {} if expected is None else _column(expected, ("expected", "answer"))
+    sure: Mapping[str, str] = {} if confidences is None else _column(confidences, ("confidence",))
+    for name, column in ((expected, right), (confidences, sure)):
+        if name is not None and not any(p.id in column for p, _ in pairs):
+            raise ScoreLogError(
+                f"{name}: none of its ids is one of the questions, which are named like {pairs[0][0].id!r:.60}"
+            )
+    return [
+        (
+            replace(p, expected=right.get(p.id, p.expected), confidence=_confidence(sure, p)),
+            replace(g, expected=right.get(g.id, g.expected)),
+        )
+        for p, g in pairs
+    ]
+
+
+def _column(path: str | Path, names: Sequence[str]) -> Mapping[str, str]:
+    """Return a column of a table by id."""
+    with Table(path) as table:
+        name = next((one for one in names if one in table.types), None)
+        if name is None or "id" not in table.types:
+            raise ScoreLogError(
+                f"{path}: needs the columns id and {' or '.join(names)}; it has {', '.join(sorted(table.types))}"
+            )
+        return dict(zip(table.texts("id").tolist(), table.texts(name).tolist(), strict=True))
+
+
+def _confidence(sure: Mapping[str, str], answer: LoggedAnswer) -> float | None:
+    text = sure.get(answer.id)
+    try:
+        return answer.confidence if not text else float(text)
+    except ValueError as error:
+        raise OptionError(
+            f"the confidence {text!r:.40} of {answer.id!r:.60} is not a number; correct that row"
+        ) from error
+
+
+# --- Calls of several models in one export, joined by what was asked ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One call.
+
+    Attributes:
+        models: the names under which its model may be asked for.
+        key: what joins it to the other model's call; None if its conversation does.
+        at: when it was made, to order calls by.
+        answer: what was asked and answered; its id is set when calls are joined.
+    """
+
+    models: tuple[str, ...]
+    key: str | None
+    at: str
+    answer: LoggedAnswer
+
+
+async def joined(
+    source: str,
+    calls: Iterable[ModelCall],
+    models: tuple[str, str],
+    step: GradingStep,
+    unused: Tally,
+    unpaired: Unpaired,
+) -> Imported:
+    """Return the calls of two models as a score log."""
+    every = sorted(calls, key=lambda call: call.at)
+    runs = [ModelRun(model=name, answers=_answers(every, name, unused)) for name in models]
+    for call in every:
+        if not set(call.models) & set(models):
+            unused.add("calls of other models", call.models[0])
+    return await import_runs(source, runs, step, unused=unused, unpaired=unpaired)
+
+
+def _answers(calls: Iterable[ModelCall], model: str, unused: Tally) -> dict[str, LoggedAnswer]:
+    """Return a model's first answer to each question; a failure only where no retry succeeded."""
+    answers: dict[str, LoggedAnswer] = {}
+    names: dict[str, None] = {}
+    for call in calls:
+        names |= dict.fromkeys(call.models)
+        if model not in call.models:
+            continue
+        id = call.key or fingerprint([dict(message) for message in call.answer.messages])[:16]
+        earlier = answers.get(id)
+        if earlier is None or (earlier.text is None and call.answer.text is not None):
+            answers[id] = replace(call.answer, id=id)
+        else:
+            unused.add("later answers to a question that was asked again", id)
+    if not answers:
+        raise OptionError(f"no call of {model!r}; the files have calls of {', '.join(sorted(names)) or 'no model'}")
+    return answers
+
+
+# --- Two models' log-likelihoods of the same options as a score log of menus ---
+
+
+Numbers = list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MenuRow:
+    """One model's view of one question.
+
+    Attributes:
+        id: the question.
+        group: its task.
+        context: its text.
+        options: the texts to choose from.
+        likelihoods: of the options, in logarithms; NaN if unknown.
+        target: the right option as the tool names it: an index, a list of them, or a text.
+        right: the tool's own verdict on this model's top option, 1 or 0; None if it has none.
+        place: where it was read, for messages.
+    """
+
+    id: str
+    group: str
+    context: str
+    options: Sequence[str]
+    likelihoods: Numbers
+    target: str
+    right: float | None
+    place: str
+
+    @property
+    def top(self) -> int:
+        """The option that the model prefers, the first of equals."""
+        return int(np.argmax(self.likelihoods))
+
+    def correct(self, *, texts: bool) -> Numbers:
+        """Return 1 for right options, 0 for wrong ones, NaN where the file does not say; see `_reads_texts`."""
+        places = _places(self.target, self.options, texts=texts)
+        if places is not None:
+            return [float(k in places) for k in range(len(self.options))]
+        known = [math.nan] * len(self.options)
+        if self.right is None:
+            return known
+        if self.right == 1:
+            known = [0.0] * len(self.options)
+        elif len(self.options) == 2:
+            known = [1.0, 1.0]
+        known[self.top] = self.right
+        return known
+
+
+def menu_log(
+    primary: Mapping[str, MenuRow], guardian: Mapping[str, MenuRow], *, unpaired: Unpaired, unused: Tally, metric: str
+) -> tuple[ScoreLog, tuple[str, ...]]:
+    """Return the rows that both models have as a log, and what the reader should know.
+
+    Raises:
+        ScoreLogError: no question is common to both, the options differ, or some questions have one model only.
+    """
+    shared = [id for id in primary if id in guardian]
+    if not shared:
+        raise ScoreLogError("no question was asked of both models; give two runs over the same tasks")
+    for id, name in refuse_unpaired(primary, guardian, unpaired=unpaired):
+        unused.add(f"questions that only the {name} was asked", id)
+    scored: list[str] = []
+    for id in shared:
+        if softmax(primary[id].likelihoods) or softmax(guardian[id].likelihoods):
+            scored.append(id)
+        else:
+            unused.add(NEITHER, id)
+    ours, theirs = [primary[id] for id in scored], [guardian[id] for id in scored]
+    for p, g in zip(ours, theirs, strict=True):
+        if len(p.options) != len(g.options):
+            raise ScoreLogError(
+                f"{p.place}: {len(p.options)} options, {len(g.options)} in {g.place}; run the same task"
+            )
+    texts = _reads_texts(ours + theirs)
+    correct = [[row.correct(texts=texts) for row in rows] for rows in (ours, theirs)]
+    log = ScoreLog.from_arrays(
+        [softmax(row.likelihoods) for row in ours],
+        [softmax(row.likelihoods) for row in theirs],
+        id=scored,
+        group=[row.group for row in ours],
+        context=[row.context for row in ours],
+        actions=[list(row.options) for row in ours],
+        outcomes={"correct": [_either(p, g) for p, g in zip(*correct, strict=True)]},
+    )
+    differing = [
+        f"{count} verdicts ({metric}) on the {name} differ from these scores, such as ties"
+        for name, rows in (("Primary", ours), ("Guardian", theirs))
+        if (count := _differences(rows, texts=texts))
+    ]
+    return log, (*differing, *_advice(log))
+
+
+def softmax(likelihoods: Sequence[float]) -> Numbers | None:
+    """Return the softmax of log-likelihoods; None if one is unknown, or none is possible."""
+    top = max(likelihoods)
+    if any(math.isnan(value) for value in likelihoods) or math.isinf(top):
+        return None
+    weights = [math.exp(value - top) for value in likelihoods]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def _places(target: str, options: Sequence[str], *, texts: bool) -> set[int] | None:
+    """Return the indices of the right options; None if the target does not name options."""
+    indices = _indices(target, len(options))
+    named = {options.index(target)} if target in options else None
+    return (named or indices) if texts else (indices or named)
+
+
+def _indices(target: str, count: int) -> set[int] | None:
+    """Return the indices that a target such as "2" or "[0, 2]" names; None if it is something else."""
+    try:
+        value: object = json.loads(target)
+    except (ValueError, RecursionError):
+        return None
+    places = as_list(value) or [value]
+    numbers = {place for place in places if isinstance(place, int) and 0 <= place < count}
+    return numbers if numbers and len(numbers) == len(places) else None
+
+
+def _reads_texts(rows: Sequence[MenuRow]) -> bool:
+    """Tell whether targets such as "2" are options rather than indices: as fits the tool's own verdicts better."""
+    return _differences(rows, texts=True) < _differences(rows, texts=False)
+
+
+def _either(ours: Numbers, theirs: Numbers) -> Numbers:
+    """Return what one or the other run says."""
+    return [theirs[k] if math.isnan(value) else value for k, value in enumerate(ours)]
+
+
+def _differences(rows: Sequence[MenuRow], *, texts: bool) -> int:
+    """Count the tool's own verdicts that differ from these scores and targets."""
+    verdicts = [(row.correct(texts=texts)[row.top], row.right) for row in rows if row.right is not None]
+    return sum(ours != theirs for ours, theirs in verdicts if not math.isnan(ours))
+
+
+def _advice(log: ScoreLog) -> tuple[str, ...]:
+    correct = log.outcome("correct")
+    notes = [
+        "the loss is in the Guardian's probabilities; calibrate with --binarize for the share of questions that it gets "
+        "right and the decision does not"
+    ]
+    if unknown := int(np.isnan(correct).sum()):
+        notes.append(f"{unknown} options are neither right nor wrong by the file, so --binarize may not use their rows")
+    return tuple(notes)

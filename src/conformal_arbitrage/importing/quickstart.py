@@ -1,7 +1,4 @@
-"""quickstart: from what someone has to a configuration and the next three commands.
-
-Knows nothing of terminals: it looks at the files and says what to write and what to run.
-"""
+"""quickstart: from what someone has to a configuration and the next three commands."""
 
 import re
 import shlex
@@ -12,11 +9,11 @@ from typing import Literal
 
 import numpy as np
 
-from conformal_arbitrage.core.arrays import Floats
+from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.live.template import template
-from conformal_arbitrage.scorelog.files import Table
-from conformal_arbitrage.scorers.kinds import Form
+from conformal_arbitrage.live.config import template
+from conformal_arbitrage.models.kinds import Form
+from conformal_arbitrage.scorelog.tables import Table
 
 Have = Literal["csv", "endpoints", "eval"]
 CONFIG, LOG, PLAN, CERTIFICATE = "arbitrage.toml", "log.parquet", "route.toml", "certificate.json"

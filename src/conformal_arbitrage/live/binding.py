@@ -1,16 +1,12 @@
-"""Whether a certificate fits the models, and the requests, that it is to be used with.
-
-Knows nothing of decisions or configuration files.
-"""
+"""Whether a certificate fits the models, and the requests, that it is to be used with."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.facts import group_source_of
-from conformal_arbitrage.calibration.text_embedding import text_embedding
+from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
+from conformal_arbitrage.calibration.learned import text_embedding
 from conformal_arbitrage.errors import CertificateError, StaleCalibrationError
-from conformal_arbitrage.scorers.base import Answerer, Identity, Scorer
+from conformal_arbitrage.models.port import Answerer, Identity, Scorer
 
 UNBOUND = "unbound"
 

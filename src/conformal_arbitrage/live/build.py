@@ -1,7 +1,4 @@
-"""From a configuration to scorers, answerers, graders and policies: endpoints with retries, limits, prices and caches.
-
-Knows nothing of the kinds of models, which build themselves, or of score logs.
-"""
+"""From a configuration to scorers, answerers, graders and policies: endpoints with retries, limits, prices and caches."""
 
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
@@ -9,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.facts import group_source_of
-from conformal_arbitrage.calibration.path_certificate import PathCertificate
+from conformal_arbitrage.calibration.cascade import PathCertificate
+from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.candidates import (
     NORMALISERS,
@@ -22,25 +18,25 @@ from conformal_arbitrage.live.candidates import (
     Sampler,
     can_sample,
 )
-from conformal_arbitrage.live.cascade import CascadeChooser, CascadeRouter
 from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.live.grading import COMPARISONS, Comparison, FunctionGrader, Grader, HumanGrader, JudgeGrader
-from conformal_arbitrage.live.policy import ConformalArbitrage, ConformalRouter
-from conformal_arbitrage.scorers.base import Answerer, Scorer
-from conformal_arbitrage.scorers.human import HumanConfig
-from conformal_arbitrage.scorers.kinds import BuildContext, ModelConfig, Section
-from conformal_arbitrage.scorers.order import Shuffled
-from conformal_arbitrage.scorers.rendered import PinnedAnswerer, RenderedScorer
-from conformal_arbitrage.scorers.rendering import VERBATIM
-from conformal_arbitrage.scorers.terminal import Terminal
-from conformal_arbitrage.scorers.user_code import load_object
-from conformal_arbitrage.upstream.base import Port
-from conformal_arbitrage.upstream.breaker import Breaker
-from conformal_arbitrage.upstream.budget import Capped, Spending, SpendingLimit
-from conformal_arbitrage.upstream.cache import Cache
-from conformal_arbitrage.upstream.limit import Limit, RateLimit
-from conformal_arbitrage.upstream.pricing import Priced, Pricing
-from conformal_arbitrage.upstream.retry import Retry
+from conformal_arbitrage.live.graders import COMPARISONS, Comparison, FunctionGrader, Grader, HumanGrader, JudgeGrader
+from conformal_arbitrage.live.rule import CascadeChooser, CascadeRouter, ConformalArbitrage, ConformalRouter
+from conformal_arbitrage.models.kinds import BuildContext, ModelConfig, Section, Terminal, load_object
+from conformal_arbitrage.models.others import HumanConfig
+from conformal_arbitrage.models.port import Answerer, Port, Scorer
+from conformal_arbitrage.models.rendering import VERBATIM, PinnedAnswerer, RenderedScorer, Shuffled
+from conformal_arbitrage.models.wrappers import (
+    Breaker,
+    Cache,
+    Capped,
+    Limit,
+    Priced,
+    Pricing,
+    RateLimit,
+    Retry,
+    Spending,
+    SpendingLimit,
+)
 
 _GRADING_PERSON = HumanConfig(name="grader")  # unpriced, and without a deadline
 CONCURRENCY = 16

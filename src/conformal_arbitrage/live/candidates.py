@@ -3,8 +3,6 @@
 The answer is the first of the largest group, its confidence the share of samples in that group. To everything else this
 is one answerer in router form: `collect`, `ask` and the gateway ask it in the same way, and the certificate is bound to the
 number of samples, to how they are grouped, and to the settings they are drawn with.
-
-Knows nothing of thresholds or configuration files.
 """
 
 import json
@@ -15,12 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeGuard
 
 from conformal_arbitrage.errors import OtherModelError, ReplyError, ScorerError
-from conformal_arbitrage.live.grading import JudgeGrader
-from conformal_arbitrage.scorers.answers import answer_text
-from conformal_arbitrage.scorers.base import Answer, Answerer, Identity
-from conformal_arbitrage.scorers.user_code import UserCode, describe, source_identity
+from conformal_arbitrage.live.graders import JudgeGrader
+from conformal_arbitrage.models.chat import answer_text
+from conformal_arbitrage.models.kinds import UserCode, describe, source_identity
+from conformal_arbitrage.models.port import Answer, Answerer, Identity, fingerprint, spent_of, together
 from conformal_arbitrage.types import ChatRequest, Spent
-from conformal_arbitrage.upstream.base import fingerprint, spent_of, together
 
 TextNormaliser = Callable[[str], object]
 """Takes an answer and returns a text that is the same for answers that mean the same."""

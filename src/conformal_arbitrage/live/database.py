@@ -1,14 +1,11 @@
-"""Where the decision record of a configuration is, and how it is opened.
-
-Knows nothing of what is in it.
-"""
+"""Where the decision record of a configuration is, and how it is opened."""
 
 import os
 import re
 from pathlib import Path
 from urllib.parse import quote
 
-from conformal_arbitrage.calibration.project_secret import ProjectSecret
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.store import Store, open_store

@@ -1,7 +1,4 @@
-"""The webhooks of a configuration: endpoints with the keys that sign for them, and a message to try one with.
-
-Knows nothing of what else they are told.
-"""
+"""The webhooks of a configuration: endpoints with the keys that sign for them, and a message to try one with."""
 
 import os
 import time
@@ -11,8 +8,8 @@ import msgspec
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import Config, WebhookConfig
+from conformal_arbitrage.models.webhook import WebhookAttempt, WebhookEndpoint, signing_keys
 from conformal_arbitrage.store.ids import new_id
-from conformal_arbitrage.upstream.webhook import WebhookAttempt, WebhookEndpoint, signing_keys
 
 
 def webhooks_of(config: Config) -> list[WebhookEndpoint]:

@@ -8,8 +8,6 @@ lower bound of E.
 
 Logarithms are rounded down to multiples of 2^-40 and added as integers. That lowers E by nothing that matters, and makes
 every number independent of the order in which outcomes arrive, to the bit.
-
-Knows nothing of ledgers, clocks or what a loss is.
 """
 
 from collections.abc import Sequence
@@ -17,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.arrays import Floats, Integers, Scalar
+from conformal_arbitrage.core.exact import Floats, Integers, Scalar
 from conformal_arbitrage.errors import OptionError
 
 BETS: Floats = np.exp2(np.arange(-3, 9, dtype=np.float64))

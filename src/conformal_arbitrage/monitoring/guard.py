@@ -19,9 +19,9 @@ from math import ceil, floor
 
 import numpy as np
 
-from conformal_arbitrage.calibration.margins import Threshold
-from conformal_arbitrage.calibration.stops import threshold_rank
-from conformal_arbitrage.core.arrays import Floats
+from conformal_arbitrage.calibration.certificate import Threshold
+from conformal_arbitrage.calibration.options import threshold_rank
+from conformal_arbitrage.core.exact import Floats
 
 STEP = 0.02
 _ONE = 10**12

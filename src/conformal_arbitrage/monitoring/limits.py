@@ -4,8 +4,6 @@ For a fixed bet eta the product of (1 + eta x_i) / (1 + eta r_i), with r_i the e
 martingale from 1, and sum log(1 + eta r_i) <= n log(1 + eta r) for the running mean r of the r_i, since the logarithm is
 concave. So is any mixture over bets whose weights depend on neither r nor n. What it takes are n and one sum per bet, which
 add up across batches, gateways and orders. Limits are never intersected over time: the running mean moves.
-
-Knows nothing of ledgers, clocks or what a loss is.
 """
 
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from conformal_arbitrage.core.arrays import Bools, Floats, Integers
+from conformal_arbitrage.core.exact import Bools, Floats, Integers
 from conformal_arbitrage.monitoring.evidence import floor_log, unit_log
 
 Limits = tuple[float, float]

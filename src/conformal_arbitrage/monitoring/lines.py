@@ -1,23 +1,15 @@
-"""The lines a monitor watches: alpha, and the line that bad luck in calibration cannot explain.
-
-The long-run loss of one certificate of conformal risk control lies above alpha in about half of all calibrations, so a
-monitor at alpha would raise false alarms on valid certificates. Red stands at the loss that a calibration on n rows exceeds
-with probability 0.025 at most: for that, a relaxation of larger risk must have shown a total of at most alpha (n + 1) - B,
-as the loss falls with the relaxation. A high-probability certificate promises alpha itself, so red stands there.
-
-A net loss can be negative: x in [-1, 1] is watched as y = (x + 1) / 2, against (c + 1) / 2, in blocks of five. Its red line
-uses the first passage: if the risk where the walk stopped is above the line, then the walk came past the first relaxation,
-from the side that defers, at which it is; there the total was at most alpha (n + 1) - B, and no more rows had changed than
-where the walk stopped.
-
-Losses are shares of the loss bound: a = alpha / B. Knows nothing of ledgers or certificates.
-"""
+"""The lines a monitor watches, which of them a certificate has, how long it speaks, how soon audits see a loss."""
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor, log
+from math import ceil, floor, inf, log
 from typing import Literal
 
+import numpy as np
+
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.options import NET, REGRET, refusal, refuse_combination, shared_size
+from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.core.bounds import (
     binomial_cdf,
     binomial_interval,
@@ -25,9 +17,92 @@ from conformal_arbitrage.core.bounds import (
     largest_plausible,
     signed_tail,
 )
+from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.core.losses import Number, as_fraction
-from conformal_arbitrage.core.risk import check_alpha
+from conformal_arbitrage.core.walk import check_alpha
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.monitoring.limits import Limits
+
+# --- How long a certificate speaks ---
+
+
+FRESH_DAYS = 30
+SEES_DOUBLING = 27
+"""This many audits over a show, as amber, a loss that is doubled from installation on, with a probability of 90 %."""
+_MOST_DECISIONS = 1_000_000
+"""Beyond this the range no longer changes."""
+
+
+def next_range(n: int, share: Number, decisions: int, *, confidence: float = 0.95) -> Limits | None:
+    """Return the range of the mean loss over the next N decisions, as shares of the loss bound; None if all are deferred.
+
+    It holds for a share `confidence` of calibrations and traffic if they are exchangeable, losses are 0 or the bound, and
+    the budget is spent: scores without ties, or a random boundary, and a Primary that needs the Guardian. Where it is not
+    spent, the mean may lie below. For graded losses there is no such law: watch the limits of the running mean.
+
+    Args:
+        n: rows of the certificate.
+        share: its risk budget as a share of the loss bound.
+        decisions: N.
+        confidence: how often the mean lies inside.
+    """
+    if decisions < 1:
+        raise OptionError(f"decisions must be 1 or more; got {decisions}")
+    losses = int(as_fraction(share, name="alpha") * (n + 1) // 1)
+    if losses < 1:
+        return None
+    total = min(decisions, _MOST_DECISIONS)
+    reached = np.cumsum(_beta_binomial(total, losses, n + 1 - losses))
+    tail = (1 - confidence) / 2
+    low, high = np.searchsorted(reached, [tail, 1 - tail])
+    return float(low / total), float(high / total)
+
+
+def _beta_binomial(total: int, a: float, b: float) -> Floats:
+    """Return the probability of 0 to `total` losses."""
+    k = np.arange(total)
+    steps = np.log(total - k) + np.log(a + k) - np.log(k + 1) - np.log(b + total - k - 1)
+    logs = np.concatenate([[0.0], np.cumsum(steps)])
+    weights = np.exp(logs - logs.max())
+    return weights / weights.sum()
+
+
+def audits_to_see_doubling(share: float) -> int:
+    """Return how many audits from installation on show a doubled loss, as amber, with a probability of 90 %.
+
+    A loss that doubles later shows later: the evidence has earlier audits to outweigh.
+    """
+    return ceil(SEES_DOUBLING / share)
+
+
+def blind_decisions(share: float, audit_rate: float) -> int | None:
+    """Return how many decisions that takes, see `audits_to_see_doubling`; None without audits."""
+    return ceil(SEES_DOUBLING / share / audit_rate) if audit_rate > 0 else None
+
+
+def freshness(
+    known_lately: int, share: float, *, last_known: str | None = None, days: float = FRESH_DAYS, signed: bool = False
+) -> str | None:
+    """Return why a certificate is stale; None if it is fresh.
+
+    Args:
+        known_lately: audits that became known in the last `days` days.
+        share: the risk budget as a share of the loss bound.
+        last_known: when the last audit became known, for the message.
+        days: the window.
+        signed: whether gains count: they hide losses, so a doubling takes longer to show, by how much depends on them.
+    """
+    needed = audits_to_see_doubling(share)
+    if known_lately >= needed:
+        return None
+    since = "not looked at yet" if last_known is None else f"not looked at enough since {last_known}"
+    known = f"{known_lately} audits became known in the last {days:g} days"
+    least = "at least " if signed else ""
+    return f"stale: {since}; {known}, and a new certificate's doubling takes {least}{needed} to show"
+
+
+# --- The lines a monitor watches ---
+
 
 AMBER_EVIDENCE, RED_EVIDENCE, EARLY_EVIDENCE = 20.0, 40.0, 4.0
 """Evidence against alpha for amber, against the red line for red, and against the red line for an early amber."""
@@ -205,3 +280,191 @@ def net_line(n: int, share: Number, absolute: float, *, binary: bool, luck: floa
     if most <= a:
         return a
     return largest_plausible(lambda p: signed_tail(total, n, p, absolute=most), a, rest, stop=most)
+
+
+# --- Which lines the ledger of a certificate is watched against, or why it has none ---
+
+
+SHARED = "small groups"
+"""The ledger of groups that share a threshold, unless a group has that name."""
+
+
+def certificate_lines(
+    certificate: Certificate, *, group: str | None = None, alarm_line: AlarmLine = "luck", policies: int = 1
+) -> Lines:
+    """Return the lines for a certificate, or for one of its groups.
+
+    Args:
+        certificate: what is in force.
+        group: whose ledger it is, of a certificate by groups; small groups that share a threshold share a ledger.
+        alarm_line: "alpha" puts red at alpha whatever the certificate promises.
+        policies: how many policies one statement about false reds is to cover.
+
+    Raises:
+        OptionError: there is nothing to watch, or nothing that can be.
+    """
+    if certificate.loss not in (REGRET, NET):
+        refuse_combination("monitor", "own loss")
+    n = certificate.n if certificate.groups is None else _rows(certificate, group)
+    if certificate.status == "always_defer":
+        raise OptionError("every query is deferred, so the loss is 0 by definition: there is nothing to watch")
+    unclear = refusal("red line", "cluster") if certificate.cluster is not None else None
+    unclear = refusal("red line", "learned") if certificate.learned is not None else unclear
+    if group is not None and alarm_line == "luck" and ledger_names(certificate).get(group) != group:
+        unclear = refusal("red line", "merged groups")
+    if unclear is not None:
+        share = certificate.alpha / certificate.loss_bound
+        return Lines(alpha=share, red=None, block=block_size(share), false_red=None, note=f"there is no red: {unclear}")
+    return watch_lines(
+        certificate.alpha,
+        loss_bound=certificate.loss_bound,
+        n=n,
+        binary=bool(certificate.zero_one) or (certificate.binarized and certificate.loss_bound == 1),
+        confidence=certificate.confidence,
+        alarm_line=alarm_line,
+        policies=policies,
+        absolute=_absolute(certificate),
+    )
+
+
+def ledger_names(certificate: Certificate) -> dict[str, str]:
+    """Return the ledger of each group whose queries are not all deferred; small groups share one, as they do a threshold."""
+    groups = certificate.groups or {}
+    fewest = 0 if certificate.small_groups is None else rows_needed(certificate.alpha, certificate.loss_bound)
+    shared = SHARED
+    while shared in groups:
+        shared += "'"
+    thresholds = {name: one for name, one in groups.items() if one.relaxation is not None}
+    return {name: shared if one.n < fewest else name for name, one in thresholds.items()}
+
+
+def _rows(certificate: Certificate, group: str | None) -> int:
+    """Return from how many rows the threshold of a group comes."""
+    groups = certificate.groups or {}
+    if group is None or group not in groups:
+        raise OptionError(f"a certificate by groups has one ledger for each: {', '.join(groups)}; got {group!r}")
+    if groups[group].relaxation is None:
+        raise OptionError(f"every query of {group!r} is deferred: there is nothing to watch")
+    fewest = rows_needed(certificate.alpha, certificate.loss_bound)
+    if certificate.small_groups is not None and groups[group].n < fewest:
+        return shared_size({name: one.n for name, one in groups.items()}, fewest)
+    return groups[group].n
+
+
+def _absolute(certificate: Certificate) -> float | None:
+    """Return the mean absolute loss of a net certificate's rows, as a share of the bound."""
+    if certificate.loss != NET:
+        return None
+    if certificate.regret is None:
+        raise OptionError("this net certificate does not say its regret, on which the red line rests: calibrate again")
+    return min((2 * certificate.regret - certificate.empirical_risk) / certificate.loss_bound, 1.0)
+
+
+# --- Planning audits ---
+
+
+MEDIAN_DELAYS = {1.25: 150.0, 1.5: 43.0, 2.0: 13.0, 5.0: 2.5}
+"""True loss over the line -> audits times a until red, in half of all cases; twice as many in nine of ten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayRow:
+    """How soon a loss of `ratio` times the line is seen.
+
+    Attributes:
+        ratio: the true loss over the line.
+        audits: audits until red, in half of all cases.
+        decisions: decisions until then.
+        days: days until then; twice as many in nine of ten cases.
+        excess: losses above the line until then, in units of the loss bound.
+    """
+
+    ratio: float
+    audits: int
+    decisions: int
+    days: float
+    excess: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPlan:
+    """What an audit rate buys and costs.
+
+    Attributes:
+        audit_rate: the share of decisions that are audited.
+        decisions_per_day: the traffic.
+        audits_per_day: audited decisions.
+        guardian_calls_per_day: calls of the Guardian for audits alone, if the Primary decides this share.
+        primary_share: the share of decisions that the Primary decides; those deferred need no call.
+        cost_per_day: dollars of these calls; None if a call's price is unknown.
+        fresh_after_days: days after which enough audits are known for a doubled loss to show in nine of ten cases.
+        delays: how soon a loss above the line is seen.
+    """
+
+    audit_rate: float
+    decisions_per_day: float
+    audits_per_day: float
+    guardian_calls_per_day: float
+    primary_share: float
+    cost_per_day: float | None
+    fresh_after_days: float
+    delays: tuple[DelayRow, ...]
+
+
+def plan_audits(
+    alpha: Number,
+    *,
+    loss_bound: Number = 1,
+    audit_rate: float,
+    decisions_per_day: float,
+    primary_share: float = 1.0,
+    guardian_cost: float | None = None,
+) -> AuditPlan:
+    """Plan audits: how soon a loss above the line is seen, and what they cost.
+
+    The line is alpha for a high-probability certificate; for any other red stands higher, by what calibration luck explains.
+
+    Args:
+        alpha: the risk budget.
+        loss_bound: the largest possible loss.
+        audit_rate: the share of decisions to audit, above 0.
+        decisions_per_day: the traffic.
+        primary_share: the share of decisions that the Primary decides.
+        guardian_cost: dollars per call of the Guardian.
+    """
+    if not 0 < audit_rate <= 1:
+        raise OptionError(f"audit_rate must lie above 0 and be at most 1; got {audit_rate:g}")
+    if not 0 < decisions_per_day < inf:
+        raise OptionError(f"decisions_per_day must be a number above 0; got {decisions_per_day:g}")
+    if guardian_cost is not None and not 0 <= guardian_cost < inf:
+        raise OptionError(f"guardian_cost must be 0 dollars or more; got {guardian_cost:g}")
+    if not 0 <= primary_share <= 1:
+        raise OptionError(f"primary_share must lie in [0, 1]; got {primary_share:g}")
+    bound = as_fraction(loss_bound, name="loss_bound")
+    share = float(check_alpha(alpha, bound) / bound)
+    audits = audit_rate * decisions_per_day
+    calls = audits * primary_share
+    return AuditPlan(
+        audit_rate=audit_rate,
+        decisions_per_day=decisions_per_day,
+        audits_per_day=audits,
+        guardian_calls_per_day=calls,
+        primary_share=primary_share,
+        cost_per_day=None if guardian_cost is None else calls * guardian_cost,
+        fresh_after_days=audits_to_see_doubling(share) / audits,
+        delays=tuple(
+            _delay(ratio, unit, share, audit_rate, decisions_per_day) for ratio, unit in MEDIAN_DELAYS.items()
+        ),
+    )
+
+
+def _delay(ratio: float, unit: float, share: float, audit_rate: float, per_day: float) -> DelayRow:
+    audits = unit / share
+    decisions = audits / audit_rate
+    return DelayRow(
+        ratio=ratio,
+        audits=ceil(audits),
+        decisions=ceil(decisions),
+        days=decisions / per_day,
+        excess=(ratio - 1) * share * decisions,
+    )

@@ -1,24 +1,293 @@
-"""Monitor: what a ledger of audited decisions says about its certificate, at any moment.
-
-Everything is a function of the ledger and the clock. Rows may arrive in any order, one by one or all at once, and outcomes
-may become known in any order: the numbers are the same, to the bit.
-
-Knows nothing of databases, policies or what is done about an alarm.
-"""
+"""Monitor: what a ledger of audited decisions says about its certificate: states, history, age."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import ceil, inf
+from typing import Literal
 
 import numpy as np
 
-from conformal_arbitrage.core.arrays import Floats, Integers
+from conformal_arbitrage.calibration.notebook import html_interval, html_table
+from conformal_arbitrage.core.exact import Floats, Integers
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.monitoring.evidence import EvidenceProcess, grown
-from conformal_arbitrage.monitoring.limits import NO_LOSS, WHOLE_LOSS, Limits, LossSums
-from conformal_arbitrage.monitoring.lines import LOG_AMBER, Lines
-from conformal_arbitrage.monitoring.states import Cause, Figures, Standing, judge
+from conformal_arbitrage.monitoring.evidence import EvidenceProcess, grown, log_evidence
+from conformal_arbitrage.monitoring.limits import NO_LOSS, WHOLE_LOSS, Limits, LossSums, limits_of, loss_logs
+from conformal_arbitrage.monitoring.lines import LOG_AMBER, LOG_EARLY, Lines
+
+# --- States ---
+
+
+State = Literal["blind", "no evidence", "within calibration luck", "kept", "amber", "red"]
+Cause = Literal["losses", "failing audits"]
+SEVERITY: tuple[State, ...] = ("red", "amber", "blind", "no evidence", "within calibration luck", "kept")
+"""The states of several ledgers of one policy, the one that matters most first: the policy is in that of the worst."""
+FEWEST_KNOWN = 11
+"""Fewer known audits than this over a say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a ledger shows at one moment.
+
+    Attributes:
+        lines: what it is watched against.
+        audit_rate: the share of decisions that the coin draws now.
+        known: audits with a known loss.
+        pending: audits whose outcome is not due yet.
+        missing: audits whose outcome is overdue.
+        log_evidence: against alpha and against the red line, now; the second is None without a red line.
+        log_peak: the largest it has ever been on this ledger.
+        within_alpha: whether the upper limit of the running mean is at most alpha.
+        within_red: whether it is at most the red line.
+    """
+
+    lines: Lines
+    audit_rate: float
+    known: int
+    pending: int
+    missing: int
+    log_evidence: tuple[float, float | None]
+    log_peak: tuple[float, float | None]
+    within_alpha: bool
+    within_red: bool
+
+    @property
+    def crossed(self) -> bool:
+        """Whether the evidence is enough for red."""
+        return _reaches(self.log_peak[1], self.lines.log_red)
+
+    @property
+    def above_alpha(self) -> bool:
+        """Whether the evidence is enough for amber."""
+        return _reaches(self.log_peak[0], LOG_AMBER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is known about a certificate in production.
+
+    Attributes:
+        state: the verdict.
+        reasons: why it is red, amber or blind, in words; empty otherwise.
+        cause: of evidence above a line: losses, or audits that fail (without them the evidence would not do); else None.
+        figures: what the verdict rests on.
+        mean: mean loss of the audits with a known loss; None if there is none.
+        limits: of the running mean over all audits, each side failing ever with probability 0.025: an unknown loss
+            counts 0 in the lower limit (-1 if gains count) and 1 in the upper one.
+        known_limits: of the known ones alone; None if an outcome is overdue. Outcomes that take long to become known
+            are under-represented in it.
+    """
+
+    state: State
+    reasons: tuple[str, ...]
+    cause: Cause | None
+    figures: Figures
+    mean: float | None
+    limits: Limits
+    known_limits: Limits | None
+
+    def _repr_html_(self) -> str:
+        figures, lines = self.figures, self.figures.lines
+        facts = [("state", self.state), *(("why", reason) for reason in self.reasons)]
+        facts += [("audits", f"{figures.known} known, {figures.pending} pending, {figures.missing} missing")]
+        facts += [("mean loss", "unknown" if self.mean is None else f"{self.mean:.4g}")]
+        marks = [("alpha", lines.alpha), *([] if lines.red is None else [("red", lines.red)])]
+        return html_table(facts) + html_interval(
+            "limits of the loss of audited decisions", self.limits, self.mean, marks
+        )
+
+
+def judge(
+    figures: Figures,
+    *,
+    cause: Cause | None = None,
+    alarmed: bool = False,
+    guardian_fails: bool = False,
+    stale: str | None = None,
+) -> tuple[State, tuple[str, ...]]:
+    """Return the state that figures imply, and why.
+
+    Args:
+        figures: what the ledger shows.
+        cause: why evidence is above a line, if it is.
+        alarmed: an alarm was raised on this ledger: it stands, whatever late outcomes say.
+        guardian_fails: the figure "as served" is above alpha.
+        stale: why the evidence is old, in words.
+    """
+    if alarmed or figures.crossed:
+        return "red", (_red_reason(cause),)
+    amber = _amber_reasons(figures, cause, guardian_fails, stale)
+    if amber:
+        return "amber", amber
+    blind = _blind_reasons(figures)
+    if blind:
+        return "blind", blind
+    if figures.within_alpha:
+        return "kept", ()
+    return ("within calibration luck" if figures.within_red else "no evidence"), ()
+
+
+def _red_reason(cause: Cause | None) -> str:
+    if cause == "failing audits":
+        return "audits fail: counted as losses, they put the loss above the red line"
+    return "the loss is above the red line"
+
+
+def _amber_reasons(figures: Figures, cause: Cause | None, guardian_fails: bool, stale: str | None) -> tuple[str, ...]:
+    audits = figures.known + figures.pending + figures.missing
+    allowed = figures.lines.alpha / 2
+    failing = cause == "failing audits"
+    reasons = {
+        "audits fail: counted as losses, they put the long-run loss above alpha": figures.above_alpha and failing,
+        "the long-run loss of this certificate is above alpha": figures.above_alpha and not failing,
+        "the loss may be above the red line": _reaches(figures.log_evidence[1], LOG_EARLY),
+        f"more than {100 * allowed:.3g} % of the audits have no outcome": figures.missing > allowed * audits,
+        "the Guardian fails: the loss of delivered answers is above alpha": guardian_fails,
+    }
+    return (*(text for text, holds in reasons.items() if holds), *([] if stale is None else [stale]))
+
+
+def _blind_reasons(figures: Figures) -> tuple[str, ...]:
+    needed = ceil(FEWEST_KNOWN / figures.lines.alpha)
+    unknown = figures.pending + figures.missing
+    reasons = {
+        "no decision is audited: the audit rate is 0": figures.audit_rate <= 0,
+        f"too few audits: {figures.known} of the {needed} needed are known": figures.known < needed,
+        "more than half of the audits have no outcome yet": unknown > figures.known,
+    }
+    return tuple(text for text, holds in reasons.items() if holds)
+
+
+def _reaches(log_evidence: float | None, enough: float) -> bool:
+    return log_evidence is not None and log_evidence >= enough
+
+
+# --- How a ledger came to stand where it stands ---
+
+
+_POINTS = 240
+_SLAB = 1 << 10
+"""Rows at a time: each has a logarithm for every bet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerHistory:
+    """What a ledger showed after some of its audits; all arrays have one entry for each of these.
+
+    Attributes:
+        lines: what it is watched against.
+        audits: how many there were.
+        mean: of the known losses; NaN before the first.
+        lower: the lower limit, with every unknown loss at its smallest.
+        upper: the upper limit, with every unknown loss at its largest.
+        evidence: log E against the red line, or against alpha if there is none; pending outcomes at their smallest.
+    """
+
+    lines: Lines
+    audits: Integers
+    mean: Floats
+    lower: Floats
+    upper: Floats
+    evidence: Floats
+
+
+class LedgerCourse:
+    """Mean and limits along a ledger, taken part by part, so that no part needs to be kept.
+
+    Args:
+        lines: what it is watched against.
+        rows: how many rows there will be.
+        points: at most this many, evenly spaced; the last one is the last row.
+
+    Attributes:
+        audits: after how many rows there is a point.
+    """
+
+    def __init__(self, lines: Lines, rows: int, *, points: int = _POINTS) -> None:
+        spaced = np.linspace(1, rows, min(points, rows)).round().astype(np.int64)
+        self.audits: Integers = spaced[np.diff(spaced, prepend=0) > 0]
+        self._lines = lines
+        self._rows = 0
+        self._known, self._sum = 0, 0.0
+        self._best, self._worst = (np.zeros(len(NO_LOSS.logs), dtype=np.int64) for _ in range(2))
+        self._means: list[Floats] = []
+        self._bests: list[Integers] = []
+        self._worsts: list[Integers] = []
+
+    def take(self, losses: Floats) -> Integers:
+        """Take the losses of the next rows, NaN while unknown; return at which of them there is a point."""
+        if not len(losses):
+            return np.zeros(0, dtype=np.int64)
+        return np.concatenate([low + self._take(losses[low : low + _SLAB]) for low in range(0, len(losses), _SLAB)])
+
+    def _take(self, losses: Floats) -> Integers:
+        first, last = np.searchsorted(self.audits, [self._rows, self._rows + len(losses)], side="right")
+        places = self.audits[first:last] - self._rows - 1
+        shares, known = _shares(self._lines, losses), ~np.isnan(losses)
+        best, worst = np.where(known, shares, 0.0), np.where(known, shares, 1.0)
+        counts, sums = self._known + np.cumsum(known), np.cumsum(np.concatenate([[self._sum], best]))[1:]
+        with np.errstate(invalid="ignore"):
+            self._means.append(sums[places] / counts[places])
+        for logs, ends, total in (
+            (loss_logs(best), self._bests, self._best), (loss_logs(worst), self._worsts, self._worst)
+        ):  # fmt: skip
+            running = np.cumsum(logs, axis=0, out=logs)
+            ends.append(running[places] + total)
+            total += running[-1]
+        self._known, self._sum, self._rows = int(counts[-1]), float(sums[-1]), self._rows + len(losses)
+        return places
+
+    def figures(self) -> tuple[Integers, Floats, Floats, Floats]:
+        """Return the points that were reached: after how many audits, the mean, and the lower and upper limit."""
+        audits = self.audits[: np.searchsorted(self.audits, self._rows, side="right")]
+        if not len(audits):
+            return audits, np.zeros(0), np.zeros(0), np.zeros(0)
+        mean = np.concatenate(self._means)
+        lower = limits_of(np.concatenate(self._bests), audits)[0]
+        upper = limits_of(np.concatenate(self._worsts), audits)[1]
+        if self._lines.signed:
+            mean, lower, upper = 2 * mean - 1, 2 * lower - 1, 2 * upper - 1
+        return audits, mean, lower, upper
+
+
+def ledger_history(
+    lines: Lines, losses: Floats, missing: Floats | None = None, *, points: int = _POINTS
+) -> LedgerHistory:
+    """Return the history of a ledger, as its outcomes are known now.
+
+    Args:
+        lines: what it is watched against.
+        losses: one per row in order of seq, as shares of the loss bound; NaN while unknown.
+        missing: which unknown losses are overdue, as 0 and 1; these count whole in the evidence.
+        points: at most this many, evenly spaced; the last one is the last row.
+    """
+    course = LedgerCourse(lines, len(losses), points=points)
+    course.take(losses)
+    audits, mean, lower, upper = course.figures()
+    known = ~np.isnan(losses)
+    counted = np.where(known, _shares(lines, losses), 0.0 if missing is None else missing)
+    return LedgerHistory(
+        lines=lines, audits=audits, mean=mean, lower=lower, upper=upper, evidence=_evidence(lines, counted, audits)
+    )
+
+
+def _shares(lines: Lines, losses: Floats) -> Floats:
+    return np.clip((losses + 1) / 2 if lines.signed else losses, 0.0, 1.0)
+
+
+def _evidence(lines: Lines, shares: Floats, audits: Integers) -> Floats:
+    """Return the log evidence after the whole blocks so far."""
+    whole = len(shares) // lines.block
+    if not whole:
+        return np.zeros(len(audits))
+    means = shares[: whole * lines.block].reshape(whole, lines.block).mean(axis=1)
+    logs = np.concatenate([[0.0], log_evidence(means, lines.levels[-1])])
+    return logs[audits // lines.block]
+
+
+# --- Monitor ---
+
 
 _ONE = 10**12
 """A loss of the whole bound, in ticks; of net losses, ticks count from the largest gain on."""

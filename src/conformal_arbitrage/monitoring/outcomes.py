@@ -6,8 +6,6 @@ delivered: leaving some out would select the rest by their scores. Losses are sh
 
 A loss known from the decision alone needs no call of the Guardian. Asking it again after a deferral would measure how often
 it repeats itself, not the loss, which is 0 by definition.
-
-Knows nothing of records, clocks or evidence.
 """
 
 from collections.abc import Sequence

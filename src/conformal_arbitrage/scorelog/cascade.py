@@ -2,8 +2,6 @@
 
 For every cheap model NAME a table has NAME_confidence, NAME_grade, NAME_cost and NAME_answer, and for the Guardian
 NAME_grade and NAME_cost, besides `id`. A model without a confidence in a row gave no answer there.
-
-Knows nothing of chains, thresholds or how answers are graded.
 """
 
 import hashlib
@@ -15,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from conformal_arbitrage.core.arrays import Bools, Floats, Indices, Integers
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
 from conformal_arbitrage.errors import ScoreLogError
-from conformal_arbitrage.scorelog.files import Table, write_table
 from conformal_arbitrage.scorelog.fitness import UNFIT
-from conformal_arbitrage.scorelog.router import grades
-from conformal_arbitrage.scorelog.tables import Strings, TableColumns, strings
+from conformal_arbitrage.scorelog.log import grades
+from conformal_arbitrage.scorelog.tables import Strings, Table, TableColumns, strings, write_table
 from conformal_arbitrage.types import as_object
 
 GUARDIAN_NAME = "guardian"

@@ -1,7 +1,4 @@
-"""Whether the rows of a log can stand for new queries: selected by their scores, repeated, or in clusters.
-
-Knows nothing of who selects rows, nor of what the log is wanted for.
-"""
+"""Whether the rows of a log can stand for new queries: selected by their scores, repeated, or in clusters."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +7,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.arrays import Floats, Indices, Integers
+from conformal_arbitrage.core.exact import Floats, Indices, Integers
 from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.scorelog.log import ScoreLog
 

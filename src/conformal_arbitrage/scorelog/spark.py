@@ -1,10 +1,4 @@
-"""Spark as an engine: parts as tasks. Only the DataFrame API is used, so Spark Connect works like a classic session.
-
-Workers need NumPy, msgspec and DuckDB, and must be able to read the files; the package itself is sent to them, so that they
-compute what this release computes. Spark repeats a task whose worker dies.
-
-Knows nothing of what the work is.
-"""
+"""Spark: a DataFrame or table as a score log; the work goes to the rows, and only small results come back."""
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
@@ -20,16 +14,28 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Final, TypeVar
 
-from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError
-from conformal_arbitrage.scorelog.engines import NamedWork
-from conformal_arbitrage.scorelog.parts import ScorePart
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import numpy as np
+
+from conformal_arbitrage.core.exact import Floats
+from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
+from conformal_arbitrage.scorelog.digest import checksum, rows_without_order, sum_of_hashes
+from conformal_arbitrage.scorelog.log import Lists, RawColumns, ScoreLog
+from conformal_arbitrage.scorelog.parts import NamedWork, PartFile, ScorePart
+from conformal_arbitrage.scorelog.tables import TextBytes, refuse_absent_column, text_bytes
+
+# --- Spark as an engine ---
+
 
 _Result = TypeVar("_Result")
 SPARK: Final = "spark"
@@ -245,3 +251,314 @@ def _archive() -> Path:
         for name, source in sources.items():
             zipped.writestr(zipfile.ZipInfo(name), source, zipfile.ZIP_DEFLATED)
     return archive
+
+
+# --- A table or frame of Spark as a score log ---
+
+
+_ROWS: Final = 1 << 19
+_NUMBERS: Final = re.compile(r"array<(double|float|tinyint|smallint|int|bigint)>")
+_IDS: Final = ("string", "tinyint", "smallint", "int", "bigint")
+_PARTITION: Final = 1 << 40
+"""More rows than a partition has: numbers that order the batches of all partitions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TableBatch(ScorePart):
+    """Some rows of a partition, on a worker; without them when it is sent back."""
+
+    rows: Any = None
+    seen: list[int] = field(default_factory=list[int])
+
+    def __reduce__(self) -> tuple[Callable[..., "TableBatch"], tuple[Any, ...]]:
+        return _batch, (self.file, self.start, self.stop, self.first, self.primary, self.guardian, self.binary)
+
+    def load(self, columns: Sequence[str] | None = None, *, ids: bool = True) -> ScoreLog:
+        """Return the rows; `columns` other than those a calibration reads are not there."""
+        log = ScoreLog.from_columns(_raw_columns(self, ids=ids))
+        self.seen.append(checksum((log.primary, log.guardian)))
+        return log.binarized() if self.binary else log
+
+    def load_apart(self) -> tuple[ScoreLog, TextBytes | None]:
+        """Return the scores, and the ids as bytes."""
+        ids = _text_bytes(self.rows.column("id")) if "id" in self.rows.column_names else None
+        return self.load([], ids=ids is not None and ids.has_empty()), ids
+
+    def digests(self, log: ScoreLog, ids: TextBytes | None) -> tuple[str, ...]:
+        """Return the sum of the hashes of its rows, given what `load_apart` returns."""
+        arrays = (log.primary, log.guardian, log.binary)
+        return (f"{sum_of_hashes(log.score_digits, log.offsets, arrays, ids):x}",)
+
+
+def _batch(
+    file: PartFile,
+    start: int,
+    stop: int,
+    first: int,
+    primary: str,
+    guardian: str | None,
+    binary: bool,
+) -> TableBatch:
+    return TableBatch(
+        file=file,
+        start=start,
+        stop=stop,
+        first=first,
+        primary=primary,
+        guardian=guardian,
+        outcomes=(),
+        binary=binary,
+    )
+
+
+def _raw_columns(part: TableBatch, *, ids: bool) -> RawColumns:
+    names: list[str] = part.rows.column_names
+    guardian = part.guardian or "guardian"
+    texts, distinct = _text_bytes(part.rows.column("id")).ids() if ids and "id" in names else (None, False)
+    return RawColumns(
+        source=part.file.path,
+        columns=(part.primary, guardian),
+        primary=_numbers(part.rows.column("primary")),
+        guardian=_numbers(part.rows.column("guardian")),
+        single=frozenset(name for name in (part.primary, guardian) if part.file.single(name)),
+        lists={"correct": _numbers(part.rows.column("correct"))} if "correct" in names else {},
+        outcomes=("correct",) if "correct" in names else (),
+        id=texts,
+        distinct=distinct,
+        label=_floats(part.rows.column("label")) if "label" in names else None,
+        first_row=part.start,
+    )
+
+
+def _numbers(column: Any) -> Lists:
+    """Return a list column of Arrow: flat values, null as NaN, and each row's length, -1 for null."""
+    compute: Any = import_module("pyarrow.compute")  # whose functions are made when it is loaded
+    lengths = compute.fill_null(compute.list_value_length(column), -1)
+    return _floats(compute.list_flatten(column)), np.asarray(lengths.to_numpy(), dtype=np.int64)
+
+
+def _text_bytes(column: Any) -> TextBytes:
+    """Return texts, or numbers as such."""
+    import pyarrow
+
+    return text_bytes(pyarrow.table({"id": column.cast(pyarrow.large_string())}), len(column))
+
+
+def _floats(column: Any) -> Floats:
+    return np.asarray(column.to_numpy(), dtype=np.float64)
+
+
+def run_batches(task: bytes, batches: Iterable[Any]) -> Iterator[Any]:
+    """Do the work on the rows of a partition, on a worker."""
+    work, template = unpacked(task)
+    return (result_of(_Counted(work), part) for part in _parts_of(template, batches))
+
+
+def _parts_of(template: TableBatch, batches: Iterable[Any]) -> Iterator[TableBatch]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = 0 if context is None else context.partitionId()
+    file = replace(template.file, path=f"{template.file.path}, partition {number}")
+    start = 0
+    for rows in _joined(batches):
+        stop = start + rows.num_rows
+        yield replace(template, file=file, start=start, stop=stop, first=_PARTITION * number + start, rows=rows)
+        start = stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Work that also returns how many rows there were, and their checksum."""
+
+    work: Callable[[ScorePart], object]
+
+    def __call__(self, part: ScorePart) -> tuple[int, int, object]:
+        result = self.work(part)
+        return part.stop - part.start, part.seen[-1] if isinstance(part, TableBatch) else 0, result
+
+
+def _joined(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield Arrow tables of about half a million rows."""
+    import pyarrow
+
+    waiting: list[Any] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(one.num_rows for one in waiting) >= _ROWS:
+            yield pyarrow.Table.from_batches(waiting).combine_chunks()
+            waiting = []
+    if sum(one.num_rows for one in waiting):
+        yield pyarrow.Table.from_batches(waiting).combine_chunks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SparkTable:
+    """A score log that is a table or any other frame of Spark, and the engine that works on it.
+
+    `calibrate` and `verify` take one in the place of a `ScoreLog`, with the same results.
+
+    Attributes:
+        frame: the frame; computed anew in every pass, so its rows must be the same each time.
+        name: for messages.
+        primary: the column of the Primary's scores, an array of double or float.
+        guardian: the column of the Guardian's scores.
+        id: the column of unique ids; needed for boundary="random".
+        binary: whether the loss is measured on the paper's 0/1 Guardian; see `binarized`.
+    """
+
+    frame: Any
+    name: str = "frame"
+    primary: str = "primary"
+    guardian: str | None = "guardian"
+    id: str = "id"
+    binary: bool = False
+    _seen: dict[str, int] = field(default_factory=dict[str, int])
+
+    @classmethod
+    def open(cls, address: str, table: str, *, primary: str = "primary", guardian: str = "guardian") -> "SparkTable":
+        """Find a table of a session's catalog.
+
+        Args:
+            address: of the session; see `spark_session`.
+            table: its name, with catalog and schema if need be.
+            primary: the column of the Primary's scores.
+            guardian: the column of the Guardian's scores.
+
+        Raises:
+            EngineError: there is no session, or no such table.
+        """
+        session = spark_session(address)
+        with spark_errors(f"table {table}: cannot be opened"):
+            frame = session.table(table)
+            frame.schema  # noqa: B018 - Connect looks for the table only now
+        return cls(frame=frame, name=f"table {table}", primary=primary, guardian=guardian)
+
+    def binarized(self) -> "SparkTable":
+        """Return the log with the paper's 0/1 Guardian as its loss column; see `ScoreLog.binarized`."""
+        return replace(self, binary=True)
+
+    def __len__(self) -> int:
+        """Count the rows, once."""
+        if "rows" not in self._seen:
+            self._check_types()
+            ((self._seen["rows"],),) = self._query("count(*)")
+        if self._seen["rows"] == 0:
+            raise ScoreLogError(f"{self.source}: there are no rows; give it at least one")
+        return self._seen["rows"]
+
+    def __repr__(self) -> str:
+        return f"<SparkTable {self.name}>"
+
+    @property
+    def source(self) -> str:
+        """The table, for messages."""
+        return self.name
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """Spark's type of each column."""
+        return dict(self.frame.dtypes)
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """The names under which Primary and Guardian stand."""
+        return self.primary, self.guardian or "guardian"
+
+    @property
+    def identities(self) -> None:
+        """The scorers that made the scores: a table does not say."""
+        return
+
+    def parts(self) -> list[ScorePart]:
+        """Return no parts: the rows are where they are."""
+        return []
+
+    def stamps(self) -> list[object]:
+        """Return nothing: Spark says itself when the files of a table have changed."""
+        return []
+
+    def in_words(self, done: int) -> str:
+        """Return how many rows and batches were worked on."""
+        return f"{len(self):,} rows in {done} batches of {self.source}"
+
+    def repeated_id(self) -> str | None:
+        """Return an id that occurs twice, in words, or None."""
+        if self.id not in self.types:
+            return None
+        id = f"cast({_quoted(self.id)} as string)"
+        ((rows, distinct),) = self._query("count(*)", f"count(distinct {id})")
+        if rows == distinct:
+            return None
+        counted = self.frame.selectExpr(f"{id} as id").groupBy("id").count().where("count > 1 or id is null")
+        with spark_errors(f"{self.source}: cannot be read"):
+            return f"{counted.orderBy('id').limit(1).collect()[0][0]!r} is the id of more than one row"
+
+    def digest(self, digests: Iterable[tuple[ScorePart, Sequence[str]]]) -> str:
+        """Return the digest of all rows, in whichever order, from those of its batches."""
+        return rows_without_order(len(self), sum(int(one, 16) for _, own in digests for one in own))
+
+    def gather(self, reason: str) -> NoReturn:
+        """Refuse to put all rows together in memory."""
+        raise OptionError(
+            f"{self.source}: {reason} needs all rows in memory at once; write the table as Parquet files and read them with "
+            "ScoreParts, or leave that option out"
+        )
+
+    def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
+        """Yield the results of all batches as they come.
+
+        Raises:
+            EngineError: the rows are not those of an earlier pass.
+        """
+        task = packed((work, self._template()))
+
+        def run(batches: Iterator[Any]) -> Iterator[Any]:
+            return run_batches(task, batches)
+
+        rows = total = 0
+        for count, sum_of_scores, result in results_of(self._selected().mapInArrow(run, "result binary")):
+            rows, total = rows + count, (total + sum_of_scores) % (1 << 64)
+            yield result
+        if (rows, total) != (len(self), self._seen.setdefault("checksum", total)):
+            raise EngineError(
+                f"{self.source}: its rows changed between two passes ({len(self):,}, then {rows:,}); calibrate a frame that "
+                "is the same each time it is computed: a snapshot of the table, or one that was written"
+            )
+
+    def _selected(self) -> Any:
+        """Return the frame of the columns that workers read."""
+        return self.frame.selectExpr(*(f"{_quoted(name)} as {alias}" for alias, name in self._named().items()))
+
+    def _template(self) -> TableBatch:
+        singles = {name: "FLOAT[]" for name, kind in self.types.items() if kind == "array<float>"}
+        file = PartFile(path=self.source, rows=len(self), types=singles, document="{}")
+        return _batch(file, 0, 0, 0, self.primary, self.guardian, self.binary)
+
+    def _named(self) -> dict[str, str]:
+        """Return the columns that workers read, by the name they have there."""
+        named = {"primary": self.primary, "guardian": self.guardian or "", "id": self.id}
+        named |= {"label": "label", "correct": "correct"} if self.binary else {}
+        return {alias: name for alias, name in named.items() if name in self.types}
+
+    def _query(self, *columns: str) -> list[tuple[int, ...]]:
+        with spark_errors(f"{self.source}: cannot be read"):
+            return [tuple(row) for row in self.frame.selectExpr(*columns).collect()]
+
+    def _check_types(self) -> None:
+        """Refuse columns that are not there, or hold something else than numbers."""
+        for name in (self.primary, *([] if self.guardian is None else [self.guardian])):
+            refuse_absent_column(name, self.types, self.source)
+            if not _NUMBERS.fullmatch(self.types[name]):
+                raise ScoreLogError(
+                    f"{self.source}: column '{name}' is {self.types[name]}; it must be array<double> or array<float>"
+                )
+        if self.types.get(self.id, "string") not in _IDS:
+            raise ScoreLogError(
+                f"{self.source}: column '{self.id}' is {self.types[self.id]}; ids are text or whole numbers"
+            )
+
+
+def _quoted(name: str) -> str:
+    """Return a column's name as Spark's SQL."""
+    return "`" + name.replace("`", "``") + "`"

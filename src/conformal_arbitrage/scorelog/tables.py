@@ -1,29 +1,435 @@
-"""Columns of a table that DuckDB holds, read one at a time into flat arrays, and columns put back together as a query.
+"""Tables in and out: files and frames, read by DuckDB into flat arrays without an object per entry."""
 
-DuckDB's errors are translated here, for files and frames alike. A list may also be the JSON text of its numbers, as in
-JSON Lines and CSV.
-
-Knows nothing of where a table comes from, nor of what a column means.
-"""
-
+import csv
+import ctypes
+import json
+import os
 import re
+import secrets
+import sys
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from importlib import import_module
+from itertools import chain, pairwise
+from pathlib import Path
+from types import ModuleType, NoneType
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.arrays import Bools, Floats, Integers
-from conformal_arbitrage.errors import ScoreLogError
-from conformal_arbitrage.scorelog.arrow import ArrowError, ArrowStream, number_lists, text_bytes, text_lists
-from conformal_arbitrage.scorelog.texts import Strings, TextBytes
+from conformal_arbitrage.core.exact import Bools, Floats, Integers, Scalar, digits_of, numbers_or_none
+from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
 
 if TYPE_CHECKING:
     import duckdb
+
+
+# --- Columns of text ---
+
+
+Strings = NDArray[Any]
+"""Text of any length, without a Python object per entry (numpy.dtypes.StringDType)."""
+Keys = NDArray[np.uint64]
+"""Numbers that stand for texts: equal ones for equal texts."""
+
+_AT_ONCE: Final = 1 << 16
+_WORD: Final = 8
+_LONGEST: Final = 256
+_ODD: Final = np.random.default_rng(0).integers(1 << 63, size=_LONGEST // _WORD, dtype=np.uint64) | np.uint64(1)
+_FIRST_BYTES: Final = np.array([(1 << (8 * count)) - 1 for count in range(_WORD + 1)], dtype="<u8")
+
+
+@dataclass(frozen=True, slots=True)
+class TextBytes:
+    """Texts in UTF-8, one after the other.
+
+    Attributes:
+        data: all bytes.
+        bounds: where each text begins, and where the last one ends.
+    """
+
+    data: NDArray[np.uint8]
+    bounds: Integers
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, rows: slice) -> "TextBytes":
+        start, stop, _ = rows.indices(len(self))
+        return TextBytes(self.data, self.bounds[start : stop + 1])
+
+    def strings(self) -> Strings:
+        """Return the texts as one array."""
+        array = np.empty(len(self), np.dtypes.StringDType())
+        for start, block in self._blocks():
+            array[start : start + len(block)] = block._few(block._words())
+        return array
+
+    def ids(self) -> tuple[Strings, bool]:
+        """Return the texts as one array, and whether they are surely distinct and none is empty; see `hash_keys`."""
+        array, keys = np.empty(len(self), np.dtypes.StringDType()), np.zeros(len(self), np.uint64)
+        for start, block in self._blocks():
+            words = block._words()
+            array[start : start + len(block)] = block._few(words)
+            if words is not None:
+                keys[start : start + len(block)] = _keys(words)
+        return array, bool(keys.all()) and all_distinct(keys)
+
+    def hash_keys(self) -> Iterator[Keys]:
+        """Yield a key for each text, some at a time.
+
+        Equal texts have equal keys, and the empty one has key 0. That two others share a key has a chance of about
+        n^2 / 2^65; they are not surely distinct then. Texts without words have key 0, which says nothing.
+        """
+        for _, block in self._blocks():
+            words = block._words()
+            yield np.zeros(len(block), np.uint64) if words is None else _keys(words)
+
+    def each(self) -> list[bytes]:
+        """Return the bytes of each text by itself."""
+        raw, bounds = self._own().tobytes(), (self.bounds - self.bounds[0]).tolist()
+        return [raw[start:stop] for start, stop in pairwise(bounds)]
+
+    def has_empty(self) -> bool:
+        """Return whether any text is empty."""
+        return bool((self.bounds[1:] == self.bounds[:-1]).any())
+
+    def framed(self) -> bytes:
+        """Return the texts, each after its length in four bytes."""
+        sizes = np.diff(self.bounds)
+        starts = self.bounds[:-1] - self.bounds[0] + 4 * np.arange(len(self))
+        whole = np.empty(len(self._own()) + 4 * len(self), np.uint8)
+        is_text = np.ones(len(whole), np.bool_)
+        _words_at(whole, "<u4")[starts] = sizes
+        _words_at(is_text, "<u4")[starts] = 0
+        whole[is_text] = self._own()
+        return whole.tobytes()
+
+    def _own(self) -> NDArray[np.uint8]:
+        return self.data[self.bounds[0] : self.bounds[-1]]
+
+    def _blocks(self) -> Iterator[tuple[int, "TextBytes"]]:
+        """Yield texts that fit the processor's cache, and the number of the first."""
+        return ((start, self[start : start + _AT_ONCE]) for start in range(0, len(self), _AT_ONCE))
+
+    def _words(self) -> NDArray[np.uint64] | None:
+        """Return the bytes of each text, filled up with zeros to whole words; None if one is long or has a zero in it."""
+        left, own = np.diff(self.bounds), self._own()
+        longest = int(left.max())
+        if longest > _LONGEST or not own.all():
+            return None
+        at = _words_at(np.concatenate([own, np.zeros(_WORD, np.uint8)]), "<u8")
+        words = np.empty((len(self), max(-(-longest // _WORD), 1)), "<u8")
+        place = self.bounds[:-1] - self.bounds[0]
+        for k in range(words.shape[1]):
+            words[:, k] = at[place] & _FIRST_BYTES[np.minimum(left, _WORD)]
+            left, place = np.maximum(left - _WORD, 0), np.minimum(place + _WORD, len(own))
+        return words
+
+    def _few(self, words: NDArray[np.uint64] | None) -> NDArray[Any] | list[str]:
+        """Return the texts, given their words, if they were laid out."""
+        if words is not None:
+            return words.view(f"S{_WORD * words.shape[1]}").ravel()
+        return [text.decode() for text in self.each()]
+
+
+def _words_at(data: NDArray[Any], kind: str) -> NDArray[Any]:
+    """Return the word that begins at each byte, as a view in which they overlap."""
+    width = np.dtype(kind).itemsize
+    return np.ndarray(max(len(data) - width + 1, 0), kind, data, strides=(1,))
+
+
+def _keys(words: NDArray[np.uint64]) -> Keys:
+    """Return one number per row, for which words of zeros at its end do not matter."""
+    keys = _folded(words[:, 0]) * _ODD[0]
+    for k in range(1, words.shape[1]):
+        keys += _folded(words[:, k]) * _ODD[k]
+    return keys
+
+
+def _folded(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return other words, different ones for different words, in which the last bytes of a word, its high bits, matter more.
+
+    A multiplication carries low bits up, never high bits down: two texts that differ in the last bytes of words only, as
+    with two counters side by side, would often share a key.
+    """
+    return words ^ (words >> np.uint64(32))
+
+
+def all_distinct(keys: Keys) -> bool:
+    """Return whether no two keys are equal.
+
+    Each key is put into the place that its first bits name. Of those that share a place one stays; the others are compared
+    with it, and sorted to be compared with each other.
+    """
+    row = np.arange(len(keys), dtype=np.uint32 if len(keys) < 1 << 32 else np.uint64)
+    bits = (2 * len(keys)).bit_length()
+    place = (keys >> np.uint64(64 - bits)).astype(np.int64)
+    table = np.empty(1 << bits, row.dtype)
+    table[place] = row
+    stayed = table[place]
+    others = np.flatnonzero(stayed != row)
+    ordered = np.sort(keys[others])
+    return not ((keys[stayed[others]] == keys[others]).any() or (ordered[1:] == ordered[:-1]).any())
+
+
+def framed(texts: Strings | TextBytes) -> Iterator[bytes]:
+    """Yield texts in UTF-8, one after the other, each after its length in four bytes; some at a time."""
+    for start in range(0, len(texts), _AT_ONCE):
+        own = texts[start : start + _AT_ONCE]
+        if isinstance(own, TextBytes):
+            yield own.framed()
+        else:
+            rows = _ascii_rows(own)
+            yield _framed_strings(own.tolist()) if rows is None else _framed_rows(rows)
+
+
+def _ascii_rows(texts: Strings) -> NDArray[np.uint8] | None:
+    """Return the bytes of each text, filled up with zeros; None if they would not be the text's."""
+    longest = int(np.strings.str_len(texts).max())
+    if longest > _LONGEST:
+        return None
+    try:
+        packed = texts.astype(f"S{max(longest, 1)}")
+    except UnicodeEncodeError:
+        return None
+    same = packed.astype(texts.dtype) == texts  # a text that ends with zero bytes has lost them
+    return packed.view(np.uint8).reshape(len(texts), -1) if same.all() else None
+
+
+def _framed_rows(rows: NDArray[np.uint8]) -> bytes:
+    sizes = np.strings.str_len(rows.view(f"S{rows.shape[1]}").ravel()).astype("<u4")
+    whole = np.concatenate([sizes.view(np.uint8).reshape(-1, 4), rows], axis=1)
+    ends = sizes.astype(np.uint16)[:, None] + np.uint16(4)
+    return whole[np.arange(whole.shape[1], dtype=np.uint16) < ends].tobytes()
+
+
+def _framed_strings(texts: Sequence[str]) -> bytes:
+    encoded = [text.encode() for text in texts]
+    return b"".join(piece for one in encoded for piece in (len(one).to_bytes(4, "little"), one))
+
+
+# --- Arrow into NumPy ---
+
+
+_NUMBERS, _TEXTS, _LISTS = "g", "U", "+L"
+_STREAM: Final = b"arrow_array_stream"
+
+
+class ArrowError(Exception):
+    """A stream broke off, or holds another type than was asked for."""
+
+
+@runtime_checkable
+class ArrowStream(Protocol):
+    """Anything with the Arrow PyCapsule interface: polars and pyarrow tables, record batches, relations."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return a capsule with an ArrowArrayStream."""
+        ...
+
+
+class _Schema(ctypes.Structure):
+    """ArrowSchema: the type of a column and of what is in it."""
+
+
+class _Array(ctypes.Structure):
+    """ArrowArray: the entries of a column."""
+
+
+class _Stream(ctypes.Structure):
+    """ArrowArrayStream: a table, some rows at a time."""
+
+
+_Schema._fields_ = [
+    ("format", ctypes.c_char_p),
+    ("name", ctypes.c_char_p),
+    ("metadata", ctypes.c_char_p),
+    ("flags", ctypes.c_int64),
+    ("n_children", ctypes.c_int64),
+    ("children", ctypes.POINTER(ctypes.POINTER(_Schema))),
+    ("dictionary", ctypes.POINTER(_Schema)),
+    ("release", ctypes.CFUNCTYPE(None, ctypes.POINTER(_Schema))),
+    ("private_data", ctypes.c_void_p),
+]
+_Array._fields_ = [
+    ("length", ctypes.c_int64),
+    ("null_count", ctypes.c_int64),
+    ("offset", ctypes.c_int64),
+    ("n_buffers", ctypes.c_int64),
+    ("n_children", ctypes.c_int64),
+    ("buffers", ctypes.POINTER(ctypes.c_void_p)),
+    ("children", ctypes.POINTER(ctypes.POINTER(_Array))),
+    ("dictionary", ctypes.POINTER(_Array)),
+    ("release", ctypes.CFUNCTYPE(None, ctypes.POINTER(_Array))),
+    ("private_data", ctypes.c_void_p),
+]
+_Stream._fields_ = [
+    ("get_schema", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Stream), ctypes.POINTER(_Schema))),
+    ("get_next", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Stream), ctypes.POINTER(_Array))),
+    ("get_last_error", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.POINTER(_Stream))),
+    ("release", ctypes.c_void_p),
+    ("private_data", ctypes.c_void_p),
+]
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def number_lists(source: ArrowStream, rows: int) -> tuple[Floats, Integers]:
+    """Return the only column of a stream, lists of doubles: all numbers (NaN for null), and each length (-1 for null).
+
+    Args:
+        source: the stream.
+        rows: about how many rows it has, so that memory is claimed once.
+    """
+    values, sizes = _Growing(np.float64, rows), _Growing(np.int64, rows)
+    for column in _chunks(source, [_LISTS, _NUMBERS]):
+        values.add(_numbers(*_inside(column)), int(column.length))
+        sizes.add(_lengths(column), int(column.length))
+    return values.array(), sizes.array()
+
+
+def text_bytes(source: ArrowStream, rows: int) -> TextBytes:
+    """Return the only column of a stream, texts; null is the empty one. See `number_lists`."""
+    data, sizes = _Growing(np.uint8, rows), _Growing(np.int64, rows)
+    for column in _chunks(source, [_TEXTS]):
+        _add_texts(data, sizes, (column, 0, int(column.length)), int(column.length))
+    return TextBytes(data.array(), _bounds_of(sizes.array()))
+
+
+def text_lists(source: ArrowStream, rows: int) -> tuple[TextBytes, Integers]:
+    """Return the only column of a stream, lists of texts: all texts, and each length (-1 for null). See `number_lists`."""
+    data, sizes, lengths = _Growing(np.uint8, rows), _Growing(np.int64, rows), _Growing(np.int64, rows)
+    for column in _chunks(source, [_LISTS, _TEXTS]):
+        _add_texts(data, sizes, _inside(column), int(column.length))
+        lengths.add(_lengths(column), int(column.length))
+    return TextBytes(data.array(), _bounds_of(sizes.array())), lengths.array()
+
+
+class _Growing(Generic[Scalar]):
+    """An array that is filled piece by piece: claimed as large as the first piece lets expect, and cut at the end."""
+
+    def __init__(self, dtype: type[Scalar], rows: int) -> None:
+        self._array: NDArray[Scalar] = np.empty(0, dtype)
+        self._rows, self._filled = rows, 0
+
+    def add(self, piece: NDArray[Scalar], rows: int) -> None:
+        """Add the entries of some rows."""
+        end = self._filled + len(piece)
+        if not self._filled:
+            self._array = np.empty(max(len(piece) * self._rows // max(rows, 1), end), piece.dtype)
+        elif end > len(self._array):
+            self._array.resize(end + end // 4, refcheck=False)
+        self._array[self._filled : end] = piece
+        self._filled = end
+
+    def array(self) -> NDArray[Scalar]:
+        """Return all entries."""
+        self._array.resize(self._filled, refcheck=False)
+        return self._array
+
+
+def _chunks(source: ArrowStream, formats: Sequence[str]) -> Iterator[Any]:
+    """Yield the only column of a stream, some rows at a time; the buffers last until the next are asked for."""
+    capsule = source.__arrow_c_stream__()  # owns the stream, and releases it
+    stream: Any = _Stream.from_address(_pointer_of(capsule, _STREAM))
+    _check_types(stream, formats)
+    while (array := _next(stream)) is not None:
+        try:
+            yield array.children[0].contents
+        finally:
+            array.release(array)
+
+
+def _next(stream: Any) -> Any:
+    """Return the next rows of a stream; None at its end."""
+    array: Any = _Array()
+    _succeed(stream, stream.get_next(stream, array))
+    return array if array.release else None
+
+
+def _succeed(stream: Any, code: int) -> None:
+    if code:
+        raise ArrowError((stream.get_last_error(stream) or b"the stream broke off").decode(errors="replace"))
+
+
+def _check_types(stream: Any, formats: Sequence[str]) -> None:
+    """Refuse a stream of other types: its buffers would be misread."""
+    schema: Any = _Schema()
+    _succeed(stream, stream.get_schema(stream, schema))
+    try:
+        column, types = schema, list[str]()
+        while column.n_children == 1:
+            column = column.children[0].contents
+            types.append(column.format.decode())
+        if types != list(formats):
+            raise ArrowError(f"a column of Arrow type {'/'.join(types)}, not {'/'.join(formats)}")
+    finally:
+        schema.release(schema)
+
+
+def _buffer(array: Any, number: int, dtype: type[Scalar], count: int) -> NDArray[Scalar]:
+    address: int | None = array.buffers[number]
+    if address is None or not count:
+        return np.zeros(0, dtype)
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer(memoryview((ctypes.c_char * size).from_address(address)), dtype)
+
+
+def _valid(array: Any, start: int, stop: int) -> Bools | None:
+    """Return which entries are not null; None if none is."""
+    if array.null_count == 0 or array.buffers[0] is None:
+        return None
+    bits = _buffer(array, 0, np.uint8, -(-stop // 8))
+    return np.unpackbits(bits, bitorder="little", count=stop)[start:].astype(np.bool_)
+
+
+def _bounds(array: Any, start: int, count: int) -> Integers:
+    """Return where entries begin and end in what is inside them."""
+    first = int(array.offset) + start
+    return _buffer(array, 1, np.int64, first + count + 1)[first:]
+
+
+def _lengths(array: Any) -> Integers:
+    """Return the length of each list, -1 for null; a null list holds nothing in DuckDB's results."""
+    count, first = int(array.length), int(array.offset)
+    sizes, valid = np.diff(_bounds(array, 0, count)), _valid(array, first, first + count)
+    return sizes if valid is None else np.where(valid, sizes, -1)
+
+
+def _inside(array: Any) -> tuple[Any, int, int]:
+    """Return what the lists of a column hold: the entries, the first of them, and how many."""
+    bounds = _bounds(array, 0, int(array.length))
+    ends = (int(bounds[0]), int(bounds[-1])) if len(bounds) else (0, 0)
+    return array.children[0].contents, ends[0], ends[1] - ends[0]
+
+
+def _numbers(array: Any, start: int, count: int) -> Floats:
+    first = int(array.offset) + start
+    values, valid = _buffer(array, 1, np.float64, first + count)[first:], _valid(array, first, first + count)
+    return values if valid is None else np.where(valid, values, np.nan)
+
+
+def _add_texts(data: _Growing[np.uint8], sizes: _Growing[np.int64], texts: tuple[Any, int, int], rows: int) -> None:
+    """Add texts of some rows, given where they are, from which on, and how many."""
+    bounds = _bounds(*texts)
+    start, stop = (int(bounds[0]), int(bounds[-1])) if len(bounds) else (0, 0)
+    data.add(_buffer(texts[0], 2, np.uint8, stop)[start:], rows)
+    sizes.add(np.diff(bounds), rows)
+
+
+def _bounds_of(sizes: Integers) -> Integers:
+    bounds = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=bounds[1:])
+    return bounds
+
+
+# --- Columns of a table that DuckDB holds ---
+
 
 _Result = TypeVar("_Result")
 Column = tuple[str, NDArray[Any]]
@@ -346,3 +752,416 @@ def _number(column: str, *, truths: bool) -> str:
     """Text as a number; with `truths`, true is 1 and false is 0."""
     number = f"try_cast({column} as double)"
     return f"coalesce({number}, try_cast({column} as boolean)::double)" if truths else number
+
+
+# --- Score logs on disk ---
+
+
+FORMATS = (".parquet", ".jsonl", ".jsonl.gz", ".csv")
+_JSON_CASTS = {
+    frozenset({"BIGINT"}): "bigint",
+    frozenset({"UBIGINT"}): "ubigint",
+    frozenset({"BIGINT", "UBIGINT"}): "bigint",
+    frozenset({"DOUBLE"}): "double",
+    frozenset({"BOOLEAN"}): "boolean",
+}
+
+
+def file_format(path: Path) -> str:
+    """Return the format that a file's name stands for."""
+    for ending in sorted(FORMATS, key=len, reverse=True):
+        if path.name.endswith(ending):
+            return ending
+    if str(path).startswith("table:"):
+        raise ScoreLogError(f"{path}: only calibrate and verify take a table; for this, export it as Parquet files")
+    raise ScoreLogError(f"{path}: unknown kind of file; name it {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+
+
+class Table(ColumnReader):
+    """A file opened for reading, column by column."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open a file.
+
+        Raises:
+            ScoreLogError: the file is absent, empty, damaged or of an unknown kind.
+        """
+        self.path = Path(path)
+        form = file_format(self.path)
+        if not _is_file(self.path):
+            raise ScoreLogError(f"{self.path}: there is no such file, or it may not be read")
+        if not _is_text(str(self.path)):
+            raise ScoreLogError(f"{str(self.path)!r}: the name is not valid text; rename the file")
+        super().__init__(str(self.path), hint="is the file complete and of the kind its name says?")
+        self._open(form)
+        self._describe()
+        self.metadata = as_document(self._metadata(form), self.source)
+
+    def _open(self, form: str) -> None:
+        name = literal(_no_glob(str(self.path)))
+        if form == ".parquet":
+            self._run(f"create view source as select * from read_parquet({name}, hive_partitioning=false)")
+        elif form == ".csv":
+            self._open_csv(name)
+        else:
+            self._open_json(name)
+
+    def _open_csv(self, name: str) -> None:
+        """Comma, double quote, a header, nothing guessed: a guessed dialect can lose rows without a word."""
+        try:
+            with self.path.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
+                header = next(csv.reader(stream), list[str]())
+        except (OSError, csv.Error) as error:
+            raise self._translated(error) from error
+        if len(header) == 1 and (mark := next((one for one in ";\t|" if one in header[0]), None)):
+            raise ScoreLogError(
+                f"{self.path}: its columns are separated by {mark!r}; save it with commas between columns, and points in "
+                "numbers"
+            )
+        header = [column or f"column{k}" for k, column in enumerate(header)]
+        if not header:
+            raise ScoreLogError(f"{self.path}: there are no rows; give it a header and at least one row")
+        self._refuse_same(header)
+        columns = ", ".join(f"{literal(column)}: 'varchar'" for column in header)
+        self._run(
+            f"create table source as select * from read_csv({name}, auto_detect=false, columns={{{columns}}}, header=true, "
+            "delim=',', quote='\"', escape='\"', parallel=false, hive_partitioning=false)"
+        )
+
+    def _open_json(self, name: str) -> None:
+        self._run(f"create table raw as select json from read_ndjson_objects({name})")
+        bad = self._query("select json_type(json) <> 'OBJECT' as bad from raw")["bad"]
+        if bad.any():
+            raise ScoreLogError(f"{self.path}: row {int(bad.argmax()) + 1} is not a JSON object; write one per line")
+        names: list[str] = self._query("select distinct unnest(json_keys(json)) as k from raw")["k"].tolist()
+        keys = sorted(key for key in names if key)
+        self._refuse_same(keys)
+        kinds = [
+            f"string_agg(distinct json_type(json, {literal(_pointer(k))}), ' ') as k{i}" for i, k in enumerate(keys)
+        ]
+        types = self._query(f"select {', '.join(kinds)} from raw") if keys else {}
+        columns = [
+            f"(json ->> {literal(_pointer(k))})::{_json_type(k, str(types[f'k{i}'].tolist()[0]))} as {quoted(k)}"
+            for i, k in enumerate(keys)
+        ]
+        self._run(f"create table source as select {', '.join(columns) or 'json'} from raw")
+
+    def _metadata(self, form: str) -> str | bytes:
+        """Return the text of the JSON document that goes with the table."""
+        if form == ".parquet":
+            name = literal(_no_glob(str(self.path)))
+            source = f"parquet_kv_metadata({name}) where decode(key) = {literal(METADATA_KEY)}"
+            entries: list[str] = self._query(f"select decode(value) as v from {source}")["v"].tolist()
+            return entries[0] if entries else "{}"
+        sidecar = _sidecar(self.path)
+        if not _is_file(sidecar):
+            return "{}"
+        try:
+            return sidecar.read_bytes()
+        except OSError as error:
+            raise self._translated(error) from error
+
+
+def write_table(path: str | Path, table: TableColumns) -> None:
+    """Write a table, whole or not at all; the ending of the name says the format, NaN becomes null."""
+    import duckdb  # 100 ms that `--help` should not pay
+
+    target = Path(path)
+    form = file_format(target)
+    same = table.first_repeated()
+    if same is not None:
+        raise OutputError(f"{target}: two columns are called '{same}' (case aside); rename one")
+    connection = duckdb.connect()
+    with replacing(target) as draft:
+        try:
+            rows = select_rows(connection, table, json_lists=form == ".csv")
+            connection.execute(f"copy ({rows}) to {literal(str(draft))} ({_copy_options(form, table.metadata)})")
+        except duckdb.Error as error:
+            raise OutputError(f"{target}: cannot be written ({str(error).splitlines()[0]})") from error
+        finally:
+            connection.close()
+    if form != ".parquet":
+        _sidecar(target).unlink(missing_ok=True)
+        if table.metadata:
+            write_text(_sidecar(target), json.dumps(table.metadata, indent=2, sort_keys=True) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, data: bytes, *, private: bool = False) -> None:
+    """Write a file, whole or not at all; a private one is readable by its owner only."""
+    with replacing(Path(path)) as draft:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+
+
+def writable(target: str | Path) -> Path:
+    """Return where a name leads, links followed; refuse it if that cannot be a file."""
+    try:
+        real = Path(os.path.realpath(target))
+        occupied = real.exists() and not real.is_file()
+    except (OSError, ValueError) as error:  # a ValueError is a zero byte in the name
+        raise OutputError(f"{str(target)!r}: cannot be written ({error}); give another name") from error
+    if not Path(target).name or occupied:
+        raise OutputError(f"{str(target)!r}: cannot be written (not the name of a file); give another name")
+    return real
+
+
+@contextmanager
+def replacing(target: Path) -> Generator[Path]:
+    """Yield a draft beside the target; it replaces the target if the block succeeds, and is deleted otherwise."""
+    real = writable(target)
+    draft = real.with_name(f".{secrets.token_hex(4)}.{real.name}")
+    try:
+        yield draft
+        draft.replace(real)
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be written ({error.strerror or error})") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def _copy_options(form: str, metadata: Mapping[str, Any]) -> str:
+    if form == ".parquet":
+        document = literal(json.dumps(metadata, sort_keys=True))
+        return "format parquet" + (f", kv_metadata {{{METADATA_KEY}: {document}}}" if metadata else "")
+    if form == ".csv":
+        return "format csv, header"
+    return "format json, compression " + ("gzip" if form.endswith(".gz") else "none")
+
+
+def _json_type(key: str, seen: str) -> str:
+    """Numbers and truth values keep their type; all else, any mixture, and ids are read as text."""
+    kinds = frozenset(t for t in seen.split() if t not in ("None", "NULL"))
+    if key == "id":
+        return "varchar"
+    mixed = "DOUBLE" in kinds and kinds <= frozenset({"BIGINT", "UBIGINT", "DOUBLE"})
+    return "double" if mixed else _JSON_CASTS.get(kinds, "varchar")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + ".meta.json")
+
+
+def _no_glob(path: str) -> str:
+    return re.sub(r"([\[*?])", r"[\1]", path)
+
+
+def _pointer(key: str) -> str:
+    return "/" + key.replace("~", "~0").replace("/", "~1")
+
+
+# --- Frames ---
+
+
+class FrameTable(ColumnReader):
+    """A frame loaded for reading, column by column."""
+
+    def __init__(self, frame: object) -> None:
+        """Load a frame.
+
+        Raises:
+            ScoreLogError: it is not a frame, is empty, or has a column that DuckDB cannot read.
+        """
+        table = _normalized(frame)
+        super().__init__("frame", hint="cast that column to a usual type, or drop it")
+        self._refuse_same(_column_names(table))
+        self._cells = _object_columns(table)
+        self._lists = {name: flat for name, cells in self._cells.items() if (flat := _number_lists(cells)) is not None}
+        texts = {name: None if name in self._lists else _as_texts(cells) for name, cells in self._cells.items()}
+        self._load(table.assign(**texts) if texts else table)
+        self._describe()
+        self.types |= {name: "FLOAT[]" if _is_single(self._cells[name]) else "DOUBLE[]" for name in self._lists}
+        self.metadata = as_document(_carried_document(table), self.source)
+
+    def numbers(self, name: str) -> tuple[Floats, Integers]:
+        """Return a list column; lists that pandas holds as Python objects never went to DuckDB."""
+        return self._lists[name] if name in self._lists else super().numbers(name)
+
+    def texts(self, name: str) -> Strings:
+        """Return a column as text; see `numbers`."""
+        return strings(_as_texts(self._cells[name]).tolist()) if name in self._lists else super().texts(name)
+
+    def ids(self, name: str) -> tuple[Strings, bool]:
+        """Return a column as text, and whether all entries are surely distinct; see `numbers`."""
+        return (self.texts(name), False) if name in self._lists else super().ids(name)
+
+    def _load(self, frame: object) -> None:
+        try:
+            self._connection.register("frame", frame if _is_from("pandas", frame) else _ArrowSource(frame))
+            self._connection.execute("create table source as select * from frame")  # some streams are read only once
+            self._connection.unregister("frame")
+        except self._error as error:
+            raise self._translated(error) from error
+
+
+class _ArrowSource:
+    """A frame as DuckDB reads it without pyarrow: nothing but the PyCapsule interface."""
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._frame.__arrow_c_stream__(requested_schema)
+
+
+def _is_from(library: str, frame: object) -> bool:
+    """Return whether this is a library's DataFrame; a library that is not loaded has made none."""
+    module = sys.modules.get(library)
+    return module is not None and isinstance(frame, module.DataFrame)
+
+
+def _normalized(frame: Any) -> Any:
+    """Return a frame whose columns have names, and types with values."""
+    if _is_from("pandas", frame):
+        flat = frame.reset_index() if any(name is not None for name in frame.index.names) else frame
+        return flat.set_axis([str(name) for name in flat.columns], axis=1)
+    if _is_from("polars", frame):
+        polars = sys.modules["polars"]
+        return frame.cast({polars.Null: polars.String, polars.List(polars.Null): polars.List(polars.Float64)})
+    if not isinstance(frame, ArrowStream):
+        raise ScoreLogError(
+            f"frame: a {type(frame).__name__} is not a pandas, polars or Arrow table (no __arrow_c_stream__); collect a "
+            "lazy frame first, read files with ScoreLog.read"
+        )
+    return frame
+
+
+def _column_names(frame: Any) -> list[str]:
+    """Return the names of the columns, as far as the frame tells them."""
+    names = getattr(frame, "column_names", None)
+    return [str(name) for name in (getattr(frame, "columns", ()) if names is None else names)]
+
+
+def _object_columns(frame: Any) -> dict[str, list[object]]:
+    """Return the cells of the pandas columns that hold Python objects."""
+    if not _is_from("pandas", frame):
+        return {}
+    return {name: frame[name].tolist() for name in frame.columns if frame[name].dtype == object}
+
+
+def _number_lists(cells: Sequence[Any]) -> tuple[Floats, Integers] | None:
+    """Return lists of numbers as flat values and row lengths (-1 for None); None for cells of any other kind."""
+    rows = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
+    kinds = set(map(type, rows)) - {NoneType}
+    if not kinds or not kinds <= {list, tuple}:
+        return None
+    flat = list(chain.from_iterable(row for row in rows if row is not None))
+    if not set(map(type, flat)) <= {float, int, NoneType}:
+        return None
+    values = numbers_or_none(flat)
+    sizes = np.array([-1 if row is None else len(row) for row in rows], dtype=np.int64)
+    return None if values is None else (values.astype(np.float64), sizes)
+
+
+def _as_texts(cells: Sequence[object]) -> NDArray[Any]:
+    return np.array([_cell_text(cell) for cell in cells], dtype=object)
+
+
+def _cell_text(cell: Any) -> str | None:
+    """Return a Python object as a CSV file would hold it: lists and dictionaries as JSON, None and NaN as null."""
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, list | tuple | dict | np.ndarray):
+        return json.dumps(cell, default=_plain_value, ensure_ascii=False, separators=(",", ":"))
+    return None if cell is None or cell is sys.modules["pandas"].NA or cell != cell else str(cell)
+
+
+def _plain_value(value: Any) -> object:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _is_single(cells: Sequence[Any]) -> bool:
+    """Return whether all lists of a column are arrays of single precision."""
+    types = {getattr(cell, "dtype", None) for cell in cells if cell is not None}
+    return all(dtype is not None and digits_of(dtype) == 6 for dtype in types)
+
+
+def _carried_document(frame: object) -> str | bytes:
+    """Return the JSON document a frame carries: in the attributes of pandas, or in an Arrow schema."""
+    attributes: dict[str, Any] = getattr(frame, "attrs", None) or {}
+    metadata: dict[bytes, bytes] = getattr(getattr(frame, "schema", None), "metadata", None) or {}
+    return attributes.get(METADATA_KEY) or metadata.get(METADATA_KEY.encode()) or "{}"
+
+
+def arrow_stream(table: TableColumns, requested_schema: object = None) -> object:
+    """Return a capsule with an ArrowArrayStream of the table; it has no metadata, which DuckDB does not set."""
+    import duckdb  # 100 ms that `--help` should not pay
+
+    _check_names(table)
+    connection = duckdb.connect()
+    return connection.sql(select_rows(connection, table)).__arrow_c_stream__(requested_schema)
+
+
+def arrow_table(table: TableColumns) -> Any:
+    """Return a `pyarrow.Table` with the metadata in its schema."""
+    pyarrow = _library("pyarrow", "to_arrow()")
+    copied = pyarrow.table(_Columns(table))
+    return copied.replace_schema_metadata({METADATA_KEY: _document(table)} if table.metadata else None)
+
+
+def pandas_frame(table: TableColumns) -> Any:
+    """Return a `pandas.DataFrame` with arrays in the cells of list columns and the metadata in its attributes."""
+    pandas = _library("pandas", "to_pandas()")
+    _check_names(table)
+    columns = {name: without_string_dtype(values) for name, values in table.scalars}
+    columns |= {name: _cells(without_string_dtype(values), table.offsets) for name, values in table.lists}
+    frame = pandas.DataFrame(columns)
+    if table.metadata:
+        frame.attrs[METADATA_KEY] = _document(table)
+    return frame
+
+
+class _Columns:
+    """Columns with the PyCapsule interface."""
+
+    def __init__(self, table: TableColumns) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return arrow_stream(self._table, requested_schema)
+
+
+def _library(name: str, purpose: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise OptionError(f"{purpose} needs {name}: pip install {name}") from error
+
+
+def _check_names(table: TableColumns) -> None:
+    same = table.first_repeated()
+    if same is not None:
+        raise OutputError(f"frame: two columns are called '{same}' (case aside); rename one")
+
+
+def _document(table: TableColumns) -> str:
+    return json.dumps(table.metadata, sort_keys=True)
+
+
+def _cells(values: NDArray[Any], offsets: Integers) -> NDArray[Any]:
+    """Return one array per row."""
+    cells = np.empty(len(offsets) - 1, dtype=object)
+    for row, cell in enumerate(np.split(values, offsets[1:-1])):
+        cells[row] = cell
+    return cells

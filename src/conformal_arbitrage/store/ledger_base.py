@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from conformal_arbitrage.core.arrays import Bools, Floats, Integers
+from conformal_arbitrage.core.exact import Bools, Floats, Integers
 from conformal_arbitrage.store.record import AlarmBody, LiftBody, NoticeBody
 
 

@@ -1,32 +1,314 @@
-"""PostgresStore: a database that several gateways share; a few threads, each with a connection of its own.
-
-Reads that may take long have threads and connections of their own, so that decisions never wait for them.
-
-Knows nothing of what is stored.
-"""
+"""PostgresStore: a database that several gateways share; connections whose operations end in time."""
 
 import asyncio
+import math
 import os
 import random
+import re
 import secrets
+import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from conformal_arbitrage.errors import LostClaimError, StoreError
+from conformal_arbitrage.errors import DamagedError, LostClaimError, StoreError
 from conformal_arbitrage.store.base import Subscriptions
-from conformal_arbitrage.store.connections import LockedError, LostError, PostgresServer, TimedConnection, Transaction
-from conformal_arbitrage.store.dialect import POSTGRES, Session
+from conformal_arbitrage.store.dialect import POSTGRES, Session, with_placeholders
+from conformal_arbitrage.store.hash_chain import Checkpoint
 from conformal_arbitrage.store.schema import MIGRATIONS, StoreSchema, check_schema, migrate
+from conformal_arbitrage.store.seals import Seals
 from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit
 from conformal_arbitrage.store.sql_jobs import Job, SingleQuery
-from conformal_arbitrage.store.sql_store import DOUBT_BYTES, PROBE_BYTES, PROOF_SECONDS, SQLStore
+from conformal_arbitrage.store.sql_store import BAD_VALUE, DOUBT_BYTES, PROBE_BYTES, PROOF_SECONDS, SQLStore, bad_value
+
+# --- Connections to PostgreSQL whose operations end in time, whatever the server does ---
+
+
+_DEFAULTS = {
+    "connect_timeout": "2",
+    "tcp_user_timeout": "2000",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+}
+"""How long to wait for an unresponsive server or network; parameters in the URL take precedence."""
+
+_RETRY_PAUSE = 0.5
+"""Seconds after a failed connection in which no other is tried."""
+
+_IDLE_SECONDS = 15.0
+_GRACE = 0.5
+"""Seconds by which the watchdog waits longer than the server was told to."""
+
+_LOCKED = "55P03"
+_REMEDIES = {
+    None: "check that the server is running and that the URL is right",
+    "23505": "it already exists; use another id",
+    "25006": "the database is read-only; make it writable, or name the server that accepts writes",
+    "53100": "free some space on the server's disk",
+    _LOCKED: "another session holds a lock; find it in pg_stat_activity and end it",
+    "57014": "the server is too slow, or another session holds a lock; see pg_stat_activity",
+}
+_DAMAGE = frozenset({"XX001", "XX002"})
+_HARMLESS = ("22", "23", _LOCKED, "57014")
+"""States of errors after which a connection is as good as before: bad data, broken constraints, timeouts."""
+
+_T = TypeVar("_T")
+
+
+class LostError(StoreError):
+    """The connection broke before anything could have been committed."""
+
+
+class LockedError(StoreError):
+    """Another session held a lock for longer than this one may wait; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """How a transaction begins, and how long it may take.
+
+    Attributes:
+        begin: the statement that begins it.
+        statement: seconds for one statement.
+        lock: seconds of it to wait for a lock.
+        whole: seconds for all of it, the wait for a connection included; the wait alone counts if it is unlimited.
+        unlimited: whether it may take as long as it needs, as long as each statement ends in time.
+    """
+
+    begin: str
+    statement: float
+    whole: float
+    lock: float = 2.0
+    unlimited: bool = False
+
+    @property
+    def prelude(self) -> str:
+        """The first message of the transaction, which returns the database's time.
+
+        A role or a database may have synchronous_commit off, and what was acknowledged would be lost in a crash.
+        """
+        return (
+            f"{self.begin}; select set_config('statement_timeout', '{self.statement * 1000:.0f}', true), "
+            f"set_config('lock_timeout', '{self.lock * 1000:.0f}', true), "
+            f"set_config('idle_in_transaction_session_timeout', '{_IDLE_SECONDS * 1000:.0f}', true), "
+            "set_config('synchronous_commit', case current_setting('synchronous_commit') when 'off' then 'on' "
+            "else current_setting('synchronous_commit') end, true), extract(epoch from clock_timestamp())::float8"
+        )
+
+
+class TimedConnection:
+    """One connection with its chain of events, in use until it breaks or a statement fails badly."""
+
+    def __init__(self, connection: Any, psycopg: Any, name: str, seals: Seals) -> None:
+        self._connection = connection
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))  # stays ours if the driver closes its own
+        self._psycopg = psycopg
+        self._name = name
+        self._session = Session(self, POSTGRES, seals)
+        self._session.start_chain()
+        self._due = self._until = math.inf
+        self._statement = 0.0
+        self.was_cut = False
+
+    @property
+    def open(self) -> bool:
+        """Whether it is usable, as far as is known."""
+        return not self._connection.closed
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+        self._socket.close()
+
+    def cut_if_late(self, now: float) -> None:
+        """Cut the connection if a statement has not ended in time; the thread that waits for it gets an error."""
+        if now > self._until:
+            self.cut()
+
+    def cut(self) -> None:
+        """Cut the connection."""
+        self.was_cut = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def execute(self, sql: str, parameters: Sequence[Any] | None = ()) -> Any:
+        """Run one statement, in time; without parameters it is sent as it is, and may be several."""
+        self._until = min(self._due, time.monotonic() + self._statement) + _GRACE
+        try:
+            return self._connection.execute(sql, parameters)
+        finally:
+            self._until = math.inf
+
+    def run(self, job: Job[_T], kind: Transaction, due: float) -> _T:
+        """Run a job in a transaction of its own, until `due`.
+
+        Raises:
+            LostError: nothing was committed, and another connection may do better.
+            StoreError: it failed, or did not end in time.
+        """
+        self._due, self._statement = (math.inf if kind.unlimited else due), kind.statement
+        end, committing = self._session.chain.end, False
+        try:
+            if isinstance(job, SingleQuery):
+                return self._whole(job, kind)  # pyright: ignore[reportReturnType] - its rows
+            self._begin(self.execute(kind.prelude))
+            outcome = job(self._session)
+            committing = True
+            self.execute("commit")
+        except (StoreError, *BAD_VALUE) as error:
+            self._undo(end)
+            raise bad_value(self._name, error) from None
+        except self._psycopg.Error as error:
+            raise self._after(error, end, committing=committing) from error
+        finally:
+            self._close_unfinished()
+        return outcome
+
+    def _close_unfinished(self) -> None:
+        """Close a connection whose transaction is still open after a bug in a job: the next one would commit it."""
+        if self.open and self._connection.info.transaction_status != self._psycopg.pq.TransactionStatus.IDLE:
+            self.close()
+
+    def _begin(self, cursor: Any) -> None:
+        cursor.nextset()
+        self._session.began = cursor.fetchone()[-1]
+
+    def _whole(self, query: SingleQuery, kind: Transaction) -> Sequence[Any]:
+        """Run a transaction of one query in one message, with its values as literals."""
+        sql = with_placeholders(query.sql, POSTGRES.placeholder)
+        text = self._psycopg.ClientCursor(self._connection).mogrify(sql, query.values)
+        cursor = self.execute(f"{kind.prelude}; {text}; commit", None)
+        self._begin(cursor)
+        cursor.nextset()
+        return cursor.fetchall()
+
+    def _after(self, error: Exception, end: Checkpoint, *, committing: bool) -> StoreError:
+        """Return what a failure means; the connection stays in use if it is as good as before."""
+        state = getattr(error, "sqlstate", None)
+        bad_data = state is None and isinstance(error, self._psycopg.DataError)
+        if self.open and not committing and (bad_data or (state or "").startswith(_HARMLESS)):
+            self._undo(end)
+            return (LockedError if state == _LOCKED else StoreError)(message(self._name, error))
+        lost = not self.open and not committing and not self.was_cut
+        self.close()  # and with it the chain, since its end may be unknown
+        if self.was_cut:
+            return StoreError(
+                f"{self._name}: the server did not answer in time; check that it is running and not locked"
+            )
+        return (LostError if lost else DamagedError if state in _DAMAGE else StoreError)(message(self._name, error))
+
+    def _undo(self, end: Checkpoint) -> None:
+        self._session.chain.end = end
+        try:
+            self.execute("rollback")
+        except self._psycopg.Error:
+            self.close()
+
+
+class PostgresServer:
+    """The address of the database, and the connections to it.
+
+    Args:
+        url: postgresql://USER:PASSWORD@HOST:PORT/DATABASE
+        seals: start the chain of each connection.
+
+    Raises:
+        StoreError: psycopg is not installed, or the URL is malformed.
+    """
+
+    def __init__(self, url: str, seals: Seals) -> None:
+        self._seals = seals
+        self._psycopg = _import_psycopg()
+        self._parameters = _parameters(self._psycopg, url)
+        address = {"host": "localhost", "port": "5432", "dbname": "", **self._parameters}
+        self.name = f"{address['host']}:{address['port']}/{address['dbname']}"
+        self._lock = threading.Lock()
+        self._connections: list[TimedConnection] = []
+        self._unreachable_until = 0.0
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name=f"watchdog {self.name}", daemon=True).start()
+
+    def connect(self) -> TimedConnection:
+        """Open a connection; nothing is prepared in it, since a pooler may give each transaction another server process.
+
+        Raises:
+            StoreError: the server is unreachable; after about 2 seconds, or at once if the last attempt just failed.
+        """
+        if time.monotonic() < self._unreachable_until:
+            raise StoreError(
+                f"{self.name}: the server was unreachable a moment ago; start it, or wait until it is back"
+            )
+        try:
+            connection = self._psycopg.connect(**self._parameters, autocommit=True, prepare_threshold=None)
+        except self._psycopg.Error as error:
+            self.rest()
+            raise StoreError(message(self.name, error)) from error
+        timed = TimedConnection(connection, self._psycopg, self.name, self._seals)
+        with self._lock:
+            self._connections = [*(known for known in self._connections if known.open), timed]
+        return timed
+
+    def rest(self) -> None:
+        """Let the next connections fail at once, so that what is queued does not wait in turn."""
+        self._unreachable_until = time.monotonic() + _RETRY_PAUSE
+
+    def disconnect(self) -> None:
+        """Close all connections."""
+        self._closed.set()
+        for connection in self._connections:
+            connection.close()
+
+    def cut(self) -> None:
+        """Cut all connections, so that whoever waits for one gets an error."""
+        for connection in self._connections:
+            connection.cut()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(0.2):
+            for connection in self._connections:
+                connection.cut_if_late(time.monotonic())
+
+
+def _import_psycopg() -> Any:
+    try:
+        return import_module("psycopg")
+    except ImportError as error:
+        raise StoreError("PostgreSQL needs psycopg; run `pip install '.[postgres]'` in a clone") from error
+
+
+def _parameters(psycopg: Any, url: str) -> Mapping[str, Any]:
+    """Parse a URL; the error does not repeat it, since it may contain a password.
+
+    A password with an unquoted / or @ would be read as a host or a database, and printed as such.
+    """
+    try:
+        if re.search("[/@]", url.partition("://")[2].partition("?")[0].rpartition("@")[0]):
+            raise psycopg.ProgrammingError
+        return {**_DEFAULTS, **psycopg.conninfo.conninfo_to_dict(url)}
+    except psycopg.Error:
+        raise StoreError(
+            "the URL of the database is malformed; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
+            "with %XX for special characters"
+        ) from None
+
+
+def message(name: str, error: Exception) -> str:
+    """Return what went wrong at a server, and what to do."""
+    remedy = _REMEDIES.get(getattr(error, "sqlstate", None), "see the server's log")
+    return f"{name}: the store failed ({' '.join(str(error).split())}); {remedy}"
+
+
+# --- PostgresStore ---
+
 
 _WRITE = Transaction(begin="begin", statement=4.0, whole=4.0)
 _READ = Transaction(begin="begin read only", statement=4.0, whole=4.0)
@@ -40,8 +322,6 @@ _COUNT = SingleQuery(CHANGE_COUNT)
 _COUNT_IF_WRITABLE = SingleQuery(
     "select count, undelivered_until, current_setting('transaction_read_only') from changes"
 )
-
-_T = TypeVar("_T")
 
 
 class PostgresStore(SQLStore):

@@ -11,8 +11,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from conformal_arbitrage.monitoring.panels import ReviewRule
-from conformal_arbitrage.monitoring.reviewing import SecondOpinion
+from conformal_arbitrage.monitoring.people import ReviewRule, SecondOpinion
 from conformal_arbitrage.store.record import DecisionRecord, Event, JSONObject, ReviewFacts, ReviewVote
 
 ReviewPurpose = Literal["decide", "audit", "grade", "overlap"]

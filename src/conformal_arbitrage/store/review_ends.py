@@ -9,7 +9,7 @@ Knows nothing of threads, or of how a verdict is reached.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from conformal_arbitrage.monitoring.reviewing import SecondOpinion
+from conformal_arbitrage.monitoring.people import SecondOpinion
 from conformal_arbitrage.store.base import Claim, Subscriptions, WebhookEvent
 from conformal_arbitrage.store.deliveries import announce
 from conformal_arbitrage.store.dialect import Session

@@ -10,7 +10,7 @@ Knows nothing of threads, teams' members, or how a verdict is reached.
 import secrets
 from collections.abc import Collection, Sequence
 
-from conformal_arbitrage.monitoring.panels import count_votes
+from conformal_arbitrage.monitoring.people import count_votes
 from conformal_arbitrage.store.dialect import Session
 from conformal_arbitrage.store.encoding import decode_review_question, encode_review_question
 from conformal_arbitrage.store.ids import new_id

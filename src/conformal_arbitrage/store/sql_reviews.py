@@ -5,7 +5,7 @@ Knows nothing of SQLite, PostgreSQL or threads.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from conformal_arbitrage.monitoring.reviewing import SecondOpinion
+from conformal_arbitrage.monitoring.people import SecondOpinion
 from conformal_arbitrage.store import grading, review_ends, reviews
 from conformal_arbitrage.store.base import Subscriptions
 from conformal_arbitrage.store.dialect import Session

@@ -1,8 +1,6 @@
 """SQLiteStore: a store in one file; a thread writes, and commits all waiting jobs together.
 
 Short reads run on the event loop over a connection of their own, long ones in two threads, so that decisions come first.
-
-Knows nothing of what is stored.
 """
 
 import asyncio

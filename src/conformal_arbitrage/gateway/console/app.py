@@ -1,7 +1,4 @@
-"""The console's routes: who may open which page, and what happens when something fails.
-
-Knows nothing of what is on the pages.
-"""
+"""The console's routes: who may open which page, and what happens when something fails."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -13,17 +10,19 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from conformal_arbitrage.errors import ArbitrageError, RequestError, StoreError
-from conformal_arbitrage.gateway.console.decision import DecisionPage
-from conformal_arbitrage.gateway.console.decisions import DecisionsPage
-from conformal_arbitrage.gateway.console.health import HealthPage
-from conformal_arbitrage.gateway.console.keys import KeysPage
-from conformal_arbitrage.gateway.console.overview import OverviewPage
-from conformal_arbitrage.gateway.console.parts import ConsoleParts
-from conformal_arbitrage.gateway.console.policy import PolicyPage
-from conformal_arbitrage.gateway.console.rendering import HEADERS, redirect, sentence
+from conformal_arbitrage.gateway.console.admin import HealthPage, KeysPage
+from conformal_arbitrage.gateway.console.decisions import DecisionPage, DecisionsPage
+from conformal_arbitrage.gateway.console.policy import OverviewPage, PolicyPage
+from conformal_arbitrage.gateway.console.render import (
+    HEADERS,
+    ConsoleParts,
+    SignInNeededError,
+    Visit,
+    redirect,
+    sentence,
+)
 from conformal_arbitrage.gateway.console.review import ReviewPage
-from conformal_arbitrage.gateway.console.visits import SignInNeededError, Visit
-from conformal_arbitrage.gateway.middleware import SENT, failure_of
+from conformal_arbitrage.gateway.http import SENT, failure_of
 from conformal_arbitrage.store.base import Scope
 
 _log = logging.getLogger("conformal_arbitrage.gateway")

@@ -2,8 +2,6 @@
 
 Each is drawn twice, for wide and for narrow screens, since text in a picture that shrinks cannot be read. This is the only
 module that makes markup in code.
-
-Knows nothing of stores, policies or requests.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
 
 WIDE, NARROW = 760, 340
 _STEPS = (

@@ -1,23 +1,25 @@
-"""Lists of decisions with filters; every filter is answered by an index, so a page costs what it holds.
+"""The list of decisions, and the page of one."""
 
-Knows nothing of how a single decision is shown.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
-from conformal_arbitrage.gateway.console.parts import ConsoleParts
-from conformal_arbitrage.gateway.console.rendering import redirect
-from conformal_arbitrage.gateway.console.visits import Visit, Visitor
-from conformal_arbitrage.gateway.grading import yet_to_judge
+from conformal_arbitrage.gateway.audits import yet_to_judge
+from conformal_arbitrage.gateway.console.charts import Bar, confidence_chart, score_chart
+from conformal_arbitrage.gateway.console.render import ConsoleParts, Visit, Visitor, redirect
 from conformal_arbitrage.store.console_base import Mark
 from conformal_arbitrage.store.ids import time_of
-from conformal_arbitrage.store.record import DecisionRecord
+from conformal_arbitrage.store.record import DecisionRecord, ReviewFacts, document
+from conformal_arbitrage.types import Leg
+
+# --- Lists of decisions with filters; every filter is answered by an index, so a page costs what it holds ---
+
 
 PAGE = 50
 _WHO = ("primary", "guardian", "fallback")
@@ -153,3 +155,229 @@ def asked_at(record: DecisionRecord) -> float:
         return time_of(record.id)
     except ValueError:
         return record.created
+
+
+# --- One decision as a picture ---
+
+
+_LONGEST_NAME = 60
+_TITLES = {
+    "primary": "The Primary decided",
+    "guardian": "The Guardian decided",
+    "fallback": "The safe action was taken",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownVote:
+    """One person's vote as a page shows it: who, for which option, after how many seconds, and what is special about it."""
+
+    reviewer: str
+    choice: str
+    held: float
+    notes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownDecision:
+    """A decision as a page shows it.
+
+    Attributes:
+        title: who decided.
+        sentence: what happened.
+        chart: the picture; None where there are no scores.
+        question: what was asked, if the record keeps it.
+        answer: what was answered, if the record keeps it.
+        seconds: from the question to the answer, if people decided; else the time that all models took.
+        held: the time that people had the question before them, together.
+        votes: of the people who decided.
+        audit_votes: of the people who were asked for the audit.
+    """
+
+    title: str
+    sentence: str
+    chart: object
+    question: str | None
+    answer: str | None
+    seconds: float
+    held: float
+    votes: Sequence[ShownVote]
+    audit_votes: Sequence[ShownVote]
+
+
+class DecisionPage:
+    """GET /console/decisions/{id}."""
+
+    def __init__(self, parts: ConsoleParts) -> None:
+        self._parts = parts
+
+    async def decision(self, visit: Visit) -> Response:
+        """Show one decision."""
+        id = visit.named("id")
+        record = await self._parts.store.record(id[:64])
+        if record is None or not visit.who.sees(record.policy):
+            raise RequestError("There is no such decision: it was never recorded, or it was pruned.", status=404)
+        open = await self._is_open(visit, record)
+        text = msgspec.json.format(msgspec.json.encode(document(record)), indent=2).decode()
+        return self._parts.pages.page(
+            "decision.html", visit, record=record, body=record.decision, shown=shown_decision(record),
+            asked=asked_at(record), json=text, open=open, withheld=open and not visit.who.is_admin,
+        )  # fmt: skip
+
+    async def _is_open(self, visit: Visit, record: DecisionRecord) -> bool:
+        """Tell whether people still decide a question, so that reviewers must not see what the models said.
+
+        An administrator may, and cannot vote on it from then on.
+        """
+        if not await yet_to_judge(self._parts.store, self._parts.config.policies, [record]):
+            return False
+        if visit.who.is_admin:
+            await self._parts.store.note_reader(record.id, visit.who.name)
+        return True
+
+
+def shown_decision(record: DecisionRecord) -> ShownDecision:
+    """Return a decision with its sentence and its picture."""
+    body = record.decision
+    names = option_names(record)
+    leg = next((leg for leg in body.legs if leg.role == "primary" and leg.scores), None)
+    chart: object = None
+    if leg is not None and leg.scores is not None and body.form == "text" and body.relaxation is not None:
+        chart = confidence_chart(leg.scores[-1], body.relaxation)
+    elif leg is not None and leg.scores is not None and len(leg.scores) > 1 and body.form != "text":
+        chart = score_chart(_bars(record, leg.scores, names), body.relaxation)
+    votes = shown_votes(None if record.completion is None else record.completion.review, names)
+    return ShownDecision(
+        title=_title(record),
+        sentence=_sentence(record, leg, names),
+        chart=chart,
+        question=_question(record),
+        answer=_answer(record),
+        seconds=_seconds(record),
+        held=sum(vote.held for vote in votes),
+        votes=votes,
+        audit_votes=shown_votes(None if record.audit is None else record.audit.review, names),
+    )
+
+
+def _seconds(record: DecisionRecord) -> float:
+    """Return the time until the answer."""
+    completion = record.completion
+    if completion is not None and completion.review is not None and completion.at is not None:
+        return max(0.0, completion.at - asked_at(record))
+    return sum(leg.seconds for leg in record.decision.legs)
+
+
+def _title(record: DecisionRecord) -> str:
+    if record.decision.cancelled:
+        return "The caller left"
+    if record.decision.pending:
+        return "The Guardian has not answered"
+    return _TITLES.get(record.decided_by, f"{record.decided_by} decided")
+
+
+def shown_votes(facts: ReviewFacts | None, names: Sequence[str]) -> list[ShownVote]:
+    """Return the votes behind a verdict, with the options by name, and grades as they were given."""
+    shown: list[ShownVote] = []
+    for vote in () if facts is None else facts.votes:
+        grades = vote.choice
+        choice = _name(names, grades) if isinstance(grades, int) else f"grades {grades[0]:g} and {grades[1]:g}"
+        notes = ", ".join(note for note, is_so in (("as lead", vote.level > 0), ("too late", vote.late)) if is_so)
+        shown.append(ShownVote(reviewer=vote.reviewer, choice=choice, held=vote.held, notes=notes))
+    return shown
+
+
+def option_names(record: DecisionRecord) -> list[str]:
+    """Return the options of a menu: their texts if the record keeps them, else their numbers."""
+    content, size = record.decision.content, record.decision.size
+    if content is not None and isinstance(content.actions, tuple):
+        return [one if len(one) <= _LONGEST_NAME else f"{one[: _LONGEST_NAME - 1]}…" for one in content.actions]
+    return [f"Option {k + 1}" for k in range(size)]
+
+
+def _bars(record: DecisionRecord, scores: Sequence[float], names: Sequence[str]) -> list[Bar]:
+    body, top = record.decision, max(scores)
+    return [
+        Bar(
+            text=names[k] if k < len(names) else f"Option {k + 1}",
+            score=score,
+            gap=top - score,
+            candidate=k in body.candidates,
+            chosen=k == body.action,
+        )
+        for k, score in enumerate(scores)
+    ]
+
+
+def _sentence(record: DecisionRecord, leg: Leg | None, names: Sequence[str]) -> str:
+    """Return what happened in one or two sentences."""
+    body = record.decision
+    if body.cancelled:
+        return "The caller left before there was a decision; nothing was chosen."
+    if body.held:
+        return f"The first turn of this session chose who answers all of it: {record.decided_by}."
+    outcome = _outcome(record, names)
+    if leg is None or leg.scores is None:
+        return f"The Primary gave no scores. {outcome}"
+    if body.form == "text":
+        needed = "" if body.relaxation is None else f", and its answer is given above {body.relaxation:.3g}"
+        return f"The Primary's confidence was {leg.scores[-1]:.3g}{needed}. {outcome}"
+    order = sorted(range(len(leg.scores)), key=lambda k: -(leg.scores or ())[k])
+    first = names[order[0]] if order[0] < len(names) else f"Option {order[0] + 1}"
+    if body.margin is None or len(order) < 2:
+        return f"The Primary put {first} first. {outcome}"
+    second = names[order[1]] if order[1] < len(names) else f"Option {order[1] + 1}"
+    ahead = f"The Primary put {first} first, {body.margin:.3g} ahead of {second}."
+    if body.relaxation is None:
+        return f"{ahead} {outcome}"
+    return f"{ahead} It has to lead by more than {body.relaxation:.3g} to stand alone. {outcome}"
+
+
+def _outcome(record: DecisionRecord, names: Sequence[str]) -> str:
+    body = record.decision
+    chosen = "" if body.action is None or body.form == "text" else f": {_name(names, body.action)}"
+    if record.decided_by == "primary":
+        return f"It did, so its choice stands{chosen}." if body.form != "text" else "So its answer was given."
+    if record.decided_by == "fallback":
+        return f"The Guardian gave no answer in time, so the safe action was taken{chosen}."
+    if body.pending:
+        return "The Guardian was asked, and has not answered."
+    return f"The Guardian decided{chosen}."
+
+
+def _name(names: Sequence[str], place: int) -> str:
+    return names[place] if place < len(names) else f"Option {place + 1}"
+
+
+def _question(record: DecisionRecord) -> str | None:
+    """Return what was asked, if the record keeps it in full."""
+    content = record.decision.content
+    if content is None:
+        return None
+    if isinstance(content.actions, tuple):
+        return content.context if isinstance(content.context, str) else _messages(content.context)
+    return _messages(content.request.get("messages")) if isinstance(content.request, Mapping) else None
+
+
+def _messages(messages: object) -> str | None:
+    """Return chat messages as text; nothing but a list of messages is shown."""
+    try:
+        return "\n\n".join(_message(one) for one in msgspec.convert(messages, list[dict[str, Any]]))
+    except msgspec.ValidationError:
+        return None
+
+
+def _message(fields: Mapping[str, Any]) -> str:
+    content = fields.get("content")
+    text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+    return f"{fields.get('role', 'message')}: {text}"
+
+
+def _answer(record: DecisionRecord) -> str | None:
+    content = record.decision.content
+    if content is None or content.answer is None or record.decision.form != "text":
+        return None
+    if isinstance(content.answer, str):
+        return None  # a digest
+    text = content.answer.get("content")
+    return text if isinstance(text, str) else msgspec.json.encode(content.answer).decode()

@@ -1,31 +1,530 @@
-"""The page of a policy: what is promised, how it does, and every act that changes what is in force.
+"""The overview of policies and the page of one: where it stands, its chart, and the slider over budgets."""
 
-Each act says what it does to the promise, asks again, and is logged with the key's id.
-
-Knows nothing of how a certificate is checked or made.
-"""
-
+import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any
 
 import msgspec
+import numpy as np
+from msgspec.structs import replace as with_fields
 from starlette.responses import Response
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.collecting.renewal import Outlook
+from conformal_arbitrage.collecting.renewal import (
+    FEWEST_LOOKED_AT,
+    LOOKING_SHARE,
+    LookedFrontier,
+    LookedPoint,
+    LookingPart,
+    Outlook,
+    looked_frontier,
+)
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, OptionError, RequestError, StoreError
-from conformal_arbitrage.gateway.console.frontier import Frontiers
-from conformal_arbitrage.gateway.console.overview import DAYS, OverviewPage, summed
-from conformal_arbitrage.gateway.console.parts import ConsoleParts
-from conformal_arbitrage.gateway.console.rendering import redirect
-from conformal_arbitrage.gateway.console.visits import Visit
-from conformal_arbitrage.gateway.policy_table import LivePolicy, identities_of_pair
-from conformal_arbitrage.live.watching import voided
-from conformal_arbitrage.store.base import PolicyVersion
+from conformal_arbitrage.gateway.console.charts import LossCourse, LossPoint, frontier_chart, loss_chart
+from conformal_arbitrage.gateway.console.render import (
+    ConsoleParts,
+    Visit,
+    count_text,
+    loss_text,
+    moment,
+    money,
+    percent,
+    redirect,
+)
+from conformal_arbitrage.gateway.policies import LivePolicy, identities_of_pair
+from conformal_arbitrage.gateway.watcher import Watcher
+from conformal_arbitrage.live.monitor import ServedFigure, voided
+from conformal_arbitrage.monitoring.lines import Lines
+from conformal_arbitrage.monitoring.monitor import LedgerCourse, Standing
+from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
+from conformal_arbitrage.store.base import PolicyVersion, Store
+from conformal_arbitrage.store.console_base import PolicyTally
+from conformal_arbitrage.store.ledger_base import Ledger, LedgerKey
 from conformal_arbitrage.store.record import JSONObject
+from conformal_arbitrage.store.review_base import TeamBacklog
 from conformal_arbitrage.types import DAY
+
+# --- Where a policy stands, in words for people ---
+
+
+_POINTS = 120
+_FEWEST_DRAWN = 5
+_ROWS_AT_ONCE = 2000
+_COMPUTING_SHARE, _LONGEST_KEPT = 20, 5.0
+"""A course is computed again after so many times the time it took, and at most so many seconds, at the earliest."""
+
+_BADGES = {
+    "kept": ("kept", "good"),
+    "within calibration luck": ("within calibration luck", "good"),
+    "no evidence": ("audits cannot tell yet", "none"),
+    "blind": ("blind", "none"),
+    "amber": ("amber", "warn"),
+    "red": ("over budget: safe mode", "bad"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownStanding:
+    """Where a policy stands, as a page shows it; losses are in the units of the certificate.
+
+    Attributes:
+        badge: the state in a word or two.
+        tone: good, warn, bad or none.
+        sentence: how things are.
+        reasons: why it is amber, red or blind.
+        known, pending, missing: audits.
+        served: the loss of delivered answers, where that is another figure.
+        group: whose ledger it is, of a certificate by groups: the one that matters most.
+    """
+
+    badge: str
+    tone: str
+    sentence: str
+    reasons: tuple[str, ...] = ()
+    known: int = 0
+    pending: int = 0
+    missing: int = 0
+    served: float | None = None
+    group: str = ""
+
+
+def shown_standing(live: LivePolicy, watcher: Watcher) -> ShownStanding:
+    """Return where a policy stands."""
+    if live.mode == "shadow":
+        return ShownStanding(
+            badge="shadow", tone="none",
+            sentence="The Guardian answers everything; what the Primary would have said is recorded for a calibration.",
+        )  # fmt: skip
+    if live.watched is None:
+        why = live.unwatched or "there is no certificate yet"
+        return ShownStanding(badge="not watched", tone="none", sentence=f"This policy has no monitor: {why}.")
+    shown = watcher.standing(live)
+    if shown is None:
+        return ShownStanding(badge="starting", tone="none", sentence="The ledger has not been read yet.")
+    standing, watch = shown
+    shown = _of_standing(standing, watch.served, _bound(live), live)
+    if not watch.key.group:
+        return shown
+    sentence = f"Of {len(live.watched.lines)} groups, {watch.key.group} matters most. {shown.sentence}"
+    return replace(shown, sentence=sentence, group=watch.key.group)
+
+
+def _of_standing(standing: Standing, served: ServedFigure | None, bound: float, live: LivePolicy) -> ShownStanding:
+    figures = standing.figures
+    badge, tone = _BADGES[standing.state]
+    if live.forfeited is not None and standing.state in ("kept", "within calibration luck"):
+        badge, tone = f"{badge}, no guarantee", "warn"
+    return ShownStanding(
+        badge=badge,
+        tone=tone,
+        sentence=_sentence(standing, bound),
+        reasons=standing.reasons,
+        known=figures.known,
+        pending=figures.pending,
+        missing=figures.missing,
+        served=None if served is None or served.mean is None else bound * served.mean,
+    )
+
+
+def _sentence(standing: Standing, bound: float) -> str:
+    """Return what audits say in one or two sentences."""
+    figures, lines = standing.figures, standing.figures.lines
+    if standing.mean is None:
+        return "No audit has an outcome yet, so nothing is known of the loss in production."
+    lower, upper = (_loss(bound * limit) for limit in standing.limits)
+    alpha, red = f"{bound * lines.alpha:.4g}", "" if lines.red is None else f"{bound * lines.red:.3g}"
+    audits = "1 audited decision" if figures.known == 1 else f"{figures.known:,} audited decisions"
+    first = f"On {audits} the loss is {_loss(bound * standing.mean)}. "
+    between = f"It lies between {lower} and {upper} with 95\u00a0% confidence"
+    endings = {
+        "kept": f", so the budget of {alpha} is kept.",
+        "within calibration luck": f", so it is at most {red}, which luck in calibration explains; the budget is {alpha}.",
+        "no evidence": f", so it is not yet clear whether the budget of {alpha} is kept.",
+        "blind": f"; that is too little to say anything about the budget of {alpha}.",
+        "amber": f"; the budget is {alpha}.",
+        "red": f"; the budget is {alpha}, and the red line {red or alpha}. Every query goes to the Guardian until a new "
+        "certificate is installed or the alarm is lifted.",
+    }  # fmt: skip
+    return first + between + endings[standing.state]
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}".replace("-", "−")
+
+
+def _bound(live: LivePolicy) -> float:
+    return 1.0 if live.certificate is None else live.certificate.loss_bound
+
+
+class Courses:
+    """The courses of ledgers; each is kept until its ledger has changed, and longer if it takes long to compute."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: dict[str, tuple[LedgerKey, int, float, LossCourse | None]] = {}
+
+    async def course(self, live: LivePolicy, group: str = "") -> LossCourse | None:
+        """Return the course of the ledger of a policy, or of one of its groups; None if there is too little to draw."""
+        watched = live.watched
+        if watched is None or group not in watched.lines:
+            return None
+        key = with_fields(watched.key, group=group)
+        ledger = next((one for one in await self._store.ledgers(live.name) if one.key == key), None)
+        if ledger is None:
+            return None
+        cached = self._kept.get(live.name)
+        begun = time.monotonic()
+        if cached is not None and cached[0] == key and (cached[1] == ledger.change or begun < cached[2]):
+            return cached[3]
+        marks = [] if live.alarm is None or live.alarm.at is None else [(live.alarm.at, "alarm")]
+        course = await self._computed(ledger, watched.lines[group], _bound(live), marks)
+        ended = time.monotonic()
+        again = ended + min(_COMPUTING_SHARE * (ended - begun), _LONGEST_KEPT)
+        self._kept[live.name] = (key, ledger.change, again, course)
+        return course
+
+    async def _computed(
+        self, ledger: Ledger, lines: Lines, bound: float, marks: list[tuple[float, str]]
+    ) -> LossCourse | None:
+        """Return the course of a ledger, of which a few thousand rows at a time are in memory."""
+        if ledger.rows < _FEWEST_DRAWN:
+            return None
+        course, times, latest = LedgerCourse(lines, ledger.rows, points=_POINTS), list[float](), 0.0
+        for after in range(0, ledger.rows, _ROWS_AT_ONCE):
+            rows = await self._store.ledger(ledger.key, after=after, limit=min(_ROWS_AT_ONCE, ledger.rows - after))
+            places = await asyncio.to_thread(course.take, rows.loss)
+            # requests at the same time are numbered as they are recorded
+            drawn = np.maximum(np.maximum.accumulate(rows.drawn), latest)
+            times += drawn[places].tolist()
+            latest = max(latest, float(drawn.max(initial=0.0)))
+        figures = await asyncio.to_thread(course.figures)
+        points = [
+            LossPoint(time=time, audits=int(audits), mean=bound * mean, lower=bound * lower, upper=bound * upper)
+            for time, audits, mean, lower, upper in zip(times, *(one.tolist() for one in figures), strict=True)
+            if audits >= _FEWEST_DRAWN
+        ]
+        red = None if lines.red is None or lines.red == lines.alpha else bound * lines.red
+        return LossCourse(points=points, alpha=bound * lines.alpha, red=red, marks=marks)
+
+
+# --- The overview ---
+
+
+DAYS = 30
+_TABLE_ROWS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a policy saved against always asking the Guardian.
+
+    Attributes:
+        dollars: None if it is unknown.
+        basis: what the Guardian's mean cost is over, or why nothing is known.
+    """
+
+    dollars: float | None
+    basis: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnCourse:
+    """A course as a page draws it: the picture, its points as words for the cursor, and a table of some of them."""
+
+    chart: object
+    points: list[tuple[float, str]]
+    table: list[tuple[str, str, str, str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCard:
+    """A policy on the overview."""
+
+    live: LivePolicy
+    standing: ShownStanding
+    guardian: str
+    course: DrawnCourse | None
+    tally: PolicyTally
+    saved: Saved
+    waiting: TeamBacklog | None
+    rows: int | None
+    rows_needed: int | None
+
+
+class OverviewPage:
+    """GET /console."""
+
+    def __init__(self, parts: ConsoleParts) -> None:
+        self._parts = parts
+        self._courses = Courses(parts.store)
+        self._drawn: dict[str, tuple[LossCourse, DrawnCourse]] = {}
+
+    async def overview(self, visit: Visit) -> Response:
+        """Show how every policy does."""
+        parts = self._parts
+        since = await parts.changes(visit)
+        now = parts.clock()
+        tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
+        visible = [live for live in parts.policies.all() if visit.who.sees(live.name)]
+        # what needs someone first
+        visible.sort(key=lambda live: (live.alarm is None, live.mode == "shadow", live.name))
+        cards = [await self.card(live, tallies) for live in visible]
+        broken = {name: error for name, error in parts.policies.out_of_service().items() if visit.who.sees(name)}
+        return parts.pages.page(
+            "overview.html", visit, since=since, cards=cards, broken=broken, days=DAYS, now=now,
+            alarms=[card for card in cards if card.live.alarm is not None],
+        )  # fmt: skip
+
+    async def card(self, live: LivePolicy, tallies: Mapping[str, PolicyTally]) -> PolicyCard:
+        """Return what is shown of a policy."""
+        standing = shown_standing(live, self._parts.watcher)
+        course = await self._courses.course(live, standing.group)
+        tally = tallies.get(live.name, PolicyTally(policy=live.name, version=live.version))
+        shadow = live.mode == "shadow"
+        rows = None
+        if shadow:
+            identities = live.identities_sha256
+            rows = await self._parts.store.count_rows(live.name, identities_sha256=identities, since=0.0)
+        return PolicyCard(
+            live=live,
+            standing=standing,
+            guardian=guardian_name(live),
+            course=None if course is None else self._picture(live.name, course),
+            tally=tally,
+            saved=saved(tally),
+            waiting=await self._waiting(live),
+            rows=rows,
+            rows_needed=ceil(1 / self._parts.config.alpha) - 1 if shadow else None,
+        )
+
+    def _picture(self, policy: str, course: LossCourse) -> DrawnCourse:
+        """Return the picture of a course, which is drawn once."""
+        picture = self._drawn.get(policy)
+        if picture is None or picture[0] is not course:
+            picture = self._drawn[policy] = course, drawn(course)
+        return picture[1]
+
+    async def _waiting(self, live: LivePolicy) -> TeamBacklog | None:
+        """Return what the team behind a policy has before it; None if no people answer."""
+        name, people = guardian_name(live), self._parts.desk.people()
+        if live.pair.guardian.identity.get("kind") != "human" or name not in people:
+            return None
+        [backlog] = await self._parts.store.team_backlogs({name: people[name]})
+        return backlog
+
+
+def guardian_name(live: LivePolicy) -> str:
+    """Return what the Guardian is called: its model, its name, the column that it replays, or its kind."""
+    identity = live.pair.guardian.identity
+    return str(next((identity[name] for name in ("model", "name", "column", "kind") if identity.get(name)), "unknown"))
+
+
+def summed(tallies: Sequence[PolicyTally]) -> dict[str, PolicyTally]:
+    """Return the counts of each policy, over all of its versions."""
+    sums: dict[str, PolicyTally] = {}
+    for one in tallies:
+        so_far = sums.get(one.policy, PolicyTally(policy=one.policy, version=0))
+        names = PolicyTally.__struct_fields__[2:]
+        added = {name: getattr(so_far, name) + getattr(one, name) for name in names}
+        sums[one.policy] = msgspec.structs.replace(so_far, version=one.version, **added)
+    return sums
+
+
+def saved(tally: PolicyTally) -> Saved:
+    """Return what was saved: the decisions with a known cost, times the Guardian's mean cost, less what was spent."""
+    priced, mean = tally.decisions - tally.unknown_cost, guardian_cost(tally)
+    if mean is None or not priced:
+        return Saved(dollars=None, basis="no answer of the Guardian has a known cost yet")
+    each, basis = mean
+    return Saved(
+        dollars=priced * each - tally.cost,
+        basis=f"against always asking the Guardian, at its mean cost over {basis}",
+    )
+
+
+def guardian_cost(tally: PolicyTally) -> tuple[float, str] | None:
+    """Return what an answer of the Guardian costs on average, and over what; None if that is unknown.
+
+    Audits come first: deferred questions are the harder ones.
+    """
+    for calls, cost, of in (
+        (tally.audit_calls, tally.audit_cost, "audit"),
+        (tally.guardian_calls, tally.guardian_cost, "deferral"),
+    ):
+        if calls:
+            return cost / calls, count_text(calls, of)
+    return None
+
+
+def drawn(course: LossCourse) -> DrawnCourse:
+    """Return a course with its picture, and in words."""
+    points = course.points
+    first, last = points[0].time, max(points[-1].time, points[0].time + 1)
+    words = [
+        (
+            round((point.time - first) / (last - first), 4),
+            f"{moment(point.time)}: loss {loss_text(point.mean)}, between {loss_text(point.lower)} and "
+            f"{loss_text(point.upper)}, after {point.audits:,} audits",
+        )
+        for point in points
+    ]
+    step = max(1, len(points) // _TABLE_ROWS)
+    chosen = [*points[::-1][::step]]
+    table = [
+        (moment(one.time), f"{one.audits:,}", loss_text(one.mean), loss_text(one.lower), loss_text(one.upper))
+        for one in chosen
+    ]
+    return DrawnCourse(chart=loss_chart(course), points=words, table=table)
+
+
+# --- What another budget would ask of the Guardian ---
+
+
+_LATEST = 5_000
+"""So many of the latest rows are looked through; those in the looking part are shown."""
+_KEPT = 60.0
+"""Seconds that a frontier is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownBudget:
+    """One budget of the slider: what it would ask, in figures and in words."""
+
+    point: LookedPoint
+    dollars: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownFrontier:
+    """The slider of a policy.
+
+    Attributes:
+        frontier: what it is drawn from; None if there is nothing to draw, and `why` says so.
+        chart: the picture.
+        budgets: its stops.
+        chosen: which of them is shown.
+    """
+
+    frontier: LookedFrontier | None = None
+    why: str = ""
+    chart: object = None
+    budgets: Sequence[ShownBudget] = field(default_factory=list[ShownBudget])
+    chosen: int = 0
+
+    @property
+    def points(self) -> list[tuple[float, str]]:
+        """The stops as a cursor takes them: where, and what it says there."""
+        return [(round(one.point.share, 4), one.words) for one in self.budgets]
+
+
+class Frontiers:
+    """The frontiers of policies; each is kept for a minute, since many rows are read for it."""
+
+    def __init__(self, parts: ConsoleParts) -> None:
+        self._parts = parts
+        self._looking = LookingPart((parts.secret,))
+        self._kept: dict[str, tuple[tuple[str, int], float, LookedFrontier | str]] = {}
+        self._computing = asyncio.Lock()
+
+    async def shown(self, live: LivePolicy, tally: PolicyTally, query: Mapping[str, str]) -> ShownFrontier:
+        """Return the slider of a policy, set where the address says."""
+        frontier = await self._frontier(live)
+        if isinstance(frontier, str):
+            return ShownFrontier(why=frontier)
+        points, here = frontier.points, frontier.nearest(self._alpha(live))
+        chosen = frontier.nearest(_number(query.get("alpha", ""), 1e9) or here.alpha)
+        places = [(point.share, point.loss) for point in (here, chosen)]
+        return ShownFrontier(
+            frontier=frontier,
+            chart=frontier_chart([(point.share, point.loss) for point in points], places[0], places[1], here.alpha),
+            budgets=[_budget(live, point, tally) for point in points],
+            chosen=points.index(chosen),
+        )
+
+    def _alpha(self, live: LivePolicy) -> float:
+        return self._parts.config.alpha if live.alpha is None else live.alpha
+
+    async def _frontier(self, live: LivePolicy) -> LookedFrontier | str:
+        """Return the frontier of a policy, or why there is none."""
+        key = live.identities_sha256, live.version
+        async with self._computing:  # one at a time: it takes a core
+            kept = self._kept.get(live.name)
+            if kept is None or kept[0] != key or time.monotonic() > kept[1]:
+                frontier = await self._estimated(live)
+                kept = self._kept[live.name] = key, time.monotonic() + _KEPT, frontier
+        return kept[2]
+
+    async def _estimated(self, live: LivePolicy) -> LookedFrontier | str:
+        if live.pair.models:
+            return "a cascade has several thresholds; export a log and use `arbitrage evaluate --path`"
+        store, certificate = self._parts.store, live.certificate
+        await store.gather_rows()
+        rows = await store.latest_rows(
+            live.name, identities_sha256=live.identities_sha256, limit=_LATEST, wanted=self._looking.shows
+        )
+        kind = AuditedDecision(
+            decided_by="primary", form=live.pair.form, binarized=certificate is not None and certificate.binarized
+        )
+        wait = due_days(kind, human_guardian=live.pair.review is not None) * DAY
+        try:
+            frontier = await asyncio.to_thread(
+                looked_frontier, rows, certificate, alpha=self._alpha(live), settled=self._parts.clock() - wait,
+                guardian_sees=self._parts.config.guardian_sees,
+            )  # fmt: skip
+        except StoreError:
+            raise
+        except ArbitrageError as error:
+            return str(error)
+        return _too_few(len(rows), live) if frontier is None else frontier
+
+
+def _too_few(rows: int, live: LivePolicy) -> str:
+    more = (
+        "" if live.mode != "enforce" or live.settings.audit_rate > 0 else "; set audit_rate, since nothing is audited"
+    )
+    return (
+        f"{count_text(rows, 'row')} may be looked at, {percent(LOOKING_SHARE)} of those that were audited or served in "
+        f"shadow mode, and {FEWEST_LOOKED_AT} with an outcome are needed{more}"
+    )
+
+
+def _budget(live: LivePolicy, point: LookedPoint, tally: PolicyTally) -> ShownBudget:
+    dollars = _month(live, point.share, tally)
+    parts = [
+        f"Alpha {point.alpha:g}: the Guardian is asked about {percent(point.share)} of the questions",
+        f"estimated loss {loss_text(point.loss)}",
+    ]
+    if dollars is not None:
+        parts.append(f"{money(dollars)} a month")
+    return ShownBudget(point=point, dollars=dollars, words=", ".join(parts))
+
+
+def _month(live: LivePolicy, share: float, tally: PolicyTally) -> float | None:
+    """Return what thirty days like the last would cost, with audits; None if a cost is unknown."""
+    each, priced = guardian_cost(tally), tally.decisions - tally.unknown_cost
+    if each is None or not priced:
+        return None
+    primary = max(tally.cost - tally.guardian_cost, 0.0) / priced
+    asked = share + live.settings.audit_rate * (1 - share)
+    return tally.decisions * (primary + asked * each[0])
+
+
+def _number(text: str, most: float) -> float | None:
+    """Return a number from the address; None unless it is a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return min(value, most) if value > 0 else None
+
+
+# --- The page of a policy ---
+
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _LONGEST_REASON = 2000

@@ -1,8 +1,6 @@
 """The review page: one question at a time, by forms; scripts only add keys and renew the lease.
 
 What a reviewer sees is a function of the question alone: nothing here knows why it was asked, for whom, or since when.
-
-Knows nothing of how votes become a verdict.
 """
 
 import time
@@ -16,12 +14,8 @@ from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.auth import Caller
-from conformal_arbitrage.gateway.console.parts import ConsoleParts
-from conformal_arbitrage.gateway.console.rendering import sentence
-from conformal_arbitrage.gateway.console.visits import Visit, Visitor
-from conformal_arbitrage.gateway.review_figures import own_figures, team_figures
-from conformal_arbitrage.gateway.reviewing import Assignment, Seat
-from conformal_arbitrage.gateway.verdicts import Vote
+from conformal_arbitrage.gateway.console.render import ConsoleParts, Visit, Visitor, sentence
+from conformal_arbitrage.gateway.people import Assignment, Seat, Vote, own_figures, team_figures
 from conformal_arbitrage.types import DAY
 
 _LONGEST_TOKEN = 64

@@ -1,0 +1,851 @@
+"""Commands of the gateway: serve, keys, records, policies, webhooks."""
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.models import show_estimate
+from conformal_arbitrage.cli.progress import ProgressBar
+from conformal_arbitrage.errors import DamagedError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from conformal_arbitrage.collecting.grading import Backlog, GradingResult
+    from conformal_arbitrage.collecting.records import TimeWindow
+    from conformal_arbitrage.gateway.server import Preparation
+    from conformal_arbitrage.live.config import Config
+    from conformal_arbitrage.models.webhook import WebhookEndpoint
+    from conformal_arbitrage.store import Store
+    from conformal_arbitrage.store.heads import Head
+
+
+# --- The commands of the gateway ---
+
+
+_Result = TypeVar("_Result")
+
+
+@click.command("serve")
+@options.config_file
+@click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: as configured]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 picks a free one.  [default: as configured]"
+)
+@click.option(
+    "--no-migrate", is_flag=True, help="Change neither tables nor versions at start; `records migrate` has done it."
+)
+def serve_command(*, config: str, host: str | None, port: int | None, no_migrate: bool) -> None:
+    """Serve the policies of a configuration over an OpenAI-compatible API.
+
+    \b
+    arbitrage serve
+    arbitrage serve --no-migrate                  one of several, after `arbitrage records migrate`
+    """
+    from msgspec import structs
+
+    from conformal_arbitrage.live.config import read_config
+
+    with gateway_installed():
+        from conformal_arbitrage import gateway
+        from conformal_arbitrage.gateway.gateway import KEY_VARIABLE, example_call, example_note
+    configuration = read_config(config)
+    configured = configuration.gateway
+    listening = structs.replace(
+        configured, host=host or configured.host, port=configured.port if port is None else port
+    )
+    keyed = bool(with_store(config, _has_keys, migrating=not no_migrate))
+
+    def announce(url: str) -> None:
+        attempt = f"With an API key in ${KEY_VARIABLE}, try" if keyed else "Try"
+        click.echo(f"Listening on {url}. {attempt}:\n\n{example_call(configuration, url, keyed=keyed)}\n")
+        if (note := example_note(configuration, url)) is not None:
+            click.echo(f"{options.wrapped(note)}\n")
+        click.echo(f"The console is at {url}/console.\n")
+
+    gateway.run(structs.replace(configuration, gateway=listening), started=announce, migrating=not no_migrate)
+
+
+async def _has_keys(store: "Store") -> bool:
+    """Tell whether calls will need a key, that of the environment included."""
+    from conformal_arbitrage.gateway.auth import FIRST_KEY
+
+    return bool(os.environ.get(FIRST_KEY) or await store.keys())
+
+
+@contextmanager
+def gateway_installed() -> Generator[None]:
+    """Translate the import error of a missing extra.
+
+    Raises:
+        ClickException: a package of the extra is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"the gateway needs its extra, which has {error.name}: run `pip install '.[gateway]'` in a clone"
+        ) from error
+
+
+@click.group("keys", cls=options.WrappingGroup)
+def keys_command() -> None:
+    """Manage the API keys of the gateway.
+
+    \b
+    arbitrage keys create --scope call
+    arbitrage keys list
+    arbitrage keys revoke ID
+    """
+
+
+@keys_command.command("create")
+@click.option(
+    "--scope", type=click.Choice(["call", "review", "admin", "metrics"]), default="call", show_default=True,
+    help="What the key permits.",
+)  # fmt: skip
+@click.option("--label", default="", help="Whose key it is; for a reviewer, the name listed under [teams].")
+@click.option(
+    "--expires", type=click.FloatRange(0, min_open=True), metavar="DAYS", help="Days until it stops being valid."
+)
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="The only policy it is good for; repeatable.")
+@options.config_file
+@options.as_json
+def keys_create_command(
+    *, scope: Any, label: str, expires: float | None, policies: tuple[str, ...], config: str, as_json: bool
+) -> None:
+    """Create a key; it is shown once, and only its digest is stored.
+
+    \b
+    arbitrage keys create --scope call --label "web shop" --policy support --expires 90
+    arbitrage keys create --scope review --label ann
+    arbitrage keys create --scope metrics --label prometheus
+    """
+    from conformal_arbitrage.live.config import read_config
+
+    unknown = sorted(set(policies) - set(read_config(config).policies))
+    if unknown:
+        raise click.UsageError(f"there is no policy {unknown[0]!r} in {config}; add [policies.{unknown[0]}]")
+    ends = None if expires is None else time.time() + expires * 86400
+    with gateway_installed():
+        from conformal_arbitrage.gateway.auth import new_key
+    from conformal_arbitrage.store import new_id
+
+    key, sha256 = new_key()
+    id = new_id()
+
+    async def create(store: "Store") -> bool:
+        first = not await store.keys()
+        await store.create_key(id=id, sha256=sha256, scope=scope, label=label, expires=ends, policies=policies or None)
+        return first
+
+    first = with_store(config, create)
+    if as_json:
+        options.print_json(
+            {"id": id, "key": key, "scope": scope, "first": first, "expires": ends, "policies": policies or None}
+        )
+        return
+    limits = [f"until {when(ends)}"] if ends is not None else []
+    limits += [f"for {', '.join(policies)}"] if policies else []
+    click.echo(f"{key}\n{', '.join([f'id {id}, scope {scope}', *limits])}; the key is not shown again")
+    if first:
+        options.warn(
+            "this is the gateway's first key: from now on every call needs one, in the header Authorization: Bearer KEY"
+        )
+
+
+@keys_command.command("generate")
+@options.as_json
+def keys_generate_command(*, as_json: bool) -> None:
+    """Print a new key and its SHA-256, and store nothing: for a gateway that is to start with a key.
+
+    \b
+    arbitrage keys generate
+    ARBITRAGE_ADMIN_KEY_SHA256=... arbitrage serve --host 0.0.0.0
+    """
+    with gateway_installed():
+        from conformal_arbitrage.gateway.auth import FIRST_KEY, new_key
+
+    key, sha256 = new_key()
+    if as_json:
+        options.print_json({"key": key, "sha256": sha256})
+    else:
+        click.echo(
+            f"{key}\n{FIRST_KEY}={sha256}\nThe key is not stored: keep it, and give the gateway the second line."
+        )
+
+
+@keys_command.command("list")
+@options.config_file
+@options.as_json
+def keys_list_command(*, config: str, as_json: bool) -> None:
+    """List all keys, without their secrets."""
+    from msgspec.structs import asdict
+
+    keys = with_store(config, lambda store: store.keys())
+    if as_json:
+        options.print_json([asdict(key) for key in keys])
+        return
+    rows = [
+        [k.id, k.scope, k.label, ", ".join(k.policies or ()), *map(when, (k.created, k.expires, k.revoked))]
+        for k in keys
+    ]
+    options.print_table(["id", "scope", "label", "policies", "created", "expires", "revoked"], rows)
+
+
+@keys_command.command("revoke")
+@click.argument("id")
+@options.config_file
+def keys_revoke_command(id: str, *, config: str) -> None:
+    """Revoke a key immediately."""
+    if not with_store(config, lambda store: store.revoke_key(id)):
+        raise StoreError(f"there is no key {id!r}; list all with `arbitrage keys list`")
+    click.echo(f"Revoked: {id}")
+
+
+@click.group("records", cls=options.WrappingGroup)
+def records_command() -> None:
+    """Migrate, export, verify, prune and erase decision records.
+
+    \b
+    arbitrage records export --policy support --score-log -o log.parquet
+    arbitrage records export --policy support --score-log -o log/
+    arbitrage records migrate
+    arbitrage records verify
+    arbitrage records head > head.json
+    arbitrage records prune --older-than 90
+    arbitrage records erase ID
+    """
+
+
+@records_command.command("prune")
+@click.option(
+    "--older-than",
+    type=click.FloatRange(0),
+    required=True,
+    metavar="DAYS",
+    help="Age from which decisions are removed.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation at a terminal.")
+@options.config_file
+@options.as_json
+def records_prune_command(*, older_than: float, yes: bool, config: str, as_json: bool) -> None:
+    """Remove old decisions; a checkpoint keeps the hash chains verifiable.
+
+    At a terminal it asks before it removes anything; elsewhere, and with --json, it does not.
+
+    \b
+    arbitrage records prune --older-than 90
+    """
+    from conformal_arbitrage.models.kinds import has_terminal
+
+    if not yes and not as_json and has_terminal():
+        question = f"Remove all decisions older than {older_than:g} days, with all that is recorded about them?"
+        click.confirm(question, abort=True, err=True)
+    removed = with_store(config, lambda store: store.prune(before=time.time() - older_than * 86400))
+    if as_json:
+        options.print_json({"removed": removed})
+    else:
+        click.echo(f"Removed: {removed} decisions")
+
+
+@records_command.command("verify")
+@click.option("--head", "copy", metavar="FILE", help="A copy that `arbitrage records head` printed, to compare with.")
+@options.config_file
+@options.as_json
+def records_verify_command(*, copy: str | None, config: str, as_json: bool) -> None:
+    """Verify that nothing in the store was changed or removed; exit 1 if something was.
+
+    \b
+    arbitrage records verify
+    arbitrage records verify --head head-2026-01-31.json
+    """
+    head = None if copy is None else _read_head(copy)
+    signed, problems = _verified(config, head)
+    events = None if head is None else sum(number for number, _ in head.writers.values())
+    if as_json:
+        document = {"ok": not problems, "problems": problems, "signatures_checked": signed, "head_events": events}
+        options.print_json(document)
+    else:
+        click.echo("\n".join(problems) or "The hash chains are intact.")
+    if head is not None and not as_json:
+        outcome = "the record does not agree with it" if problems else "the record still accounts for all of them"
+        click.echo(f"Compared with {copy} of {when(head.at)}, which covers {events} events: {outcome}.")
+    if not signed:
+        options.warn("there is no project secret here, so signatures were not checked; set ARBITRAGE_SECRET")
+    if problems:
+        raise SystemExit(1)
+
+
+def _verified(config: str, copy: "Head | None") -> tuple[bool, list[str]]:
+    """Return whether signatures could be checked, and what is wrong with the configured store; a damaged file is a fault."""
+    from pathlib import Path
+
+    from conformal_arbitrage.live.config import read_config
+
+    with gateway_installed():
+        from conformal_arbitrage.live.database import database_of, existing_secret
+
+    configuration = read_config(config)
+    signed, database = existing_secret(configuration) is not None, database_of(configuration)
+    if "://" not in database and not (Path(database).is_file() and Path(database).stat().st_size):
+        return signed, [f"{database}: there is no database, or it is empty; restore a backup"]
+    try:
+        return signed, with_store(config, lambda store: store.verify(copy))
+    except DamagedError as error:
+        return signed, [str(error)]
+
+
+def _read_head(path: str) -> "Head":
+    from pathlib import Path
+
+    import msgspec
+
+    from conformal_arbitrage.store.heads import Head
+
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Head)
+    except (OSError, msgspec.DecodeError, UnicodeError) as error:
+        raise StoreError(
+            f"{path}: it is not a head ({error}); name a file that `arbitrage records head` wrote"
+        ) from error
+
+
+@records_command.command("head")
+@options.config_file
+def records_head_command(*, config: str) -> None:
+    """Print how far the record has come, signed, for safe keeping elsewhere.
+
+    \b
+    arbitrage records head > head-$(date +%F).json
+    """
+    import msgspec
+
+    head = with_store(config, lambda store: store.head())
+    click.echo(msgspec.json.format(msgspec.json.encode(head)).decode())
+
+
+@records_command.command("erase")
+@click.argument("id")
+@options.config_file
+@options.as_json
+def records_erase_command(id: str, *, config: str, as_json: bool) -> None:
+    """Erase question, answers, comments and error texts of one decision; scores, costs and the hash chain stay.
+
+    \b
+    arbitrage records erase 01kabcdefghjkmnpqrstvwxyz0
+    """
+    if not with_store(config, lambda store: store.erase(id)):
+        raise StoreError(f"there is no decision {id!r}; find its id with `arbitrage records export`, or in the reply")
+    if as_json:
+        options.print_json({"erased": id})
+    else:
+        click.echo(f"Erased: {id}")
+
+
+def with_store(
+    config: str,
+    use: "Callable[[Store], Awaitable[_Result]]",
+    *,
+    only_existing: bool = False,
+    migrating: bool = True,
+) -> _Result:
+    """Open the configured store, use it, and close it.
+
+    Args:
+        config: the configuration file.
+        use: what to do with the store.
+        only_existing: refuse to create a database, for commands that only read.
+        migrating: whether to bring its tables to this release.
+
+    Raises:
+        StoreError: there is none, and none may be created.
+    """
+    from conformal_arbitrage.live.config import read_config
+
+    with gateway_installed():
+        from conformal_arbitrage.live.database import database_exists, database_of, open_record
+
+    if only_existing and not database_exists(read_config(config)):
+        raise StoreError(
+            f"there is no database at {database_of(read_config(config))} yet; `arbitrage serve` creates it, or name another "
+            "configuration with --config"
+        )
+
+    async def run() -> _Result:
+        store = await open_record(read_config(config), migrating=migrating)
+        try:
+            return await use(store)
+        finally:
+            await store.close()
+
+    return options.run_coroutine(run())
+
+
+def when(seconds: float | None) -> str:
+    """Return a time in words of ISO 8601; nothing for None."""
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+# --- The command that writes decision records as a score log ---
+
+
+_ROWS_PER_FILE = 1_000_000
+
+
+class _Moment(click.ParamType[float]):
+    """A date or a time of ISO 8601, in UTC unless it says otherwise, as seconds since the epoch."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no time; give one such as 2026-01-31 or 2026-01-31T12:00:00+01:00", param, ctx)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+@click.command("export")
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", help="The file to write; with a / at the end, a folder of files."
+)
+@click.option("--policy", required=True, metavar="NAME", help="The policy whose decisions to export.")
+@click.option("--score-log", is_flag=True, help="Export shadow and audited rows only, which are fit for calibration.")
+@click.option("--all", "everything", is_flag=True, help="Export every row, marked; calibrate rejects such a file.")
+@click.option(
+    "--rows-per-file", type=click.IntRange(1), metavar="N",
+    help=f"Rows of each file in a folder, of which one is in memory.  [default: {_ROWS_PER_FILE}]",
+)  # fmt: skip
+@click.option(
+    "--unseen", is_flag=True,
+    help="Leave out rows that the console may show, to certify a budget that was chosen there.",
+)  # fmt: skip
+@click.option("--since", type=_Moment(), metavar="TIME", help="Only decisions recorded then or later (ISO 8601, UTC).")
+@click.option("--until", type=_Moment(), metavar="TIME", help="Only decisions recorded before.")
+@options.config_file
+@options.as_json
+def records_export_command(
+    *,
+    output: str,
+    policy: str,
+    score_log: bool,
+    everything: bool,
+    rows_per_file: int | None,
+    unseen: bool,
+    since: float | None,
+    until: float | None,
+    config: str,
+    as_json: bool,
+) -> None:
+    """Write decisions as a score log.
+
+    \b
+    arbitrage records export --policy support --score-log -o log.parquet
+    arbitrage records export --policy support --score-log -o log/ --rows-per-file 1000000
+    arbitrage records export --policy support --score-log -o may.parquet \\
+        --since 2026-05-01 --until 2026-06-01
+    """
+    from conformal_arbitrage.collecting.records import TimeWindow
+    from conformal_arbitrage.collecting.renewal import LookingPart
+    from conformal_arbitrage.live.config import read_config
+
+    with gateway_installed():
+        from conformal_arbitrage.gateway.server import identities_of, secret_of
+    if score_log == everything:
+        raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
+    in_files = output.endswith("/") or Path(output).is_dir()
+    if rows_per_file is not None and not in_files:
+        raise click.UsageError(f"--rows-per-file is for a folder of files: give -o {output}/")
+    configuration = read_config(config)
+    known = policy in configuration.policies
+    identities = identities_of(configuration, policy) if known else None
+    wanted = LookingPart(secret_of(configuration).keys).is_unseen if unseen else None
+    window = TimeWindow(since=since, until=until, wanted=wanted)
+    if identities is not None and configuration.policies[policy].cascade:
+        if in_files or window != TimeWindow():
+            raise click.UsageError(
+                "a folder, --since, --until and --unseen are for two models; a cascade is exported as one file"
+            )
+        return _export_cascade(config, policy, output, identities, everything=everything, as_json=as_json)
+    export = _Export(config, configuration, policy, identities, window, everything=everything)
+    summary = export.files(output, rows_per_file or _ROWS_PER_FILE) if in_files else export.file(output)
+    if as_json:
+        options.print_json(summary)
+    else:
+        files = f" in {len(summary['files'])} files" if in_files else ""
+        missing = f"{summary['missing_guardian_rows']} without a Guardian score"
+        click.echo(f"Written: {output}, {summary['rows']} rows{files}, {missing}")
+
+
+class _Export:
+    """The rows of a policy, on their way into one file or many."""
+
+    def __init__(
+        self,
+        config: str,
+        configuration: "Config",
+        policy: str,
+        identities: "Mapping[str, Any] | None",
+        window: "TimeWindow",
+        *,
+        everything: bool,
+    ) -> None:
+        self._config, self._configuration, self._policy = config, configuration, policy
+        self._identities, self._window, self._everything = identities, window, everything
+
+    def file(self, output: str) -> dict[str, Any]:
+        """Write one file, with all rows in memory."""
+        from conformal_arbitrage.collecting.records import score_log_of
+
+        known = self._configuration.policies.get(self._policy)
+        log = self._read(
+            lambda store: score_log_of(
+                store,
+                self._policy,
+                identities=self._identities,
+                everything=self._everything,
+                session_idle=3600.0 if known is None else known.session_idle,
+                window=self._window,
+            )
+        )
+        log.write(output)
+        self._warn_of_grader(log.identities)
+        return {"rows": len(log), "missing_guardian_rows": int(log.missing.sum()), "output": output}
+
+    def files(self, output: str, rows_per_file: int) -> dict[str, Any]:
+        """Write a folder of files, each forgotten when it is written."""
+        from conformal_arbitrage.collecting.records import write_record_parts
+
+        written = self._read(
+            lambda store: write_record_parts(
+                store,
+                self._policy,
+                output,
+                rows_per_file=rows_per_file,
+                window=self._window,
+                identities=self._identities,
+                everything=self._everything,
+            )
+        )
+        self._warn_of_grader(written.identities)
+        names = [path.name for path in written.files]
+        return {"rows": written.rows, "missing_guardian_rows": written.missing, "output": output, "files": names}
+
+    def _read(self, use: "Callable[[Store], Awaitable[_Result]]") -> _Result:
+        """Use the store; an error about a policy that is not configured says so."""
+        try:
+            return with_store(self._config, use)
+        except StoreError as error:
+            if self._policy in self._configuration.policies:
+                raise
+            known = ", ".join(self._configuration.policies) or "none"
+            raise StoreError(
+                f"there is no policy {self._policy!r} in {self._config}; there are {known} ({error})"
+            ) from error
+
+    def _warn_of_grader(self, identities: "Mapping[str, Any] | None") -> None:
+        from conformal_arbitrage.live.check import grader_change
+
+        changed = grader_change(self._configuration, identities)
+        if changed is not None:
+            options.warn(changed)
+
+
+def _export_cascade(
+    config: str, policy: str, output: str, identities: dict[str, Any], *, everything: bool, as_json: bool
+) -> None:
+    """Write the shadow rows of a cascade as its log."""
+    from conformal_arbitrage.collecting.cascade_records import cascade_log_of
+
+    if everything:
+        raise click.UsageError("--all is for two models: rows of a cascade end where it stopped; give --score-log")
+    *models, guardian = identities
+    log = with_store(
+        config,
+        lambda store: cascade_log_of(store, policy, models=models, guardian=guardian, identities=identities),
+    )
+    log.write(output)
+    if as_json:
+        options.print_json({"rows": len(log), "models": models, "guardian": guardian, "output": output})
+    else:
+        click.echo(
+            f"Written: {output}, {len(log)} rows. Next: arbitrage calibrate {output} --path --guardian-column {guardian}"
+        )
+
+
+# --- The command that grades stored answers ---
+
+
+@click.command("grade")
+@click.option("--policy", required=True, metavar="NAME", help="The policy whose answers to grade.")
+@click.option(
+    "--grade",
+    required=True,
+    metavar="HOW",
+    help="Grader: exact, regex or json-equal (with recorded labels), judge, human, python:MODULE:FUNCTION.",
+)
+@options.paid_run(
+    limit="Grade the oldest N rows only.",
+    dry_run="Send and record nothing; count the rows and estimate the cost.",
+    max_cost="Stop before this run costs more.",
+)
+@options.config_file
+@options.as_json
+def records_grade_command(
+    *, policy: str, grade: str, limit: int | None, dry_run: bool, config: str, as_json: bool, **settings: Any
+) -> None:
+    """Grade both answers of every stored row in free text that is fit for calibration; run again to resume.
+
+    \b
+    arbitrage records grade --policy support --grade judge --dry-run
+    arbitrage records grade --policy support --grade judge --max-cost 5.00
+    """
+    from conformal_arbitrage.collecting.grading import estimate_grading, grade_records, read_backlog
+    from conformal_arbitrage.live.config import read_config
+
+    models = read_config(config)
+
+    async def work(store: "Store") -> "tuple[Backlog, GradingResult | None]":
+        backlog = await read_backlog(store, models, policy, grade=grade, limit=limit)
+        if dry_run or not backlog.gradable:
+            return backlog, None
+        with nullcontext(None) if as_json or grade == "human" else ProgressBar() as bar:
+            progress = None if bar is None else bar.show
+            rows = backlog.gradable
+            return backlog, await grade_records(store, models, rows, grade=grade, progress=progress, **settings)
+
+    try:
+        backlog, result = with_store(config, work)
+    except KeyboardInterrupt as error:
+        raise click.ClickException("interrupted; the grades so far are recorded, run again to resume") from error
+    counts = backlog.counts
+    if dry_run:
+        if not as_json:
+            _show_backlog(counts)
+        show_estimate(
+            options.run_coroutine(estimate_grading(models, backlog.gradable, grade=grade)), as_json=as_json, **counts
+        )
+        return
+    _show_result(counts, result, as_json=as_json)
+
+
+def _show_backlog(counts: dict[str, int]) -> None:
+    click.echo(f"{counts['gradable']} rows to grade, {counts['graded']} have grades.")
+    for name, reason in (
+        ("no_content", 'their answers were not kept; set content = "full" in the policy, for rows to come'),
+        ("no_guardian", "the Guardian has not answered them, or not yet"),
+        ("no_label", "no label to compare them with was recorded with a key of scope review"),
+    ):
+        if counts[name]:
+            options.warn(f"{counts[name]} rows cannot be graded: {reason}")
+
+
+def _show_result(counts: dict[str, int], result: "GradingResult | None", *, as_json: bool) -> None:
+    from conformal_arbitrage.models.wrappers import dollars
+
+    failed, problem = (0, None) if result is None else (result.failed, result.first_problem)
+    new, cost = (0, 0.0) if result is None else (result.graded, result.spent.cost)
+    if as_json:
+        options.print_json({**counts, "newly_graded": new, "failed": failed, "cost": cost, "first_problem": problem})
+        return
+    _show_backlog(counts)
+    click.echo(f"Graded: {new} rows, cost {dollars(cost)}.")
+    if failed:
+        options.warn(f"{failed} rows have no grades yet ({problem}); run the same command again to retry them")
+
+
+# --- The command that brings a database to a release and a configuration ---
+
+
+@click.command("migrate")
+@options.config_file
+@options.as_json
+def records_migrate_command(*, config: str, as_json: bool) -> None:
+    """Bring the database to this release and this configuration, before gateways start with `serve --no-migrate`.
+
+    It migrates the tables, creates the key whose SHA-256 is in ARBITRAGE_ADMIN_KEY_SHA256, and installs the certificate
+    files that changed since the last time. It calls no model, and running it again changes nothing.
+
+    \b
+    arbitrage records migrate
+    """
+    from conformal_arbitrage.live.config import read_config
+
+    with gateway_installed():
+        from conformal_arbitrage.gateway.server import prepare
+    done = options.run_coroutine(prepare(read_config(config)))
+    if as_json:
+        options.print_json(_document(done))
+        return
+    schema = done.schema
+    change = "as before" if schema.before == schema.version else f"from {schema.before}"
+    click.echo(
+        f"Schema version {schema.version}, {change}; releases that know version {schema.readable_by} can work with it"
+    )
+    if done.key is not None:
+        click.echo(f"Created: key {done.key}, scope admin")
+    for version in done.installed:
+        click.echo(f"Installed: version {version.version} of policy {version.name}")
+
+
+def _document(done: "Preparation") -> dict[str, object]:
+    schema = {"before": done.schema.before, "version": done.schema.version, "readable_by": done.schema.readable_by}
+    return {"schema": schema, "key": done.key, "installed": {one.name: one.version for one in done.installed}}
+
+
+# --- The commands of policies in service ---
+
+
+@click.group("policies", cls=options.WrappingGroup)
+def policies_command() -> None:
+    """Manage the policies that a gateway serves.
+
+    \b
+    arbitrage policies lift support --reason "the new prompt was taken back"
+    """
+
+
+@policies_command.command("lift")
+@click.argument("policy")
+@click.option("--reason", required=True, help="Why; the record keeps it.")
+@click.option(
+    "--version", type=int, help="The version whose alarm to lift, if others serve beside it.  [default: newest]"
+)
+@options.config_file
+@options.as_json
+def policies_lift_command(policy: str, *, reason: str, version: int | None, config: str, as_json: bool) -> None:
+    """Lift the alarm that stands, and end safe mode, without a new certificate.
+
+    The certificate's promise is void from then on: answers say guarantee "none". To have one again, calibrate on rows
+    recorded since the alarm and install the new certificate, which ends safe mode too.
+
+    \b
+    arbitrage policies lift support --reason "the new prompt was taken back"
+    """
+    from msgspec.structs import asdict
+
+    from conformal_arbitrage.live.config import read_config
+
+    known = read_config(config).policies
+    if policy not in known:
+        raise click.UsageError(f"there is no policy {policy!r} in {config}; there are {', '.join(known) or 'none'}")
+    if not reason.strip():
+        raise click.UsageError("--reason must say why; the record keeps it")
+    lifted = with_store(config, lambda store: store.lift(policy, reason=reason, by="command line", version=version))
+    if lifted is None:
+        named = "its newest version" if version is None else f"version {version}"
+        raise StoreError(f"policy {policy} has no alarm that stands on {named}; there is nothing to lift")
+    if as_json:
+        options.print_json({"policy": policy, **asdict(lifted)})
+    else:
+        click.echo(
+            f"Lifted: the alarm of {policy}, version {lifted.version}; its answers say guarantee none until a certificate "
+            "is installed"
+        )
+
+
+# --- The commands for webhooks ---
+
+
+@click.group("webhooks", cls=options.WrappingGroup)
+def webhooks_command() -> None:
+    """Test the webhooks of the gateway, and list what was sent to them.
+
+    \b
+    arbitrage webhooks secret
+    arbitrage webhooks test
+    arbitrage webhooks list
+    """
+
+
+@webhooks_command.command("secret")
+def webhooks_secret_command() -> None:
+    """Print a new secret, for the gateway and for the receiver.
+
+    \b
+    arbitrage webhooks secret > alerts.secret
+    """
+    import base64
+    import secrets
+
+    click.echo(f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}")
+
+
+@webhooks_command.command("test")
+@click.argument("names", nargs=-1)
+@options.config_file
+@options.as_json
+def webhooks_test_command(names: tuple[str, ...], *, config: str, as_json: bool) -> None:
+    """Send a message of type webhook.test to each webhook, or to those named; exit 1 if one does not accept it.
+
+    \b
+    arbitrage webhooks test
+    arbitrage webhooks test alerts
+    """
+    from conformal_arbitrage.live.config import read_config
+    from conformal_arbitrage.live.webhooks import webhooks_of
+
+    webhooks = webhooks_of(read_config(config))
+    known = [webhook.name for webhook in webhooks]
+    unknown = [name for name in names if name not in known]
+    if unknown or not known:
+        remedy = f"there are {', '.join(known)}" if known else "add a section [gateway.webhooks.NAME]"
+        raise click.UsageError(
+            f"there is no webhook {unknown[0]!r} in {config}; {remedy}" if unknown else f"{config}: {remedy}"
+        )
+    chosen = [webhook for webhook in webhooks if not names or webhook.name in names]
+    attempts = options.run_coroutine(_send_tests(chosen))
+    if as_json:
+        options.print_json({"ok": all(one["problem"] is None for one in attempts), "webhooks": attempts})
+    else:
+        rows = [
+            [one["webhook"], str(one["status"] or ""), f"{one['seconds']:.2f}", one["problem"] or "accepted"]
+            for one in attempts
+        ]
+        options.print_table(["webhook", "status", "seconds", "result"], rows)
+    if any(one["problem"] is not None for one in attempts):
+        raise SystemExit(1)
+
+
+async def _send_tests(webhooks: "list[WebhookEndpoint]") -> list[dict[str, Any]]:
+    import asyncio
+
+    from conformal_arbitrage.live.webhooks import send_test
+
+    try:
+        attempts = await asyncio.gather(*map(send_test, webhooks))
+    finally:
+        for webhook in webhooks:
+            await webhook.close()
+    return [
+        {"webhook": webhook.name, "status": attempt.status, "seconds": attempt.seconds, "problem": attempt.problem}
+        for webhook, attempt in zip(webhooks, attempts, strict=True)
+    ]
+
+
+@webhooks_command.command("list")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="The most to list.")
+@options.config_file
+@options.as_json
+def webhooks_list_command(*, limit: int, config: str, as_json: bool) -> None:
+    """List the newest messages to webhooks, of the last thirty days."""
+    from msgspec.structs import asdict
+
+    deliveries = with_store(config, lambda store: store.deliveries(limit=limit))
+    if as_json:
+        options.print_json([asdict(delivery) for delivery in deliveries])
+        return
+    rows = [
+        [d.id, d.endpoint, d.event, when(d.created), str(d.attempts), when(d.done), d.error or ""] for d in deliveries
+    ]
+    options.print_table(["id", "webhook", "event", "created", "attempts", "done", "last problem"], rows)

@@ -1,0 +1,783 @@
+"""Commands on score logs: router-log, split, import, learn, inspect, evaluate, compare."""
+
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from conformal_arbitrage.cli import certificates, options
+from conformal_arbitrage.cli.certificates import columns_of, load_certificate
+from conformal_arbitrage.errors import OutputError
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.cli.demo import Served
+    from conformal_arbitrage.evaluation.assessment import Assessment
+    from conformal_arbitrage.evaluation.frontier import Frontier
+    from conformal_arbitrage.evaluation.inspection import Inspection
+    from conformal_arbitrage.importing import Imported
+    from conformal_arbitrage.importing.quickstart import QuickStart
+
+
+# --- The commands about score logs, router-log and split, and the demo ---
+
+
+@click.command("router-log")
+@click.argument("outcomes")
+@click.option(
+    "--confidence",
+    required=True,
+    metavar="COL",
+    help="Column of the router's score, 0 or more; higher trusts the Primary.",
+)
+@click.option("--primary-grade", required=True, metavar="COL", help="Column of the Primary's grade, in [0, 1].")
+@click.option("--guardian-grade", required=True, metavar="COL", help="Column of the Guardian's grade, in [0, 1].")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The score log to write.")
+@options.as_json
+def router_log_command(
+    outcomes: str, *, confidence: str, primary_grade: str, guardian_grade: str, output: str, as_json: bool
+) -> None:
+    """Turn any table of router scores and outcomes into a score log.
+
+    The columns id, group, context, primary_cost and guardian_cost are kept.
+
+    \b
+    arbitrage router-log runs.csv --confidence score --primary-grade small_ok \\
+        --guardian-grade big_ok -o log.parquet
+    """
+    from conformal_arbitrage.scorelog.log import ScoreLog
+
+    log = ScoreLog.read_router(
+        outcomes, confidence=confidence, primary_grade=primary_grade, guardian_grade=guardian_grade
+    )
+    log.write(output)
+    summary = {
+        "rows": len(log),
+        "no_confidence_rows": int(log.no_opinion.sum()),
+        "ungraded_rows": int(log.missing.sum()),
+        "output": output,
+    }
+    if as_json:
+        options.print_json(summary)
+    else:
+        click.echo(f"Written: {output}, {len(log)} rows ({summary['ungraded_rows']} lack a grade)")
+
+
+@click.command("split")
+@click.argument("log")
+@click.argument("explore")
+@click.argument("certify")
+@click.option("--share", type=float, default=0.3, show_default=True, help="Share of the rows that goes to EXPLORE.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random split.")
+@options.columns
+@options.sample
+@options.as_json
+def split_command(
+    log: str,
+    explore: str,
+    certify: str,
+    *,
+    share: float,
+    seed: int,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    sample: int | None,
+    as_json: bool,
+) -> None:
+    """Split a log at random: choose alpha and options on EXPLORE, calibrate on CERTIFY.
+
+    \b
+    arbitrage split log.parquet explore.parquet certify.parquet --share 0.3
+    """
+    from conformal_arbitrage.calibration.planning import split
+    from conformal_arbitrage.scorelog.tables import file_format
+
+    for one, other in ((log, explore), (log, certify), (explore, certify)):
+        options.refuse_same(one, other)
+        file_format(Path(other))
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, sample=sample)
+    parts = split(scores, share=share, seed=seed)
+    for part, path in zip(parts, (explore, certify), strict=True):
+        part.write(path)
+    if as_json:
+        options.print_json({"explore": len(parts[0]), "certify": len(parts[1])})
+    else:
+        click.echo(f"Written: {explore} ({len(parts[0])} rows) and {certify} ({len(parts[1])} rows)")
+
+
+@click.command("demo")
+@click.option("--out", default="demo", show_default=True, metavar="DIR", help="Folder for the files.")
+@click.option("--console", is_flag=True, help="Also fill a gateway for the web console, with audits and an alarm.")
+@options.as_json
+def demo_command(*, out: str, console: bool, as_json: bool) -> None:
+    """Tour the tool on bundled real data: inspect, calibrate, evaluate, serve, simulate, and a pair not worth routing.
+
+    \b
+    arbitrage demo --out demo
+    arbitrage demo --console && arbitrage serve --config demo/console.toml
+    """
+    from dataclasses import replace
+
+    from conformal_arbitrage.cli import demo as tour
+    from conformal_arbitrage.cli.demo import fill_console
+    from conformal_arbitrage.cli.monitor import show_simulation
+
+    demo = tour.run_demo(out)
+    if console:
+        demo = replace(demo, files=(*demo.files, str(fill_console(Path(out)))))
+    if as_json:
+        options.print_json(demo.to_dict())
+        return
+    click.echo(options.wrapped(tour.STORY))
+    click.echo("\n1. Is the pair worth routing?   arbitrage inspect\n")
+    show_inspection(demo.good)
+    click.echo("  note: choose a real alpha on other rows than those you certify; see docs/choosing.md")
+    click.echo(f"\n2. A certificate at alpha {tour.ALPHA:g}   arbitrage calibrate\n")
+    click.echo(options.wrapped(demo.certificate.guarantee))
+    click.echo(f"\nOn this log {100 * demo.deferred:.0f} % of the questions go to the expert.")
+    click.echo("\n3. What each budget buys, on held-out questions   arbitrage evaluate\n")
+    show_frontier(demo.frontier)
+    click.echo("\n4. A pair not worth routing   arbitrage inspect\n")
+    click.echo(options.wrapped(f"SmolLM2-135M is the Primary, Qwen2.5-Coder-1.5B the Guardian. {demo.poor.verdict}"))
+    click.echo("\n5. The same in production: an OpenAI-compatible gateway   arbitrage serve\n")
+    click.echo(options.wrapped(_describe_served(demo.served)))
+    click.echo("\n6. The model becomes worse, and nobody is told   arbitrage simulate\n")
+    show_simulation(demo.simulation)
+    click.echo("\n" + options.wrapped("Written: " + ", ".join(demo.files)))
+
+
+def _describe_served(served: "Served | None") -> str:
+    from conformal_arbitrage.cli.demo import ALPHA
+
+    if served is None:
+        return (
+            "Skipped: the gateway needs its extra, which is not installed; run `pip install '.[gateway]'` in a clone of the "
+            "repository, then the demo again."
+        )
+    return (
+        f"{served.questions} questions that were not used for calibration were sent to POST /v1/decisions on this machine. "
+        f"{served.deferred} went to the expert, {served.questions - served.deferred} calls were saved: ${served.cost:.2f} "
+        f"instead of ${served.always:.2f}. The loss was {served.loss:.3f}; the risk budget is {ALPHA:g}. `make demo-serve` "
+        "keeps the gateway running."
+    )
+
+
+# --- The command import ---
+
+
+_output = options.chained(
+    click.option("-o", "--output", required=True, metavar="FILE", help="The score log to write."),
+    options.as_json,
+)
+_unpaired = click.option(
+    "--unpaired",
+    type=click.Choice(["refuse", "drop"]),
+    default="refuse",
+    show_default=True,
+    help="Questions that only one model was asked; drop states that this has nothing to do with the answers.",
+)
+_confidences = click.option(
+    "--confidences", metavar="FILE", help="Table with id and confidence, for answers without a confidence."
+)
+_expected = click.option("--expected", metavar="FILE", help="Table with id and expected, the right answers.")
+_judge = options.chained(
+    options.config_file,
+    click.option("--max-cost", type=float, metavar="$", help="Stop before a judge costs more."),
+)
+_GRADERS = "exact, regex, json-equal, python:MODULE:FUNCTION, judge or human"
+_by_model = options.chained(
+    click.option("--primary", required=True, metavar="MODEL", help="The Primary's model, as the files name it."),
+    click.option("--guardian", required=True, metavar="MODEL", help="The Guardian's model."),
+    click.option(
+        "--join",
+        metavar="FIELD",
+        help="Field that both calls about a question share, such as metadata.question.  [default: the messages]",
+    ),
+    click.option("--group", metavar="FIELD", help="Field that names the group of a question."),
+    _expected,
+    _confidences,
+    _unpaired,
+    _judge,
+)
+
+
+@click.group("import", cls=options.WrappingGroup)
+def import_command() -> None:
+    """Turn the files of other tools into a score log, and say what in them could not be used.
+
+    \b
+    arbitrage import lm-eval runs/small runs/large -o log.parquet
+    arbitrage import inspect small.eval large.eval -o log.parquet
+    arbitrage import table s.csv --primary p0,p1 --guardian g0,g1 -o log.parquet
+    """
+
+
+@import_command.command("lm-eval")
+@click.argument("primary")
+@click.argument("guardian")
+@click.option("--task", "tasks", multiple=True, metavar="NAME", help="Use this task only; may be repeated.")
+@click.option("--metric", metavar="NAME", help="Metric that grades generated answers, from 0 to 1.")
+@click.option("--filter", metavar="NAME", help="Filter of generated answers, if there are several.")
+@click.option("--length-normalized", is_flag=True, help="Score options as acc_norm does.")
+@click.option("--grade", metavar="HOW", help=f"Grade generated answers in place of a metric: {_GRADERS}.")
+@_confidences
+@_unpaired
+@_output
+def import_lm_eval_command(*, primary: str, guardian: str, output: str, as_json: bool, **settings: Any) -> None:
+    """Read the per-sample files of two runs of lm-evaluation-harness (--log_samples), joined by document.
+
+    PRIMARY and GUARDIAN are a samples file each, or a folder with several.
+    """
+    from conformal_arbitrage.importing import read_lm_eval
+
+    _write(read_lm_eval(primary, guardian, **settings), output, as_json=as_json)
+
+
+@import_command.command("inspect")
+@click.argument("primary")
+@click.argument("guardian")
+@click.option("--scorer", metavar="NAME", help="Score that grades an answer, if there are several.")
+@click.option(
+    "--confidence",
+    default="logprob",
+    show_default=True,
+    metavar="WHERE",
+    help="logprob, agreement (of epochs), or a score of the Primary.",
+)
+@click.option("--group", metavar="FIELD", help="Field that names the group of a sample, such as metadata.subject.")
+@click.option("--grade", metavar="HOW", help=f"Grade the answers in place of a score: {_GRADERS}.")
+@_confidences
+@_unpaired
+@_output
+def import_inspect_command(*, primary: str, guardian: str, output: str, as_json: bool, **settings: Any) -> None:
+    """Read the logs of two models on one task of inspect_ai (.eval or .json), joined by sample."""
+    from conformal_arbitrage.importing import read_inspect
+
+    _write(read_inspect(primary, guardian, **settings), output, as_json=as_json)
+
+
+@import_command.command("openai-batch")
+@click.argument("primary")
+@click.argument("guardian")
+@click.option("--requests", metavar="FILE", help="The input file of the batch, for the questions.")
+@click.option("--grade", required=True, metavar="HOW", help=f"Grader: {_GRADERS}.")
+@_expected
+@_confidences
+@_unpaired
+@_judge
+@_output
+def import_openai_batch_command(*, primary: str, guardian: str, output: str, as_json: bool, **settings: Any) -> None:
+    """Read the output files of two batches of the OpenAI API over the same requests, joined by custom_id."""
+    from conformal_arbitrage.importing import read_openai_batch
+
+    _write(read_openai_batch(primary, guardian, **settings), output, as_json=as_json)
+
+
+@import_command.command("litellm")
+@click.argument("files", nargs=-1, required=True)
+@click.option("--grade", required=True, metavar="HOW", help=f"Grader: {_GRADERS}.")
+@click.option(
+    "--confidence",
+    default="logprob",
+    show_default=True,
+    metavar="WHERE",
+    help="logprob, or the field of a call that holds a confidence.",
+)
+@_by_model
+@_output
+def import_litellm_command(*, files: tuple[str, ...], output: str, as_json: bool, **settings: Any) -> None:
+    """Read logging payloads or spend logs of LiteLLM with calls of both models, joined by question."""
+    from conformal_arbitrage.importing import read_litellm
+
+    _write(read_litellm(files, **settings), output, as_json=as_json)
+
+
+@import_command.command("langfuse")
+@click.argument("files", nargs=-1, required=True)
+@click.option("--score", metavar="NAME", help="Score of Langfuse that grades an answer, from 0 to 1; or give --grade.")
+@click.option("--grade", metavar="HOW", help=f"Grader: {_GRADERS}.")
+@click.option(
+    "--confidence",
+    default="logprob",
+    show_default=True,
+    metavar="WHERE",
+    help="A score of the Primary's observation, a field such as metadata.confidence, or logprob.",
+)
+@_by_model
+@_output
+def import_langfuse_command(*, files: tuple[str, ...], output: str, as_json: bool, **settings: Any) -> None:
+    """Read observations and scores that Langfuse exported, with generations of both models, joined by question."""
+    from conformal_arbitrage.importing import read_langfuse
+
+    _write(read_langfuse(files, **settings), output, as_json=as_json)
+
+
+@import_command.command("routellm")
+@click.argument("table")
+@click.option("--weak", required=True, metavar="COL", help="Column of the weak model's grade (the Primary).")
+@click.option("--strong", required=True, metavar="COL", help="Column of the strong model's grade (the Guardian).")
+@click.option("--win-rate", metavar="COL", help="Column of the win rate.  [default: strong_win_rates, mf, bert, ...]")
+@_output
+def import_routellm_command(*, table: str, output: str, as_json: bool, **columns: Any) -> None:
+    """Read a table with RouteLLM's win rates and the grades of both models' answers."""
+    from conformal_arbitrage.importing import read_routellm
+
+    _report(read_routellm(table, **columns), output, as_json=as_json)
+
+
+@import_command.command("table")
+@click.argument("table")
+@click.option("--primary", required=True, metavar="A,B,...", help="The Primary's columns, one per option.")
+@click.option("--guardian", required=True, metavar="A,B,...", help="The Guardian's columns, in the same order.")
+@click.option("--outcome", "outcomes", multiple=True, metavar="NAME", help="List column to report as an outcome.")
+@_output
+def import_table_command(
+    *, table: str, primary: str, guardian: str, outcomes: tuple[str, ...], output: str, as_json: bool
+) -> None:
+    """Read a plain table with one column per option and model."""
+    from conformal_arbitrage.importing import read_wide
+
+    columns = [[name.strip() for name in names.split(",")] for names in (primary, guardian)]
+    imported = read_wide(table, primary=columns[0], guardian=columns[1], outcomes=outcomes)
+    _report(imported, output, as_json=as_json)
+
+
+def _write(reading: "Coroutine[Any, Any, Imported]", output: str, *, as_json: bool) -> None:
+    _report(options.run_coroutine(reading), output, as_json=as_json)
+
+
+def _report(imported: "Imported", output: str, *, as_json: bool) -> None:
+    """Write the log, and tell what became of the files."""
+    imported.log.write(output)
+    if as_json:
+        options.print_json({**imported.to_dict(), "output": output})
+        return
+    click.echo(f"Written: {output}, {len(imported.log)} rows of {imported.models[0]} and {imported.models[1]}")
+    for one in imported.unused.to_list():
+        click.echo(f"  not used: {one['count']} {one['reason']}, such as {', '.join(one['examples'])}")
+    for note in imported.notes:
+        click.echo(f"  note: {note}")
+    click.echo(f"Next: arbitrage inspect {output}")
+
+
+# --- The command learn ---
+
+
+@click.command("learn")
+@click.argument("log")
+@click.option("--share", type=float, default=0.4, show_default=True, help="Share of the rows to learn from.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random part.")
+@click.option(
+    "--learner",
+    default="ridge",
+    show_default=True,
+    metavar="ridge|hist-gradient-boosting|MODULE:NAME",
+    help="What learns; MODULE:NAME is a function or class of yours that returns an object with fit and predict.",
+)
+@click.option("--menu-size", type=int, metavar="N", help="Every query has this many actions: learn from each's score.")
+@click.option("--text", is_flag=True, help="Learn from the texts of the queries as well; needs the extra `text`.")
+@options.binarize
+@options.columns
+@click.option("-o", "--output", required=True, metavar="FILE", help="Write the other rows, scored, to this file.")
+@options.as_json
+def learn_command(
+    log: str,
+    *,
+    share: float,
+    seed: int,
+    learner: str,
+    menu_size: int | None,
+    text: bool,
+    binarize: bool,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    output: str,
+    as_json: bool,
+) -> None:
+    """Learn a score on a part of a log, and write the rest in router form, scored by it.
+
+    Any learner will do, since no row that it saw is calibrated: calibrate the scored log as usual.
+
+    \b
+    arbitrage learn log.parquet --share 0.4 -o scored.parquet
+    arbitrage learn log.parquet --learner hist-gradient-boosting --binarize -o scored.parquet
+    arbitrage calibrate scored.parquet --alpha 0.05 --loss net -o certificate.json
+    """
+    from conformal_arbitrage.calibration.learned import Features
+    from conformal_arbitrage.calibration.learning import learn
+    from conformal_arbitrage.models.kinds import load_object
+
+    options.refuse_same(log, output)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    chosen: Any = load_object(learner)() if ":" in learner else learner
+    features = Features(menu_size=menu_size, text=text)
+    learned = learn(scores, share=share, seed=seed, learner=chosen, features=features)
+    learned.scored.write(output)
+    if as_json:
+        options.print_json({"learned": learned.learned_rows, "scored": len(learned.scored)})
+        return
+    click.echo(
+        f"Written: {output}, {len(learned.scored)} rows in router form; {learned.learned_rows} were learned from."
+    )
+
+
+# --- The commands inspect, evaluate and assess ---
+
+
+_WIDTH_WITH_SPREAD = 160
+"""Columns of a terminal from which each mean has its standard error beside it."""
+
+
+@click.command("inspect")
+@click.argument("log")
+@click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1].")
+@options.binarize
+@options.columns
+@options.sample
+@options.costs
+@options.as_json
+def inspect_command(
+    log: str,
+    *,
+    loss_bound: str | None,
+    binarize: bool,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    sample: int | None,
+    as_json: bool,
+    **costs: Any,
+) -> None:
+    """Show what a log contains, and whether its pair of models is worth routing.
+
+    \b
+    arbitrage inspect log.parquet --primary-column qwen15b --guardian-column expert
+    """
+    from conformal_arbitrage.evaluation.inspection import inspect
+
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    inspection = inspect(scores, loss_bound=loss_bound, **costs)
+    if options.in_parts(log):
+        inspection = inspection.with_counts(
+            certificates.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
+        )
+    options.remember_look(scores, log, "inspect")
+    if as_json:
+        options.print_json(inspection.to_dict())
+    else:
+        show_inspection(inspection)
+
+
+def show_inspection(inspection: "Inspection") -> None:
+    """Print an inspection for people."""
+    options.print_facts(inspection.facts())
+    if inspection.budgets:
+        header, rows = inspection.budget_table()
+        options.print_table(header, rows, title="What a budget buys on this log (the Guardian sees all)")
+    click.echo(options.wrapped(inspection.verdict))
+    for problem in inspection.problems:
+        click.echo(f"  note: {problem}")
+    for step in inspection.next_steps:
+        click.echo(options.wrapped(step))
+
+
+@click.command("evaluate")
+@click.argument("log")
+@click.option("--alpha", "alphas", multiple=True, required=True, metavar="A", help="A risk budget; may be repeated.")
+@click.option("--calibration-size", type=int, required=True, metavar="N", help="Rows to calibrate on in each trial.")
+@click.option("--test-size", type=int, metavar="N", help="Rows to test on in each trial.  [default: the rest]")
+@click.option("--trials", type=int, default=30, show_default=True, help="Random splits; `compare` calls them --splits.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the splits.")
+@click.option("--balance-by", metavar="COLUMN", help="Draw the rows of each trial balanced over this column.")
+@click.option("--sample-size", type=int, metavar="N", help="Number of rows that --balance-by draws.")
+@click.option(
+    "--probability", "probabilities", multiple=True, type=float, metavar="Q",
+    help="Add random routing with this probability of using the Guardian; may be repeated.",
+)  # fmt: skip
+@options.rule
+@options.sure
+@certificates.path_options
+@options.learned
+@options.columns
+@options.sample
+@options.costs
+@click.option(
+    "--delta-x", type=click.Choice(["cost", "loss"]), default="cost", show_default=True,
+    help="Compare with the single models at the same cost, or at the same loss.",
+)  # fmt: skip
+@click.option(
+    "--delta-of", default="correct", show_default=True, metavar="OUTCOME", help="Outcome that delta is measured in."
+)
+@click.option("--plot", "figure", metavar="FILE", help="Save a figure of the frontier (.png, .svg, .pdf).")
+@click.option("--x", default="cost", show_default=True, metavar="cost|loss|OUTCOME", help="The figure's x-axis.")
+@click.option("--json", "form", flag_value="json", help="Print one JSON document.")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print a Markdown table.")
+@click.option("--latex", "form", flag_value="latex", help="Print a LaTeX table.")
+@click.option("--per-trial", is_flag=True, help="With --json: include the values of every trial.")
+def evaluate_command(
+    log: str,
+    *,
+    alphas: tuple[str, ...],
+    binarize: bool,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    sample: int | None,
+    figure: str | None,
+    x: str,
+    form: str | None,
+    per_trial: bool,
+    delta_of: str,
+    loss: str,
+    boundary: str,
+    **sweep: Any,
+) -> None:
+    """Run held-out trials: what each budget buys, compared with the single models and random routing.
+
+    \b
+    arbitrage evaluate log.parquet --alpha 0.05 --alpha 0.1 --calibration-size 400 \\
+        --primary-cost 1 --guardian-cost 20 --plot frontier.png
+    arbitrage evaluate cascade.parquet --path --alpha 0.05 --calibration-size 400
+    """
+    from conformal_arbitrage.evaluation.frontier import evaluate
+    from conformal_arbitrage.evaluation.show import save_figure
+
+    learned = options.learned_options(sweep)
+    kind, at_boundary = options.loss_and_boundary(loss, boundary, learned["score"])
+    if certificates.take_options(sweep):
+        return certificates.evaluate_path_command(kind)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **learned, **sweep)
+    if figure is not None:
+        save_figure(frontier, figure, x=x, y=delta_of)
+    options.remember_look(scores, log, "evaluate")
+    if form == "json":
+        options.print_json(frontier.to_dict(per_trial=per_trial))
+    else:
+        show_frontier(frontier, form)
+    if figure is not None and form is None:
+        click.echo(f"Written: {figure}")
+
+
+@click.command("compare")
+@click.argument("log")
+@click.option("--alpha", "alphas", multiple=True, required=True, metavar="A", help="A risk budget; may be repeated.")
+@click.option("--calibration-size", type=int, default=400, show_default=True, metavar="N", help="Rows to calibrate on.")
+@click.option(
+    "--test-size", type=int, metavar="N", help="Rows to test on in each split.  [default: the rest, 2000 at most]"
+)
+@click.option(
+    "--splits", type=int, default=200, show_default=True, help="Random splits; `evaluate` calls them --trials."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the splits.")
+@click.option("--menu-size", type=int, metavar="K", help="Number of actions, if it is the same for every query.")
+@options.binarize
+@options.columns
+@options.sample
+@options.costs
+@click.option("--plot", "figure", metavar="FILE", help="Save a figure of the first budget (.png, .svg, .pdf).")
+@options.as_json
+def compare_command(
+    log: str,
+    *,
+    alphas: tuple[str, ...],
+    binarize: bool,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    sample: int | None,
+    figure: str | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Compare decision rules on a log: how often each asks the Guardian, and whether it keeps the budget.
+
+    Peers' rules are their decision rules on this log's scores, not their code.
+
+    \b
+    arbitrage compare log.parquet --alpha 0.05 --splits 200 --plot compare.png
+    """
+    from conformal_arbitrage.evaluation.compare import compare
+    from conformal_arbitrage.evaluation.show import save_comparison
+
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    comparison = compare(scores, alphas, progress=None if as_json else options.progress, **settings)
+    options.remember_look(scores, log, "compare")
+    if figure is not None:
+        save_comparison(comparison, figure, alpha=comparison.rules[0].alpha)
+    if as_json:
+        options.print_json(comparison.to_dict())
+        return
+    title = (
+        f"{comparison.splits} splits: {comparison.calibration_size} rows to calibrate, {comparison.test_size} to test"
+    )
+    left_out = _print_fitted(*comparison.table(), ("net loss", "$ per 1000"), title=title)
+    _name_left_out(left_out)
+    for line in comparison.notes():
+        click.echo(options.wrapped(line))
+    if figure is not None:
+        click.echo(f"Written: {figure}")
+
+
+def _print_fitted(
+    header: Sequence[str], rows: Sequence[Sequence[str]], expendable: Sequence[str], *, title: str
+) -> list[str]:
+    """Print a table without the columns that this terminal is too narrow for; return their titles."""
+    from conformal_arbitrage.evaluation.show import fitted
+
+    header, rows, left_out = fitted(header, rows, options.console().width, expendable)
+    options.print_table(header, rows, title=title)
+    return left_out
+
+
+def _name_left_out(titles: Sequence[str]) -> None:
+    if titles:
+        click.echo(options.wrapped(f"Columns that do not fit this terminal: {', '.join(titles)}; --json has them."))
+
+
+def show_frontier(frontier: "Frontier", form: str | None = None) -> None:
+    """Print a frontier as a table for people, or as text in a format."""
+    from conformal_arbitrage.evaluation import show
+
+    if form is not None:
+        to_text = {"csv": show.to_csv, "markdown": show.to_markdown, "latex": show.to_latex}[form]
+        click.echo(to_text(frontier), nl=False)
+        return
+    spread = options.console().width >= _WIDTH_WITH_SPREAD
+    header, rows = show.cells(frontier, spread=spread, standard_error=True)
+    title = f"{frontier.trials} trials: {frontier.calibration_size} rows to calibrate, {frontier.test_size} to test"
+    left_out = _print_fitted(header, rows, show.expendable(header), title=title)
+    footnote = "±: standard error over trials of this log. " if spread and frontier.trials > 1 else ""
+    click.echo(options.wrapped(f"{footnote}{_standard_error(frontier)}"))
+    _name_left_out(left_out)
+    if frontier.points[0].values("cost_per_1000") is None:
+        remedy = "give --primary-cost and --guardian-cost"
+        click.echo(options.wrapped(f"No costs, so no random routing at the same cost and no delta: {remedy}."))
+
+
+def _standard_error(frontier: "Frontier") -> str:
+    """Describe how exactly the trials determine the mean loss."""
+    spreads = [point.summary("loss").get("std") for point in frontier.of("conformal")]
+    errors = [spread / frontier.trials**0.5 for spread in spreads if spread is not None]
+    if not errors:
+        return "One trial has no standard error."
+    return f"Standard error of the mean loss: {max(errors):.4f} or less."
+
+
+@click.command("assess")
+@click.argument("certificate")
+@click.argument("log")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the interval.")
+@options.columns
+@options.sample
+@options.costs
+@options.as_json
+def assess_command(
+    certificate: str,
+    log: str,
+    *,
+    confidence: float,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    sample: int | None,
+    as_json: bool,
+    **costs: Any,
+) -> None:
+    """Measure the realised loss of a certificate on new rows, with an exact confidence interval.
+
+    \b
+    arbitrage assess certificate.json new-rows.parquet
+    """
+    from conformal_arbitrage.evaluation.assessment import assess, without_verdict
+
+    loaded = load_certificate(certificate)
+    scores = options.read_log(log, *columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample)
+    assessment = assess(loaded, scores, confidence=confidence, **costs)
+    if certificates.made_from(loaded, log, primary_column, guardian_column):
+        assessment = without_verdict(assessment)
+    options.remember_look(scores, log, "assess")
+    if as_json:
+        options.print_json(assessment.to_dict())
+    else:
+        show_assessment(assessment)
+
+
+def show_assessment(assessment: "Assessment") -> None:
+    """Print an assessment for people; its problems are warnings."""
+    options.print_facts(assessment.facts())
+    click.echo(options.wrapped(assessment.verdict))
+    for problem in assessment.problems:
+        options.warn(problem)
+
+
+# --- The command quickstart ---
+
+
+_ASK = """What do you have?
+  csv        a table with scores of both models, recorded earlier (CSV, Parquet, JSON Lines)
+  endpoints  two models to ask, and questions
+  eval       two runs of an evaluation tool (lm-eval, inspect, a batch of the OpenAI API)"""
+_FILES = {
+    "csv": "Which table?",
+    "endpoints": "Which file has the questions? (- if there is none yet)",
+    "eval": "Which two runs? (the Primary's, then the Guardian's)",
+}
+
+
+@click.command("quickstart")
+@click.argument("files", nargs=-1)
+@click.option("--have", type=click.Choice(["csv", "endpoints", "eval"]), help="What you have; asked if not given.")
+@click.option("--alpha", type=float, default=0.05, show_default=True, help="The risk budget.")
+@click.option("--yes", is_flag=True, help="Ask nothing: FILES and --have say it all.  [default of --have: csv]")
+@click.option("-o", "--output", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration.")
+@click.option("--force", is_flag=True, help="Overwrite an existing configuration.")
+@options.as_json
+def quickstart_command(
+    *, files: tuple[str, ...], have: str | None, alpha: float, yes: bool, output: str, force: bool, as_json: bool
+) -> None:
+    """Ask what you have, write a configuration, and say what to run next.
+
+    \b
+    arbitrage quickstart
+    arbitrage quickstart --yes scores.csv
+    arbitrage quickstart --yes --have eval runs/small runs/large
+    """
+    from conformal_arbitrage.calibration.secret import ProjectSecret
+    from conformal_arbitrage.importing.quickstart import quick_start
+    from conformal_arbitrage.scorelog.tables import write_text
+
+    if Path(output).exists() and not force:
+        raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
+    kind: Any = have or ("csv" if yes else _ask_kind())
+    named = files or (() if yes else _ask_files(kind))
+    start = quick_start(kind, named, alpha=alpha, config=output)
+    write_text(output, start.configuration)
+    ProjectSecret.create(Path(output).parent)
+    _show_start(start, output, as_json=as_json)
+
+
+def _ask_kind() -> str:
+    click.echo(_ASK)
+    return click.prompt("", type=click.Choice(["csv", "endpoints", "eval"]), default="csv", prompt_suffix="> ")
+
+
+def _ask_files(kind: str) -> tuple[str, ...]:
+    text: str = click.prompt(_FILES[kind], prompt_suffix="\n> ")
+    return () if text.strip() == "-" else tuple(text.split()) if kind == "eval" else (text.strip(),)
+
+
+def _show_start(start: "QuickStart", output: str, *, as_json: bool) -> None:
+    if as_json:
+        options.print_json({"found": start.found, "configuration": output, "commands": list(start.commands)})
+        return
+    click.echo(options.wrapped(f"Found: {start.found}."))
+    click.echo(
+        options.wrapped(
+            f"Written: {output}, and the project's secret beside it: keep that out of version control, and back it up."
+        )
+    )
+    click.echo("Next:\n  " + "\n  ".join(start.commands))

@@ -1,0 +1,492 @@
+"""Commands for live models: init, check, collect, ask."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from conformal_arbitrage.cli import certificates as cascades
+from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.certificates import load_certificate
+from conformal_arbitrage.cli.progress import ProgressBar
+from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.calibration.certificate import Certificate
+    from conformal_arbitrage.collecting.collect import EndpointEstimate
+    from conformal_arbitrage.collecting.questions import Menus, Requests
+    from conformal_arbitrage.live.check import ProbeResult
+    from conformal_arbitrage.live.config import Config
+    from conformal_arbitrage.models.kinds import Form
+    from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.store import PolicyVersion
+    from conformal_arbitrage.types import Decision
+
+
+@click.command("init")
+@click.option(
+    "--form", type=click.Choice(["menu", "text"]), default="menu", show_default=True,
+    help="Questions with a menu of options, or free text.",
+)  # fmt: skip
+@click.option("-o", "--output", default="arbitrage.toml", show_default=True, metavar="FILE", help="The file to write.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def init_command(*, form: Any, output: str, force: bool) -> None:
+    """Write a short, commented configuration to start from.
+
+    \b
+    arbitrage init
+    arbitrage init --form text
+    """
+    from conformal_arbitrage.calibration.secret import FILE, ProjectSecret
+    from conformal_arbitrage.live.config import template
+    from conformal_arbitrage.scorelog.tables import write_text
+
+    if Path(output).exists() and not force:
+        raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
+    write_text(output, template(form))
+    ProjectSecret.create(Path(output).parent)
+    click.echo(
+        f"Written: {output}. Edit its models and prices, export the API keys it names, then run `arbitrage check`.\n"
+        f"{Path(output).with_name(FILE)} holds the project's secret: keep it out of version control, and back it up.\n"
+        "For production, calibrate with --confidence 0.95: the monitor's alarm then stands at alpha itself."
+    )
+
+
+@click.command("check")
+@options.config_file
+@click.option("--yes", is_flag=True, help="Replace pinned values without asking, though certificates become stale.")
+@click.option(
+    "--repeats", type=click.IntRange(2, 100), metavar="N",
+    help="Also ask the Primary one question N times, and say how much its lead differs.",
+)  # fmt: skip
+@options.as_json
+def check_command(*, config: str, yes: bool, repeats: int | None, as_json: bool) -> None:
+    """Test each model with a tiny request, detect which API features it supports, and pin them in the configuration.
+
+    \b
+    arbitrage check
+    arbitrage check --yes
+    arbitrage check --repeats 10
+    """
+    import msgspec
+
+    from conformal_arbitrage.live.check import certificates_at_hand, check_models, stale_graders
+    from conformal_arbitrage.live.config import read_config, write_pinned
+    from conformal_arbitrage.models.kinds import has_terminal
+
+    configuration = read_config(config)
+    results = options.run_coroutine(check_models(configuration, repeats=repeats or 0))
+    problems = {one.role: one.problem for one in results if one.problem is not None}
+    working = [one for one in results if one.problem is None]
+    pinned = {one.role: one.pinned for one in working if one.pinned is not None}
+    writing = bool(pinned) and problems.keys() <= {"judge"}  # the other models can be used without a grader
+    certificates = certificates_at_hand(configuration, _installed(configuration))
+    if writing:
+        if not yes:
+            _confirm_changes(configuration, working, certificates, may_ask=not as_json and has_terminal())
+        write_pinned(config, pinned)
+    graders = stale_graders(certificates, configuration)
+    for name, reason in graders.items():
+        options.warn(f"{name}: {reason}; grade or collect again, and calibrate again")
+    if as_json:
+        options.print_json({"ok": not problems, "models": msgspec.to_builtins(results), "stale_graders": graders})
+    else:
+        _show_checks(results)
+        if writing:
+            click.echo(f"Written: {config} ([{'.pinned], ['.join(pinned)}.pinned])")
+    if problems:
+        what = "--grade judge" if writing else "this configuration"
+        listed = "; ".join(f"[{role}] {problem}" for role, problem in problems.items())
+        raise click.ClickException(f"{what} cannot be used: {listed}")
+
+
+def _installed(config: "Config") -> "list[PolicyVersion]":
+    """Return the certificates in force in the gateway's database, if there is one; a warning if it cannot be read."""
+    from conformal_arbitrage.live.database import database_exists, database_of
+    from conformal_arbitrage.store import open_store
+
+    async def read() -> "list[PolicyVersion]":
+        store = await open_store(database_of(config))
+        try:
+            return await store.policies()
+        finally:
+            await store.close()
+
+    try:
+        return options.run_coroutine(read()) if config.policies and database_exists(config) else []
+    except (StoreError, ConfigError) as error:
+        options.warn(f"certificates in the gateway's database are not looked at: {error}")
+        return []
+
+
+def _confirm_changes(
+    config: "Config", results: "list[ProbeResult]", certificates: "dict[str, Certificate]", *, may_ask: bool
+) -> None:
+    """Ask before pinned values are replaced, naming the certificates that become stale; refuse where no one can answer."""
+    from conformal_arbitrage.live.check import pinned_changes, stale_certificates
+
+    changes = pinned_changes(config, results)
+    if not changes:
+        return
+    listed = "; ".join(map(str, changes))
+    stale = ", ".join(stale_certificates(certificates, config, changes))
+    consequence = f"stale would be {stale}" if stale else "no certificate at hand depends on it"
+    if not may_ask or not click.confirm(f"{listed}; {consequence}. Replace what is pinned?", err=True):
+        raise click.ClickException(
+            f"nothing was written: {listed}; {consequence}; --yes replaces it, then collect and calibrate again"
+        )
+
+
+def _show_checks(results: "list[ProbeResult]") -> None:
+    from conformal_arbitrage.models.wrappers import dollars
+
+    header = ["model", "kind", "answers", "served", "seconds", "cost", "mode", "logprobs"]
+    rows = [
+        [
+            options.role_name(one.role),
+            one.kind,
+            "no" if one.problem else "yes" if one.tested else "not asked",
+            one.served or one.model or "",
+            f"{one.seconds:.2f}",
+            dollars(one.spent.cost) if one.priced else "unknown",
+            "" if one.pinned is None else one.pinned.mode,
+            {None: "", True: "yes", False: "no"}[one.logprobs],
+        ]
+        for one in results
+    ]
+    options.print_table(header, rows)
+    for one in results:
+        for note in one.notes:
+            click.echo(f"  {options.role_name(one.role)}: {note}")
+
+
+@click.command("collect")
+@click.argument("questions")
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", help="The score log to write; raw replies are kept beside it."
+)
+@click.option(
+    "--form", type=click.Choice(["menu", "text"]), help="Menus of options or free text.  [default: as configured]"
+)
+@options.config_file
+@options.policy
+@click.option(
+    "--question-column", metavar="NAME", help="Column of the question.  [default: question; text form: messages]"
+)
+@click.option("--choice-columns", metavar="A,B,...", help="Columns of the options, one each.")
+@click.option("--choices-column", metavar="NAME", help="Column with the list of options.  [default: choices]")
+@click.option("--choices", metavar="A,B,...", help="The options of every row, for a fixed set of labels.")
+@click.option(
+    "--answer-column",
+    metavar="NAME",
+    help="Column of the right option, or in text form of the reference answer; '' for none.  [default: answer or label]",
+)
+@click.option(
+    "--answer-is", type=click.Choice(["letter", "index", "text"]), help="How the answer column names an option."
+)
+@click.option("--id-column", metavar="NAME", help="Column of unique ids.  [default: id, or derived from the content]")
+@click.option("--group-column", metavar="NAME", help="Column of a group, such as subject, tenant or language.")
+@click.option("--shuffle-options", is_flag=True, help="Shuffle the options by a hash of the question.")
+@click.option(
+    "--grade",
+    metavar="HOW",
+    help="Grader in text form: exact, regex, json-equal, judge, human, python:MODULE:FUNCTION.",
+)
+@click.option("--path", is_flag=True, help="Ask all models of [cascade], for a log that `calibrate --path` reads.")
+@options.paid_run(
+    limit="Use the first N rows only.",
+    dry_run="Send nothing; estimate the cost.",
+    max_cost="Stop before the total cost exceeds this.",
+)
+@options.as_json
+def collect_command(questions: str, *, output: str, config: str, dry_run: bool, as_json: bool, **settings: Any) -> None:
+    """Ask both models about every row and write a score log; run the same command again to resume.
+
+    \b
+    arbitrage collect questions.jsonl -o log.parquet --dry-run
+    arbitrage collect questions.csv -o log.parquet --choice-columns A,B,C,D \\
+        --answer-column answer --max-cost 5.00
+    arbitrage collect tickets.csv -o log.parquet --question-column text --choices billing,bug,other
+    arbitrage collect requests.jsonl -o log.parquet --form text --grade json-equal
+    arbitrage collect questions.jsonl -o cascade.parquet --path
+    """
+    from conformal_arbitrage.collecting import collect as collecting
+
+    options.refuse_same(questions, output)
+    models = _with_settings(options.read_pair(config, settings.pop("policy")), config, settings)
+    rows = _read_rows(questions, settings)
+    limits = {name: settings[name] for name in ("grade", "limit", "concurrency", "max_cost")}
+    if settings["path"]:
+        return _collect_cascade(models, rows, output, limits, dry_run=dry_run, as_json=as_json)
+    if dry_run:
+        show_estimate(
+            options.run_coroutine(collecting.estimate(models, rows, output=output, **limits)), as_json=as_json
+        )
+        return
+    with nullcontext(None) if as_json or collecting.has_person(models, settings["grade"]) else ProgressBar() as bar:
+        progress = None if bar is None else bar.show
+        try:
+            log = options.run_coroutine(collecting.collect(models, rows, output=output, progress=progress, **limits))
+        except KeyboardInterrupt as error:
+            raise click.ClickException(
+                "interrupted; all replies so far are stored, run the same command again to resume"
+            ) from error
+    if settings["answer_column"] is None and rows.answer_column is not None and not as_json:
+        click.echo(f"The answers were taken from the column '{rows.answer_column}'.", err=True)
+    if models.task.settings == "as requested" and settings["form"] == "text" and "settings" not in log.extra:
+        options.warn(
+            "no row has settings such as temperature or max_tokens; requests that come with some will be other traffic "
+            "than this log. Add them as columns, or collect from live traffic in shadow mode"
+        )
+    _show_collected(log, output, as_json=as_json)
+
+
+def _collect_cascade(
+    models: "Config", rows: "Menus | Requests", output: str, limits: dict[str, Any], *, dry_run: bool, as_json: bool
+) -> None:
+    from conformal_arbitrage.collecting.collect import CascadeCollection
+
+    collection = CascadeCollection(config=models, rows=rows.first(limits.pop("limit")), output=output, **limits)
+    if dry_run:
+        return show_estimate(options.run_coroutine(collection.estimate()), as_json=as_json)
+    log = options.run_coroutine(collection.run(None if as_json else cascades.progress_line))
+    log.write(output)
+    cascades.show_collected_cascade(log, output, as_json=as_json)
+
+
+def _with_settings(config: "Config", path: str, settings: dict[str, Any]) -> "Config":
+    """Return the configuration with the options of this call; fill in the form if it was not given."""
+    from conformal_arbitrage.live.config import with_task
+
+    settings["form"] = settings["form"] or config.task.form
+    shuffle = config.task.shuffle_options or settings["shuffle_options"]
+    return with_task(config, path, form=settings["form"], shuffle_options=shuffle)
+
+
+def _read_rows(questions: str, settings: dict[str, Any]) -> "Menus | Requests":
+    from conformal_arbitrage.collecting.questions import read_questions
+
+    names = ("question_column", "choices_column", "answer_column", "answer_is", "id_column", "group_column")
+    columns = {name: settings[name] for name in names}
+    choice_columns, choices = _listed(settings["choice_columns"]), _listed(settings["choices"])
+    return read_questions(questions, settings["form"], choice_columns=choice_columns, choices=choices, **columns)
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    """Return the names in a list with commas."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool, **counts: int) -> None:
+    """Print the estimated calls, tokens and cost, per endpoint and in total; counts are part of the JSON document only."""
+    import msgspec
+
+    from conformal_arbitrage.models.wrappers import dollars
+    from conformal_arbitrage.types import Spent
+
+    total = sum((one.spent for one in estimates), start=Spent()).cost
+    if as_json:
+        options.print_json({"models": msgspec.to_builtins(estimates), "cost": total, **counts})
+        return
+    header = ["role", "endpoint", "calls", "input tokens", "output tokens", "cost"]
+    rows = [
+        [
+            options.role_name(one.role),
+            one.origin,
+            f"{one.spent.calls}",
+            f"{one.spent.input_tokens}",
+            f"{one.spent.output_tokens}",
+            dollars(one.spent.cost),
+        ]
+        for one in estimates
+    ]
+    options.print_table(header, rows, title="Estimate, at four characters per token and every reply at its limit")
+    unpriced = ", ".join(dict.fromkeys(f"[{one.role}]" for one in estimates if one.spent.cost is None))
+    cost = f"unknown; set price = [IN, OUT] in {unpriced}" if unpriced else f"about {dollars(total)}"
+    click.echo(f"Cost: {cost}. Nothing was sent; replies that are already stored are not counted.")
+
+
+def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
+    from conformal_arbitrage.collecting.collect import replies_path, summary
+    from conformal_arbitrage.models.wrappers import dollars, stored_cost
+
+    totals = summary(log)
+    known, unknown = stored_cost(replies_path(output))
+    totals["cost"] = None if unknown else known
+    if as_json:
+        options.print_json({**totals, "output": output, "replies": str(replies_path(output))})
+        return
+    for role in ("primary", "guardian"):
+        failed, cost = totals[f"{role}_failures"], totals[f"{role}_cost"]
+        click.echo(f"{role}: {totals['rows']} rows, {failed} failed, cost {dollars(cost)}")
+    click.echo(f"all replies, including graders and earlier runs: cost {dollars(totals['cost'])}")
+    if totals["missing_guardian_rows"]:
+        options.warn(
+            f"{totals['missing_guardian_rows']} rows have no Guardian score: run the same command again to retry the failed "
+            "calls (a reply that cannot be parsed is kept and not requested again), or calibrate with "
+            "--missing-guardian worst_case; the column guardian_error gives the reasons"
+        )
+    click.echo(f"Written: {output}; raw replies in {replies_path(output)}")
+
+
+@click.command("ask")
+@click.argument("certificate")
+@click.argument("question")
+@click.option(
+    "--action",
+    "actions",
+    multiple=True,
+    metavar="TEXT",
+    help="An option of the menu; repeat it for each. Omit in text form.",
+)
+@click.option(
+    "--setting",
+    "given",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="In text form, a setting of the request, such as temperature=0; may be repeated.",
+)
+@click.option("--id", "name", metavar="ID", help="The query's id.  [default: generated]")
+@click.option("--group", metavar="NAME", help="The query's group, for a certificate by groups or a learned score.")
+@options.config_file
+@options.policy
+@click.option(
+    "--allow", multiple=True, metavar="NAME", help="Tolerate this difference, without a guarantee; may be repeated."
+)
+@options.as_json
+def ask_command(
+    certificate: str,
+    question: str,
+    *,
+    actions: tuple[str, ...],
+    given: tuple[str, ...],
+    name: str | None,
+    group: str | None,
+    config: str,
+    policy: str | None,
+    allow: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Make one live decision: who decided, why, and at what cost.
+
+    \b
+    arbitrage ask certificate.json "Which planet is the largest?" --action Jupiter --action Saturn
+    arbitrage ask certificate.json "Summarise: ..."          text form
+    """
+    from conformal_arbitrage.live.build import Models
+    from conformal_arbitrage.live.config import with_task
+    from conformal_arbitrage.types import ChatRequest, Query
+
+    cascade = cascades.load_path_certificate(certificate, Path(config).parent)
+    if cascade is not None:
+        settings = _read_settings(given)
+        return cascades.ask_path(cascade, question, actions, settings, name, config, policy, allow, as_json=as_json)
+    loaded = load_certificate(certificate, Path(config).parent)
+    configuration = options.read_pair(config, policy)
+    form = _form_of(loaded)
+    if bool(actions) != (form == "menu"):
+        remedy = "drop --action" if actions else "give --action for each option"
+        raise click.UsageError(f"{certificate} is in {form} form: {remedy}")
+    if actions and given:
+        raise click.UsageError(f"{certificate} is in menu form, where a request has no settings: drop --setting")
+    settings = _read_settings(given)
+    configuration = with_task(configuration, config, form=form)
+
+    async def decide() -> "Decision":
+        async with Models(configuration) as models:
+            if actions:
+                return await models.policy(loaded, allow).decide(Query(question, actions, id=name, group=group))
+            body = {"messages": [{"role": "user", "content": question}], **settings}
+            return await models.router(loaded, allow).decide(ChatRequest(body, id=name, group=group))
+
+    decision = options.run_coroutine(decide())
+    if as_json:
+        options.print_json(decision_json(decision))
+    else:
+        _show_decision(decision, loaded.alpha)
+
+
+def _read_settings(given: tuple[str, ...]) -> dict[str, Any]:
+    """Return settings from NAME=VALUE, where a value is JSON or a bare text."""
+    import json
+
+    from conformal_arbitrage.models.completions import SETTINGS, checked_settings
+
+    values: dict[str, Any] = {}
+    for one in given:
+        name, equals, text = one.partition("=")
+        if not equals or name not in SETTINGS:
+            raise click.UsageError(f"--setting {one!r:.60} is not NAME=VALUE with a name of {', '.join(SETTINGS)}")
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    try:
+        return checked_settings(values)
+    except ValueError as error:
+        raise click.UsageError(f"--setting {error}") from error
+
+
+def _form_of(certificate: "Certificate") -> "Form":
+    """Return the form of a certificate: by the models that made it or, if it names none, by the form of its log."""
+    if certificate.identities == "unbound":
+        return "text" if certificate.router else "menu"
+    answers = certificate.identities["primary"].get("kind") == "answer"
+    return "text" if answers or "grader" in certificate.identities else "menu"
+
+
+def decision_json(decision: "Decision") -> dict[str, Any]:
+    """Return a decision as a JSON document; an infinite margin (a single action) becomes null."""
+    from math import isinf
+
+    import msgspec
+    from msgspec import structs
+
+    margin = None if isinf(decision.margin) else decision.margin
+    return msgspec.to_builtins({**structs.asdict(decision), "margin": margin, "spent": decision.spent})
+
+
+def _show_decision(decision: "Decision", alpha: float) -> None:
+    from conformal_arbitrage.models.chat import answer_text
+    from conformal_arbitrage.models.wrappers import dollars
+
+    answer = answer_text(decision.answer) if isinstance(decision.answer, Mapping) else str(decision.answer)
+    facts = [
+        ("answer", answer),
+        ("decided by", options.role_name(decision.decided_by)),
+        ("why", _why(decision)),
+        (
+            "guarantee",
+            f"expected loss at most {alpha:g}" if decision.no_guarantee is None else f"none: {decision.no_guarantee}",
+        ),
+        ("cost", dollars(decision.spent.cost)),
+    ]
+    facts += [
+        (
+            options.role_name(leg.role),
+            f"{leg.seconds:.2f} s, cost {dollars(leg.spent.cost)}" + (f", failed: {leg.error}" if leg.error else ""),
+        )
+        for leg in decision.legs
+    ]
+    options.print_facts([*facts, ("id", str(decision.id))])
+
+
+def _why(decision: "Decision") -> str:
+    """Explain a decision."""
+    if len(decision.candidates) == 1 and not decision.legs:
+        return "there is only one action"
+    if any(leg.role == "primary" and leg.error for leg in decision.legs):
+        return "the Primary failed, so it has no opinion"
+    if decision.learned is not None:
+        keeps = f"the learned score ({decision.learned.candidate}) keeps {decision.learned.count} rows of the log"
+        return f"{keeps}, {'with' if decision.decided_by == 'primary' else 'without'} this query"
+    if decision.relaxation is None:
+        return "no action leads" if decision.margin == 0 else "this certificate defers every such query"
+    leads = f"the Primary leads by {decision.margin:.4g}"
+    if decision.decided_by != "primary":
+        return f"{leads}, not more than the relaxation {decision.relaxation:.4g}"
+    if decision.margin > decision.relaxation:
+        return f"{leads}, more than the relaxation {decision.relaxation:.4g}"
+    return f"{leads}, exactly the relaxation, and the draw of this id keeps its answer"

@@ -1,0 +1,304 @@
+"""Grade the answers that a gateway stored, so that its rows in free text can be calibrated on.
+
+Only rows that are fit for calibration are graded, and all of them: a choice among them could depend on their scores. Each
+pair of grades is committed as it is made, with the identity of the grader, so an interrupted run is resumed by the next.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Literal
+
+from conformal_arbitrage.collecting.collect import EndpointEstimate, Progress, ProgressCallback, estimated
+from conformal_arbitrage.collecting.records import fit_records
+from conformal_arbitrage.errors import CostLimitError, ScorerError, StoreError
+from conformal_arbitrage.live.build import Extras, Models
+from conformal_arbitrage.live.config import Config
+from conformal_arbitrage.live.graders import COMPARISONS, Grader, JudgeGrader
+from conformal_arbitrage.models.chat import answer_text
+from conformal_arbitrage.models.port import spent_of, together
+from conformal_arbitrage.models.wrappers import RateLimit, SpendingLimit
+from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store.record import DecisionRecord, Event, FeedbackBody, Grades
+from conformal_arbitrage.types import ChatRequest, Role, Spent, as_object
+
+BY = "records grade"
+FAILURES_IN_A_ROW = 20
+Obstacle = Literal["graded", "no_content", "no_guardian", "no_label"]
+_OPEN = "loopback"  # the caller's name on a gateway without keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradable:
+    """A decision whose answers can be graded.
+
+    Attributes:
+        id: the decision's.
+        request: what was asked.
+        expected: the right answer, if someone who may grade sent it as a label.
+        answers: the texts of both models; None for a Primary that failed, whose row defers whatever its grade.
+        chain: the texts of all models that a cascade asked before the Guardian, None for one that failed; empty for two
+            models.
+    """
+
+    id: str
+    request: ChatRequest
+    expected: str | None
+    answers: Mapping[Role, str | None]
+    chain: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """The rows of a policy that are fit for calibration, by what keeps them from having grades.
+
+    Attributes:
+        gradable: can be graded now.
+        graded: have grades already.
+        no_content: their questions or answers were not kept.
+        no_guardian: have no answer of the Guardian, or not yet.
+        no_label: have no expected answer, and the grader compares with one.
+    """
+
+    gradable: tuple[Gradable, ...]
+    graded: int
+    no_content: int
+    no_guardian: int
+    no_label: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows there are of each kind."""
+        others = {"graded": self.graded, "no_content": self.no_content, "no_guardian": self.no_guardian}
+        return {"gradable": len(self.gradable), **others, "no_label": self.no_label}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradingResult:
+    """What a run of grading did; `failed` rows stay without grades and are tried again by the next run."""
+
+    graded: int
+    failed: int
+    spent: Spent
+    first_problem: str | None
+
+
+async def read_backlog(store: Store, config: Config, policy: str, *, grade: str, limit: int | None = None) -> Backlog:
+    """Return what there is to grade, oldest first.
+
+    Args:
+        store: the decision record.
+        config: says whether callers may grade, and so label, their own decisions.
+        policy: the policy's name.
+        grade: the grader.
+        limit: grade at most so many rows.
+
+    Raises:
+        StoreError: the policy has no rows that are fit for calibration, or chooses from menus.
+    """
+    settings = config.policies.get(policy)
+    trusted: Collection[str | None] | None = None
+    if settings is None or not settings.callers_grade:
+        trusted = {_OPEN, *(key.id for key in await store.keys() if key.scope != "call")}
+    records = await fit_records(store, policy)
+    if any(record.decision.form == "menu" for record in records):
+        raise StoreError(f"policy {policy!r} chooses from menus, whose rows need no grades; export them as they are")
+    chained = settings is not None and settings.cascade
+    if chained:  # in enforce mode, which models were asked depends on scores
+        records = [record for record in records if record.decision.mode == "shadow"]
+    rows = [to_grade(record, trusted, compares=grade in COMPARISONS, chained=chained) for record in records]
+    return Backlog(
+        gradable=tuple([row for row in rows if isinstance(row, Gradable)][:limit]),
+        graded=rows.count("graded"),
+        no_content=rows.count("no_content"),
+        no_guardian=rows.count("no_guardian"),
+        no_label=rows.count("no_label"),
+    )
+
+
+def to_grade(
+    record: DecisionRecord,
+    trusted: Collection[str | None] | None = None,
+    *,
+    compares: bool = False,
+    chained: bool = False,
+) -> Gradable | Obstacle:
+    """Return a row to grade, or the name of what keeps it from being graded.
+
+    Args:
+        record: a decision in free text that is fit for calibration.
+        trusted: the keys whose labels are expected answers; None for all.
+        compares: whether the grader needs an expected answer.
+        chained: whether the answers of a whole cascade are graded.
+    """
+    graded = [feedback.grades for feedback in record.feedback if feedback.grades is not None]
+    if graded and (not chained or any(grades.chain for grades in graded)):
+        return "graded"
+    content = record.decision.content
+    request = None if content is None else content.request
+    if request is None or isinstance(request, str):
+        return "no_content"
+    guardian = _guardian_text(record)
+    if guardian is None:
+        return "no_guardian"
+    labels = [str(one.label) for one in record.feedback if one.label is not None and _may_label(one, trusted)]
+    if compares and not labels:
+        return "no_label"
+    return Gradable(
+        id=record.id,
+        request=ChatRequest(request, id=record.id),
+        expected=labels[0] if labels else None,
+        answers={"primary": _primary_text(record), "guardian": guardian},
+        chain=chain_texts(record) if chained else (),
+    )
+
+
+def chain_texts(record: DecisionRecord) -> tuple[str | None, ...]:
+    """Return what every model said that a cascade asked before the Guardian; None for one that failed."""
+    content = record.decision.content
+    every = None if content is None else content.chain_answers
+    answers = every if isinstance(every, tuple) else (_primary_text(record),)
+    return tuple(text or None for text in answers)
+
+
+def _may_label(feedback: FeedbackBody, trusted: Collection[str | None] | None) -> bool:
+    """Return whether a label decides grades: a caller's own would let it steer the calibration of its own policy."""
+    return trusted is None or feedback.by in trusted
+
+
+def _primary_text(record: DecisionRecord) -> str | None:
+    content = record.decision.content
+    if content is None or record.decided_by != "primary":
+        return None if content is None else content.primary_answer
+    return answer_text(as_object(content.answer))
+
+
+def _guardian_text(record: DecisionRecord) -> str | None:
+    """Return what the Guardian answered: to the caller, or else in an audit."""
+    content = record.decision.content
+    answer = None if content is None else content.answer
+    if record.decided_by == "guardian" and isinstance(answer, Mapping):
+        return answer_text(answer)
+    return None if record.audit is None else record.audit.answer
+
+
+async def grade_records(
+    store: Store,
+    config: Config,
+    rows: Sequence[Gradable],
+    *,
+    grade: str,
+    concurrency: int = 16,
+    max_cost: float | None = None,
+    progress: ProgressCallback | None = None,
+) -> GradingResult:
+    """Grade both answers of every row and commit the grades, each pair as it is made.
+
+    Args:
+        store: the decision record.
+        config: holds the judge, and the folder of a function's module.
+        rows: from `read_backlog`.
+        grade: exact, regex, json-equal, judge, human, or python:MODULE:FUNCTION.
+        concurrency: rows in flight at once; a person is asked one by one.
+        max_cost: dollars that this run may cost.
+        progress: called after every row.
+
+    Raises:
+        CostLimitError: the next call could exceed max_cost; the grades so far are stored.
+        ScorerError: the grader failed on all of the first rows.
+    """
+    limit = None if max_cost is None else SpendingLimit(max_cost)
+    async with Models(config, Extras(gate=RateLimit(concurrency=concurrency), spending_limit=limit)) as models:
+        run = _Run(store, models.grader(grade), Progress(total=len(rows)), progress)
+        waiting = iter(rows)
+        workers = 1 if grade == "human" else min(concurrency, len(rows))
+        await together([run.work(waiting) for _ in range(workers)])
+    done = run.progress.done - len(run.problems)
+    first = run.problems[0] if run.problems else None
+    return GradingResult(graded=done, failed=len(run.problems), spent=run.progress.spent, first_problem=first)
+
+
+async def estimate_grading(config: Config, rows: Sequence[Gradable], *, grade: str) -> list[EndpointEstimate]:
+    """Return what `grade_records` would send and spend, per endpoint; sends and records nothing."""
+
+    async def ask(models: Models) -> None:
+        grader = models.grader(grade)
+        if isinstance(grader, JudgeGrader):
+            judge = JudgeGrader(port=grader.port, settings=replace(grader.settings, served=None))
+            for row in rows:
+                for text in sorted({text for text in (*row.answers.values(), *row.chain) if text is not None}):
+                    with suppress(ScorerError):  # counted; a dry run has no reply to read a grade from
+                        await _one_grade(judge, row, text)
+
+    return await estimated(config, ask)
+
+
+class _Run:
+    """One run of a grader over rows."""
+
+    def __init__(self, store: Store, grader: Grader, progress: Progress, callback: ProgressCallback | None) -> None:
+        self.progress = progress
+        self.problems: list[str] = []
+        self._store = store
+        self._grader = grader
+        self._callback = callback
+        self._refused = False
+
+    async def work(self, rows: Iterator[Gradable]) -> None:
+        """Grade one row after the other until none is left, or money has run out."""
+        for row in rows:
+            if self._refused:
+                return
+            try:
+                await self._grade(row)
+            except CostLimitError:
+                self._refused = True
+                raise
+            if self._callback is not None:
+                self._callback(self.progress)
+
+    async def _grade(self, row: Gradable) -> None:
+        grades, spent, problem = await _graded(self._grader, row)
+        if grades is not None:
+            body = FeedbackBody(grades=grades, by=BY, grader=dict(self._grader.identity))
+            await self._store.commit([Event(id=row.id, body=body)])
+        self.progress.done += 1
+        self.progress.spent += spent
+        if problem is None:
+            return
+        self.problems.append(problem)
+        if len(self.problems) == self.progress.done == FAILURES_IN_A_ROW:
+            raise ScorerError(
+                f"the grader failed on all of the first {FAILURES_IN_A_ROW} rows ({problem}); fix that first"
+            )
+
+
+async def _graded(grader: Grader, row: Gradable) -> tuple[Grades | None, Spent, str | None]:
+    """Return the grades of a row, None if one is missing; what that took; and what went wrong.
+
+    Equal answers are graded once, and the order does not tell a person which model answered.
+    """
+    spent = Spent()
+    known: dict[str, float] = {}
+    texts = [row.answers["primary"], *row.chain, row.answers["guardian"]]
+    for text in texts if blake2b(row.id.encode(), digest_size=1).digest()[0] % 2 else reversed(texts):
+        if text is None or text in known:
+            continue
+        try:
+            grade, cost = await _one_grade(grader, row, text)
+        except ScorerError as error:
+            return None, spent + spent_of(error), f"{type(error).__name__}: {error}"
+        spent += cost
+        if grade is None:
+            return None, spent, "the grader could not tell"
+        known[text] = grade
+    primary, *chain, guardian = (0.0 if text is None else known[text] for text in texts)
+    return Grades(primary=primary, guardian=guardian, chain=tuple(chain)), spent, None
+
+
+async def _one_grade(grader: Grader, row: Gradable, text: str) -> tuple[float | None, Spent]:
+    if isinstance(grader, JudgeGrader):
+        grade, reply = await grader.judged(row.request, text, row.expected)
+        return grade, reply.spent
+    return await grader.grade(row.request, text, row.expected), Spent()

@@ -1,0 +1,355 @@
+"""Exact scores: ticks, gaps and choices. The one place where Primary scores are compared."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, Final, TypeGuard, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformal_arbitrage.errors import ScoreLogError
+
+# --- Names for the arrays of this package, and helpers that look at one array only ---
+
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Indices = NDArray[np.intp]
+Bools = NDArray[np.bool_]
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+_NUMERIC = (int, float, np.integer, np.floating, type(None))
+
+
+def numbers_or_none(values: object) -> NDArray[Any] | None:
+    """Return numbers as an array, with None as NaN; None if anything else is among them."""
+    try:
+        raw: NDArray[Any] = np.asarray(values)
+        if raw.dtype.kind in "iuf":
+            return raw
+        return raw.astype(np.float64) if raw.dtype.kind == "O" and _all_numeric(raw) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _all_numeric(raw: NDArray[Any]) -> bool:
+    return all(isinstance(value, _NUMERIC) and not isinstance(value, bool) for value in raw.ravel().tolist())
+
+
+def flat_positions(starts: Integers, sizes: Integers) -> Integers:
+    """Return the positions in a flat array of rows that start at `starts`, one row after the other."""
+    ends = np.cumsum(sizes)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - sizes), sizes)
+
+
+def in_order(values: NDArray[Scalar], order: Integers) -> NDArray[Scalar]:
+    """Return a block's values (actions x rows) with each row's actions in the given order."""
+    rows = int(order.shape[1])
+    return values.take(order * rows + np.arange(rows))
+
+
+# --- Score gaps ---
+
+
+LARGEST_SCORE: Final = 1e300
+"""Larger scores are refused: their differences could overflow."""
+
+_LARGEST_SINGLE: Final = float(np.finfo(np.float32).max)
+_LAST_EXACT_POWER: Final = 22  # 10^22 is the largest power of ten that a float64 holds exactly
+_FEW_DECADES: Final = 4
+_NEARLY_ALL: Final = 8  # an eighth of the rows may be left to a second round
+_FEW_ROWS: Final = 1 << 11  # up to here another round costs more than decimals of their own
+_NO_ROWS: Final = np.zeros(0, np.int64)
+_NETWORKS: Final[dict[int, tuple[tuple[int, int], ...]]] = {
+    1: (),
+    2: ((0, 1),),
+    3: ((0, 2), (0, 1), (1, 2)),
+    4: ((0, 2), (1, 3), (0, 1), (2, 3), (1, 2)),
+    5: ((0, 3), (1, 4), (0, 2), (1, 3), (0, 1), (2, 4), (1, 2), (3, 4), (2, 3)),
+    6: ((0, 5), (1, 3), (2, 4), (1, 2), (3, 4), (0, 3), (2, 5), (0, 1), (2, 3), (4, 5), (1, 2), (3, 4)),
+}
+"""Comparators that sort rows of a few actions; on these sizes they are three times as fast as np.sort."""
+LONGEST_NETWORK: Final = 6
+_LONGEST_PLAIN: Final = 32  # up to here plain floats beat arrays, tenfold at four actions
+_LOWEST_EXPONENT: Final = -16  # below it every row uses the last exact power anyway
+_CEILINGS: Final = np.array([float(f"1e{e}") for e in range(_LOWEST_EXPONENT, 309)])
+_POWERS: Final = np.array([float(f"1e{d}") for d in range(309)])
+_PLAIN_CEILINGS: Final[list[float]] = _CEILINGS.tolist()
+_PLAIN_POWERS: Final[list[float]] = _POWERS.tolist()
+
+
+_SINGLE_TYPES: Final = frozenset({"float32", "float16", "bfloat16"})
+SINGLE_DIGITS: Final = 6
+"""Significant decimals of a score in single precision."""
+
+
+def is_single(scores: Any) -> bool:
+    """Return whether scores are visibly of single precision: an array or tensor of such a type, or a list of its numbers."""
+    if type(scores) in (tuple, list):
+        return any(type(score) is not float and _has_single_type(score) for score in scores)
+    return _has_single_type(scores)
+
+
+def _has_single_type(value: Any) -> bool:
+    return str(getattr(value, "dtype", "")).rpartition(".")[2] in _SINGLE_TYPES
+
+
+def digits_of(dtype: np.dtype[np.generic]) -> int:
+    """Return how many significant decimals of a score count: 12, or 6 for single precision."""
+    return SINGLE_DIGITS if dtype in (np.dtype(np.float32), np.dtype(np.float16)) else 12
+
+
+def kept_decimals(largest: Floats, digits: int) -> Integers:
+    """Return the decimals kept in each row: d = min(digits - e, 22), e the smallest integer with largest <= 10^e.
+
+    One number if all rows agree, else one per row.
+
+    Args:
+        largest: the largest absolute score of each row.
+        digits: 12, or 6 if the scores were single precision.
+    """
+    low, high = np.searchsorted(_CEILINGS, np.array([largest.min(), largest.max()])).tolist()
+    if low == high:
+        above_low = np.zeros(1, dtype=np.int64)
+    elif high - low <= _FEW_DECADES:  # a few comparisons cost less than a search
+        above_low = np.zeros(len(largest), dtype=np.int64)
+        for ceiling in _PLAIN_CEILINGS[low:high]:
+            above_low += largest > ceiling
+    else:
+        above_low = np.searchsorted(_CEILINGS[low:high], largest)
+    return np.minimum(digits - (low + above_low + _LOWEST_EXPONENT), _LAST_EXACT_POWER)
+
+
+def common_decimals(largest: Floats, digits: int) -> tuple[Integers, Indices]:
+    """Return the decimals kept in nearly all rows, one number for them, and the rows of other decades.
+
+    Where no decade has nearly all rows, or where there are few: the decimals of each, and no other rows.
+
+    Args:
+        largest: the largest absolute score of each row.
+        digits: as in `kept_decimals`.
+    """
+    if len(largest) <= _FEW_ROWS:
+        return kept_decimals(largest, digits), _NO_ROWS
+    high = float(largest.max())
+    others = np.flatnonzero(largest <= _CEILINGS[max(int(np.searchsorted(_CEILINGS, high)) - 1, 0)])
+    if len(others) * _NEARLY_ALL > len(largest):
+        return kept_decimals(largest, digits), _NO_ROWS
+    return kept_decimals(np.array([high]), digits), others
+
+
+def shift(values: Floats, decimals: Integers) -> None:
+    """Multiply in place by 10^decimals, using exact powers only."""
+    if decimals.min() >= 0:
+        values *= _POWERS[decimals]
+    elif decimals.max() <= 0:
+        values /= _POWERS[-decimals]
+    else:
+        values *= _POWERS[np.maximum(decimals, 0)]
+        values /= _POWERS[np.maximum(-decimals, 0)]
+
+
+def as_recorded(scores: Floats, digits: int) -> Floats:
+    """Return scores as they are compared: with 6 digits first rounded to single precision, as those of the log were.
+
+    A score computed in double precision then has the gap that it would have had in the log.
+    """
+    if digits != SINGLE_DIGITS:
+        return scores
+    single = np.clip(scores, -_LARGEST_SINGLE, _LARGEST_SINGLE).astype(np.float32)
+    return np.where(np.abs(scores) <= _LARGEST_SINGLE, single.astype(np.float64), scores)
+
+
+def tick_gaps(scores: Floats, *, digits: int) -> tuple[Floats, Integers]:
+    """Return the gaps of a block as whole multiples of 10^-decimals, and the decimals.
+
+    Args:
+        scores: actions x rows, finite.
+        digits: 12, or 6 if the scores were single precision.
+    """
+    scores = as_recorded(scores, digits)
+    top = scores.max(axis=0)
+    decimals = kept_decimals(np.maximum(top, -scores.min(axis=0)), digits)
+    ticks = top - scores
+    shift(ticks, decimals)
+    np.rint(ticks, out=ticks)
+    return ticks, decimals
+
+
+def gaps(scores: Floats, *, digits: int) -> Floats:
+    """Return the gap of every action of a block of rows: rint((top - s) 10^d) / 10^d.
+
+    Args:
+        scores: actions x rows, finite.
+        digits: 12, or 6 if the scores were single precision.
+    """
+    ticks, decimals = tick_gaps(scores, digits=digits)
+    ticks += 0.0  # -0.0 - 0.0 is -0.0; a gap of zero has no sign
+    shift(ticks, -decimals)
+    return ticks
+
+
+def sorted_gaps(scores: Floats, *, digits: int) -> tuple[Floats, Integers]:
+    """Return each row's gaps in ascending order, and the actions in that order (lowest index first among equals).
+
+    Tick and action share one 64-bit key (a tick is below 2^41), so one plain sort orders both.
+    """
+    ticks, decimals = tick_gaps(scores, digits=digits)
+    size = len(scores)
+    bits = size.bit_length()
+    keys = ticks.astype(np.int64)
+    keys <<= bits
+    keys |= np.arange(size)[:, None]
+    order = np.empty_like(keys)
+    for j, column in enumerate(sorted_columns(keys)):
+        np.bitwise_and(column, (1 << bits) - 1, out=order[j])
+        ticks[j] = column >> bits
+    shift(ticks, -decimals)
+    return ticks, order
+
+
+def sorted_columns(keys: Integers) -> Sequence[Integers]:
+    """Return the keys of each row (actions x rows) in ascending order; the block itself is used as scratch memory."""
+    size = len(keys)
+    if size > LONGEST_NETWORK:
+        return np.ascontiguousarray(np.sort(np.ascontiguousarray(keys.T), axis=1).T)  # pyright: ignore[reportReturnType]
+    columns, spare = list(keys), np.empty_like(keys[0])
+    for lower, upper in _NETWORKS[size]:
+        np.minimum(columns[lower], columns[upper], out=spare)
+        np.maximum(columns[lower], columns[upper], out=columns[upper])
+        columns[lower], spare = spare, columns[lower]
+    return columns
+
+
+def margins(ascending: Floats) -> Floats:
+    """Return how far the top action leads: the second smallest gap, infinite if there is one action only."""
+    if len(ascending) > 1:
+        return ascending[1]
+    alone = np.empty(ascending.shape[1], dtype=np.float64)
+    alone.fill(np.inf)
+    return alone
+
+
+def is_candidate(
+    gap: Floats, relaxation: float | Floats | None, *, u: Floats | float = 0.0, boundary_u: float | Floats | None = None
+) -> Bools:
+    """Return which actions are candidates at a relaxation.
+
+    Args:
+        gap: the gaps.
+        relaxation: one for all rows or one for each; None, or infinity for a row, keeps every action (always_defer).
+        u: the rows' draws, broadcast against `gap`; used with `boundary_u` only.
+        boundary_u: with it, an action at gap > 0 is kept iff (gap, u) <= (relaxation, boundary_u) in
+            lexicographic order; an action at gap 0 always is.
+    """
+    if relaxation is None:
+        return np.ones(gap.shape, dtype=np.bool_)
+    return _within(gap, relaxation, u, boundary_u)
+
+
+def _within(gap: Any, relaxation: float | Floats, u: Any, boundary_u: float | Floats | None) -> Any:
+    """Return `is_candidate` at a finite relaxation, of arrays or of single numbers."""
+    if boundary_u is None:
+        return gap <= relaxation
+    return (gap < relaxation) | (gap == 0) | ((gap == relaxation) & (u <= boundary_u))
+
+
+def row_gaps(scores: object, *, digits: int) -> list[float]:
+    """Return the `gaps` of one query, to the bit; short lists of plain floats do without arrays.
+
+    Args:
+        scores: one number per action; checked as by `as_row`.
+        digits: as in `gaps`.
+    """
+    if digits == SINGLE_DIGITS or not _is_plain(scores):
+        return gaps(as_row(scores), digits=digits)[:, 0].tolist()
+    top = max(scores)
+    exponent = bisect_left(_PLAIN_CEILINGS, max(top, -min(scores))) + _LOWEST_EXPONENT
+    decimals = min(digits - exponent, _LAST_EXACT_POWER)
+    if decimals >= 0:
+        power = _PLAIN_POWERS[decimals]
+        return [round((top - score) * power) / power for score in scores]
+    power = _PLAIN_POWERS[-decimals]
+    return [round((top - score) / power) * power for score in scores]
+
+
+def _is_plain(scores: Any) -> TypeGuard[Sequence[float]]:
+    """Return whether a row is short and holds floats that `as_row` accepts as they are."""
+    return (
+        type(scores) in (tuple, list)
+        and 0 < len(scores) <= _LONGEST_PLAIN
+        and all(type(score) is float and -LARGEST_SCORE <= score <= LARGEST_SCORE for score in scores)
+    )
+
+
+def row_candidates(
+    gap: Sequence[float], relaxation: float | None, *, u: float = 0.0, boundary_u: float | None = None
+) -> list[int]:
+    """Return the candidates of one query; see `is_candidate`."""
+    if relaxation is None:
+        return list(range(len(gap)))
+    return [action for action, one in enumerate(gap) if _within(one, relaxation, u, boundary_u)]
+
+
+def row_margin(gap: Sequence[float]) -> float:
+    """Return how far the top action of one query leads; see `margins`."""
+    return sorted(gap)[1] if len(gap) > 1 else float("inf")
+
+
+def row_sight(
+    scores: object, relaxation: float | None, *, digits: int, u: float = 0.0, boundary_u: float | None = None
+) -> tuple[list[int], float]:
+    """Return the candidates of one query, and its margin.
+
+    This is the whole rule for a single live row, equal to `gaps`, `is_candidate` and `margins` to the bit.
+
+    Args:
+        scores: one number per action; checked as by `as_row`.
+        relaxation: None keeps every action (always_defer).
+        digits: as in `gaps`.
+        u: the query's draw; used with `boundary_u` only.
+        boundary_u: as in `is_candidate`.
+    """
+    gap = row_gaps(scores, digits=digits)
+    return row_candidates(gap, relaxation, u=u, boundary_u=boundary_u), row_margin(gap)
+
+
+def as_row(scores: object) -> Floats:
+    """Return one query's scores as a checked block of one row; NaN or None anywhere means no opinion: all equal."""
+    row = numbers_or_none(scores)
+    if row is None or row.ndim != 1 or row.size == 0:
+        raise ScoreLogError(f"Primary scores must be a flat list of numbers, one per action; got {scores!r:.80}")
+    row = row.astype(np.float64)
+    if np.isnan(row).any():
+        return np.zeros((row.size, 1))
+    if (np.abs(row) > LARGEST_SCORE).any():
+        raise ScoreLogError(f"Primary scores must be finite, at most {LARGEST_SCORE:g} in size; got {scores!r}")
+    return row[:, None]
+
+
+# --- Choosing ---
+
+
+def guardian_choices(guardian: Floats, order: Integers, *, sees_all: bool) -> Integers:
+    """Return the Guardian's action once actions 0 to j of the order are candidates: actions x rows.
+
+    Entry 0 is the top action itself: standing alone, it is not shown to the Guardian.
+    """
+    score = in_order(guardian, order)
+    chosen = order.copy()
+    for j in range(1, len(order)):
+        better = (score[j] > score[j - 1]) | ((score[j] == score[j - 1]) & (order[j] < chosen[j - 1]))
+        chosen[j] = np.where(better, order[j], chosen[j - 1])
+        np.maximum(score[j], score[j - 1], out=score[j])
+    if sees_all:
+        chosen[1:] = chosen[-1]
+    return chosen
+
+
+def row_argmax(values: Floats, offsets: Integers) -> Integers:
+    """Return the index within its row of each row's largest value, the lowest among equals; 0 for a row of NaN."""
+    sizes = np.diff(offsets)
+    top = np.repeat(np.maximum.reduceat(values, offsets[:-1]), sizes)
+    place = np.arange(len(values)) - np.repeat(offsets[:-1], sizes)
+    return np.minimum.reduceat(np.where((values == top) | np.isnan(top), place, len(values)), offsets[:-1])

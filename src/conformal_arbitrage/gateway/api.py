@@ -1,0 +1,791 @@
+"""Routes beside those that decide: records, monitor, reviews, webhooks, OpenAPI."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import isfinite
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from conformal_arbitrage.errors import RequestError
+from conformal_arbitrage.gateway.audits import yet_to_judge
+from conformal_arbitrage.gateway.auth import Caller
+from conformal_arbitrage.gateway.chat import converted, decoded
+from conformal_arbitrage.gateway.http import Handler, Incoming, json_response
+from conformal_arbitrage.gateway.people import TICK, Assignment, Desk, Seat, own_figures, team_figures
+from conformal_arbitrage.gateway.policies import PolicyTable
+from conformal_arbitrage.gateway.watcher import Watcher
+from conformal_arbitrage.live.config import GatewayConfig
+from conformal_arbitrage.live.webhooks import send_test
+from conformal_arbitrage.models.completions import PASSED_ON
+from conformal_arbitrage.models.webhook import WebhookAttempt, WebhookEndpoint
+from conformal_arbitrage.store.base import PolicyVersion, SavedResponse, Scope, Store
+from conformal_arbitrage.store.record import (
+    AuditBody,
+    Content,
+    DecisionBody,
+    DecisionRecord,
+    Event,
+    FeedbackBody,
+    Grades,
+    JSONObject,
+    document,
+)
+from conformal_arbitrage.store.review_base import ReviewOutcome, ReviewRequest
+from conformal_arbitrage.types import Leg
+
+# --- The routes for reading records, sending feedback and managing policies ---
+
+
+MOST = 1000
+_AT_ONCE = 8
+_TEXT_FILTERS = ("policy", "decided_by", "before")
+_TIME_FILTERS = ("since", "until")
+HIDDEN: Mapping[type[Struct], frozenset[str]] = {
+    DecisionBody: frozenset({"margin", "relaxation"}),
+    Leg: frozenset({"scores", "error"}),
+    AuditBody: frozenset({"scores", "error"}),
+}
+"""The fields of a record that would help an attacker; a calling key sees them only where replies show them."""
+WITHHELD: Mapping[type[Struct], frozenset[str]] = {
+    DecisionRecord: frozenset({"decided_by", "completion", "feedback", "audit"}),
+    DecisionBody: frozenset(
+        {
+            *("action", "candidates", "margin", "relaxation", "learned", "no_guarantee"),
+            *("legs", "cost", "audited", "pending", "cancelled", "guarded", "held"),
+        }
+    ),
+    Content: frozenset({"answer", "primary_answer", "chain_answers"}),
+}
+"""The fields of a record that would tell a reviewer, who has yet to judge, what others think or why people are asked."""
+
+
+class Feedback(Struct, forbid_unknown_fields=True):
+    """Feedback on a decision, as a caller sends it."""
+
+    grade: float | None = None
+    grades: Grades | None = None
+    label: int | str | None = None
+    comment: str | None = None
+    reason: str | None = None
+
+
+class Install(Struct, forbid_unknown_fields=True):
+    """A certificate to install."""
+
+    certificate: JSONObject
+    dry_run: bool = False
+
+
+class RecordRoutes:
+    """Records and policies over HTTP."""
+
+    def __init__(self, store: Store, policies: PolicyTable, config: GatewayConfig) -> None:
+        self._store = store
+        self._policies = policies
+        self._config = config
+
+    async def many(self, request: Incoming) -> Response:
+        """GET /v1/arbitrage/records: newest first; a key of scope call sees its own."""
+        records = await self._store.records(
+            **_own_policy(_filters(request), request.caller), key_id=request.caller.sees_only
+        )
+        under = frozenset[str]() if request.caller.scope == "call" else await self._under_review(records)
+        if "decided_by" in request.query_params:  # which would tell who decided
+            records = [record for record in records if record.id not in under]
+        rendered: list[bytes] = []
+        for record in records:
+            shown = withheld(record) if record.id in under else self._shown(record, request.caller)
+            rendered.append(msgspec.json.encode(shown))
+            if len(rendered) % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # decisions first
+        last = msgspec.json.encode(records[-1].id if records else None)
+        body = b'{"object":"list","data":[' + b",".join(rendered) + b'],"next":' + last + b"}"
+        return Response(body, media_type="application/json")
+
+    async def one(self, request: Incoming) -> Response:
+        """GET /v1/arbitrage/records/{id}; an admin who reads it while it is under review is not asked about it any more."""
+        record, caller = await self._own(request), request.caller
+        if caller.scope != "call" and await self._under_review([record]):
+            if caller.scope != "admin":
+                return json_response(withheld(record))
+            await self._store.note_reader(record.id, caller.label or caller.id)
+        return json_response(self._shown(record, caller))
+
+    async def _under_review(self, records: Sequence[DecisionRecord]) -> frozenset[str]:
+        """Return the ids of the records that people have yet to judge."""
+        by_people = {one.name for one in self._policies.all() if one.pair.review or one.settings.grading == "review"}
+        settings = {policy.name: policy.settings for policy in self._policies.all()}
+        return await yet_to_judge(self._store, settings, [record for record in records if record.policy in by_people])
+
+    def _shown(self, record: DecisionRecord, caller: Caller) -> dict[str, object]:
+        """Return a record as a document; a key of scope call sees no more of it than replies show."""
+        everything = caller.scope != "call" or self._policies.exposes_all(record.policy)
+        return document(record, without=None if everything else HIDDEN)
+
+    async def feedback(self, request: Incoming) -> Response:
+        """POST /v1/arbitrage/records/{id}/feedback."""
+        record = await self._own(request)
+        feedback: Feedback = converted(decoded(request.content, self._config), Feedback)
+        _check_feedback(feedback)
+        if feedback.grades is not None:
+            self._check_grades(feedback, record, request.caller)
+        body = FeedbackBody(**msgspec.structs.asdict(feedback), by=request.caller.id)
+        await self._store.commit([Event(id=record.id, body=body)])
+        return json_response({"id": record.id, "status": "recorded"})
+
+    def _check_grades(self, feedback: Feedback, record: DecisionRecord, caller: Caller) -> None:
+        """Check who grades both answers, and that a second grading says why.
+
+        Raises:
+            RequestError: a calling key grades its own decisions and the policy does not allow that, or the decision has
+                grades already and there is no reason.
+        """
+        if caller.scope == "call" and not self._policies.lets_callers_grade(record.policy):
+            raise RequestError(
+                f"grades feed the next calibration, so they need a key of scope review, or callers_grade = true in "
+                f"[policies.{record.policy}]; a grade, a label or a comment does not",
+                status=403, code="insufficient_scope", param="grades",
+            )  # fmt: skip
+        if any(earlier.grades is not None for earlier in record.feedback) and not feedback.reason:
+            raise RequestError(
+                "this decision has grades already, and the first count; give a reason to keep others beside them",
+                status=409, code="already_graded", param="reason",
+            )  # fmt: skip
+
+    async def _own(self, request: Incoming) -> DecisionRecord:
+        record = await self._store.record(str(request.path_params["id"])[:64])
+        own = request.caller.sees_only
+        bound = request.caller.policies
+        elsewhere = record is not None and bound is not None and record.policy not in bound
+        if record is None or elsewhere or (own is not None and record.key_id != own):
+            raise RequestError("there is no such record", status=404, code="record_not_found")
+        return record
+
+    async def policy(self, request: Incoming) -> Response:
+        """GET /v1/arbitrage/policies/{name}: what is in force, and what was."""
+        policy = self._policies.named(str(request.path_params["name"]))
+        request.caller.check_policy(policy.name)
+        history = await self._store.policy_history(policy.name)
+        return json_response(
+            {"name": policy.name, "version": policy.version, "history": [_version(version) for version in history]}
+        )
+
+    async def install(self, request: Incoming) -> Response:
+        """PUT /v1/arbitrage/policies/{name}: a certificate, and nothing else."""
+        body: Install = converted(decoded(request.content, self._config), Install)
+        name = str(request.path_params["name"])
+        request.caller.check_policy(name)
+        version = await self._policies.install(name, body.certificate, by=request.caller.id, dry_run=body.dry_run)
+        if version is None:
+            reason = await self._policies.forfeits(name, body.certificate)
+            return json_response(
+                {"status": "would be installed"} | ({} if reason is None else {"no_guarantee": reason})
+            )
+        return json_response(_version(version))
+
+    async def rollback(self, request: Incoming) -> Response:
+        """POST /v1/arbitrage/policies/{name}/rollback."""
+        name = str(request.path_params["name"])
+        request.caller.check_policy(name)
+        return json_response(_version(await self._policies.rollback(name, by=request.caller.id)))
+
+
+def withheld(record: DecisionRecord) -> dict[str, object]:
+    """Return a record as whoever may be asked to review it sees it."""
+    return {**document(record, without=WITHHELD), "withheld": "under review"}
+
+
+def _version(version: PolicyVersion) -> dict[str, Any]:
+    return msgspec.structs.asdict(version)
+
+
+def _filters(request: Incoming) -> dict[str, Any]:
+    """Return the filters of a query.
+
+    Raises:
+        RequestError: one is unknown, or not a number where it should be.
+    """
+    parameters = dict(request.query_params)
+    unknown = sorted(set(parameters) - {*_TEXT_FILTERS, *_TIME_FILTERS, "limit"})
+    if unknown:
+        raise RequestError(f"there is no filter {unknown[0]!r:.60}", param=unknown[0][:60])
+    texts = {name: parameters[name][:200].replace("\0", "") for name in _TEXT_FILTERS if name in parameters}
+    times = {name: _number(name, parameters[name]) for name in _TIME_FILTERS if name in parameters}
+    limit = _number("limit", parameters.get("limit", "100"))
+    if not 1 <= limit <= MOST or limit != int(limit):
+        raise RequestError(f"limit must be a whole number from 1 to {MOST}", param="limit")
+    return {**texts, **times, "limit": int(limit)}
+
+
+def _own_policy(filters: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+    """Return the filters of a key that is bound to policies: they name one of these.
+
+    Raises:
+        RequestError: they name none of several, or another.
+    """
+    if caller.policies is None:
+        return dict(filters)
+    name = filters.get("policy", caller.policies[0] if len(caller.policies) == 1 else None)
+    if name is None:
+        raise RequestError(f"this key is bound to {', '.join(caller.policies)}; name one with ?policy=", param="policy")
+    caller.check_policy(name)
+    return {**filters, "policy": name}
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise RequestError(f"{name} must be a number", param=name) from error
+    if not abs(value) < 1e15:
+        raise RequestError(f"{name} must be a number in range", param=name)
+    return value
+
+
+def _check_feedback(feedback: Feedback) -> None:
+    grades = () if feedback.grades is None else feedback.grades.values
+    if any(grade is not None and not 0 <= grade <= 1 for grade in (feedback.grade, *grades)):
+        raise RequestError("a grade is a number from 0 to 1", status=422, code="bad_grade")
+    if feedback == Feedback():
+        raise RequestError("feedback needs a grade, grades, a label or a comment", status=422, code="empty_feedback")
+
+
+# --- The routes for where a policy stands, and for lifting an alarm ---
+
+
+_LONGEST_REASON = 2000
+
+
+class LiftRequest(Struct, forbid_unknown_fields=True):
+    """Why an alarm is lifted, as a caller sends it."""
+
+    reason: str
+
+
+def without_pending(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a monitor without how many audits are pending, which would tell people what they are asked for."""
+    hidden = {**document}
+    if "audits" in document:
+        hidden["audits"] = {**document["audits"], "pending": None}
+    if "groups" in document:
+        hidden["groups"] = [without_pending(group) for group in document["groups"]]
+    return hidden
+
+
+class MonitorRoutes:
+    """Monitors and alarms over HTTP."""
+
+    def __init__(self, store: Store, policies: PolicyTable, watcher: Watcher, config: GatewayConfig) -> None:
+        self._store = store
+        self._policies = policies
+        self._watcher = watcher
+        self._config = config
+
+    async def monitor(self, request: Incoming) -> Response:
+        """GET /v1/arbitrage/policies/{name}/monitor: state, reasons, limits, evidence."""
+        policy = self._policies.named(str(request.path_params["name"]))
+        request.caller.check_policy(policy.name)
+        document = self._watcher.document(policy)
+        blind = policy.pair.review is not None and request.caller.scope == "review"
+        return json_response(without_pending(document) if blind else document)
+
+    async def lift(self, request: Incoming) -> Response:
+        """POST /v1/arbitrage/policies/{name}/lift: end safe mode without a new certificate, which voids the old one."""
+        body: LiftRequest = converted(decoded(request.content, self._config), LiftRequest)
+        policy = self._policies.named(str(request.path_params["name"]))
+        request.caller.check_policy(policy.name)
+        if not 0 < len(body.reason.strip()) <= _LONGEST_REASON:
+            raise RequestError(
+                f"say why, in 1 to {_LONGEST_REASON} characters: the record keeps it", status=422, param="reason"
+            )
+        lifted = await self._store.lift(policy.name, reason=body.reason, by=request.caller.id, version=policy.version)
+        if lifted is None:
+            raise RequestError(f"policy {policy.name} has no alarm that stands", status=409, code="no_alarm")
+        await self._policies.refresh(await self._store.change_count())
+        return json_response({"policy": policy.name, **msgspec.structs.asdict(lifted)})
+
+
+# --- The routes of the review queue ---
+
+
+_ROOT = "/v1/arbitrage/reviews"
+_LONGEST_WAIT = 55.0
+
+
+class Ballot(Struct, forbid_unknown_fields=True):
+    """A vote: the place of the chosen option as shown, or a grade for each answer in the order shown.
+
+    Attributes:
+        active: how many seconds the reviewer was.
+    """
+
+    choice: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    grades: tuple[float, ...] | None = None
+    active: float | None = None
+
+
+class ReviewRoutes:
+    """The review queue over HTTP."""
+
+    def __init__(self, store: Store, desk: Desk, config: GatewayConfig) -> None:
+        self._store = store
+        self._desk = desk
+        self._config = config
+
+    def routes(self) -> list[tuple[str, str, Scope, Handler]]:
+        """Return the routes: method, path, scope and handler."""
+        return [
+            ("GET", _ROOT, "review", self.figures),
+            ("GET", f"{_ROOT}/{{decision}}", "call", self.progress),
+            ("POST", f"{_ROOT}/claim", "review", self.claim),
+            ("POST", f"{_ROOT}/{{token}}/renew", "review", self.renew),
+            ("POST", f"{_ROOT}/{{token}}/return", "review", self.give_back),
+            ("POST", f"{_ROOT}/{{token}}/skip", "review", self.skip),
+            ("POST", f"{_ROOT}/{{token}}/vote", "review", self.vote),
+            ("POST", f"{_ROOT}/{{token}}/undo", "review", self.undo),
+        ]
+
+    async def claim(self, request: Incoming) -> Response:
+        """POST /v1/arbitrage/reviews/claim: the question that the reviewer holds, or the next."""
+        assignment = await self._desk.take(self._desk.seat(request.caller))
+        return Response(status_code=204) if assignment is None else _shown(assignment)
+
+    async def renew(self, request: Incoming) -> Response:
+        """POST /v1/arbitrage/reviews/{token}/renew."""
+        seat, token = self._held(request)
+        if not await self._desk.renew(seat, token):
+            raise _lost()
+        return Response(status_code=204)
+
+    async def give_back(self, request: Incoming) -> Response:
+        """POST /v1/arbitrage/reviews/{token}/return."""
+        await self._desk.give_back(*self._held(request))
+        return Response(status_code=204)
+
+    async def skip(self, request: Incoming) -> Response:
+        """POST /v1/arbitrage/reviews/{token}/skip."""
+        seat, token = self._held(request)
+        if not await self._desk.skip(seat, token):
+            raise _lost()
+        return Response(status_code=204)
+
+    async def vote(self, request: Incoming) -> Response:
+        """POST /v1/arbitrage/reviews/{token}/vote."""
+        seat, token = self._held(request)
+        ballot: Ballot = converted(decoded(request.content, self._config), Ballot)
+        if ballot.active is not None and not (isfinite(ballot.active) and 0 <= ballot.active < 86400):
+            raise RequestError("active must be a number of seconds, from 0 to a day", status=422, param="active")
+        vote = ballot.choice if ballot.grades is None else ballot.grades
+        if vote is None or (ballot.choice is not None and ballot.grades is not None):
+            raise RequestError("a vote has a choice or, where answers are graded, grades", status=422, param="choice")
+        counts = await self._desk.vote(seat, token, vote, ballot.active)
+        if counts is None:
+            raise RequestError(
+                "this question was given to someone else; claim another one", status=409, code="item_gone"
+            )
+        return json_response({"counts_in": round(counts, 3)})
+
+    async def undo(self, request: Incoming) -> Response:
+        """POST /v1/arbitrage/reviews/{token}/undo."""
+        assignment = await self._desk.undo(*self._held(request))
+        if assignment is None:
+            raise RequestError("this vote counts already, or there is none", status=409, code="vote_counts")
+        return _shown(assignment)
+
+    def _held(self, request: Incoming) -> tuple[Seat, str]:
+        return self._desk.seat(request.caller), str(request.path_params["token"])[:64].replace("\0", "")
+
+    async def figures(self, request: Incoming) -> Response:
+        """GET /v1/arbitrage/reviews: backlog, times and agreement of every team; of people, only admins see all."""
+        caller = request.caller
+        teams = await team_figures(self._store, self._desk, blind=caller.scope != "admin")
+        if caller.scope != "admin":
+            teams = [own_figures(team, caller.label or caller.id) for team in teams]
+        return json_response({"object": "list", "data": [asdict(team) for team in teams]})
+
+    async def progress(self, request: Incoming) -> Response:
+        """GET /v1/arbitrage/reviews/{decision}: how far people have come, and the reply once there is one."""
+        decision = str(request.path_params["decision"])[:64].replace("\0", "")
+        ends = asyncio.get_running_loop().time() + _wait(request)
+        while True:
+            document = await self._progress(request, decision)
+            if document["status"] != "waiting" or asyncio.get_running_loop().time() >= ends:
+                return json_response(document)
+            await asyncio.sleep(TICK)
+
+    async def _progress(self, request: Incoming, decision: str) -> dict[str, object]:
+        review = await self._store.review_request(decision)
+        if review is None or review[0].key_id != request.caller.id:  # a reviewer may be asked about it next
+            raise RequestError("there is no such review", status=404, code="review_not_found")
+        waiting, outcome = review
+        request.caller.check_policy(waiting.policy)
+        reply = None if waiting.body else await self._store.saved_response(waiting.key_id, waiting.name)
+        return {"id": decision, "status": _status(waiting, outcome, reply), "reply": _reply(reply)}
+
+
+def _wait(request: Incoming) -> float:
+    try:
+        wait = float(request.query_params.get("wait", "0"))
+    except ValueError as error:
+        raise RequestError("wait must be a number of seconds", param="wait") from error
+    if not 0 <= wait <= _LONGEST_WAIT:
+        raise RequestError(f"wait must be from 0 to {_LONGEST_WAIT:g} seconds", param="wait")
+    return wait
+
+
+def _status(waiting: ReviewRequest, outcome: ReviewOutcome, reply: SavedResponse | None) -> str:
+    """Return how far a request has come: it is decided once its reply is there, not with the last vote."""
+    if waiting.body:
+        return "waiting"
+    if outcome.state in ("expired", "failed") and (reply is None or reply.status != 200):
+        return outcome.state
+    return "decided" if outcome.state != "withdrawn" else "expired"
+
+
+def _reply(reply: SavedResponse | None) -> object:
+    """Return a stored reply: its document, or the text of a stream."""
+    if reply is None:
+        return None
+    if reply.headers.get("content-type") == "application/json":
+        return msgspec.json.decode(reply.body)
+    return reply.body.decode(errors="replace")
+
+
+def _shown(assignment: Assignment) -> Response:
+    document = asdict(assignment)
+    if assignment.kind == "grade":
+        document["answers"] = document.pop("options")
+        del document["primary_choice"]  # whose answer is whose is never told
+    return json_response(document)
+
+
+def _lost() -> RequestError:
+    return RequestError("this question is no longer yours; claim another one", status=409, code="lease_lost")
+
+
+# --- The route that tries a webhook ---
+
+
+class WebhookTests:
+    """Tries the webhooks of the configuration; where they are cannot be said in a request."""
+
+    def __init__(self, webhooks: Sequence[WebhookEndpoint]) -> None:
+        self._webhooks = {webhook.name: webhook for webhook in webhooks}
+
+    async def attempt(self, name: str) -> WebhookAttempt:
+        """Send a test message to a webhook.
+
+        Raises:
+            RequestError: there is none of that name.
+        """
+        if (webhook := self._webhooks.get(name)) is None:
+            raise RequestError(
+                f"there is no webhook {name:.80}; the configuration has {', '.join(self._webhooks) or 'none'}",
+                status=404, code="webhook_not_found",
+            )  # fmt: skip
+        return await send_test(webhook)
+
+    async def test(self, request: Incoming) -> Response:
+        """POST /v1/arbitrage/webhooks/{name}/test: what the receiver made of a test message."""
+        name = str(request.path_params["name"])
+        attempt = await self.attempt(name)
+        return json_response(
+            {"webhook": name, "status": attempt.status, "seconds": attempt.seconds, "problem": attempt.problem}
+        )
+
+
+# --- The gateway's schema, as /openapi.json gives it ---
+
+
+_JSON = "application/json"
+_EVENTS = "text/event-stream"
+_ERROR = {"$ref": "#/components/schemas/Error"}
+_MAP: dict[str, Any] = {"type": "object"}
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "number"}
+_BOOLEAN = {"type": "boolean"}
+
+
+def _object(required: list[str], more: bool = True, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": more}
+
+
+def _array(items: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def _nullable(kind: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [kind, {"type": "null"}]}
+
+
+_PARTS = _array({"type": "object"})
+_MESSAGE = _object(["role"], role=_TEXT)
+_SCHEMAS: dict[str, Any] = {
+    "Error": _object(
+        ["error"],
+        error=_object(["message", "type", "code"], message=_TEXT, type=_TEXT, code=_nullable(_TEXT), param=_nullable(_TEXT)),
+    ),
+    "DecisionsRequest": _object(
+        ["model", "input", "questions"],
+        more=False,
+        model=_TEXT,
+        input={"anyOf": [_TEXT, _array(_MESSAGE)]},
+        questions=_array({"$ref": "#/components/schemas/Question"}, minItems=1),
+        prompt_cache_key=_nullable(_TEXT),
+        prompt_cache_options=_nullable({"type": "object"}),
+        safety_identifier=_nullable(_TEXT),
+        metadata=_nullable({"type": "object"}),
+    ),
+    "Question": {
+        "oneOf": [
+            _object(
+                ["type"], more=False, type={"const": "predicate"},
+                instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
+            ),
+            _object(
+                ["type", "choices"], more=False, type={"const": "choice"},
+                instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
+                choices=_array(
+                    _object(
+                        ["value"], more=False, value={"anyOf": [{"type": "string", "minLength": 1}, {"type": "boolean"}]},
+                        description=_nullable(_TEXT),
+                    ), minItems=2, maxItems=255,
+                ),
+            ),
+            _object(
+                ["type", "levels"], more=False, type={"const": "score"},
+                instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
+                levels=_array(
+                    _object(["label"], more=False, label={"type": "string", "minLength": 1}, description=_nullable(_TEXT)),
+                    minItems=2, maxItems=255,
+                ),
+            ),
+        ]
+    },
+    "Arbitrage": _object(
+        ["id", "decided_by", "alpha", "guarantee", "candidates", "legs"], id=_TEXT,
+        decided_by={"enum": ["primary", "guardian", "fallback"]}, alpha=_nullable(_NUMBER),
+        guarantee={"enum": ["crc", "high_probability", "none"]}, reason=_TEXT, candidates=_array({"type": "integer"}),
+        ignored=_array(_TEXT),
+        legs=_array(_object(
+            ["role", "model", "usage", "cost", "latency", "failed"], role={"enum": ["primary", "guardian"]},
+            model=_nullable(_TEXT), usage=_MAP, cost=_nullable(_NUMBER), latency=_NUMBER, failed=_BOOLEAN,
+        )),
+    ),
+    "Answer": _object(
+        ["type", "name", "arbitrage"], type={"enum": ["predicate", "choice", "score"]}, name=_nullable(_TEXT),
+        arbitrage={"$ref": "#/components/schemas/Arbitrage"},
+    ),
+    "Decision": _object(
+        ["model", "answers", "usage"], model=_TEXT, answers=_array({"$ref": "#/components/schemas/Answer"}), usage=_MAP
+    ),
+    "ChatRequest": _object(
+        ["model", "messages"], more=False, **{name: {} for name in sorted(PASSED_ON - {"messages", "response_format"})},
+        model=_TEXT, messages=_array(_MESSAGE, minItems=1), response_format=_nullable(_MAP), stream=_nullable(_BOOLEAN),
+        stream_options=_nullable(_object([], include_usage=_BOOLEAN)), n=_nullable({"const": 1}),
+        logprobs=_nullable({"const": False}), top_logprobs=_nullable({"const": 0}),
+        arbitrage=_nullable(
+            _object(
+                [], actions=_array({**_TEXT, "minLength": 1}, minItems=2, uniqueItems=True),
+                session=_nullable({**_TEXT, "minLength": 1, "maxLength": 255}),
+            )
+        ),
+    ),
+    "ChatCompletion": _object(
+        ["id", "object", "created", "model", "choices", "usage", "arbitrage"], id=_TEXT, object=_TEXT,
+        created={"type": "integer"}, model=_TEXT, choices=_array(_MAP, minItems=1, maxItems=1), usage=_MAP,
+        arbitrage={"$ref": "#/components/schemas/Arbitrage"},
+    ),
+    "ResponseRequest": _object(
+        ["model", "input"], more=False,
+        **{name: {} for name in ("metadata", "prompt_cache_key", "prompt_cache_options", "safety_identifier")},
+        model=_TEXT, input={"anyOf": [_TEXT, _array(_MAP, minItems=1)]}, instructions=_nullable(_TEXT),
+        stream=_nullable(_BOOLEAN), temperature=_nullable(_NUMBER), top_p=_nullable(_NUMBER),
+        max_output_tokens=_nullable({"type": "integer", "minimum": 1}), text=_nullable(_MAP), reasoning=_nullable(_MAP),
+        tools=_nullable(_array(_MAP)), tool_choice={}, parallel_tool_calls=_nullable(_BOOLEAN), store={}, user={},
+        arbitrage=_nullable(_object(["actions"], actions=_array({**_TEXT, "minLength": 1}, minItems=2, uniqueItems=True))),
+    ),
+    "Response": _object(
+        ["id", "object", "created_at", "status", "model", "output", "usage", "arbitrage"], id=_TEXT, object=_TEXT,
+        created_at={"type": "integer"}, status={"enum": ["completed", "incomplete"]}, model=_TEXT, output=_array(_MAP),
+        usage=_MAP, arbitrage={"$ref": "#/components/schemas/Arbitrage"},
+    ),
+    "Models": _object(["object", "data"], object=_TEXT, data=_array({"$ref": "#/components/schemas/Model"})),
+    "Model": _object(["id", "object"], id=_TEXT, object=_TEXT),
+    "Records": _object(
+        ["object", "data", "next"], object=_TEXT, data=_array({"$ref": "#/components/schemas/Record"}), next=_nullable(_TEXT)
+    ),
+    "Record": _object(
+        ["id", "created", "policy", "key_id", "decided_by", "decision", "completion", "feedback", "audit"], id=_TEXT,
+        created=_NUMBER, policy=_TEXT, key_id=_nullable(_TEXT), decided_by=_TEXT, decision=_MAP,
+        completion=_nullable(_MAP), feedback=_array(_MAP), audit=_nullable(_MAP),
+    ),
+    "Version": _object(
+        [], name=_TEXT, version={"type": "integer"}, certificate=_MAP, installed=_NUMBER, installed_by=_TEXT,
+        active=_BOOLEAN, status=_TEXT,
+    ),
+    "Policy": _object(
+        ["name", "version", "history"], name=_TEXT, version={"type": "integer"},
+        history=_array({"$ref": "#/components/schemas/Version"}),
+    ),
+    "Feedback": _object(
+        [], more=False, grade=_nullable({"type": "number", "minimum": 0, "maximum": 1}),
+        grades=_nullable(
+            _object(["primary", "guardian"], more=False, primary=_NUMBER, guardian=_NUMBER, chain=_array(_NUMBER))
+        ),
+        label={"anyOf": [{"type": "integer"}, _TEXT, {"type": "null"}]}, comment=_nullable(_TEXT), reason=_nullable(_TEXT),
+    ),
+    "Lift": _object(["reason"], more=False, reason={**_TEXT, "minLength": 1}),
+    "Lifted": _object(["policy", "version", "lifts", "reason", "by"], policy=_TEXT, version={"type": "integer"}),
+    "Monitor": _object(
+        ["policy", "version", "mode", "guarantee", "watched", "alarm"], policy=_TEXT, version={"type": "integer"},
+        mode={"enum": ["enforce", "shadow", "safe"]}, guarantee=_TEXT, reason=_nullable(_TEXT), watched=_BOOLEAN,
+        unwatched=_nullable(_TEXT), alarm=_nullable(_MAP), state=_TEXT, reasons=_array(_TEXT), audits=_MAP,
+        limits=_array(_NUMBER), lines=_MAP, evidence=_MAP, as_served=_nullable(_MAP), groups=_array(_MAP),
+        deferred_groups=_array(_TEXT), false_red=_nullable(_NUMBER),
+    ),
+    "Nothing": {"type": "object"},
+    "Assignment": _object(
+        ["token", "kind", "policy", "instructions", "context", "lease"], token=_TEXT, kind=_TEXT,
+        policy=_TEXT, instructions=_TEXT, context=_TEXT, options=_array(_TEXT), answers=_array(_TEXT), lease=_NUMBER,
+        primary_choice=_nullable({"type": "integer"}),
+    ),
+    "Ballot": _object(
+        [], more=False, choice=_nullable({"type": "integer", "minimum": 0}), active=_nullable(_NUMBER),
+        grades=_nullable({"type": "array", "items": {"enum": [0, 0.5, 1]}, "minItems": 1, "maxItems": 2}),
+    ),
+    "Voted": _object(["counts_in"], counts_in=_NUMBER),
+    "ReviewProgress": _object(
+        ["id", "status", "reply"], id=_TEXT, status={"enum": ["waiting", "decided", "expired", "failed"]}, reply={}
+    ),
+    "TeamFigures": _object(["object", "data"], object=_TEXT, data=_array(_MAP)),
+    "WebhookTest": _object(
+        ["webhook", "status", "seconds", "problem"], webhook=_TEXT, status=_nullable({"type": "integer"}),
+        seconds=_NUMBER, problem=_nullable(_TEXT),
+    ),
+    "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run=_BOOLEAN),
+}  # fmt: skip
+_ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503, 504)
+
+
+def _operation(
+    name: str,
+    summary: str,
+    *,
+    body: str | None = None,
+    reply: str | None = None,
+    params: Any = (),
+    empty: bool = False,
+    media: tuple[str, ...] = (_JSON,),
+) -> Any:
+    content: dict[str, Any] = {kind: {} if kind == _EVENTS else {"schema": _TEXT} for kind in media}
+    if _JSON in content:
+        content[_JSON] = {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}
+    responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
+    responses |= {"204": {"description": "done, and nothing to show"}} if empty else {}
+    responses |= {str(status): {"description": "refused", "content": {_JSON: {"schema": _ERROR}}} for status in _ERRORS}
+    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    if params:
+        operation["parameters"] = list(params)
+    if body is not None:
+        schema = {"$ref": f"#/components/schemas/{body}"}
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+    return operation
+
+
+def _param(name: str, where: str, kind: Any = None) -> dict[str, Any]:
+    return {"name": name, "in": where, "required": where == "path", "schema": kind or _TEXT}
+
+
+def _review_paths() -> dict[str, Any]:
+    """Return the routes of the review queue."""
+    root, token = "/v1/arbitrage/reviews", [_param("token", "path")]
+    progress = [_param("decision", "path"), _param("wait", "query", _NUMBER)]
+    acts = {"renew": "Hold a question longer", "return": "Give a question back", "skip": "Leave it to someone else"}
+    return {
+        root: {"get": _operation("reviews", "Figures of teams of reviewers", reply="TeamFigures")},
+        f"{root}/{{decision}}": {
+            "get": _operation("review", "How far people have come", reply="ReviewProgress", params=progress)
+        },
+        f"{root}/claim": {
+            "post": _operation("claim", "Take a question", body="Nothing", reply="Assignment", empty=True)
+        },
+        f"{root}/{{token}}/vote": {
+            "post": _operation("vote", "Vote", body="Ballot", reply="Voted", params=token)
+        },
+        f"{root}/{{token}}/undo": {
+            "post": _operation("undo", "Take a vote back", body="Nothing", reply="Assignment", params=token)
+        },
+        **{
+            f"{root}/{{token}}/{act}": {
+                "post": _operation(f"{act}Question", summary, body="Nothing", params=token, empty=True)
+            }
+            for act, summary in acts.items()
+        },
+    }  # fmt: skip
+
+
+def schema() -> dict[str, Any]:
+    """Return the whole document."""
+    from importlib.metadata import version
+
+    id, name = [_param("id", "path")], [_param("name", "path")]
+    filters = [_param(n, "query") for n in ("policy", "decided_by", "before")]
+    filters += [_param(n, "query", _NUMBER) for n in ("since", "until")]
+    filters += [_param("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000})]
+    paths: dict[str, Any] = {
+        "/v1/decisions": {
+            "post": _operation("decide", "Choose, with a guarantee", body="DecisionsRequest", reply="Decision")
+        },
+        "/v1/chat/completions": {
+            "post": _operation(
+                "complete", "Chat, with a guarantee", body="ChatRequest", reply="ChatCompletion",
+                media=(_JSON, _EVENTS),
+            )
+        },
+        "/v1/models": {"get": _operation("models", "The policies", reply="Models")},
+        "/v1/models/{id}": {"get": _operation("model", "One policy", reply="Model", params=id)},
+        "/v1/arbitrage/records": {"get": _operation("records", "Stored decisions", reply="Records", params=filters)},
+        "/v1/arbitrage/records/{id}": {"get": _operation("record", "One decision", reply="Record", params=id)},
+        "/v1/arbitrage/records/{id}/feedback": {
+            "post": _operation("feedback", "A grade that arrives later", body="Feedback", params=id)
+        },
+        "/v1/arbitrage/policies/{name}": {
+            "get": _operation("policy", "What is in force, and what was", reply="Policy", params=name),
+            "put": _operation("install", "Install a certificate", body="Install", reply="Version", params=name),
+        },
+        "/v1/arbitrage/policies/{name}/rollback": {
+            "post": _operation("rollback", "Go back one version", body="Nothing", reply="Version", params=name)
+        },
+        "/v1/arbitrage/policies/{name}/monitor": {
+            "get": _operation("monitor", "What audits say of the loss", reply="Monitor", params=name)
+        },
+        "/v1/arbitrage/policies/{name}/lift": {
+            "post": _operation("lift", "Lift the alarm that stands", body="Lift", reply="Lifted", params=name)
+        },
+        "/v1/responses": {
+            "post": _operation(
+                "respond", "The same in the Responses API", body="ResponseRequest", reply="Response",
+                media=(_JSON, _EVENTS),
+            )
+        },
+        **_review_paths(),
+        "/v1/arbitrage/webhooks/{name}/test": {
+            "post": _operation("testWebhook", "Send a test message", body="Nothing", reply="WebhookTest", params=name)
+        },
+        "/metrics": {"get": _operation("metrics", "Figures for Prometheus", media=("text/plain",))},
+        "/": {"get": _operation("home", "What this is, and where to go from here")},
+        "/health/live": {"get": _operation("live", "The process runs")},
+        "/health/ready": {"get": _operation("ready", "It can serve")},
+    }  # fmt: skip
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Conformal Arbitrage gateway", "version": version("conformal-arbitrage")},
+        "paths": paths,
+        "components": {"schemas": _SCHEMAS, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}],
+    }

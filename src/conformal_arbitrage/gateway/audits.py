@@ -1,0 +1,345 @@
+"""The auditor, which asks the Guardian about decisions that the coin drew, and answers that people grade."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Literal
+
+from msgspec.structs import replace
+
+from conformal_arbitrage.calibration.secret import draw, subkey
+from conformal_arbitrage.collecting.grading import Gradable, to_grade
+from conformal_arbitrage.errors import (
+    ArbitrageError,
+    OtherModelError,
+    QuotaError,
+    RequestError,
+    ScorerError,
+    StoreError,
+    UpstreamError,
+)
+from conformal_arbitrage.gateway.decider import recorded_error
+from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.gateway.people import Desk
+from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair, PolicyTable
+from conformal_arbitrage.live.config import Config, PolicyConfig
+from conformal_arbitrage.live.people import GradingTerms, grading_terms
+from conformal_arbitrage.live.rule import leg_of
+from conformal_arbitrage.models.chat import answer_text
+from conformal_arbitrage.models.port import IN_BACKGROUND, Answer, Scores, checked_scores, fingerprint
+from conformal_arbitrage.monitoring.people import GRADES
+from conformal_arbitrage.store.base import Audit, Store
+from conformal_arbitrage.store.record import AuditBody, DecisionRecord, Event, FeedbackBody, Grades, MenuQuestion
+from conformal_arbitrage.store.review_base import GradingNews, NewReview
+from conformal_arbitrage.store.row_base import fit, scores_of
+from conformal_arbitrage.types import ChatRequest, Leg, Query, transcript
+
+# --- Answers for people to grade ---
+
+
+_log = logging.getLogger("conformal_arbitrage.gateway")
+IDENTICAL = "identical"
+"""Who made the grades, as the record says, if nobody had to, since the answers are the same."""
+GRADING_PAUSE = 1.0
+"""Seconds between two looks at the record."""
+_DUE, _SECOND_OPINION_ENDS = 86400.0, 14 * 86400.0
+"""Seconds until answers come before other questions, and until a second opinion is given up."""
+
+
+class GradingFeed:
+    """Puts answers into the review queue, in the background.
+
+    Args:
+        store: holds the record and the queue.
+        config: which policies are graded by people.
+        secret: the project's; decides which answer is shown first, and which pairs get a second opinion.
+    """
+
+    def __init__(self, store: Store, config: Config, secret: bytes) -> None:
+        self._store = store
+        every = {name: grading_terms(config, name) for name in config.policies}
+        self._terms = {name: terms for name, terms in every.items() if terms is not None}
+        self._key = subkey(secret, "review v1")
+
+    async def run(self) -> None:
+        """Look at the record until cancelled; return if nobody grades."""
+        while self._terms:
+            try:
+                await self.run_once()
+            except StoreError as error:
+                _log.warning("answers wait to be graded: %s", error)
+            await asyncio.sleep(GRADING_PAUSE)
+
+    async def run_once(self) -> None:
+        """Deal with all that is new."""
+        for policy, terms in self._terms.items():
+            while (news := await self._store.grading_news(policy)).read:
+                await self._deal_with(policy, terms, news)
+
+    async def _deal_with(self, policy: str, terms: GradingTerms, news: GradingNews) -> None:
+        items: list[NewReview] = []
+        events: list[Event] = []
+        graded: list[str] = []
+        for record in news.records:
+            row = _gradable(record)
+            if row == "graded":
+                graded.append(record.id)
+            elif isinstance(row, Gradable):
+                if row.answers["primary"] == row.answers["guardian"]:
+                    grades = Grades(primary=1.0, guardian=1.0)
+                    body = FeedbackBody(grades=grades, by=IDENTICAL, grader=dict(terms.identity))
+                    events.append(Event(id=row.id, body=body))
+                else:
+                    items += self._items(record, row, terms)
+        await self._store.put_grading(policy, news, items=items, events=events, graded=graded)
+
+    def _items(self, record: DecisionRecord, row: Gradable, terms: GradingTerms) -> list[NewReview]:
+        """Return what to put into the queue about a row: both answers, and perhaps a second opinion on them."""
+        question = terms.question(
+            transcript(row.request.messages),
+            row.answers["primary"],
+            str(row.answers["guardian"]),
+            swapped=draw(self._key, f"order {row.id}") < 0.5,
+        )
+        item = NewReview(
+            decision=row.id,
+            purpose="grade",
+            policy=record.policy,
+            team=terms.name,
+            question=question,
+            protocol=fingerprint(terms.identity),
+            identities_sha256=record.decision.identities_sha256 or "",
+            panel=terms.panel,
+            rule="median",
+            escalates=bool(terms.team.leads),
+            due=_DUE,
+            lease=terms.settings.lease,
+            undo=terms.settings.undo,
+            menu=GRADES,
+        )
+        if draw(self._key, f"second opinion on grades {row.id}") >= terms.overlap:
+            return [item]
+        return [item, replace(item, purpose="overlap", panel=1, escalates=False, deadline=_SECOND_OPINION_ENDS)]
+
+
+def _gradable(record: DecisionRecord) -> Gradable | str:
+    """Return both answers of a row that needs grades, or why it does not."""
+    if record.decision.cancelled or record.decision.form != "text" or not fit(record):
+        return "not a row"
+    return to_grade(record)
+
+
+def awaits_grades(record: DecisionRecord, settings: PolicyConfig | None) -> bool:
+    """Return whether people are to grade a decision, now or once its Guardian has answered.
+
+    They must not see meanwhile who said what.
+    """
+    if settings is None or settings.grading != "review" or any(one.review is not None for one in record.feedback):
+        return False
+    row, lost = _gradable(record), record.audit is not None and record.audit.error is not None
+    return isinstance(row, Gradable) or (row == "no_guardian" and not lost)
+
+
+async def yet_to_judge(
+    store: Store, policies: Mapping[str, PolicyConfig], records: Sequence[DecisionRecord]
+) -> frozenset[str]:
+    """Return the ids of decisions that people have yet to judge, or are about to."""
+    about_to = [record.id for record in records if awaits_grades(record, policies.get(record.policy))]
+    under_way = await store.under_review([record.id for record in records]) if records else frozenset[str]()
+    return under_way.union(about_to)
+
+
+# --- Audits ---
+
+
+LEASE = 10.0
+AUDIT_PAUSE = 0.5
+AT_ONCE = 8
+FIRST_DELAY, LONGEST_DELAY = 2.0, 600.0
+"""Seconds until an audit is retried after its first failure, doubled with each, and the most."""
+LONGEST_REST = 60.0
+"""The most seconds without any audit of a policy whose Guardian fails."""
+_REFUSED = frozenset({400, 413, 422})
+_Ending = Literal["answered", "failed", "missing", "postponed", "given to people"]
+
+
+class Auditor:
+    """Runs audits queued in the store.
+
+    Args:
+        store: where audits wait.
+        policies: whose Guardians are asked.
+        metrics: counts attempts and what they cost.
+        deadline: seconds after which an audit that keeps failing is recorded as missing.
+        desk: where people are asked who are a Guardian.
+    """
+
+    def __init__(
+        self, store: Store, policies: PolicyTable, metrics: Metrics, deadline: float, desk: Desk | None = None
+    ) -> None:
+        self._store = store
+        self._policies = policies
+        self._metrics = metrics
+        self._deadline = deadline
+        self._desk = desk
+        self._rests: dict[str, tuple[int, float]] = {}  # by policy: failed batches in a row, and until when it rests
+
+    async def run(self) -> None:
+        """Run queued audits until cancelled."""
+        while True:
+            try:
+                count = await self.run_once()
+            except StoreError:
+                count = 0  # the database is unreachable; requests report that, audits wait
+            if not count:
+                await asyncio.sleep(AUDIT_PAUSE)
+
+    async def run_once(self) -> int:
+        """Run a batch of queued audits; return how many there were."""
+        audits = await self._store.take_audits(
+            limit=AT_ONCE, lease=LEASE, policies=self._ready(), overdue=self._deadline
+        )
+        if not audits:
+            return 0
+        renewing = asyncio.create_task(self._renew([audit.id for audit in audits]))
+        try:
+            endings = await asyncio.gather(*(self._audit(audit) for audit in audits), return_exceptions=True)
+        finally:
+            renewing.cancel()
+        for audit, ending in zip(audits, endings, strict=True):
+            if isinstance(ending, StoreError):
+                raise ending
+            if isinstance(ending, BaseException):
+                named = {"policy": audit.policy, "id": audit.id}
+                _log.error("an audit failed and will be retried", exc_info=ending, extra=named)
+        for policy in {audit.policy for audit in audits}:
+            own = [ending for audit, ending in zip(audits, endings, strict=True) if audit.policy == policy]
+            self._rest(policy, failing=all(ending in ("postponed", "missing") for ending in own))
+        return len(audits)
+
+    def _ready(self) -> dict[str, str]:
+        """Return the policies in service whose Guardian has not just failed, each with whose models it has."""
+        now = time.monotonic()
+        ready = [live for live in self._policies.all() if self._rests.get(live.name, (0, 0.0))[1] <= now]
+        return {live.name: live.identities_sha256 for live in ready}
+
+    def _rest(self, policy: str, *, failing: bool) -> None:
+        if not failing:
+            self._rests.pop(policy, None)
+            return
+        failed = self._rests.get(policy, (0, 0.0))[0] + 1
+        self._rests[policy] = (failed, time.monotonic() + min(LONGEST_REST, AUDIT_PAUSE * 2 ** min(failed, 16)))
+
+    async def _renew(self, ids: Sequence[str]) -> None:
+        """Renew the leases while the Guardian is busy; if this process dies, another soon takes over."""
+        while True:
+            await asyncio.sleep(LEASE / 3)
+            with suppress(StoreError):  # unreachable for now
+                await self._store.renew_audits(ids, lease=LEASE)
+
+    async def _audit(self, audit: Audit) -> _Ending:
+        IN_BACKGROUND.set(True)  # in the context of this task alone
+        try:
+            if (items := await self._for_people(audit)) is not None:
+                await self._store.put_reviews(items)
+                return self._ended(audit, "given to people")
+            body = await self._ask(audit)
+        except (QuotaError, RequestError, UpstreamError, OtherModelError) as error:
+            return await self._try_later(audit, error)
+        await self._store.commit([Event(id=audit.id, body=body)])
+        return self._ended(audit, "answered" if body.error is None else "failed")
+
+    async def _for_people(self, audit: Audit) -> list[NewReview] | None:
+        """Return what to put into the review queue in place of an audit; None if a model answers it."""
+        policy = self._of_same_models(audit)
+        terms, question = policy.pair.review, audit.question
+        if self._desk is None or terms is None or not isinstance(question, MenuQuestion):
+            return None
+        query = Query(question.context, question.actions, id=audit.id, ordered=question.ordered)
+        record = await self._store.record(audit.id) if terms.shows_primary else None
+        if terms.shows_primary and record is None:  # without the Primary's choice people could tell it from a question
+            raise RequestError("the record with the Primary's choice is gone", code="no_record")
+        return self._desk.items(
+            terms, "audit", query, size=len(question.actions), policy=policy.name,
+            identities=policy.identities_sha256, drawn=True,
+            primary=None if record is None else scores_of(record, "primary"),
+        )  # fmt: skip
+
+    def _of_same_models(self, audit: Audit) -> LivePolicy:
+        policy = self._policies.named(audit.policy)
+        if audit.identities_sha256 not in ("", policy.identities_sha256):
+            raise RequestError(f"policy {audit.policy} has other models now", code="other_models")
+        return policy
+
+    async def _try_later(self, audit: Audit, error: ArbitrageError) -> _Ending:
+        """Postpone an audit, or record it as missing once its deadline has passed."""
+        left = self._deadline - audit.age
+        if left > 0:
+            delay = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(audit.attempts, 16)) * random.uniform(0.5, 1.0)
+            wait = error.retry_after if isinstance(error, QuotaError | UpstreamError) else None
+            await self._store.postpone_audit(audit.id, seconds=min(left, max(delay, wait or 0.0)))
+            return self._ended(audit, "postponed")
+        reason = f"missing: no answer in {audit.age:.0f} s, at the end {type(error).__name__}"
+        await self._store.commit([Event(id=audit.id, body=AuditBody(error=reason))])
+        return self._ended(audit, "missing")
+
+    def _ended(self, audit: Audit, ending: _Ending) -> _Ending:
+        self._metrics.audited(audit.policy, ending)
+        return ending
+
+    async def _ask(self, audit: Audit) -> AuditBody:
+        """Return the Guardian's view.
+
+        Raises:
+            QuotaError: the share of its limits that audits may use is used up.
+            RequestError: the policy is not served here, or has another form or other models now.
+            UpstreamError, OtherModelError: the Guardian cannot be asked for now.
+        """
+        policy, start = self._of_same_models(audit), time.perf_counter()
+        try:
+            reply = await _guardian_reply(policy, audit)
+        except ScorerError as error:
+            leg = leg_of("guardian", error, start)
+            self._metrics.leg(policy.name, leg)
+            if _may_succeed_later(error):
+                raise
+        else:
+            leg = leg_of("guardian", reply, start)
+            self._metrics.leg(policy.name, leg)
+            if isinstance(reply, Answer) and policy.settings.content == "full":
+                return _body(policy, leg, answer=answer_text(reply.message))
+        return _body(policy, leg, scores=leg.scores, error=recorded_error(leg.error, policy))
+
+
+def _body(
+    policy: LivePolicy, leg: Leg, *, scores: tuple[float, ...] | None = None, error: str | None = None,
+    answer: str | None = None,
+) -> AuditBody:  # fmt: skip
+    """Return the Guardian's view with whose it is."""
+    return AuditBody(
+        scores=scores,
+        error=error,
+        cost=leg.spent.cost,
+        served=leg.served,
+        answer=answer,
+        identities_sha256=policy.identities_sha256,
+    )
+
+
+async def _guardian_reply(policy: LivePolicy, audit: Audit) -> Scores | Answer:
+    pair, question = policy.pair, audit.question
+    if isinstance(pair, MenuPair) and isinstance(question, MenuQuestion):
+        return await checked_scores(pair.guardian, Query(question.context, question.actions, id=audit.id))
+    if isinstance(pair, MenuPair) or isinstance(question, MenuQuestion):
+        raise RequestError(f"policy {audit.policy} has another form now", code="wrong_form")
+    return await pair.guardian.answer(ChatRequest(question.request, id=audit.id))
+
+
+def _may_succeed_later(error: ScorerError) -> bool:
+    """Tell whether the Guardian could not be asked; a reply of no use, or a request it refuses, stays what it is."""
+    if isinstance(error, UpstreamError):
+        return error.status not in _REFUSED
+    return isinstance(error, OtherModelError)

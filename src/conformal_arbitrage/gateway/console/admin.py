@@ -1,0 +1,184 @@
+"""Keys and health."""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from starlette.responses import Response
+
+from conformal_arbitrage.errors import RequestError, StoreError
+from conformal_arbitrage.gateway.auth import new_key
+from conformal_arbitrage.gateway.console.render import ConsoleParts, Visit, Visitor, redirect
+from conformal_arbitrage.models.webhook import WebhookAttempt
+from conformal_arbitrage.store.base import DeliveryBacklog, Scope
+from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.store.review_base import TeamBacklog
+from conformal_arbitrage.store.schema import MIGRATIONS
+from conformal_arbitrage.types import DAY
+
+# --- The page of API keys ---
+
+
+_log = logging.getLogger("conformal_arbitrage.gateway")
+_SCOPES: dict[Scope, str] = {
+    "call": "ask for decisions, and see its own records",
+    "review": "review, and see all records",
+    "admin": "change policies and keys",
+    "metrics": "read /metrics only",
+}
+_LONGEST_LABEL = 200
+
+
+class KeysPage:
+    """The routes under /console/keys."""
+
+    def __init__(self, parts: ConsoleParts) -> None:
+        self._parts = parts
+
+    async def keys(self, visit: Visit) -> Response:
+        """GET /console/keys."""
+        return await self._page(visit)
+
+    async def create(self, visit: Visit) -> Response:
+        """POST /console/keys: make a key, and show it this once."""
+        label, days = visit.form.get("label", "").strip(), visit.form.get("days", "").strip()
+        scope: Scope | None = next((one for one in _SCOPES if one == visit.form.get("scope")), None)
+        if scope is None or not 0 < len(label) <= _LONGEST_LABEL:
+            raise RequestError(
+                f"A key needs a scope, and a label of 1 to {_LONGEST_LABEL} characters that says whose it is.",
+                status=422,
+            )
+        policy = visit.form.get("policy", "")
+        if policy and policy not in self._parts.config.policies:
+            raise RequestError(f"There is no policy {policy:.80}.", status=422)
+        first = visit.who.keyless
+        if first and scope != "admin":
+            raise RequestError(
+                "The first key has to have scope admin: from then on this console needs a key, and no other could make one.",
+                status=422,
+            )
+        key, sha256 = new_key()
+        id = new_id()
+        await self._parts.store.create_key(
+            id=id,
+            sha256=sha256,
+            scope=scope,
+            label=label,
+            expires=_expiry(days),
+            policies=(policy,) if policy else None,
+        )
+        _log.info("key %s of scope %s was made by %s", id, scope, visit.who.key_id)
+        if first:  # who sees this page is not signed in any more
+            return self._parts.pages.page("first-key.html", replace(visit, visitor=None), key=key)
+        return await self._page(visit, made=key)
+
+    async def revoke(self, visit: Visit) -> Response:
+        """POST /console/keys/revoke."""
+        id = visit.form.get("id", "")[:200]
+        if id == visit.who.key_id:
+            raise RequestError("You are signed in with this key; sign in with another one to revoke it.", status=409)
+        if not await self._parts.store.revoke_key(id):
+            raise RequestError("There is no such key.", status=404)
+        _log.info("key %s was revoked by %s", id, visit.who.key_id)
+        return redirect("/console/keys")
+
+    async def _page(self, visit: Visit, made: str | None = None) -> Response:
+        keys = list(reversed(await self._parts.store.keys()))
+        return self._parts.pages.page(
+            "keys.html", visit, keys=[(one, self._teams(one.label)) for one in keys], made=made, scopes=_SCOPES,
+            names=list(self._parts.config.policies), now=time.time(),
+        )  # fmt: skip
+
+    def _teams(self, label: str) -> list[str]:
+        """Return the teams that a key's label is on."""
+        teams = self._parts.desk.teams.items()
+        return [name for name, team in teams if label in (*team.members, *team.leads)]
+
+
+def _expiry(days: str) -> float | None:
+    """Return when a key stops being valid."""
+    if not days:
+        return None
+    try:
+        value = float(days)
+    except ValueError as error:
+        raise RequestError("Days are a number.", status=422) from error
+    if not 0 < value <= 36500:
+        raise RequestError("A key is valid for more than 0 and at most 36,500 days.", status=422)
+    return time.time() + value * DAY
+
+
+# --- The health page ---
+
+
+class HealthPage:
+    """GET /console/health."""
+
+    def __init__(self, parts: ConsoleParts) -> None:
+        self._parts = parts
+        self._started = time.time()
+
+    async def health(self, visit: Visit) -> Response:
+        """Show how the gateway is."""
+        return await self._full(visit)
+
+    async def test_webhook(self, visit: Visit) -> Response:
+        """POST /console/webhooks/{name}/test: send a webhook a test message, and show what came back."""
+        name = visit.named("name")
+        attempt = await self._parts.webhooks.attempt(name)
+        _log.info("%s tested webhook %s: %s", visit.who.key_id, name, attempt.problem or "accepted")
+        return await self._full(visit, name, attempt)
+
+    async def _full(self, visit: Visit, tested: str = "", attempt: WebhookAttempt | None = None) -> Response:
+        store, webhooks = self._parts.store, self._parts.config.gateway.webhooks
+        begun = time.perf_counter()
+        await store.writable()
+        took = time.perf_counter() - begun
+        return self._page(
+            visit,
+            error=None,
+            took=took,
+            audits=await store.audit_backlog(),
+            teams=await self._teams(visit.who),
+            webhooks=_lines(webhooks, await store.delivery_backlog()) if webhooks else [],
+            tested=tested,
+            attempt=attempt,
+        )
+
+    async def _teams(self, visitor: Visitor) -> list[TeamBacklog]:
+        """Return the teams with something before them; reviewers see their own."""
+        people = self._parts.desk.people()
+        own = {team: names for team, names in people.items() if visitor.is_admin or visitor.name in names}
+        return [one for one in await self._parts.store.team_backlogs(own) if one.open]
+
+    def without_store(self, visit: Visit, error: StoreError) -> Response:
+        """Show what is known without the store; what it said itself is for those who are signed in."""
+        message = (
+            str(error) if visit.visitor is not None else "The store does not answer; the gateway's log has the reason."
+        )
+        return self._page(visit, error=message, took=None, audits=[], teams=[], webhooks=[], tested="", attempt=None)
+
+    def _page(self, visit: Visit, *, error: str | None, **values: Any) -> Response:
+        parts = self._parts
+        known = visit.visitor is not None
+        resting = sorted({breaker.origin for breaker in parts.breakers if breaker.resting}) if known else []
+        problems = dict(parts.background.failed) if known else {}
+        return parts.pages.page(
+            "health.html", visit, status=200 if error is None else 503, error=error, known=known,
+            upstreams=sorted({breaker.origin for breaker in parts.breakers}) if known else [],
+            resting=resting, problems=problems, schema=len(MIGRATIONS), version=version("conformal-arbitrage"),
+            started=self._started, database=_kind(parts.config.gateway.database), **values,
+        )  # fmt: skip
+
+
+def _kind(database: str) -> str:
+    return "PostgreSQL" if "://" in database else "SQLite"
+
+
+def _lines(names: Iterable[str], backlogs: Sequence[DeliveryBacklog]) -> list[tuple[str, DeliveryBacklog | None]]:
+    """Return every webhook with what waits for it."""
+    waiting = {one.endpoint: one for one in backlogs}
+    return [(name, waiting.get(name)) for name in names]

@@ -1,0 +1,400 @@
+"""HTTP: endpoints, errors, reading bodies, request limits, the access log."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as ASGIScope
+
+from conformal_arbitrage.errors import (
+    ArbitrageError,
+    CostLimitError,
+    GuardianError,
+    QuotaError,
+    RequestError,
+    StoreError,
+)
+from conformal_arbitrage.gateway.auth import Authenticator, Caller
+from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.live.config import GatewayConfig
+from conformal_arbitrage.store.base import Scope
+from conformal_arbitrage.store.record import JSONObject
+
+# --- How many requests one gateway serves ---
+
+
+class Window:
+    """A sliding window: at most `limit` units within any `seconds`."""
+
+    def __init__(self, limit: float, seconds: float) -> None:
+        self.limit = limit
+        self.seconds = seconds
+        self._taken: deque[tuple[float, float]] = deque()
+        self._sum = 0.0
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until there is room; 0 if there is."""
+        while self._taken and self._taken[0][0] <= now - self.seconds:
+            self._sum -= self._taken.popleft()[1]
+        return 0.0 if not self._taken or self._sum < self.limit else self._taken[0][0] + self.seconds - now
+
+    def take(self, now: float, units: float) -> None:
+        """Use some units."""
+        self._taken.append((now, units))
+        self._sum += units
+
+
+class RequestLimits:
+    """The limits on requests of one gateway.
+
+    Attributes:
+        in_flight: requests being served now.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._most_in_flight = config.max_in_flight
+        self._per_minute = config.requests_per_minute
+        self._windows: dict[str, Window] = {}
+        self.in_flight = 0
+
+    @contextmanager
+    def admitted(self, caller_id: str) -> Generator[None]:
+        """Count one request while it is served.
+
+        Raises:
+            RequestError: 429 with Retry-After.
+        """
+        if self.in_flight >= self._most_in_flight:
+            raise too_many(f"{self.in_flight} requests are in flight, the most this gateway serves at once", 1.0)
+        if self._per_minute is not None:
+            self._take(caller_id, self._per_minute)
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def _take(self, caller_id: str, per_minute: int) -> None:
+        window = self._windows.setdefault(caller_id, Window(per_minute, 60.0))
+        now = time.monotonic()
+        if (wait := window.wait(now)) > 0:
+            raise too_many(f"this key may make {per_minute} requests a minute", wait)
+        window.take(now, 1)
+
+
+def too_many(message: str, wait: float) -> RequestError:
+    """Return a 429 that says when to retry."""
+    seconds = str(max(1, round(wait)))
+    return RequestError(message, status=429, code="rate_limit_exceeded", headers={"Retry-After": seconds})
+
+
+# --- What surrounds every route ---
+
+
+_log = logging.getLogger("conformal_arbitrage.gateway")
+DECISION_ID = "x-arbitrage-decision-id"
+SENT = "arbitrage.sent"
+_CALLER = "arbitrage.caller"
+_HEADERS = "arbitrage.headers"
+POLICY = "arbitrage.policy"
+"""In the scope of a request whose response ends only when its connection does."""
+
+
+class Incoming(Request):
+    """An admitted request, with its caller and its whole body.
+
+    Attributes:
+        caller: whose key it came with.
+        content: the body.
+        idempotency_key: the header of that name, if any.
+        send: where a handler that streams sends its response.
+    """
+
+    def __init__(self, scope: ASGIScope, receive: Receive, send: Send, content: bytes) -> None:
+        super().__init__(scope, receive, send)
+        self.caller: Caller = scope[_CALLER]
+        self.content = content
+        self.send = send
+        key: bytes | None = scope[_HEADERS].get(b"idempotency-key")
+        self.idempotency_key = None if key is None else key.decode("latin-1")
+
+
+def incoming_again(caller: Caller, path: str, idempotency_key: str, content: bytes) -> Incoming:
+    """Return a request of a caller who is not there: it never leaves, and what is sent to it goes nowhere."""
+    headers = {b"idempotency-key": idempotency_key.encode("latin-1")}
+    scope: ASGIScope = {"type": "http", "method": "POST", "path": path, _CALLER: caller, _HEADERS: headers}
+    return Incoming(scope, _never, _nowhere, content)
+
+
+async def _never() -> Message:
+    return await asyncio.get_running_loop().create_future()
+
+
+async def _nowhere(message: Message) -> None:
+    """Drop a message."""
+
+
+class Sent(Protocol):
+    """What the access log reads of a response."""
+
+    @property
+    def status_code(self) -> int:
+        """Return the HTTP status."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers."""
+        ...
+
+
+Handler = Callable[[Incoming], Awaitable[Sent]]
+"""Answers a request: returns the response to send, or a stream that has been sent already."""
+NOTHING_SENT = Response(status_code=499)
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """An error as callers see it, in OpenAI's shape."""
+
+    status: int
+    document: JSONObject
+    headers: Mapping[str, str] = {}
+
+
+def error_document(message: str, *, code: str, status: int, param: str | None = None) -> JSONObject:
+    """Return an error in OpenAI's shape."""
+    kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def failure_of(error: ArbitrageError, policy: str = "") -> Failure:
+    """Return what a caller of a policy is told of an error.
+
+    Only a `RequestError` is about the request. Other messages may quote an endpoint or a path, so they go to the log.
+    """
+    if isinstance(error, QuotaError):
+        error = too_many(str(error), error.retry_after)
+    if isinstance(error, CostLimitError):
+        message = "the largest cost of this request is unknown; give it a whole number of max_tokens"
+        error = RequestError(message, status=422, code="unlimited_reply", param="max_tokens")
+    if isinstance(error, RequestError):
+        document = error_document(str(error), code=error.code, status=error.status, param=error.param)
+        hopeless = {"x-should-retry": "false"} if error.status in (409, 410) else {}
+        return Failure(status=error.status, document=document, headers={**hopeless, **error.headers})
+    _log.error("%s: %s", type(error).__name__, error, extra={"policy": policy})
+    status, code, message = 500, "internal_error", "the request could not be served"
+    if isinstance(error, StoreError):
+        status, code = 503, "record_unavailable"
+        message = "decisions cannot be recorded, so none is made; try again later"
+    elif isinstance(error, GuardianError):
+        help_of_retry = "a retry may help" if error.retryable else "a retry will not help"
+        document = error_document(f"the Guardian {error.reason}; {help_of_retry}", code="guardian_failed", status=502)
+        return Failure(status=502, document=document, headers={"x-should-retry": str(error.retryable).lower()})
+    return Failure(status=status, document=error_document(message, code=code, status=status))
+
+
+def json_response(document: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a JSON document as a response."""
+    return Response(msgspec.json.encode(document), status_code=status, headers=headers, media_type="application/json")
+
+
+class Shortcut:
+    """Sends the busiest routes' requests straight to them, past the application's routing."""
+
+    def __init__(self, routes: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
+        self._routes = routes
+        self._rest = rest
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (self._rest if route is None else route)(scope, receive, send)
+
+
+class RequestLine(Struct, frozen=True, kw_only=True):
+    """The line of the log about one request."""
+
+    time: datetime
+    level: str
+    route: str
+    status: int
+    seconds: float
+    policy: str
+    id: str
+
+
+class AccessLog:
+    """Counts and logs each request of one route once it has been answered.
+
+    Args:
+        app: the route.
+        path: the route's path, as metrics name it.
+        metrics: where requests are counted.
+        log: takes one line of JSON per request.
+    """
+
+    def __init__(self, app: ASGIApp, path: str, metrics: Metrics, log: Callable[[bytes], None]) -> None:
+        self._app = app
+        self._path = path
+        self._metrics = metrics
+        self._log = log
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request and log it."""
+        start = time.perf_counter()
+        await self._app(scope, receive, send)
+        reply: Sent = scope.get(SENT, NOTHING_SENT)
+        self._metrics.request(self._path, reply.status_code)
+        line = RequestLine(
+            time=datetime.now(UTC),
+            level="info" if reply.status_code < 500 else "error",
+            route=f"{scope['method']} {self._path}",
+            status=reply.status_code,
+            seconds=round(time.perf_counter() - start, 4),
+            policy=scope.get(POLICY, ""),
+            id=reply.headers.get(DECISION_ID, ""),
+        )
+        self._log(msgspec.json.encode(line))
+
+
+class ErrorReplies:
+    """Answers an error that a route raises before its response has started."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        try:
+            await self._app(scope, receive, send)
+        except ArbitrageError as error:
+            failure = failure_of(error, scope.get(POLICY, ""))
+            response = json_response(failure.document, status=failure.status, headers=failure.headers)
+            scope[SENT] = response
+            await response(scope, receive, send)
+
+
+class Refresher:
+    """Picks up keys and policies that any gateway on the same store has changed, from the next request on.
+
+    Args:
+        change_count: reads the store's; `Store.writable` does so if a decision could be recorded now, and fails otherwise.
+        subscribers: called with the new count.
+    """
+
+    def __init__(
+        self, change_count: Callable[[], Awaitable[int]], *subscribers: Callable[[int], Awaitable[None]]
+    ) -> None:
+        self._change_count = change_count
+        self._subscribers = subscribers
+        self._seen = -1
+        self._rounds = 0
+        self._current = -1
+
+    async def refresh(self) -> None:
+        """Bring everything up to date; requests that reached the event loop together share one reading."""
+        this_round = self._rounds
+        if self._current == this_round:
+            return
+        asyncio.get_running_loop().call_soon(self._end_round)  # before any request that has not arrived yet
+        count = await self._change_count()
+        if count > self._seen:
+            for subscriber in self._subscribers:
+                await subscriber(count)
+            self._seen = max(self._seen, count)  # a concurrent refresh may have seen more
+        self._current = this_round
+
+    def _end_round(self) -> None:
+        self._rounds += 1
+
+
+class Authenticated:
+    """Lets a request through if its API key allows the route.
+
+    Args:
+        app: what comes next.
+        scope: what the route requires.
+        authenticator: identifies callers.
+        refresher: brings keys and policies up to date first.
+    """
+
+    def __init__(self, app: ASGIApp, scope: Scope, authenticator: Authenticator, refresher: Refresher) -> None:
+        self._app = app
+        self._scope: Scope = scope
+        self._authenticator = authenticator
+        self._refresher = refresher
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        await self._refresher.refresh()
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first duplicate wins
+        scope[_HEADERS] = headers
+        scope[_CALLER] = await self._authenticator.caller(
+            headers.get(b"authorization", b""), headers.get(b"host", b""), self._scope
+        )
+        await self._app(scope, receive, send)
+
+
+class RunHandler:
+    """Reads a request's body and runs its handler within the limits, which count a request once it is whole.
+
+    Args:
+        handler: answers it.
+        limits: on requests.
+        largest_body: in bytes.
+    """
+
+    def __init__(self, handler: Handler, limits: RequestLimits, largest_body: int) -> None:
+        self._handler = handler
+        self._limits = limits
+        self._largest_body = largest_body
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        content = await self._body(scope, receive) if scope["method"] in ("POST", "PUT") else b""
+        with self._limits.admitted(scope[_CALLER].id):
+            response = scope[SENT] = await self._handler(Incoming(scope, receive, send, content))
+            if isinstance(response, Response):
+                await response(scope, receive, send)
+
+    async def _body(self, scope: ASGIScope, receive: Receive) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            RequestError: 415 if it is not declared as JSON, which a web page cannot do, 413 if it is too large.
+        """
+        headers = scope[_HEADERS]
+        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
+            raise RequestError("Content-Type must be application/json", status=415, code="content_type")
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._largest_body:
+            raise self._too_large()
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise caller_left()
+            parts.append(message.get("body", b""))
+            size, more = size + len(parts[-1]), message.get("more_body", False)
+            if size > self._largest_body:
+                raise self._too_large()
+        return b"".join(parts)
+
+    def _too_large(self) -> RequestError:
+        return RequestError(f"the body is larger than {self._largest_body} bytes", status=413, code="body_too_large")
+
+
+def caller_left() -> RequestError:
+    """Return what stands for a reply when there is no one to send it to."""
+    return RequestError("the caller disconnected", status=499, code="caller_left")

@@ -1,0 +1,765 @@
+"""The rule: ask the Primary, let its choice stand if it leads far enough, else ask the Guardian; pairs and cascades."""
+
+import random
+import secrets
+import time
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from msgspec.structs import replace
+
+from conformal_arbitrage.calibration.cascade import PathCertificate
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.core.exact import LARGEST_SCORE, row_gaps, row_margin
+from conformal_arbitrage.errors import CertificateError, GuardianError, OptionError, ScorerError, StaleCalibrationError
+from conformal_arbitrage.live.binding import UNBOUND, check_identities, check_router_form
+from conformal_arbitrage.models.chat import answer_text
+from conformal_arbitrage.models.completions import SETTINGS, overridden, settings_reason
+from conformal_arbitrage.models.port import Answer, Answerer, Identity, Scorer, Scores, check_scores, stream_answer
+from conformal_arbitrage.types import ChatRequest, Chunk, Decision, LearnedUse, Leg, Query, Role, Spent
+
+# --- Algorithm 1 live ---
+
+
+_NO_SAFE_ANSWER = "set safe_answer to continue without it"
+_Question = TypeVar("_Question", contravariant=True)
+
+
+class Policy(Protocol[_Question]):
+    """Anything that decides."""
+
+    async def decide(self, query: _Question, /) -> Decision:
+        """Make one decision; each model is called at most once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformalArbitrage:
+    """The calibrated policy over menus.
+
+    Attributes:
+        primary: whose choice stands if it leads by more than the relaxation.
+        guardian: who decides otherwise, over the actions that the certificate's guardian_sees allows.
+        certificate: the certificate, with its key if it has one.
+        safe_action: the text of the action to take if the Guardian fails; without one that is an error.
+        allow: names of tolerated differences between the certificate's identities and these models, such as
+            "primary.temperature", or "unbound"; every decision then reports that it has no guarantee.
+        forfeited: why no decision has a guarantee, whatever the models; None if nothing else stands against one.
+        group_source: what names the group of a query, if a learned score needs it; None if that has no name.
+
+    Raises:
+        StaleCalibrationError: the certificate was made with other models, and that is not allowed.
+    """
+
+    primary: Scorer
+    guardian: Scorer
+    certificate: Certificate
+    safe_action: str | None = None
+    allow: Collection[str] = ()
+    forfeited: str | None = None
+    group_source: str | None = None
+    _no_guarantee: str | None = field(init=False, default=None)
+    _sizes: range = field(init=False, default=range(0))
+
+    def __post_init__(self) -> None:
+        """Check the certificate against the models."""
+        source = self.group_source
+        reason = check_identities(self.certificate, self.primary, self.guardian, self.allow, group_source=source)
+        object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
+        object.__setattr__(self, "_sizes", self.certificate.sizes)
+
+    @property
+    def no_guarantee(self) -> str | None:
+        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
+        return self._no_guarantee
+
+    async def decide(self, query: Query) -> Decision:
+        """Decide who chooses, and choose.
+
+        Raises:
+            GuardianError: the Guardian was to decide and could not, and there is no safe action.
+        """
+        query = _checked_query(query)
+        pending = await self.ask_primary(query)
+        decision = pending if pending.decided_by == "primary" else await self.ask_guardian(query, pending)
+        if decision.answer is None:
+            raise guardian_failure(decision.legs[-1], self._remedy(query))
+        return decision
+
+    async def ask_guardian(self, query: Query, pending: Decision) -> Decision:
+        """Complete a pending decision; without an answer if the Guardian failed and there is no safe action to take."""
+        return self.conclude(query, pending, await scored("guardian", self.guardian, self.menu(query, pending)))
+
+    def menu(self, query: Query, pending: Decision) -> Query:
+        """Return what the Guardian is shown of a query that is deferred."""
+        shown = pending.candidates if self.certificate.guardian_sees == "candidates" else query.actions
+        return query if len(shown) == len(query.actions) else query.only(pending.candidates)
+
+    def conclude(self, query: Query, pending: Decision, leg: Leg) -> Decision:
+        """Complete a pending decision with the Guardian's leg, however late that came and wherever it was waited for."""
+        both = with_leg(pending, leg)
+        if leg.scores is None:
+            return with_safe_action(both, query, self.safe_action)
+        places = self.menu(query, pending).places or range(len(query.actions))
+        chosen = places[top_of(leg.scores)]
+        return replace(both, action=chosen, answer=query.actions[chosen])
+
+    async def ask_primary(self, query: Query) -> Decision:
+        """Return the Primary's decision, or the one that the Guardian has to complete."""
+        if len(query.actions) == 1:  # nothing to ask
+            legs, scores, spent = (), (1.0,), Spent()
+        else:
+            first = await scored("primary", self.primary, query)
+            legs, scores, spent = (first,), first.scores or (None,) * len(query.actions), first.spent
+        candidates, margin, relaxation, use, uncovered = sighted(self.certificate, scores, query, spent)
+        chosen = candidates[0] if len(candidates) == 1 else None
+        return Decision(
+            id=query.id,
+            action=chosen,
+            candidates=tuple(candidates),
+            decided_by="guardian" if chosen is None else "primary",
+            margin=margin,
+            relaxation=relaxation,
+            answer=None if chosen is None else query.actions[chosen],
+            legs=legs,
+            spent=spent,
+            no_guarantee=self._no_guarantee or self._outside(len(query.actions)) or uncovered,
+            learned=use,
+        )
+
+    def _outside(self, size: int) -> str | None:
+        return None if size in self._sizes else self.certificate.outside(size)
+
+    def _remedy(self, query: Query) -> str:
+        if self.safe_action is None:
+            return "set safe_action to continue without it"
+        return f"the safe action {self.safe_action!r} is not one of the actions of query {query.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformalRouter:
+    """The calibrated policy over free text and tool calls: actions are (Guardian's answer, Primary's answer).
+
+    Attributes:
+        primary: whose answer stands exactly if its confidence is above the relaxation.
+        guardian: who answers otherwise.
+        certificate: a certificate made from a log in router form.
+        safe_answer: the answer to give if the Guardian fails; without one that is an error.
+        allow, forfeited, group_source: as in `ConformalArbitrage`.
+        session_idle: seconds after which a session ends, if the certificate is for sessions: whoever calls `decide` then
+            has to keep the decision of the first turn for all others. None if it is for single queries.
+
+    Raises:
+        CertificateError: the certificate was made from menus, whose relaxation is not a threshold on a confidence, or
+            for sessions while this is for queries, or the other way round.
+        StaleCalibrationError: as in `ConformalArbitrage`.
+    """
+
+    primary: Answerer
+    guardian: Answerer
+    certificate: Certificate
+    safe_answer: str | None = None
+    allow: Collection[str] = ()
+    forfeited: str | None = None
+    session_idle: float | None = None
+    group_source: str | None = None
+    _no_guarantee: str | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Check the certificate's form and unit, and the certificate against the models."""
+        check_router_form(self.certificate, by_session=self.session_idle is not None)
+        reason = check_identities(
+            self.certificate, self.primary, self.guardian, self.allow,
+            session_idle=self.session_idle, group_source=self.group_source,
+        )  # fmt: skip
+        object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
+
+    @property
+    def no_guarantee(self) -> str | None:
+        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
+        return self._no_guarantee
+
+    async def decide(self, request: ChatRequest) -> Decision:
+        """Decide whose answer is given.
+
+        Raises:
+            GuardianError: the Guardian was to answer and could not, and there is no safe answer.
+        """
+        request = _identified(request)
+        decision = pending = await self._ask_primary(request)
+        if pending.decided_by != "primary":
+            decision = with_answer(pending, await answered("guardian", self.guardian, request), self.safe_answer)
+        if decision.answer is None:
+            raise guardian_failure(decision.legs[-1], _NO_SAFE_ANSWER)
+        return decision
+
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[Decision | Chunk]:
+        """Decide whose answer is given, and yield the Guardian's as it arrives.
+
+        If the Primary's answer stands, or the safe answer is given, yields the final decision alone. Otherwise yields
+        the pending decision (by the Guardian, without an answer, with the Primary's leg only), the Guardian's chunks,
+        and the final decision. A Guardian that fails after its first chunk leads to the safe answer all the same: the
+        caller sees the error in its leg.
+
+        Raises:
+            GuardianError: the Guardian failed, perhaps after some chunks, and there is no safe answer.
+        """
+        held: Decision | None = None
+        async with aclosing(self.steps(_identified(request), live=True)) as steps:
+            async for step in steps:
+                if isinstance(step, Decision) and step.answer is None:
+                    if step.legs[-1].role == "guardian":
+                        raise guardian_failure(step.legs[-1], _NO_SAFE_ANSWER)
+                    held = step  # until the Guardian's first word
+                    continue
+                if held is not None and not (isinstance(step, Decision) and step.decided_by == "fallback"):
+                    yield held
+                held = None
+                yield step
+
+    async def steps(
+        self, request: ChatRequest, pending: Decision | None = None, *, live: bool = False
+    ) -> AsyncGenerator[Decision | Chunk]:
+        """Yield the decision once the Primary has answered and, if the Guardian must complete it, the final one.
+
+        A final decision without an answer is one whose Guardian failed, with no safe answer to give.
+
+        Args:
+            request: the chat request, with its id.
+            pending: what the Primary's answer led to at an earlier attempt; the Primary is not asked again.
+            live: yield the Guardian's chunks as they arrive, before the final decision.
+        """
+        if pending is None:
+            pending = await self._ask_primary(request)
+            yield pending
+        if pending.decided_by == "primary":
+            return
+        if not live:
+            yield with_answer(pending, await answered("guardian", self.guardian, request), self.safe_answer)
+            return
+        async with aclosing(stream_answered("guardian", self.guardian, request)) as items:
+            async for item in items:
+                yield with_answer(pending, item, self.safe_answer) if isinstance(item, Answered) else item
+
+    async def _ask_primary(self, request: ChatRequest) -> Decision:
+        """Return the Primary's decision, or the one that the Guardian has to complete."""
+        first, answer = await answered("primary", self.primary, request)
+        sure = 0.0 if answer is None or answer.confidence is None else answer.confidence
+        candidates, margin, relaxation, use, uncovered = sighted(self.certificate, (0.0, sure), request, first.spent)
+        standing = answer.message if candidates == [1] and answer is not None else None
+        return Decision(
+            id=request.id,
+            action=0 if standing is None else 1,
+            candidates=tuple(candidates),
+            decided_by="guardian" if standing is None else "primary",
+            margin=margin,
+            relaxation=relaxation,
+            answer=standing,
+            legs=(first,),
+            spent=first.spent,
+            no_guarantee=self._no_guarantee or self.other_settings(request) or uncovered,
+            learned=use,
+        )
+
+    def other_settings(self, request: ChatRequest) -> str | None:
+        """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
+        if SETTINGS.keys().isdisjoint(request.body):
+            return None
+        identities = {"primary": self.primary.identity, "guardian": self.guardian.identity}
+        differing = overridden(request.body, identities)
+        return settings_reason(request.body, differing, self.certificate.identities)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleModel:
+    """A baseline: one model decides everything."""
+
+    scorer: Scorer
+    role: Role
+
+    async def decide(self, query: Query) -> Decision:
+        """Take the model's top action.
+
+        Raises:
+            GuardianError: the model could not decide.
+        """
+        leg = await scored(self.role, self.scorer, query)
+        if leg.scores is None:
+            raise guardian_failure(leg)
+        chosen = top_of(leg.scores)
+        return Decision(
+            id=query.id,
+            action=chosen,
+            candidates=tuple(range(len(query.actions))),
+            decided_by=self.role,
+            margin=margin_of(leg.scores, 12),
+            answer=query.actions[chosen],
+            legs=(leg,),
+            spent=leg.spent,
+            no_guarantee="a single model decides",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomRouter:
+    """A baseline: send a random share of queries to the Guardian, and the rest to the Primary.
+
+    Attributes:
+        probability: the share that goes to the Guardian.
+        rng: the source of randomness.
+    """
+
+    primary: Scorer
+    guardian: Scorer
+    probability: float
+    rng: random.Random = field(default_factory=random.Random)
+
+    async def decide(self, query: Query) -> Decision:
+        """Take the Guardian's choice with the given probability, else the Primary's."""
+        deferred = self.rng.random() < self.probability
+        role: Literal["guardian", "primary"] = "guardian" if deferred else "primary"
+        return await SingleModel(scorer=self.guardian if deferred else self.primary, role=role).decide(query)
+
+
+class Answered(NamedTuple):
+    """A model's part in a decision over free text, and its answer; None if it failed."""
+
+    leg: Leg
+    answer: Answer | None
+
+
+async def scored(role: Role, scorer: Scorer, query: Query) -> Leg:
+    """Ask a model for scores; a failure is part of the leg."""
+    start = time.perf_counter()
+    try:
+        scores = await scorer.score(query)
+        if not _are_finite(scores.values, len(query.actions)):  # from a scorer of the user's own
+            scores = check_scores(scores, len(query.actions))
+    except ScorerError as error:
+        return leg_of(role, error, start)
+    return leg_of(role, scores, start)
+
+
+async def answered(role: Role, answerer: Answerer, request: ChatRequest) -> Answered:
+    """Ask a model for an answer; a failure is part of the leg."""
+    start = time.perf_counter()
+    try:
+        answer = await answerer.answer(request)
+    except ScorerError as error:
+        return Answered(leg_of(role, error, start), None)
+    return Answered(leg_of(role, answer, start), answer)
+
+
+async def stream_answered(role: Role, answerer: Answerer, request: ChatRequest) -> AsyncGenerator[Chunk | Answered]:
+    """Ask a model for an answer and yield its chunks; a failure, perhaps after some chunks, is part of the leg."""
+    start = time.perf_counter()
+    try:
+        async with aclosing(stream_answer(answerer, request)) as items:
+            async for item in items:
+                yield Answered(leg_of(role, item, start), item) if isinstance(item, Answer) else item
+    except ScorerError as error:
+        yield Answered(leg_of(role, error, start), None)
+
+
+def leg_of(role: Role, outcome: Scores | Answer | ScorerError, start: float) -> Leg:
+    """Return a model's part in a decision from its reply or its failure, and from when it was asked."""
+    seconds = time.perf_counter() - start
+    if isinstance(outcome, ScorerError):
+        spent = outcome.spent if isinstance(outcome.spent, Spent) else Spent()
+        text = f"{type(outcome).__name__}: {outcome}"
+        return Leg(role=role, scores=None, spent=spent, seconds=seconds, error=text)
+    reply = None
+    if isinstance(outcome, Scores):
+        scores = outcome.values
+    else:
+        scores = None if outcome.confidence is None else (float(outcome.confidence),)  # NumPy's numbers are not JSON
+        reply = outcome.document or {"choices": [{"message": outcome.message}]}
+    return Leg(role=role, scores=scores, spent=outcome.spent, seconds=seconds, served=outcome.served, reply=reply)
+
+
+def with_leg(pending: Decision, leg: Leg) -> Decision:
+    """Return a pending decision with one more leg."""
+    return replace(pending, legs=(*pending.legs, leg), spent=pending.spent + leg.spent)
+
+
+def with_answer(pending: Decision, guardian: Answered, safe_answer: str | None) -> Decision:
+    """Complete a pending decision with the Guardian's answer; if it failed, with the safe answer, or with none."""
+    both = with_leg(pending, guardian.leg)
+    if guardian.answer is not None:
+        return replace(both, answer=guardian.answer.message)
+    if safe_answer is None:
+        return both
+    message = {"role": "assistant", "content": safe_answer}
+    reason = both.no_guarantee or "the Guardian failed and the safe answer was given in its place"
+    return replace(both, answer=message, decided_by="fallback", no_guarantee=reason)
+
+
+def with_safe_action(decision: Decision, query: Query, safe_action: str | None) -> Decision:
+    """Return a decision whose Guardian failed with the safe action, or as it is if there is none."""
+    if safe_action is None or safe_action not in query.actions:
+        return decision
+    chosen = query.actions.index(safe_action)
+    reason = decision.no_guarantee or "the Guardian failed and the safe action was taken in its place"
+    return replace(decision, action=chosen, answer=safe_action, decided_by="fallback", no_guarantee=reason)
+
+
+def _are_finite(scores: tuple[float, ...], count: int) -> bool:
+    """Tell whether scores need no further check: a tuple of `count` floats in range."""
+    if type(scores) is not tuple or len(scores) != count:
+        return False
+    return all(type(score) is float and -LARGEST_SCORE <= score <= LARGEST_SCORE for score in scores)
+
+
+_FAILURES = {
+    "DeadlineError": ("timed out", True),
+    "UpstreamError": ("could not be reached, or refused the call", True),
+    "ReplyError": ("sent a reply that cannot be used", True),
+    "OtherModelError": ("answered as another model than the pinned one", False),
+    "CutOffError": ("ran out of tokens before it answered", False),
+    "RefusalError": ("declined to answer", False),
+    "NotRecordedError": ("replays recorded rows and has none with this id and these actions", False),
+}
+
+
+def guardian_failure(leg: Leg, remedy: str | None = None) -> GuardianError:
+    """Return the error for a decision that could not be made because a model failed."""
+    reason, retryable = _FAILURES.get(str(leg.error).partition(":")[0], ("failed", True))
+    message = f"the {leg.role.capitalize()} {reason} ({leg.error})" + ("" if remedy is None else f"; {remedy}")
+    return GuardianError(message, reason=reason, retryable=retryable)
+
+
+def _identified(request: ChatRequest) -> ChatRequest:
+    return request if request.id else replace(request, id=secrets.token_hex(16))
+
+
+def _checked_query(query: Query) -> Query:
+    """Return a query with an id and a whole menu."""
+    if not query.actions:
+        raise OptionError("a query needs at least one action")
+    if query.id and query.places is None:
+        return query
+    return replace(query, actions=tuple(query.actions), id=query.id or secrets.token_hex(16), places=None)
+
+
+class Sighted(NamedTuple):
+    """What the rule makes of the Primary's scores.
+
+    `relaxation` is the one that was applied: of a certificate by groups, that of the query's group; None if it is deferred.
+    `use` says how a learned score decided, and `uncovered` why it has no guarantee for this query; None without one.
+    """
+
+    candidates: list[int]
+    margin: float
+    relaxation: float | None
+    use: LearnedUse | None = None
+    uncovered: str | None = None
+
+
+def sighted(
+    certificate: Certificate, scores: Collection[float | None], question: Query | ChatRequest, spent: Spent
+) -> Sighted:
+    """Apply a certificate's rule to the Primary's scores; of one by groups, the threshold of the question's group.
+
+    A learned score takes the Primary's output tokens from what its call took; a reply from a cache took none, so that
+    its tokens are unknown.
+    """
+    id, group = question.id, question.group
+    if certificate.learned is None:
+        relaxation = certificate.relaxation if certificate.groups is None else certificate.threshold(group)[0]
+        candidates, margin, _ = certificate.sight(scores, id=id, group=group)
+        return Sighted(candidates, margin, relaxation)
+    tokens = spent.output_tokens if spent.calls else None
+    text = question.text if "text" in certificate.learned.features else None
+    candidates, margin, use = certificate.sight(scores, id=id, group=group, tokens=tokens, text=text)
+    return Sighted(candidates, margin, None, use, certificate.uncovered_features(use))
+
+
+def top_of(scores: tuple[float, ...]) -> int:
+    """Return the best action, the first among equals."""
+    return int(np.argmax(scores))
+
+
+def margin_of(scores: Collection[float | None], digits: int) -> float:
+    """Return how far the top action leads: the second smallest gap."""
+    return row_margin(row_gaps(tuple(scores), digits=digits))
+
+
+# --- Cascades live ---
+
+
+MARGIN_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeRouter:
+    """The calibrated cascade over free text and tool calls.
+
+    Attributes:
+        models: the cheap models by name; those of the certificate's chain are asked, in its order.
+        guardian: who answers if none of them may.
+        certificate: the certificate of the cascade, with its key.
+        guardian_name: what the certificate calls the Guardian.
+        safe_answer: the answer to give if the Guardian fails; without one that is an error.
+        allow, forfeited: as in `ConformalArbitrage`.
+
+    Raises:
+        CertificateError: the certificate's chain has a model that is not among `models`.
+        StaleCalibrationError: the certificate was made with other models, and that is not allowed.
+    """
+
+    models: Mapping[str, Answerer]
+    guardian: Answerer
+    certificate: PathCertificate
+    guardian_name: str = "guardian"
+    safe_answer: str | None = None
+    allow: Collection[str] = ()
+    forfeited: str | None = None
+    _no_guarantee: str | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Check the certificate against the models."""
+        reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
+        object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
+
+    @property
+    def no_guarantee(self) -> str | None:
+        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
+        return self._no_guarantee
+
+    async def decide(self, request: ChatRequest) -> Decision:
+        """Decide whose answer is given.
+
+        Raises:
+            GuardianError: the Guardian was to answer and could not, and there is no safe answer.
+        """
+        request = request if request.id else ChatRequest(request.body, id=secrets.token_hex(16))
+        decision: Decision | None = None
+        async for step in self.steps(request):
+            decision = step if isinstance(step, Decision) else decision
+        if decision is None:
+            raise AssertionError("a chain has at least one model")
+        return _complete(decision, "set safe_answer to continue without it")
+
+    async def steps(
+        self, request: ChatRequest, pending: Decision | None = None, *, live: bool = False
+    ) -> AsyncGenerator[Decision | Chunk]:
+        """Yield the decision so far after each model, and the final one if the Guardian must complete it.
+
+        Args:
+            request: the chat request, with its id.
+            pending: what an earlier attempt came to. No model is asked again: what the later ones of its chain might have
+                said is left out, and the Guardian answers.
+            live: yield the Guardian's chunks as they arrive, before the final decision.
+        """
+        if pending is None:
+            replies = _Replies()
+            for name in self.certificate.chain.models:
+                pending = await self._ask_next(request, replies, self.models[name])
+                yield pending
+                if pending.decided_by == "primary":
+                    return
+        if pending is None or pending.decided_by == "primary":
+            return
+        if not live:
+            yield with_answer(pending, await answered("guardian", self.guardian, request), self.safe_answer)
+            return
+        async with aclosing(stream_answered("guardian", self.guardian, request)) as items:
+            async for item in items:
+                yield with_answer(pending, item, self.safe_answer) if isinstance(item, Answered) else item
+
+    async def _ask_next(self, request: ChatRequest, replies: "_Replies", model: Answerer) -> Decision:
+        """Ask one more model; its answer stands, or the decision is pending."""
+        leg, answer = await answered("primary", model, request)
+        replies.legs.append(leg)
+        replies.confidences.append(None if answer is None else confidence_of(answer.confidence))
+        replies.texts.append(None if answer is None else _text_or_none(answer.message))
+        stands = answer is not None and self.certificate.stops(replies.confidences, replies.texts, id=str(request.id))
+        reason = self._no_guarantee or self._other_settings(request)
+        standing = answer.message if stands and answer is not None else None
+        return _pending(request.id, replies.legs, replies.confidences[-1], standing, reason)
+
+    def _other_settings(self, request: ChatRequest) -> str | None:
+        """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
+        if SETTINGS.keys().isdisjoint(request.body):
+            return None
+        chain = {name: self.models[name].identity for name in self.certificate.chain.models}
+        differing = overridden(request.body, {**chain, self.guardian_name: self.guardian.identity})
+        return settings_reason(request.body, differing, self.certificate.identities)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeChooser:
+    """The calibrated cascade over menus; attributes and errors are those of `CascadeRouter`, with a safe action."""
+
+    models: Mapping[str, Scorer]
+    guardian: Scorer
+    certificate: PathCertificate
+    guardian_name: str = "guardian"
+    safe_action: str | None = None
+    allow: Collection[str] = ()
+    forfeited: str | None = None
+    _no_guarantee: str | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Check the certificate against the models."""
+        reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
+        object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
+
+    @property
+    def no_guarantee(self) -> str | None:
+        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
+        return self._no_guarantee
+
+    async def decide(self, query: Query) -> Decision:
+        """Decide who chooses, and choose.
+
+        Raises:
+            GuardianError: the Guardian was to decide and could not, and there is no safe action.
+        """
+        query = query if query.id else replace(query, id=secrets.token_hex(16))
+        pending = await self.ask_primary(query)
+        decision = pending if pending.decided_by == "primary" else await self.ask_guardian(query, pending)
+        return _complete(decision, "set safe_action to continue without it")
+
+    async def ask_primary(self, query: Query) -> Decision:
+        """Return the decision of the first model if its choice stands, or the one that others have to complete."""
+        return await self._ask_next(query, [])
+
+    async def ask_guardian(self, query: Query, pending: Decision) -> Decision:
+        """Complete a pending decision: ask the rest of the chain, and the Guardian if no choice stands.
+
+        Models that were asked are not asked again, at another attempt neither. There is no answer if the Guardian failed
+        and there is no safe action to take.
+        """
+        legs = [leg for leg in pending.legs if leg.role == "primary"]
+        while len(legs) < len(self.certificate.chain.models):
+            pending = await self._ask_next(query, legs)
+            if pending.decided_by == "primary":
+                return pending
+            legs = list(pending.legs)
+        leg = await scored("guardian", self.guardian, query)
+        both = with_leg(pending, leg)
+        if leg.scores is None:
+            return with_safe_action(both, query, self.safe_action)
+        chosen = top_of(leg.scores)
+        return replace(both, action=chosen, answer=query.actions[chosen])
+
+    async def _ask_next(self, query: Query, legs: Sequence[Leg]) -> Decision:
+        """Ask the next model after those that have a leg; its choice stands, or the decision is pending."""
+        leg = await scored("primary", self.models[self.certificate.chain.models[len(legs)]], query)
+        chosen = [top_choice(one.scores) for one in (*legs, leg)]
+        margins = [margin for margin, _ in chosen]
+        choices = [None if top is None else query.actions[top] for _, top in chosen]
+        last, reason = chosen[-1][1], self._no_guarantee
+        pending = _pending(query.id, [*legs, leg], margins[-1], None, reason)
+        if last is None or not self.certificate.stops(margins, choices, id=str(query.id)):
+            return replace(pending, action=None, candidates=tuple(range(len(query.actions))))
+        return replace(pending, action=last, candidates=(last,), decided_by="primary", answer=query.actions[last])
+
+
+CascadeRule = CascadeRouter | CascadeChooser
+
+
+@dataclass(slots=True)
+class _Replies:
+    """What the models of a chain have said so far."""
+
+    legs: list[Leg] = field(default_factory=list[Leg])
+    confidences: list[float | None] = field(default_factory=list[float | None])
+    texts: list[str | None] = field(default_factory=list[str | None])
+
+
+def confidence_of(confidence: float | None) -> float | None:
+    """Return a confidence as cascades count it, at most 1; None if the model gave none."""
+    return None if confidence is None else min(1.0, float(confidence))
+
+
+def top_choice(scores: Collection[float] | None) -> tuple[float | None, int | None]:
+    """Return how far the top action leads, at most by 1, and which it is; None and None without scores or with a tie."""
+    if scores is None:
+        return None, None
+    margin = min(1.0, margin_of(scores, MARGIN_DIGITS))
+    return (None, None) if margin == 0 else (margin, top_of(tuple(scores)))
+
+
+def _text_or_none(message: Mapping[str, Any]) -> str | None:
+    try:
+        return answer_text(message)
+    except ScorerError:
+        return None
+
+
+def _pending(
+    id: str | None,
+    legs: list[Leg],
+    confidence: float | None,
+    standing: Mapping[str, Any] | None,
+    no_guarantee: str | None,
+) -> Decision:
+    """Return a decision in router form after the chain's part: its last answer stands, or the Guardian completes it."""
+    return Decision(
+        id=id,
+        action=0 if standing is None else 1,
+        candidates=(0, 1) if standing is None else (1,),
+        decided_by="guardian" if standing is None else "primary",
+        margin=confidence or 0.0,
+        answer=standing,
+        legs=tuple(legs),
+        spent=sum((leg.spent for leg in legs), start=Spent()),
+        no_guarantee=no_guarantee,
+    )
+
+
+def _complete(decision: Decision, remedy: str) -> Decision:
+    if decision.answer is None:
+        raise guardian_failure(decision.legs[-1], remedy)
+    return decision
+
+
+def check_cascade(
+    certificate: PathCertificate,
+    models: Mapping[str, Scorer] | Mapping[str, Answerer],
+    guardian: Scorer | Answerer,
+    guardian_name: str,
+    allow: Collection[str],
+) -> str | None:
+    """Return why decisions have no guarantee; None if they have one.
+
+    Raises:
+        CertificateError: a model of the chain is missing, or the Guardian has another name.
+        StaleCalibrationError: the models differ in a way that is not allowed.
+    """
+    certificate.secret()
+    absent = [name for name in certificate.chain.models if name not in models]
+    if absent or certificate.guardian != guardian_name:
+        expected = f"{', '.join(certificate.chain.models)} and the Guardian {certificate.guardian}"
+        raise CertificateError(
+            f"the certificate's cascade asks {expected}; this one has {', '.join(models) or 'none'} and the Guardian "
+            f"{guardian_name}; correct [cascade] models, or calibrate again"
+        )
+    chain = {name: models[name].identity for name in certificate.chain.models}
+    different = cascade_differences(certificate, {**chain, guardian_name: guardian.identity})
+    refused = {name: how for name, how in different.items() if name not in allow}
+    if refused:
+        listed = "; ".join(f"{name}: {how}" for name, how in refused.items())
+        raise StaleCalibrationError(
+            f"the certificate was made with other models ({listed}); collect and calibrate again, or continue without a "
+            f"guarantee by allowing {', '.join(map(repr, different))} by name"
+        )
+    return "allowed by name: " + ", ".join(different) if different else None
+
+
+def cascade_differences(certificate: PathCertificate, now: Mapping[str, Identity]) -> dict[str, str]:
+    """Return how models differ from those of a cascade's certificate, by dotted name."""
+    if certificate.identities == "unbound":
+        return {UNBOUND: "its log does not name the scorers"}
+    different: dict[str, str] = {}
+    for name, identity in now.items():
+        then: Mapping[str, Any] = certificate.identities.get(name, {})
+        for part in dict.fromkeys([*then, *identity]):
+            if then.get(part) != identity.get(part):
+                different[f"{name}.{part}"] = f"{then.get(part)!r:.60} then, {identity.get(part)!r:.60} now"
+    return different

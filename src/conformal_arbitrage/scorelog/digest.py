@@ -1,0 +1,189 @@
+"""Digests of what a calibration depends on, order-free over parts, and whether ids are distinct."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformal_arbitrage.core.exact import Integers
+from conformal_arbitrage.scorelog.tables import Keys, Strings, TextBytes, all_distinct, framed
+
+# --- Hashes of rows, many at a time ---
+
+
+Words = NDArray[np.uint64]
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+_STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+
+
+def row_hashes(digits: int, offsets: Integers, arrays: Iterable[NDArray[Any]], ids: TextBytes | None) -> Words:
+    """Return the hash of each row.
+
+    Args:
+        digits: of the Primary scores.
+        offsets: where each row begins, from 0.
+        arrays: numbers per action.
+        ids: of the rows.
+    """
+    sizes = np.diff(offsets)
+    places = _places(offsets)
+    rows = ((digits << 32) + sizes).astype(np.uint64) * _ODD
+    for number, values in enumerate(arrays):
+        bits = (values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
+        rows += _sums(_mixed(bits + (places + np.uint64(number << 32)) * _ODD), offsets)
+    if ids is not None:
+        rows += _mixed(_text_sums(ids))
+    return _mixed(rows)
+
+
+def _text_sums(texts: TextBytes) -> Words:
+    """Return a weighted sum over the bytes of each text."""
+    bounds = texts.bounds - texts.bounds[0]
+    places = _places(bounds)
+    weights = _mixed(np.arange(1, int(places.max(initial=0)) + 2, dtype=np.uint64) * _ODD)
+    data = texts.data[texts.bounds[0] : texts.bounds[-1]]
+    return _sums((data + np.uint64(1)) * weights[places.astype(np.int64)], bounds)
+
+
+def _places(bounds: Integers) -> Words:
+    """Return the place of each entry in its row."""
+    return (np.arange(int(bounds[-1])) - np.repeat(bounds[:-1], np.diff(bounds))).astype(np.uint64)
+
+
+def _sums(words: Words, bounds: Integers) -> Words:
+    """Return the sum of each row's words; rows may be empty."""
+    total = np.zeros(len(words) + 1, np.uint64)
+    np.cumsum(words, out=total[1:])
+    return total[bounds[1:]] - total[bounds[:-1]]
+
+
+def _mixed(words: Words) -> Words:
+    """Mix the bits of each word, in place, so that each of them matters to all."""
+    for bits, factor in _STEPS:
+        words ^= words >> np.uint64(bits)
+        words *= np.uint64(factor)
+    return words
+
+
+# --- Whether the ids of a log in parts are distinct ---
+
+
+_BITS: Final = 8
+_PILES: Final = 1 << _BITS
+PiledKeys = list[tuple[Keys, Integers]]
+"""Keys in the order of their piles, and where each pile begins and the last one ends; some ids at a time."""
+
+
+def piled_keys(ids: TextBytes) -> PiledKeys:
+    """Return the keys of some ids, in piles."""
+    return [_piled(keys) for keys in ids.hash_keys()]
+
+
+def _piled(keys: Keys) -> tuple[Keys, Integers]:
+    pile = (keys >> np.uint64(64 - _BITS)).astype(np.uint8)
+    ends = np.zeros(_PILES + 1, np.int64)
+    np.cumsum(np.bincount(pile, minlength=_PILES), out=ends[1:])
+    return keys[np.argsort(pile, kind="stable")], ends
+
+
+def surely_distinct(blocks: Iterable[PiledKeys]) -> bool:
+    """Return whether all ids are surely distinct, and none is empty; see `TextBytes.hash_keys`."""
+    every = [block for own in blocks for block in own]
+    return all(_distinct_in(every, pile) for pile in range(_PILES))
+
+
+def _distinct_in(blocks: PiledKeys, pile: int) -> bool:
+    keys = np.concatenate([keys[ends[pile] : ends[pile + 1]] for keys, ends in blocks])
+    return not len(keys) or (bool(keys.all()) and all_distinct(keys << np.uint64(_BITS)))
+
+
+# --- Digests of what a calibration depends on ---
+
+
+LEAF: Final = 1 << 16
+FILES: Final = "files:"
+"""The digest of a log in several files begins with this."""
+ROWS: Final = "rows:"
+"""The digest of rows without an order begins with this."""
+_ROWS_AT_ONCE: Final = 1 << 13
+
+
+def rows_digest(digits: int, arrays: Iterable[NDArray[Any] | None], ids: Strings | TextBytes | None) -> str:
+    """Return the digest of some rows.
+
+    Args:
+        digits: of the Primary scores.
+        arrays: offsets and then numbers per action; None where there are none.
+        ids: of the rows.
+    """
+    present = [values for values in arrays if values is not None]
+    digest = hashlib.sha256(f"score log 1;digits {digits};rows {len(present[0]) - 1}".encode())
+    for values in present:
+        digest.update(b";")
+        canonical = (values + 0).astype("<f8" if values.dtype.kind == "f" else "<i8", copy=False)  # -0.0 becomes 0.0
+        digest.update(canonical.data)
+    for piece in framed(ids) if ids is not None else ():
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def leaf_digests(
+    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | TextBytes | None
+) -> tuple[str, ...]:
+    """Return the digest of every leaf of some rows that begin with one."""
+    return tuple(_leaf_digest(digits, offsets, arrays, ids, start) for start in range(0, len(offsets) - 1, LEAF))
+
+
+def _leaf_digest(
+    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | TextBytes | None, start: int
+) -> str:
+    own = offsets[start : start + LEAF + 1]
+    flat = slice(int(own[0]), int(own[-1]))
+    parts = [None if values is None else values[flat] for values in arrays]
+    return rows_digest(digits, [own - own[0], *parts], None if ids is None else ids[start : start + LEAF])
+
+
+def files_digest(leaves: Iterable[Sequence[str]]) -> str:
+    """Return the digest of a log in several files, given the digests of the leaves of each."""
+    files = sorted(hashlib.sha256("".join(own).encode()).hexdigest() for own in leaves)
+    return FILES + hashlib.sha256("".join(files).encode()).hexdigest()
+
+
+def sum_of_hashes(digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: TextBytes | None) -> int:
+    """Return the sum of the hashes of some rows, modulo 2^64; the arguments are those of `leaf_digests`."""
+    starts = range(0, len(offsets) - 1, _ROWS_AT_ONCE)
+    return sum(_hash_sum(digits, offsets, arrays, ids, start) for start in starts) % (1 << 64)
+
+
+def _hash_sum(
+    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: TextBytes | None, start: int
+) -> int:
+    """Return the sum over some rows, few enough for the processor's cache."""
+    own = offsets[start : start + _ROWS_AT_ONCE + 1]
+    flat = slice(int(own[0]), int(own[-1]))
+    numbers = [values[flat] for values in arrays if values is not None]
+    texts = None if ids is None else ids[start : start + _ROWS_AT_ONCE]
+    return int(row_hashes(digits, own - own[0], numbers, texts).sum())
+
+
+def checksum(arrays: Sequence[NDArray[Any]]) -> int:
+    """Return a sum over all actions, modulo 2^64, that depends on every bit of their numbers, but not on their order."""
+    starts = range(0, len(arrays[0]), LEAF)
+    return sum(_sum_of_bits([values[start : start + LEAF] for values in arrays]) for start in starts) % (1 << 64)
+
+
+def _sum_of_bits(arrays: Sequence[NDArray[Any]]) -> int:
+    """Return the sum over some actions, few enough for the processor's cache."""
+    total = np.zeros(len(arrays[0]), np.int64)
+    for values in arrays:
+        bits = (values + 0.0).view(np.int64)
+        total *= bits | 1
+        total += bits
+    return int(total.sum())
+
+
+def rows_without_order(rows: int, total: int) -> str:
+    """Return the digest of rows without an order, given their number and the sum of their hashes."""
+    return ROWS + hashlib.sha256(f"{rows};{total % (1 << 64):x}".encode()).hexdigest()
