@@ -24,8 +24,9 @@ demo-serve: .venv/.installed  ## a gateway with a filled console: traffic, audit
 shots: .venv/.installed-dev  ## the pictures of docs/console.md; needs Chromium
 	$(BIN)/python -m benchmarks.shots $(SHOTS)
 
-# Workers share the cores, so each gets one thread for linear algebra. -rs says what was skipped, and why.
-PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal --durations=10 -rs
+# Workers share the cores, so each gets one thread for linear algebra. Compiled modules are kept, even where Python is told
+# not to: hundreds of processes import them. -rs says what was skipped, and why.
+PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal --durations=10 -rs
 test: .venv/.installed-dev  ## the tests for every change, in five minutes on two cores
 	$(PYTEST) $(TEST)
 
