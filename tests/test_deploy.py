@@ -145,7 +145,7 @@ def test_secrets_come_from_the_environment_and_none_is_in_a_file():
         assert "env" not in container(kind)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed: apt install systemd")
 def test_systemd_accepts_the_unit(tmp_path):
     unit = tmp_path / "arbitrage.service"
     unit.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", UNIT, flags=re.MULTILINE))

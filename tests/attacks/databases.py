@@ -73,7 +73,7 @@ def pooled(server, url, folder, size=3):
     """The URL of a pgbouncer that hands out a few connections, one transaction at a time."""
     program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
-        pytest.skip("pgbouncer is not installed: no pooler to test behind")
+        pytest.skip("no pooler to test behind: apt install pgbouncer")
     place = psycopg.conninfo.conninfo_to_dict(url)
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

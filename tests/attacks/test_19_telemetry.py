@@ -224,7 +224,7 @@ def test_the_dashboard_shows_each_kind_of_metric_and_the_rules_each_danger(famil
     assert all({"summary", "description"} <= set(rule["annotations"]) for group in rules() for rule in group["rules"])
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: apt install prometheus")
 def test_promtool_accepts_the_rules_and_they_fire_when_they_should():
     for command in (["check", "rules", "rules.yml"], ["test", "rules", "rules_test.yml"]):
         done = subprocess.run(
@@ -233,7 +233,7 @@ def test_promtool_accepts_the_rules_and_they_fire_when_they_should():
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: apt install prometheus")
 def test_promtool_accepts_the_metrics_and_every_query_of_the_dashboard(house, tmp_path):
     gateway = house()
     gateway.decide()

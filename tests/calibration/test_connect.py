@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.skipif("ENGINE_ROUNDS" not in os.environ, reason="make engines runs it"),
-    pytest.mark.skipif(find_spec("grpc") is None, reason="pyspark[connect] is not installed"),
+    pytest.mark.skipif(find_spec("grpc") is None, reason="pyspark[connect] is not installed: pip install '.[spark]'"),
     pytest.mark.skipif(
-        shutil.which("java") is None, reason="there is no Java for Spark (Debian's default-jre-headless)"
+        shutil.which("java") is None, reason="there is no Java for Spark: apt install default-jre-headless"
     ),
 ]
 

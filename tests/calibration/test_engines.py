@@ -66,9 +66,10 @@ REFUSALS = {
 
 @pytest.mark.proof
 @pytest.mark.skipif(
-    find_spec("pyspark") is None or find_spec("grpc") is None, reason="pyspark[connect] is not installed"
+    find_spec("pyspark") is None or find_spec("grpc") is None,
+    reason="pyspark[connect] is not installed: pip install '.[spark]'",
 )
-@pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java for Spark (Debian's default-jre-headless)")
+@pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java for Spark: apt install default-jre-headless")
 def test_spark_gives_the_certificate_of_the_rows_in_memory(tmp_path):
     options = ["--rounds", str(ROUNDS), *(["--logs", str(SHARED)] if ROUNDS and SHARED.exists() else [])]
     reported = checks("tests.calibration.on_spark", tmp_path, *options)
@@ -81,7 +82,7 @@ def test_spark_gives_the_certificate_of_the_rows_in_memory(tmp_path):
 
 
 @pytest.mark.proof
-@pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed")
+@pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed: pip install '.[dask]'")
 def test_dask_gives_the_certificate_of_the_rows_in_memory(tmp_path):
     reported = checks("tests.calibration.on_dask", tmp_path, *(["--faults"] if ROUNDS else []))
     assert reported["nowhere"].startswith("EngineError: engine tcp://127.0.0.1:9: there is no scheduler")
@@ -138,7 +139,9 @@ class ArrowFrame:
         return iter(self.results)
 
 
-needs_pyspark = pytest.mark.skipif(find_spec("pyspark") is None, reason="pyspark is not installed")
+needs_pyspark = pytest.mark.skipif(
+    find_spec("pyspark") is None, reason="pyspark is not installed: pip install '.[spark]'"
+)
 
 
 def frame_of(log, **keywords):

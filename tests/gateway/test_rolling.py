@@ -207,7 +207,7 @@ async def upgraded_under_load(earlier, later):
 
 @pytest.mark.skipif(
     shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None,
-    reason="pgbouncer is not installed: no pooler to test behind",
+    reason="no pooler to test behind: apt install pgbouncer",
 )
 def test_a_rolling_upgrade_under_load_fails_no_request_and_leaves_none_without_its_own_policy(
     server,

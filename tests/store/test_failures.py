@@ -150,7 +150,7 @@ def test_postgresql_without_psycopg_names_the_extra(monkeypatch):
         asyncio.run(open_store("postgresql://localhost/x"))
 
 
-@pytest.mark.skipif(find_spec("psycopg") is None, reason="psycopg is not installed")
+@pytest.mark.skipif(find_spec("psycopg") is None, reason="psycopg is not installed: pip install '.[postgres]'")
 @pytest.mark.parametrize(
     "url",
     [
