@@ -323,7 +323,9 @@ def test_in_shadow_mode_a_choice_abandoned_during_the_primary_s_call_ends_that_t
     )  # fmt: skip
 
     async def abandon():
-        beginning = asyncio.create_task(Decider(bytes(32)).begin_menu(policy, Query("q", ("a", "b"), id="1"), "caller"))
+        beginning = asyncio.ensure_future(
+            anext(Decider(bytes(32)).steps(policy, Query("q", ("a", "b"), id="1"), "caller"))
+        )
         await asyncio.sleep(0.05)
         beginning.cancel()
         await asyncio.gather(beginning, return_exceptions=True)

@@ -62,6 +62,11 @@ def policy(log, features=None, models=None, **options):
     return ConformalArbitrage(primary=primary, guardian=guardian, certificate=certificate, **options)
 
 
+async def first_step(rule, query):
+    """Return the decision once the Primary has chosen."""
+    return await anext(rule.steps(query))
+
+
 def live(rule, log):
     """Decide every row of a log as a query of its own."""
 
@@ -72,7 +77,7 @@ def live(rule, log):
             Query("?", tuple(map(str, range(size))), id=str(id), group=str(group) or None)
             for size, id, group in zip(log.sizes, log.id, groups, strict=True)
         ]
-        return [await rule.ask_primary(query) for query in queries]
+        return [await first_step(rule, query) for query in queries]
 
     return asyncio.run(decided())
 
@@ -116,7 +121,7 @@ def test_a_query_without_a_feature_of_every_row_has_no_guarantee():
 
     cached.score = from_cache
     rule = policy(whole, models=(cached, _Recorded(whole, "guardian")))
-    decision = asyncio.run(rule.ask_primary(Query("?", ACTIONS, id=str(whole.id[1]), group="law")))
+    decision = asyncio.run(first_step(rule, Query("?", ACTIONS, id=str(whole.id[1]), group="law")))
     assert decision.no_guarantee == "the learned score lacks the query's tokens", "a cached reply took none"
 
 

@@ -44,12 +44,7 @@ async def serve(store, name, rng, rule):
         rule=ConformalArbitrage(**models, certificate=rule, allow=["unbound"]),
     )  # fmt: skip
     decider = Decider(rng.bytes(32))
-    starts = [await decider.begin_menu(policy, Query("", ACTIONS, id=id), "caller") for id in ids]
-    pending = [start.outcome.decision.answer is None for start in starts]
-    outcomes = [
-        await decider.complete_menu(start) if waits else start.outcome
-        for start, waits in zip(starts, pending, strict=True)
-    ]
+    outcomes = [[step async for step in decider.steps(policy, Query("", ACTIONS, id=id), "caller")][-1] for id in ids]
     drawn = [one.audit.id for one in outcomes if one.audit]
     audits = [Event(id=id, body=await audited(models, id)) for id in drawn]
     await store.commit([*(one.event for one in outcomes), *audits])

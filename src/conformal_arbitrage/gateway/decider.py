@@ -5,7 +5,7 @@ import logging
 import random
 import re
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from hashlib import blake2b
 from math import ceil, floor
 from typing import Any, TypeVar
@@ -36,10 +36,8 @@ from conformal_arbitrage.live.rule import (
     margin_of,
     scored,
     sighted,
-    top_of,
     with_answer,
-    with_leg,
-    with_safe_action,
+    with_choice,
 )
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, overridden
@@ -187,15 +185,16 @@ def spending_limit(store: Store, config: GatewayConfig) -> GuardianSpending | No
 _Reply = TypeVar("_Reply")
 
 
-async def shadow_menu(policy: LivePolicy, pair: MenuPair, query: Query) -> tuple[Decision, asyncio.Task[Leg]]:
-    """Ask both models; the Guardian's choice will be the answer, and the Primary's scores are recorded."""
-    asking = asyncio.create_task(scored("guardian", pair.guardian, query))
-    async with AsyncExitStack() as on_failure:
-        on_failure.push_async_callback(cancelled, asking)
-        everyone = pair.models or {"primary": pair.primary}
-        first, *further = await all_scored(everyone, query)
-        on_failure.pop_all()
-    return _shadowed(policy, query, first.scores or (None,) * len(query.actions), first, *further), asking
+async def shadow_menu(
+    policy: LivePolicy, pair: MenuPair, query: Query, pending: Decision | None
+) -> AsyncGenerator[Decision]:
+    """Ask both models; the Guardian's choice is the answer, and the Primary's scores are recorded."""
+    async with _asking(scored("guardian", pair.guardian, query)) as asking:
+        if pending is None:
+            first, *further = await all_scored(pair.models or {"primary": pair.primary}, query)
+            pending = _shadowed(policy, query, first.scores or (None,) * len(query.actions), first, *further)
+            yield pending
+        yield with_choice(pending, query, await asking, pair.fallback)
 
 
 async def shadow_text(
@@ -219,22 +218,13 @@ async def _asking(call: Coroutine[Any, Any, _Reply]) -> AsyncGenerator["asyncio.
     try:
         yield task
     finally:
-        await cancelled(task)
+        await cancel(task)
 
 
-async def cancelled(task: "asyncio.Task[Any]") -> None:
+async def cancel(task: "asyncio.Task[Any]") -> None:
     """Cancel a call, and wait for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def concluded(pair: MenuPair, query: Query, pending: Decision, leg: Leg) -> Decision:
-    """Return a shadow decision with the Guardian's leg; if that failed, with the safe action, or with none."""
-    both = with_leg(pending, leg)
-    if leg.scores is None:
-        return with_safe_action(both, query, pair.fallback)
-    chosen = top_of(leg.scores)
-    return replace(both, action=chosen, answer=query.actions[chosen])
 
 
 def _shadowed(
@@ -361,27 +351,6 @@ class _Case(Struct, frozen=True):
     group: str | None = None
 
 
-class MenuStart(Struct, frozen=True):
-    """A choice from a menu after the Primary's part.
-
-    Attributes:
-        outcome: the outcome so far.
-        case: what was known before.
-        pair: the models.
-        query: the question.
-        pending: the decision so far.
-        asking: in shadow mode the call to the Guardian, which began with that to the Primary; whoever abandons the choice
-            ends it with `cancelled`.
-    """
-
-    outcome: Outcome
-    case: _Case
-    pair: MenuPair
-    query: Query
-    pending: Decision
-    asking: asyncio.Task[Leg] | None
-
-
 class Decider:
     """Decides under a policy and says what to record.
 
@@ -392,61 +361,10 @@ class Decider:
     def __init__(self, secret: bytes) -> None:
         self._audit_key, self._digest_key = subkey(secret, "audit v1"), subkey(secret, "digest v1")
 
-    async def begin_menu(
+    async def steps(
         self,
         policy: LivePolicy,
-        query: Query,
-        caller_id: str,
-        earlier: DecisionRecord | None = None,
-        session: str | None = None,
-    ) -> MenuStart:
-        """Begin a choice from a menu: the Primary's part.
-
-        Args:
-            policy: the policy in force.
-            query: the question and its menu.
-            caller_id: whose call it is.
-            earlier: the record of an earlier attempt, which is continued: its Primary is not asked again.
-            session: the caller's name for the conversation, if it has one.
-
-        Returns:
-            The outcome so far; if it is pending, pass it to `complete_menu`.
-
-        Raises:
-            RequestError: the policy answers in free text.
-        """
-        pair = policy.pair
-        if not isinstance(pair, MenuPair):
-            raise RequestError(
-                f"policy {policy.name} answers in free text, not from menus", status=422, code="wrong_form"
-            )
-        if not isinstance(query.context, str):
-            _require_seen(pair, query)
-        question = MenuQuestion(context=query.context, actions=query.actions, ordered=query.ordered)
-        group = query.group if earlier is None else earlier.decision.group
-        case = _Case(policy, caller_id, question, None, earlier, None, session, group)
-        asking: asyncio.Task[Leg] | None = None
-        if earlier is not None:
-            decision = _continued(earlier, query.actions)
-            decision = _under_version(decision, earlier, policy)
-        elif (rule := _menu_rule(policy)) is not None:
-            decision = await rule.ask_primary(query)
-        else:
-            decision, asking = await shadow_menu(policy, pair, query)
-        return MenuStart(self._outcome(case, decision), case, pair, query, decision, asking)
-
-    async def complete_menu(self, start: MenuStart) -> Outcome:
-        """Complete a pending choice: the Guardian's part; without an answer if it failed."""
-        query, rule = start.query, _menu_rule(start.case.policy)
-        if rule is not None:
-            return self._outcome(start.case, await rule.ask_guardian(query, start.pending))
-        leg = await (start.asking or scored("guardian", start.pair.guardian, query))
-        return self._outcome(start.case, concluded(start.pair, query, start.pending, leg))
-
-    async def text(
-        self,
-        policy: LivePolicy,
-        request: ChatRequest,
+        question: Query | ChatRequest,
         caller_id: str,
         earlier: DecisionRecord | None = None,
         *,
@@ -454,11 +372,11 @@ class Decider:
         session: str | None = None,
         live: bool = False,
     ) -> AsyncGenerator[Outcome | Chunk]:
-        """Answer in free text or with tool calls.
+        """Choose from a menu, or answer in free text or with tool calls.
 
         Args:
             policy: the policy in force.
-            request: the chat request.
+            question: the question with its menu, or the chat request.
             caller_id: whose call it is.
             earlier: the record of an earlier attempt, which is continued: its Primary is not asked again.
             conversation: the session that the request goes on with, if it is not its first turn.
@@ -466,32 +384,45 @@ class Decider:
             live: pass on the Guardian's words as they come; in shadow mode they never do.
 
         Yields:
-            The outcome so far, once the Primary has answered; if that is pending, the Guardian's chunks, if they come
-            live, and the final outcome.
+            The outcome so far, after each model that was asked; if that is pending, the Guardian's chunks, if they come
+            live, and the final outcome, which has no answer if the Guardian failed.
 
         Raises:
-            RequestError: the policy chooses from menus, or the request overrides a pinned setting.
+            RequestError: the policy has the other form, a model would not be shown all of the question, or the request
+                overrides a pinned setting.
         """
-        pair, overridden = _text_pair(policy), _overridden(policy, request.body)
-        group = request.group if earlier is None else earlier.decision.group
-        question = TextQuestion(request=request.body)
-        case = _Case(policy, caller_id, question, overridden, earlier, conversation, session, group)
+        case = _case(policy, question, caller_id, earlier, conversation, session)
         pending = None
         if earlier is not None:
-            pending = _continued(earlier, ())
+            actions = question.actions if isinstance(question, Query) else ()
+            pending = _under_version(_continued(earlier, actions), earlier, policy)
             yield self._outcome(case, pending)
-        if isinstance(policy.rule, CascadeRouter) and policy.mode != "shadow":
-            steps = policy.rule.steps(request, pending, live=live)
-        elif isinstance(policy.rule, ConformalRouter) and policy.mode != "shadow":
-            if conversation is None or policy.mode == "safe":
-                steps = policy.rule.steps(request, pending, live=live)
-            else:
-                steps = self._held(policy, policy.rule, request, conversation, pending, live=live)
-        else:
-            steps = shadow_text(policy, pair, request, pending)
-        async with aclosing(steps):
+            if pending.answer is not None:
+                return
+        async with aclosing(self._rule_steps(policy, question, pending, conversation, live=live)) as steps:
             async for step in steps:
                 yield self._outcome(case, step) if isinstance(step, Decision) else step
+
+    def _rule_steps(
+        self,
+        policy: LivePolicy,
+        question: Query | ChatRequest,
+        pending: Decision | None,
+        conversation: Conversation | None,
+        *,
+        live: bool,
+    ) -> AsyncGenerator[Decision] | AsyncGenerator[Decision | Chunk]:
+        """Return the steps of the rule in force; in shadow mode, those of the Guardian beside it."""
+        rule = None if policy.mode == "shadow" else policy.rule
+        if isinstance(question, Query):
+            if isinstance(rule, ConformalArbitrage | CascadeChooser):
+                return rule.steps(question, pending)
+            return shadow_menu(policy, _menu_pair(policy), question, pending)
+        if isinstance(rule, ConformalRouter) and conversation is not None and policy.mode != "safe":
+            return self._held(policy, rule, question, conversation, pending, live=live)
+        if isinstance(rule, ConformalRouter | CascadeRouter):
+            return rule.steps(question, pending, live=live)
+        return shadow_text(policy, _text_pair(policy), question, pending)
 
     def _held(
         self,
@@ -515,7 +446,7 @@ class Decider:
         decision = outcome.decision
         pending = decision.answer is None
         replaced = decision.decided_by == "fallback"
-        last = decision.legs[-1] if decision.legs and not _awaits_guardian(decision) else None
+        last = decision.legs[-1] if decision.legs and not awaits_guardian(decision) else None
         chained = bool(policy.pair.models) and last is not None
         before = decision.legs[:-1] if chained else ()
         body = CompletionBody(
@@ -634,6 +565,29 @@ def _primary_answer(decision: Decision) -> str | None:
     return None if decision.decided_by == "primary" or reply is None else answer_text(reply["choices"][0]["message"])
 
 
+def _case(
+    policy: LivePolicy,
+    question: Query | ChatRequest,
+    caller_id: str,
+    earlier: DecisionRecord | None,
+    conversation: Conversation | None,
+    session: str | None,
+) -> _Case:
+    """Check a question against its policy, and return what is known before any model is asked."""
+    group = question.group if earlier is None else earlier.decision.group
+    if isinstance(question, Query):
+        pair = _menu_pair(policy)
+        if not isinstance(question.context, str):
+            _require_seen(pair, question)
+        menu = MenuQuestion(context=question.context, actions=question.actions, ordered=question.ordered)
+        return _Case(policy, caller_id, menu, None, earlier, conversation, session, group)
+    _text_pair(policy)
+    settings = _overridden(policy, question.body)
+    return _Case(
+        policy, caller_id, TextQuestion(request=question.body), settings, earlier, conversation, session, group
+    )
+
+
 def _require_seen(pair: MenuPair, query: Query) -> None:
     """Refuse a question of which either model would not be shown everything."""
     if unseen(query, pictures=False) is None:
@@ -646,6 +600,12 @@ def _require_seen(pair: MenuPair, query: Query) -> None:
                 f"model takes pictures, set pictures = true in [{role}], then collect and calibrate again",
                 status=422, param="messages", code="unsupported_content",
             )  # fmt: skip
+
+
+def _menu_pair(policy: LivePolicy) -> MenuPair:
+    if not isinstance(policy.pair, MenuPair):
+        raise RequestError(f"policy {policy.name} answers in free text, not from menus", status=422, code="wrong_form")
+    return policy.pair
 
 
 def _text_pair(policy: LivePolicy) -> TextPair:
@@ -710,12 +670,6 @@ def _continued(earlier: DecisionRecord, actions: Sequence[str]) -> Decision:
     )
 
 
-def _awaits_guardian(decision: Decision) -> bool:
+def awaits_guardian(decision: Decision) -> bool:
     """Return whether the Guardian has neither answered nor failed yet."""
     return decision.answer is None and (not decision.legs or decision.legs[-1].role == "primary")
-
-
-def _menu_rule(policy: LivePolicy) -> ConformalArbitrage | CascadeChooser | None:
-    """Return the rule that decides; None in shadow mode, where the Guardian does."""
-    rule = policy.rule
-    return rule if isinstance(rule, ConformalArbitrage | CascadeChooser) and policy.mode != "shadow" else None

@@ -40,7 +40,7 @@ from conformal_arbitrage.gateway.chat import (
     read_decisions,
     reply_headers,
 )
-from conformal_arbitrage.gateway.decider import Decider, MenuStart, Outcome, cancelled
+from conformal_arbitrage.gateway.decider import Decider, Outcome, awaits_guardian
 from conformal_arbitrage.gateway.http import DECISION_ID, POLICY, Incoming, caller_left, error_document, incoming_again
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.people import EXPIRED, PENDING, Desk
@@ -468,26 +468,34 @@ class ReviewTurns:
         self._idempotency = idempotency
         self._claiming = asyncio.Lock()
 
-    async def put(self, turn: Turn, place: int, terms: ReviewTerms, start: MenuStart, request: Incoming) -> None:
+    async def put(
+        self,
+        turn: Turn,
+        place: int,
+        policy: LivePolicy,
+        terms: ReviewTerms,
+        query: Query,
+        outcome: Outcome,
+        request: Incoming,
+    ) -> None:
         """Record a pending decision and put its question into the queue, in one transaction."""
-        policy, outcome = start.case.policy, start.outcome
-        id = outcome.event.id
+        id, pending, size = outcome.event.id, outcome.decision, len(query.actions)
         async with self._claiming:  # several questions of one request share its claim
             claim = await self._idempotency.hold(turn, request, f"review:{id}")
         turn.reviewed = True
-        rule, query = policy.rule, start.query
+        rule = policy.rule
         if isinstance(rule, ConformalArbitrage) and policy.mode != "shadow":
-            query = rule.menu(query, start.pending)
-        whole = len(query.actions) == len(start.query.actions)  # then it is its own audit, whenever it is answered
+            query = rule.menu(query, pending)
+        whole = len(query.actions) == size  # then it is its own audit, whenever it is answered
         items = self._desk.items(
             terms,
             "decide",
             query,
-            size=len(start.query.actions),
+            size=size,
             policy=policy.name,
             identities=policy.identities_sha256,
             drawn=outcome.audit is not None and whole,
-            primary=next((leg.scores for leg in start.pending.legs if leg.role == "primary"), None),
+            primary=next((leg.scores for leg in pending.legs if leg.role == "primary"), None),
         )
         path = str(request.scope["path"])
         waiting = ReviewRequest(
@@ -790,8 +798,8 @@ class DecisionRoutes:
         earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body))
         group = policy.settings.group and chat.group_at(policy.settings.group)
         chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id, group=group)
-        steps = self._decider.text(policy, chat_request, caller, earlier, session=_session(chat), live=live)
-        return self._noted(turn, 0, steps)
+        steps = self._decider.steps(policy, chat_request, caller, earlier, session=_session(chat), live=live)
+        return self._noted(turn, 0, policy, chat_request, request, steps)
 
     async def _session_text(
         self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, request: Incoming, *, live: bool
@@ -808,8 +816,8 @@ class DecisionRoutes:
         chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
         if earlier is not None and earlier.id == (conversation or earlier).id:
             conversation = None  # another attempt at the first turn
-        options: dict[str, Any] = {"conversation": conversation, "live": live}
-        steps = self._noted(turn, 0, self._decider.text(policy, chat_request, caller, earlier, **options))
+        steps = self._decider.steps(policy, chat_request, caller, earlier, conversation=conversation, live=live)
+        steps = self._noted(turn, 0, policy, chat_request, request, steps)
         if chat.session is None:
             return steps
         version = policy.version if conversation is None else conversation.version
@@ -824,22 +832,8 @@ class DecisionRoutes:
         earlier = await self._earlier(turn, place, policy, question)
         if earlier is not None:
             query = replace(query, id=earlier.id)
-        start = await self._decider.begin_menu(policy, query, caller, earlier, session)
-        outcome = turn.outcomes[place] = start.outcome
-        decided = outcome.decision.answer is not None
-        if decided and (outcome.audit is None or not turn.several):
-            return outcome
-        try:
-            if policy.pair.review is None or decided:
-                await _keep_pending(turn, place, outcome)  # or the ledger would have the deferred of a request first
-            else:
-                await self._reviews.put(turn, place, policy.pair.review, start, request)
-            if not decided:
-                outcome = turn.outcomes[place] = await self._decider.complete_menu(start)
-        finally:
-            if start.asking is not None:
-                await cancelled(start.asking)
-        return outcome
+        steps = self._decider.steps(policy, query, caller, earlier, session=session)
+        return await _last(self._noted(turn, place, policy, query, request, steps))
 
     async def _earlier(self, turn: Turn, place: int, policy: LivePolicy, question: object) -> DecisionRecord | None:
         """Return the decision that an earlier attempt at the same question began under the same version, if any.
@@ -862,15 +856,28 @@ class DecisionRoutes:
         return record
 
     async def _noted(
-        self, turn: Turn, place: int, steps: AsyncGenerator[Outcome | Chunk]
+        self,
+        turn: Turn,
+        place: int,
+        policy: LivePolicy,
+        question: Query | ChatRequest,
+        request: Incoming,
+        steps: AsyncGenerator[Outcome | Chunk],
     ) -> AsyncGenerator[Outcome | Chunk]:
-        """Pass steps on, noting each outcome; a pending one that must not be lost is recorded first."""
+        """Pass steps on, noting each outcome; one that must not be lost is recorded before the next model is asked."""
         async with aclosing(steps):
             async for step in steps:
                 if isinstance(step, Outcome):
                     turn.outcomes[place] = step
-                    if step.decision.answer is None:
-                        await _keep_pending(turn, place, step)
+                    if awaits_guardian(step.decision):
+                        if policy.pair.review is not None and isinstance(question, Query):
+                            await self._reviews.put(turn, place, policy, policy.pair.review, question, step, request)
+                        else:
+                            await _keep_pending(turn, place, step)
+                    elif turn.several and step.audit is not None:
+                        await _keep_pending(
+                            turn, place, step
+                        )  # or the ledger would have the deferred of a request first
                 yield step
 
     async def _stream_text(

@@ -21,9 +21,8 @@ from conformal_arbitrage.models.completions import SETTINGS, overridden, setting
 from conformal_arbitrage.models.port import Answer, Answerer, Identity, Scorer, Scores, check_scores, stream_answer
 from conformal_arbitrage.types import ChatRequest, Chunk, Decision, LearnedUse, Leg, Query, Role, Spent
 
-# --- Algorithm 1 live ---
-
-
+MARGIN_DIGITS = 12
+_NO_SAFE_ACTION = "set safe_action to continue without it"
 _NO_SAFE_ANSWER = "set safe_answer to continue without it"
 _Question = TypeVar("_Question", contravariant=True)
 
@@ -36,7 +35,7 @@ class Policy(Protocol[_Question]):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ConformalArbitrage:
     """The calibrated policy over menus.
 
@@ -61,20 +60,16 @@ class ConformalArbitrage:
     allow: Collection[str] = ()
     forfeited: str | None = None
     group_source: str | None = None
-    _no_guarantee: str | None = field(init=False, default=None)
-    _sizes: range = field(init=False, default=range(0))
+    no_guarantee: str | None = field(init=False)
+    """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
+    _sizes: range = field(init=False)
 
     def __post_init__(self) -> None:
         """Check the certificate against the models."""
         source = self.group_source
         reason = check_identities(self.certificate, self.primary, self.guardian, self.allow, group_source=source)
-        object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
-        object.__setattr__(self, "_sizes", self.certificate.sizes)
-
-    @property
-    def no_guarantee(self) -> str | None:
-        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
-        return self._no_guarantee
+        self.no_guarantee = self.forfeited or reason
+        self._sizes = self.certificate.sizes
 
     async def decide(self, query: Query) -> Decision:
         """Decide who chooses, and choose.
@@ -83,31 +78,30 @@ class ConformalArbitrage:
             GuardianError: the Guardian was to decide and could not, and there is no safe action.
         """
         query = _checked_query(query)
-        pending = await self.ask_primary(query)
-        decision = pending if pending.decided_by == "primary" else await self.ask_guardian(query, pending)
-        if decision.answer is None:
-            raise guardian_failure(decision.legs[-1], self._remedy(query))
-        return decision
+        return await _decided(self.steps(query), self._remedy(query))
 
-    async def ask_guardian(self, query: Query, pending: Decision) -> Decision:
-        """Complete a pending decision; without an answer if the Guardian failed and there is no safe action to take."""
-        return self.conclude(query, pending, await scored("guardian", self.guardian, self.menu(query, pending)))
+    async def steps(self, query: Query, pending: Decision | None = None) -> AsyncGenerator[Decision]:
+        """Yield the decision once the Primary has chosen and, if the Guardian must complete it, the final one.
+
+        A final decision without an answer is one whose Guardian failed, with no safe action to take.
+
+        Args:
+            query: the question, with its id and its whole menu.
+            pending: what the Primary's choice led to at an earlier attempt; the Primary is not asked again.
+        """
+        if pending is None:
+            pending = await self._ask_primary(query)
+            yield pending
+        if pending.answer is None:
+            shown = self.menu(query, pending)
+            yield with_choice(pending, query, await scored("guardian", self.guardian, shown), self.safe_action, shown)
 
     def menu(self, query: Query, pending: Decision) -> Query:
         """Return what the Guardian is shown of a query that is deferred."""
         shown = pending.candidates if self.certificate.guardian_sees == "candidates" else query.actions
         return query if len(shown) == len(query.actions) else query.only(pending.candidates)
 
-    def conclude(self, query: Query, pending: Decision, leg: Leg) -> Decision:
-        """Complete a pending decision with the Guardian's leg, however late that came and wherever it was waited for."""
-        both = with_leg(pending, leg)
-        if leg.scores is None:
-            return with_safe_action(both, query, self.safe_action)
-        places = self.menu(query, pending).places or range(len(query.actions))
-        chosen = places[top_of(leg.scores)]
-        return replace(both, action=chosen, answer=query.actions[chosen])
-
-    async def ask_primary(self, query: Query) -> Decision:
+    async def _ask_primary(self, query: Query) -> Decision:
         """Return the Primary's decision, or the one that the Guardian has to complete."""
         if len(query.actions) == 1:  # nothing to ask
             legs, scores, spent = (), (1.0,), Spent()
@@ -126,7 +120,7 @@ class ConformalArbitrage:
             answer=None if chosen is None else query.actions[chosen],
             legs=legs,
             spent=spent,
-            no_guarantee=self._no_guarantee or self._outside(len(query.actions)) or uncovered,
+            no_guarantee=self.no_guarantee or self._outside(len(query.actions)) or uncovered,
             learned=use,
         )
 
@@ -135,11 +129,11 @@ class ConformalArbitrage:
 
     def _remedy(self, query: Query) -> str:
         if self.safe_action is None:
-            return "set safe_action to continue without it"
+            return _NO_SAFE_ACTION
         return f"the safe action {self.safe_action!r} is not one of the actions of query {query.id}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ConformalRouter:
     """The calibrated policy over free text and tool calls: actions are (Guardian's answer, Primary's answer).
 
@@ -166,7 +160,8 @@ class ConformalRouter:
     forfeited: str | None = None
     session_idle: float | None = None
     group_source: str | None = None
-    _no_guarantee: str | None = field(init=False, default=None)
+    no_guarantee: str | None = field(init=False)
+    """As in `ConformalArbitrage`."""
 
     def __post_init__(self) -> None:
         """Check the certificate's form and unit, and the certificate against the models."""
@@ -175,12 +170,7 @@ class ConformalRouter:
             self.certificate, self.primary, self.guardian, self.allow,
             session_idle=self.session_idle, group_source=self.group_source,
         )  # fmt: skip
-        object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
-
-    @property
-    def no_guarantee(self) -> str | None:
-        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
-        return self._no_guarantee
+        self.no_guarantee = self.forfeited or reason
 
     async def decide(self, request: ChatRequest) -> Decision:
         """Decide whose answer is given.
@@ -188,13 +178,7 @@ class ConformalRouter:
         Raises:
             GuardianError: the Guardian was to answer and could not, and there is no safe answer.
         """
-        request = _identified(request)
-        decision = pending = await self._ask_primary(request)
-        if pending.decided_by != "primary":
-            decision = with_answer(pending, await answered("guardian", self.guardian, request), self.safe_answer)
-        if decision.answer is None:
-            raise guardian_failure(decision.legs[-1], _NO_SAFE_ANSWER)
-        return decision
+        return await _decided(self.steps(_identified(request)), _NO_SAFE_ANSWER)
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[Decision | Chunk]:
         """Decide whose answer is given, and yield the Guardian's as it arrives.
@@ -235,20 +219,19 @@ class ConformalRouter:
         if pending is None:
             pending = await self._ask_primary(request)
             yield pending
-        if pending.decided_by == "primary":
+        if pending.answer is not None:
             return
-        if not live:
-            yield with_answer(pending, await answered("guardian", self.guardian, request), self.safe_answer)
-            return
-        async with aclosing(stream_answered("guardian", self.guardian, request)) as items:
-            async for item in items:
-                yield with_answer(pending, item, self.safe_answer) if isinstance(item, Answered) else item
+        async with aclosing(_guardian_steps(self.guardian, request, pending, self.safe_answer, live=live)) as steps:
+            async for step in steps:
+                yield step
 
     async def _ask_primary(self, request: ChatRequest) -> Decision:
         """Return the Primary's decision, or the one that the Guardian has to complete."""
         first, answer = await answered("primary", self.primary, request)
-        sure = 0.0 if answer is None or answer.confidence is None else answer.confidence
-        candidates, margin, relaxation, use, uncovered = sighted(self.certificate, (0.0, sure), request, first.spent)
+        confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
+        candidates, margin, relaxation, use, uncovered = sighted(
+            self.certificate, (0.0, confidence), request, first.spent
+        )
         standing = answer.message if candidates == [1] and answer is not None else None
         return Decision(
             id=request.id,
@@ -260,7 +243,7 @@ class ConformalRouter:
             answer=standing,
             legs=(first,),
             spent=first.spent,
-            no_guarantee=self._no_guarantee or self.other_settings(request) or uncovered,
+            no_guarantee=self.no_guarantee or self.other_settings(request) or uncovered,
             learned=use,
         )
 
@@ -271,6 +254,160 @@ class ConformalRouter:
         identities = {"primary": self.primary.identity, "guardian": self.guardian.identity}
         differing = overridden(request.body, identities)
         return settings_reason(request.body, differing, self.certificate.identities)
+
+
+@dataclass(slots=True)
+class _Replies:
+    """What the models of a chain have said so far."""
+
+    legs: list[Leg] = field(default_factory=list[Leg])
+    confidences: list[float | None] = field(default_factory=list[float | None])
+    texts: list[str | None] = field(default_factory=list[str | None])
+
+
+@dataclass(slots=True, kw_only=True)
+class CascadeRouter:
+    """The calibrated cascade over free text and tool calls.
+
+    Attributes:
+        models: the cheap models by name; those of the certificate's chain are asked, in its order.
+        guardian: who answers if none of them may.
+        certificate: the certificate of the cascade, with its key.
+        guardian_name: what the certificate calls the Guardian.
+        safe_answer: the answer to give if the Guardian fails; without one that is an error.
+        allow, forfeited: as in `ConformalArbitrage`.
+
+    Raises:
+        CertificateError: the certificate's chain has a model that is not among `models`.
+        StaleCalibrationError: the certificate was made with other models, and that is not allowed.
+    """
+
+    models: Mapping[str, Answerer]
+    guardian: Answerer
+    certificate: PathCertificate
+    guardian_name: str = "guardian"
+    safe_answer: str | None = None
+    allow: Collection[str] = ()
+    forfeited: str | None = None
+    no_guarantee: str | None = field(init=False)
+    """As in `ConformalArbitrage`."""
+
+    def __post_init__(self) -> None:
+        """Check the certificate against the models."""
+        reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
+        self.no_guarantee = self.forfeited or reason
+
+    async def decide(self, request: ChatRequest) -> Decision:
+        """Decide whose answer is given.
+
+        Raises:
+            GuardianError: the Guardian was to answer and could not, and there is no safe answer.
+        """
+        return await _decided(self.steps(_identified(request)), _NO_SAFE_ANSWER)
+
+    async def steps(
+        self, request: ChatRequest, pending: Decision | None = None, *, live: bool = False
+    ) -> AsyncGenerator[Decision | Chunk]:
+        """Yield the decision so far after each model, and the final one if the Guardian must complete it.
+
+        Args:
+            request: the chat request, with its id.
+            pending: what an earlier attempt came to. No model is asked again: what the later ones of its chain might have
+                said is left out, and the Guardian answers.
+            live: yield the Guardian's chunks as they arrive, before the final decision.
+        """
+        if pending is None:
+            replies = _Replies()
+            for name in self.certificate.chain.models:
+                pending = await self._ask_next(request, replies, self.models[name])
+                yield pending
+                if pending.answer is not None:
+                    return
+        if pending is None or pending.answer is not None:
+            return
+        async with aclosing(_guardian_steps(self.guardian, request, pending, self.safe_answer, live=live)) as steps:
+            async for step in steps:
+                yield step
+
+    async def _ask_next(self, request: ChatRequest, replies: _Replies, model: Answerer) -> Decision:
+        """Ask one more model; its answer stands, or the decision is pending."""
+        leg, answer = await answered("primary", model, request)
+        replies.legs.append(leg)
+        replies.confidences.append(None if answer is None else confidence_of(answer.confidence))
+        replies.texts.append(None if answer is None else _text_or_none(answer.message))
+        stands = answer is not None and self.certificate.stops(replies.confidences, replies.texts, id=str(request.id))
+        reason = self.no_guarantee or self._other_settings(request)
+        standing = answer.message if stands and answer is not None else None
+        return _pending(request.id, replies.legs, replies.confidences[-1], standing, reason)
+
+    def _other_settings(self, request: ChatRequest) -> str | None:
+        """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
+        if SETTINGS.keys().isdisjoint(request.body):
+            return None
+        chain = {name: self.models[name].identity for name in self.certificate.chain.models}
+        differing = overridden(request.body, {**chain, self.guardian_name: self.guardian.identity})
+        return settings_reason(request.body, differing, self.certificate.identities)
+
+
+@dataclass(slots=True, kw_only=True)
+class CascadeChooser:
+    """The calibrated cascade over menus; attributes and errors are those of `CascadeRouter`, with a safe action."""
+
+    models: Mapping[str, Scorer]
+    guardian: Scorer
+    certificate: PathCertificate
+    guardian_name: str = "guardian"
+    safe_action: str | None = None
+    allow: Collection[str] = ()
+    forfeited: str | None = None
+    no_guarantee: str | None = field(init=False)
+    """As in `ConformalArbitrage`."""
+
+    def __post_init__(self) -> None:
+        """Check the certificate against the models."""
+        reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
+        self.no_guarantee = self.forfeited or reason
+
+    async def decide(self, query: Query) -> Decision:
+        """Decide who chooses, and choose.
+
+        Raises:
+            GuardianError: the Guardian was to decide and could not, and there is no safe action.
+        """
+        return await _decided(self.steps(_checked_query(query)), _NO_SAFE_ACTION)
+
+    async def steps(self, query: Query, pending: Decision | None = None) -> AsyncGenerator[Decision]:
+        """Yield the decision so far after each model, and the final one if the Guardian must complete it.
+
+        Args:
+            query: the question, with its id.
+            pending: what an earlier attempt came to; it goes on with the first model of the chain that has not answered.
+        """
+        if pending is not None and pending.answer is not None:
+            return
+        legs = () if pending is None else tuple(leg for leg in pending.legs if leg.role == "primary")
+        while pending is None or len(legs) < len(self.certificate.chain.models):
+            pending = await self._ask_next(query, legs)
+            yield pending
+            if pending.answer is not None:
+                return
+            legs = pending.legs
+        yield with_choice(pending, query, await scored("guardian", self.guardian, query), self.safe_action)
+
+    async def _ask_next(self, query: Query, legs: Sequence[Leg]) -> Decision:
+        """Ask the next model after those that have a leg; its choice stands, or the decision is pending."""
+        leg = await scored("primary", self.models[self.certificate.chain.models[len(legs)]], query)
+        chosen = [top_choice(each.scores) for each in (*legs, leg)]
+        margins = [margin for margin, _ in chosen]
+        choices = [None if top is None else query.actions[top] for _, top in chosen]
+        last, reason = chosen[-1][1], self.no_guarantee
+        pending = _pending(query.id, [*legs, leg], margins[-1], None, reason)
+        if last is None or not self.certificate.stops(margins, choices, id=str(query.id)):
+            return replace(pending, action=None, candidates=tuple(range(len(query.actions))))
+        return replace(pending, action=last, candidates=(last,), decided_by="primary", answer=query.actions[last])
+
+
+CascadeRule = CascadeRouter | CascadeChooser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +501,34 @@ async def stream_answered(role: Role, answerer: Answerer, request: ChatRequest) 
         yield Answered(leg_of(role, error, start), None)
 
 
+async def _guardian_steps(
+    guardian: Answerer, request: ChatRequest, pending: Decision, safe_answer: str | None, *, live: bool
+) -> AsyncGenerator[Decision | Chunk]:
+    """Yield the final decision of a request in free text, after the Guardian's chunks if they are passed on live."""
+    if not live:
+        yield with_answer(pending, await answered("guardian", guardian, request), safe_answer)
+        return
+    async with aclosing(stream_answered("guardian", guardian, request)) as items:
+        async for item in items:
+            yield with_answer(pending, item, safe_answer) if isinstance(item, Answered) else item
+
+
+async def _decided(steps: AsyncGenerator[Decision] | AsyncGenerator[Decision | Chunk], remedy: str) -> Decision:
+    """Return the last decision of a rule's steps.
+
+    Raises:
+        GuardianError: it has no answer.
+    """
+    decision: Decision | None = None
+    async for step in steps:
+        decision = step if isinstance(step, Decision) else decision
+    if decision is None:
+        raise AssertionError("a rule asks at least one model")
+    if decision.answer is None:
+        raise guardian_failure(decision.legs[-1], remedy)
+    return decision
+
+
 def leg_of(role: Role, outcome: Scores | Answer | ScorerError, start: float) -> Leg:
     """Return a model's part in a decision from its reply or its failure, and from when it was asked."""
     seconds = time.perf_counter() - start
@@ -397,7 +562,27 @@ def with_answer(pending: Decision, guardian: Answered, safe_answer: str | None) 
     return replace(both, answer=message, decided_by="fallback", no_guarantee=reason)
 
 
-def with_safe_action(decision: Decision, query: Query, safe_action: str | None) -> Decision:
+def with_choice(
+    pending: Decision, query: Query, guardian: Leg, safe_action: str | None, shown: Query | None = None
+) -> Decision:
+    """Complete a pending decision with the Guardian's choice; if it failed, with the safe action, or with none.
+
+    Args:
+        pending: the decision so far.
+        query: the question with its whole menu.
+        guardian: the Guardian's leg.
+        safe_action: the text of the action to take if it failed.
+        shown: the question as the Guardian was shown it, if that was only a part of the menu.
+    """
+    both = with_leg(pending, guardian)
+    if guardian.scores is None:
+        return _with_safe_action(both, query, safe_action)
+    top = top_of(guardian.scores)
+    chosen = top if shown is None or shown.places is None else shown.places[top]
+    return replace(both, action=chosen, answer=query.actions[chosen])
+
+
+def _with_safe_action(decision: Decision, query: Query, safe_action: str | None) -> Decision:
     """Return a decision whose Guardian failed with the safe action, or as it is if there is none."""
     if safe_action is None or safe_action not in query.actions:
         return decision
@@ -487,191 +672,6 @@ def margin_of(scores: Collection[float | None], digits: int) -> float:
     return row_margin(row_gaps(tuple(scores), digits=digits))
 
 
-# --- Cascades live ---
-
-
-MARGIN_DIGITS = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CascadeRouter:
-    """The calibrated cascade over free text and tool calls.
-
-    Attributes:
-        models: the cheap models by name; those of the certificate's chain are asked, in its order.
-        guardian: who answers if none of them may.
-        certificate: the certificate of the cascade, with its key.
-        guardian_name: what the certificate calls the Guardian.
-        safe_answer: the answer to give if the Guardian fails; without one that is an error.
-        allow, forfeited: as in `ConformalArbitrage`.
-
-    Raises:
-        CertificateError: the certificate's chain has a model that is not among `models`.
-        StaleCalibrationError: the certificate was made with other models, and that is not allowed.
-    """
-
-    models: Mapping[str, Answerer]
-    guardian: Answerer
-    certificate: PathCertificate
-    guardian_name: str = "guardian"
-    safe_answer: str | None = None
-    allow: Collection[str] = ()
-    forfeited: str | None = None
-    _no_guarantee: str | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        """Check the certificate against the models."""
-        reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
-        object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
-
-    @property
-    def no_guarantee(self) -> str | None:
-        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
-        return self._no_guarantee
-
-    async def decide(self, request: ChatRequest) -> Decision:
-        """Decide whose answer is given.
-
-        Raises:
-            GuardianError: the Guardian was to answer and could not, and there is no safe answer.
-        """
-        request = request if request.id else ChatRequest(request.body, id=secrets.token_hex(16))
-        decision: Decision | None = None
-        async for step in self.steps(request):
-            decision = step if isinstance(step, Decision) else decision
-        if decision is None:
-            raise AssertionError("a chain has at least one model")
-        return _complete(decision, "set safe_answer to continue without it")
-
-    async def steps(
-        self, request: ChatRequest, pending: Decision | None = None, *, live: bool = False
-    ) -> AsyncGenerator[Decision | Chunk]:
-        """Yield the decision so far after each model, and the final one if the Guardian must complete it.
-
-        Args:
-            request: the chat request, with its id.
-            pending: what an earlier attempt came to. No model is asked again: what the later ones of its chain might have
-                said is left out, and the Guardian answers.
-            live: yield the Guardian's chunks as they arrive, before the final decision.
-        """
-        if pending is None:
-            replies = _Replies()
-            for name in self.certificate.chain.models:
-                pending = await self._ask_next(request, replies, self.models[name])
-                yield pending
-                if pending.decided_by == "primary":
-                    return
-        if pending is None or pending.decided_by == "primary":
-            return
-        if not live:
-            yield with_answer(pending, await answered("guardian", self.guardian, request), self.safe_answer)
-            return
-        async with aclosing(stream_answered("guardian", self.guardian, request)) as items:
-            async for item in items:
-                yield with_answer(pending, item, self.safe_answer) if isinstance(item, Answered) else item
-
-    async def _ask_next(self, request: ChatRequest, replies: "_Replies", model: Answerer) -> Decision:
-        """Ask one more model; its answer stands, or the decision is pending."""
-        leg, answer = await answered("primary", model, request)
-        replies.legs.append(leg)
-        replies.confidences.append(None if answer is None else confidence_of(answer.confidence))
-        replies.texts.append(None if answer is None else _text_or_none(answer.message))
-        stands = answer is not None and self.certificate.stops(replies.confidences, replies.texts, id=str(request.id))
-        reason = self._no_guarantee or self._other_settings(request)
-        standing = answer.message if stands and answer is not None else None
-        return _pending(request.id, replies.legs, replies.confidences[-1], standing, reason)
-
-    def _other_settings(self, request: ChatRequest) -> str | None:
-        """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
-        if SETTINGS.keys().isdisjoint(request.body):
-            return None
-        chain = {name: self.models[name].identity for name in self.certificate.chain.models}
-        differing = overridden(request.body, {**chain, self.guardian_name: self.guardian.identity})
-        return settings_reason(request.body, differing, self.certificate.identities)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CascadeChooser:
-    """The calibrated cascade over menus; attributes and errors are those of `CascadeRouter`, with a safe action."""
-
-    models: Mapping[str, Scorer]
-    guardian: Scorer
-    certificate: PathCertificate
-    guardian_name: str = "guardian"
-    safe_action: str | None = None
-    allow: Collection[str] = ()
-    forfeited: str | None = None
-    _no_guarantee: str | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        """Check the certificate against the models."""
-        reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
-        object.__setattr__(self, "_no_guarantee", self.forfeited or reason)
-
-    @property
-    def no_guarantee(self) -> str | None:
-        """Why no decision has a guarantee, whatever the request; None if nothing stands against one."""
-        return self._no_guarantee
-
-    async def decide(self, query: Query) -> Decision:
-        """Decide who chooses, and choose.
-
-        Raises:
-            GuardianError: the Guardian was to decide and could not, and there is no safe action.
-        """
-        query = query if query.id else replace(query, id=secrets.token_hex(16))
-        pending = await self.ask_primary(query)
-        decision = pending if pending.decided_by == "primary" else await self.ask_guardian(query, pending)
-        return _complete(decision, "set safe_action to continue without it")
-
-    async def ask_primary(self, query: Query) -> Decision:
-        """Return the decision of the first model if its choice stands, or the one that others have to complete."""
-        return await self._ask_next(query, [])
-
-    async def ask_guardian(self, query: Query, pending: Decision) -> Decision:
-        """Complete a pending decision: ask the rest of the chain, and the Guardian if no choice stands.
-
-        Models that were asked are not asked again, at another attempt neither. There is no answer if the Guardian failed
-        and there is no safe action to take.
-        """
-        legs = [leg for leg in pending.legs if leg.role == "primary"]
-        while len(legs) < len(self.certificate.chain.models):
-            pending = await self._ask_next(query, legs)
-            if pending.decided_by == "primary":
-                return pending
-            legs = list(pending.legs)
-        leg = await scored("guardian", self.guardian, query)
-        both = with_leg(pending, leg)
-        if leg.scores is None:
-            return with_safe_action(both, query, self.safe_action)
-        chosen = top_of(leg.scores)
-        return replace(both, action=chosen, answer=query.actions[chosen])
-
-    async def _ask_next(self, query: Query, legs: Sequence[Leg]) -> Decision:
-        """Ask the next model after those that have a leg; its choice stands, or the decision is pending."""
-        leg = await scored("primary", self.models[self.certificate.chain.models[len(legs)]], query)
-        chosen = [top_choice(one.scores) for one in (*legs, leg)]
-        margins = [margin for margin, _ in chosen]
-        choices = [None if top is None else query.actions[top] for _, top in chosen]
-        last, reason = chosen[-1][1], self._no_guarantee
-        pending = _pending(query.id, [*legs, leg], margins[-1], None, reason)
-        if last is None or not self.certificate.stops(margins, choices, id=str(query.id)):
-            return replace(pending, action=None, candidates=tuple(range(len(query.actions))))
-        return replace(pending, action=last, candidates=(last,), decided_by="primary", answer=query.actions[last])
-
-
-CascadeRule = CascadeRouter | CascadeChooser
-
-
-@dataclass(slots=True)
-class _Replies:
-    """What the models of a chain have said so far."""
-
-    legs: list[Leg] = field(default_factory=list[Leg])
-    confidences: list[float | None] = field(default_factory=list[float | None])
-    texts: list[str | None] = field(default_factory=list[str | None])
-
-
 def confidence_of(confidence: float | None) -> float | None:
     """Return a confidence as cascades count it, at most 1; None if the model gave none."""
     return None if confidence is None else min(1.0, float(confidence))
@@ -711,12 +711,6 @@ def _pending(
         spent=sum((leg.spent for leg in legs), start=Spent()),
         no_guarantee=no_guarantee,
     )
-
-
-def _complete(decision: Decision, remedy: str) -> Decision:
-    if decision.answer is None:
-        raise guardian_failure(decision.legs[-1], remedy)
-    return decision
 
 
 def check_cascade(
