@@ -2,11 +2,11 @@ from typing import get_args
 
 import pytest
 
-from conformal_arbitrage.calibration.options import REFUSED, Feature, Kind, refusal, refuse_combination
+from conformal_arbitrage.calibration.options import NO_PROOF, Feature, Kind, refusal, refuse_combination
 from conformal_arbitrage.errors import OptionError
 
 
-@pytest.mark.parametrize(("feature", "kind"), REFUSED)
+@pytest.mark.parametrize(("feature", "kind"), NO_PROOF)
 def test_a_combination_without_proof_is_refused_by_name(feature, kind):
     assert feature in get_args(Feature)
     assert kind in get_args(Kind)

@@ -208,9 +208,9 @@ def test_without_a_loss_everything_but_ties_is_kept():
     [
         ({"guardian_sees": "candidates"}, 'needs guardian_sees="all"'),
         ({"boundary": "include", "key": None}, 'needs boundary="random"'),
-        ({"loss": "net"}, 'has no proof for loss="net".*arbitrage learn'),
-        ({"loss": lambda _row, _seen: 0.0, "loss_bound": 1}, "has no proof for loss="),
-        ({"cluster": "group", "max_cluster_size": 3}, "has no proof for clusters"),
+        ({"loss": "net"}, "learned and net do not go together.*arbitrage learn"),
+        ({"loss": lambda _row, _seen: 0.0, "loss_bound": 1}, "learned and own loss do not go together"),
+        ({"cluster": "group", "max_cluster_size": 3}, "learned and cluster do not go together"),
         ({"confidence": 0.9}, "confidence and learned do not go together"),
         ({"by": "group"}, "groups and learned do not go together"),
         ({"score": "margin", "features": Features()}, 'features= are what a score is learned from; give score="auto"'),

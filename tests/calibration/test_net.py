@@ -40,7 +40,7 @@ def test_ungraded_menus_are_refused_by_row():
     [
         ({"boundary": "include"}, 'needs boundary="random"'),
         ({"boundary": "random", "guardian_sees": "candidates"}, 'needs guardian_sees="all"'),
-        ({"boundary": "random", "cluster": "group", "max_cluster_size": 3}, "no proof for clusters"),
+        ({"boundary": "random", "cluster": "group", "max_cluster_size": 3}, "net and cluster do not go together"),
         ({"boundary": "random", "full_sight_loss": 0.1}, "full_sight_loss= is for a loss of your own"),
     ],
 )

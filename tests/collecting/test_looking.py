@@ -79,10 +79,10 @@ def test_what_is_not_known_yet_is_left_out_and_what_is_overdue_counts_as_lost():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"by": "group"}, "one threshold for each group"),
-        ({"cluster": "talk"}, "clusters of rows"),
-        ({"loss": "net"}, "its loss is 'net'"),
-        ({"score": "learned"}, "a learned score"),
+        ({"by": "group"}, "looking and groups"),
+        ({"cluster": "talk"}, "looking and cluster"),
+        ({"loss": "net"}, "looking and net"),
+        ({"score": "learned"}, "looking and learned"),
     ],
 )
 def test_what_single_rows_would_misjudge_is_refused(changed, words):
@@ -92,5 +92,5 @@ def test_what_single_rows_would_misjudge_is_refused(changed, words):
 
 def test_turns_of_sessions_are_refused():
     rows = [CalibrationRow(id=new_id(), size=2, primary=(0.0, 1.0), guardian=(0.0, 1.0), session="s")] * 120
-    with pytest.raises(OptionError, match="decides by session"):
+    with pytest.raises(OptionError, match="looking and session"):
         frontier(rows)

@@ -85,7 +85,7 @@ def test_the_router_takes_the_threshold_of_the_requests_group():
 
 def test_sessions_and_groups_are_refused_together():
     certificate = replace(calibrate(world(), 0.05, by="group"), router=True, unit="session")
-    with pytest.raises(CertificateError, match="sessions and groups do not go together"):
+    with pytest.raises(CertificateError, match="session and groups do not go together"):
         check_router_form(certificate, by_session=True)
 
 

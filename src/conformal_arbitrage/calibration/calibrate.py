@@ -23,14 +23,15 @@ from conformal_arbitrage.calibration.certificate import (
 )
 from conformal_arbitrage.calibration.learning import LearnedFit, learn_score
 from conformal_arbitrage.calibration.options import (
-    REGRET,
     STOPS,
     CalibrationKeywords,
     CalibrationOptions,
     DialStop,
     GroupThreshold,
+    Kind,
     check_keywords,
     lower_stop,
+    refuse_combination,
     resolve_options,
     threshold_rows,
 )
@@ -1155,6 +1156,9 @@ def _slack(thresholds: _Thresholds, bound: Fraction, options: CalibrationOptions
     return float(thresholds.alpha - (total + unseen * bound) / (n + unseen))
 
 
+_FORMS: Final[dict[bool, tuple[Kind, ...]]] = {True: (), False: ("menus",)}
+
+
 def _unit(log: ScoreLog, options: CalibrationOptions) -> Literal["session"] | None:
     """Return what a row is: a session, or None for a single query.
 
@@ -1163,12 +1167,7 @@ def _unit(log: ScoreLog, options: CalibrationOptions) -> Literal["session"] | No
     """
     if not has_sessions(log):
         return None
-    others = (options.cluster, options.confidence, options.by, options.dial or None, options.learned or None)
-    if not log.is_router or options.loss_name != REGRET or any(one is not None for one in others):
-        raise OptionError(
-            f"{log.source}: its rows are sessions (column '{SESSION_TURNS}'), which are certified in router form with the "
-            "Guardian regret only; leave loss=, cluster=, confidence=, dial=, by= and score= out"
-        )
+    refuse_combination("session", *options.kinds, *_FORMS[log.is_router])
     return "session"
 
 

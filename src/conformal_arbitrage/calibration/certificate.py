@@ -34,6 +34,7 @@ from conformal_arbitrage.calibration.options import (
     STOPS,
     DialStop,
     GroupThreshold,
+    Kind,
     Membership,
     group_threshold,
     lower_stop,
@@ -1245,6 +1246,20 @@ class Certificate:
             signature=None,
         )
         return replace(chosen, guarantee=worded(chosen))
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """What kind of certificate this is, in the words of `NO_PROOF`."""
+        kinds: dict[Kind, bool] = {
+            "net": self.loss == NET,
+            "own loss": self.loss not in (NET, REGRET),
+            "learned": self.score is not None,
+            "cluster": self.cluster is not None,
+            "session": self.unit == "session",
+            "groups": self.by is not None,
+            "merged groups": self.small_groups is not None,
+        }
+        return [kind for kind, holds in kinds.items() if holds]
 
     @property
     def promise(self) -> Literal["crc", "high_probability"]:

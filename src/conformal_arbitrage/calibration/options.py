@@ -32,9 +32,16 @@ from conformal_arbitrage.types import Boundary, MissingGuardian
 
 
 Feature = Literal[
-    "guard", "tighten", "renewal", "several groups", "confidence", "dial", "groups", "range", "red line", "monitor"
-]
-Kind = Literal["net", "path", "learned", "cluster", "own loss", "groups", "merged groups", "session"]
+    "guard", "tighten", "renewal", "several groups", "confidence", "dial", "groups", "range", "red line", "monitor",
+    "net", "learned", "session", "simulation", "looking",
+]  # fmt: skip
+"""What is asked of a certificate."""
+FEATURES: tuple[Feature, ...] = get_args(Feature)
+Kind = Literal[
+    "net", "path", "learned", "cluster", "own loss", "confidence", "dial", "groups", "merged groups", "session", "menus",
+    "restricted sight", "included boundary",
+]  # fmt: skip
+"""What a certificate is; a calibration both asks and is, so that some names are of both."""
 
 _RISES = "the loss of {kind} may rise with the relaxation, and this rests on its falling"
 _CLUSTERED = "its rows are not independent of each other, and this counts them as if they were"
@@ -45,8 +52,21 @@ _NO_SESSIONS = "the schedule counts rows of single queries, and a session is due
 _NOT_BUILT = (
     "a proof exists, by walking every breakpoint from the side that defers, but not the search that would use it"
 )
+_ONE_THRESHOLD = (
+    "it replays the Guardian regret with one threshold on the margin; leave loss=, by=, cluster= and score= out"
+)
+_SINGLE_ROWS = "exchanging single rows would misjudge it; export a log and use `arbitrage evaluate`"
+_SESSIONS = (
+    "rows that are sessions are certified in router form with the Guardian regret only; leave loss=, cluster=, "
+    "confidence=, dial=, by= and score= out"
+)
+_LEARN_ELSEWHERE = (
+    "its proof is for the Guardian regret; learn the score on a part of the rows and calibrate on the others (arbitrage "
+    "learn)"
+)
+_SAME_ROWS = "the score was learned on the rows that it would be certified on"
 _SIGNED = "a path has several thresholds, and the red line of gains and losses is known for one"
-REFUSED: dict[tuple[Feature, Kind], str] = {
+NO_PROOF: dict[tuple[Feature, Kind], str] = {
     ("guard", "net"): _RISES,
     ("guard", "path"): _RISES,
     ("guard", "learned"): _RISES,
@@ -78,8 +98,8 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
         "confidence",
         "merged groups",
     ): "which groups are small depends on the log, so its rows of small groups are no independent draws of their traffic",
-    ("confidence", "learned"): "the score was learned on the rows that it would be certified on",
-    ("dial", "learned"): "the score was learned on the rows that it would be certified on",
+    ("confidence", "learned"): _SAME_ROWS,
+    ("dial", "learned"): _SAME_ROWS,
     ("groups", "learned"): "one score is learned from all rows; calibrate the rows of one group",
     ("range", "net"): "its law is known for losses of 0 or the bound only",
     ("range", "path"): "its law is known for one threshold only",
@@ -101,15 +121,58 @@ REFUSED: dict[tuple[Feature, Kind], str] = {
     ): "which groups are small depends on the log, so nothing is proved about the luck of their calibration",
     ("monitor", "session"): "the promise is about whole sessions, and an audit is about one turn",
     ("monitor", "own loss"): "the gateway can only compute losses that are registered with it by name",
+    (
+        "net",
+        "restricted sight",
+    ): 'it compares with the Guardian\'s choice over every action, which needs guardian_sees="all"',
+    (
+        "net",
+        "included boundary",
+    ): 'its proof walks tied rows one by one, which needs boundary="random" (--boundary random)',
+    ("net", "cluster"): "its proof walks rows one by one; leave cluster= out, or use the Guardian regret",
+    ("learned", "restricted sight"): 'its proof counts a deferral as no loss, which needs guardian_sees="all"',
+    (
+        "learned",
+        "included boundary",
+    ): 'draws tell rows of equal scores apart, which needs boundary="random" (--boundary random)',
+    ("learned", "net"): _LEARN_ELSEWHERE,
+    ("learned", "own loss"): _LEARN_ELSEWHERE,
+    (
+        "learned",
+        "cluster",
+    ): "rows of one cluster would be learned from each other; leave cluster= out, or use the margin",
+    ("session", "menus"): _SESSIONS,
+    ("session", "net"): _SESSIONS,
+    ("session", "own loss"): _SESSIONS,
+    ("session", "cluster"): _SESSIONS,
+    ("session", "confidence"): _SESSIONS,
+    ("session", "dial"): _SESSIONS,
+    ("session", "learned"): _SESSIONS,
+    (
+        "session",
+        "groups",
+    ): "the first turn decides for all, and a later one may name another group; calibrate without groups, or on "
+    "single queries",
+    ("simulation", "net"): _ONE_THRESHOLD,
+    ("simulation", "own loss"): _ONE_THRESHOLD,
+    ("simulation", "cluster"): _ONE_THRESHOLD,
+    ("simulation", "groups"): _ONE_THRESHOLD,
+    ("simulation", "learned"): _ONE_THRESHOLD,
+    ("looking", "net"): _SINGLE_ROWS,
+    ("looking", "own loss"): _SINGLE_ROWS,
+    ("looking", "cluster"): _SINGLE_ROWS,
+    ("looking", "groups"): _SINGLE_ROWS,
+    ("looking", "learned"): _SINGLE_ROWS,
+    ("looking", "session"): "turns of one session resemble each other",
 }
 """(feature, kind of certificate) -> why there is no proof for the two together."""
 
 
 def refusal(feature: Feature, kind: Kind) -> str | None:
     """Return why a feature has no proof for a kind of certificate; None if it has one."""
-    if feature not in get_args(Feature) or kind not in get_args(Kind):
+    if feature not in FEATURES or kind not in get_args(Kind):
         raise OptionError(f"unknown feature {feature!r} or kind {kind!r}; see `Feature` and `Kind`")
-    reason = REFUSED.get((feature, kind))
+    reason = NO_PROOF.get((feature, kind))
     return None if reason is None else reason.format(kind=kind)
 
 
@@ -338,57 +401,6 @@ class CalibrationOptions:
             raise OptionError('a grid is used with boundary="include" only; drop one of the two')
         if self.key is not None and not (isinstance(self.key, bytes) and self.key):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError("the key must be bytes and not empty; use 16 random bytes or more")
-        if self.net:
-            self._check_net()
-        self._check_sure()
-        if self.learned:
-            self._check_learned()
-        elif self.features is not None:
-            raise OptionError('features= are what a score is learned from; give score="auto" (--score auto) as well')
-        if self.own_loss is not None and self.loss_name in (REGRET, NET):
-            raise OptionError(f"your own loss cannot be named {self.loss_name}; rename the function")
-        if self.own_loss is not None and self.loss_bound is None:
-            raise OptionError("your own loss needs loss_bound=, the largest value it can have, from what it means")
-        if self.own_loss is None and self.full_sight_loss is not None:
-            raise OptionError("full_sight_loss= is for a loss of your own; the Guardian's own is 0 in full sight")
-        if as_fraction(self.in_full_sight, name="full_sight_loss") < 0:
-            raise OptionError(f"full_sight_loss must be 0 or more; got {self.full_sight_loss!r}")
-
-    def _check_net(self) -> None:
-        """Refuse what has no proof with a loss that can be negative."""
-        if self.guardian_sees != "all":
-            raise OptionError(
-                f'loss="net" needs guardian_sees="all", since it compares with the Guardian\'s choice over every action; '
-                f"got {self.guardian_sees!r}"
-            )
-        if self.boundary != "random":
-            raise OptionError(
-                'loss="net" needs boundary="random" (--boundary random): its proof walks tied rows one by one'
-            )
-        if self.cluster is not None:
-            raise OptionError('loss="net" has no proof for clusters; leave cluster= out, or use the Guardian regret')
-
-    def _check_learned(self) -> None:
-        """Refuse what has no proof with a score that is learned from the same rows."""
-        if self.guardian_sees != "all":
-            raise OptionError(
-                f'score="{self.score}" needs guardian_sees="all": its proof counts a deferral as no loss; got '
-                f"{self.guardian_sees!r}"
-            )
-        if self.boundary != "random":
-            raise OptionError(
-                f'score="{self.score}" needs boundary="random" (--boundary random): draws tell rows of equal scores apart'
-            )
-        if self.loss is not None:
-            raise OptionError(
-                f'score="{self.score}" has no proof for loss="{self.loss_name}", only for the Guardian regret; learn the '
-                "score on a part of the rows and calibrate on the others (arbitrage learn)"
-            )
-        if self.cluster is not None:
-            raise OptionError(f'score="{self.score}" has no proof for clusters; leave cluster= out, or use the margin')
-
-    def _check_sure(self) -> None:
-        """Refuse what has no proof with high probability, with a dial or by groups."""
         if self.confidence is not None and not 0 < as_fraction(self.confidence, name="confidence") < 1:
             raise OptionError(f"confidence must lie above 0 and below 1; got {self.confidence!r}")
         if self.dial and self.confidence is None:
@@ -399,18 +411,37 @@ class CalibrationOptions:
             raise OptionError(
                 "group_source= says what names a group: give by= (--by COLUMN), or a learned score's features"
             )
-        sure, grouped = self.confidence is not None, self.by is not None
-        features: list[tuple[Feature, bool]] = [
-            ("confidence", sure), ("dial", self.dial), ("groups", grouped), ("guard", self.margins),
-        ]  # fmt: skip
-        kinds: list[tuple[Kind, bool]] = [
-            ("net", self.net), ("learned", self.learned), ("cluster", self.cluster is not None), ("groups", grouped),
-            ("merged groups", self.merges),
-        ]  # fmt: skip
-        for feature, wanted in features:
-            for kind, is_set in kinds:
-                if wanted and is_set:
-                    refuse_combination(feature, kind)
+        kinds = self.kinds
+        for feature in FEATURES:
+            if feature in kinds or (feature == "guard" and self.margins):
+                refuse_combination(feature, *kinds)
+        if not self.learned and self.features is not None:
+            raise OptionError('features= are what a score is learned from; give score="auto" (--score auto) as well')
+        if self.own_loss is not None and self.loss_name in (REGRET, NET):
+            raise OptionError(f"your own loss cannot be named {self.loss_name}; rename the function")
+        if self.own_loss is not None and self.loss_bound is None:
+            raise OptionError("your own loss needs loss_bound=, the largest value it can have, from what it means")
+        if self.own_loss is None and self.full_sight_loss is not None:
+            raise OptionError("full_sight_loss= is for a loss of your own; the Guardian's own is 0 in full sight")
+        if as_fraction(self.in_full_sight, name="full_sight_loss") < 0:
+            raise OptionError(f"full_sight_loss must be 0 or more; got {self.full_sight_loss!r}")
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """What kind of certificate these options make, in the words of `NO_PROOF`."""
+        kinds: dict[Kind, bool] = {
+            "net": self.net,
+            "own loss": self.own_loss is not None,
+            "learned": self.learned,
+            "cluster": self.cluster is not None,
+            "confidence": self.confidence is not None,
+            "dial": self.dial,
+            "groups": self.by is not None,
+            "merged groups": self.merges,
+            "restricted sight": self.guardian_sees != "all",
+            "included boundary": self.boundary != "random",
+        }
+        return [kind for kind, holds in kinds.items() if holds]
 
     def delta(self, groups: int = 1) -> float | None:
         """Return the level of each single test: what the confidence leaves, shared by the stops of a dial and by groups."""

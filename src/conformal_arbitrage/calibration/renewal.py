@@ -17,7 +17,7 @@ from conformal_arbitrage.calibration.certificate import (
     document_sha256,
     worded,
 )
-from conformal_arbitrage.calibration.options import NET, REGRET, Kind, refuse_combination, threshold_rank
+from conformal_arbitrage.calibration.options import refuse_combination, threshold_rank
 from conformal_arbitrage.calibration.planning import plan, sure_rows_needed
 from conformal_arbitrage.core.losses import as_fraction
 from conformal_arbitrage.errors import OptionError
@@ -188,7 +188,7 @@ def refuse_renewal(certificate: Certificate) -> None:
     Raises:
         OptionError: with the reason.
     """
-    refuse_combination("renewal", *_kinds(certificate))
+    refuse_combination("renewal", *certificate.kinds)
 
 
 def refuse_tightening(certificate: Certificate) -> None:
@@ -197,7 +197,7 @@ def refuse_tightening(certificate: Certificate) -> None:
     Raises:
         OptionError: with the reason.
     """
-    refuse_combination("tighten", *_kinds(certificate))
+    refuse_combination("tighten", *certificate.kinds)
     if certificate.dial is not None:
         raise OptionError(
             "a dial is tightened by setting it to a lower stop: arbitrage certificate choose --alpha ..., then install it"
@@ -207,18 +207,6 @@ def refuse_tightening(certificate: Certificate) -> None:
             "the certificate in force was installed after looking, so that there is no promise to keep by tightening; wait "
             "for the next scheduled renewal, or calibrate on new rows"
         )
-
-
-def _kinds(certificate: Certificate) -> list[Kind]:
-    kinds: dict[Kind, bool] = {
-        "net": certificate.loss == NET,
-        "learned": certificate.score is not None,
-        "own loss": certificate.loss not in (NET, REGRET),
-        "cluster": certificate.cluster is not None,
-        "session": certificate.unit == "session",
-        "groups": certificate.groups is not None,
-    }
-    return [kind for kind, holds in kinds.items() if holds]
 
 
 def _worded(certificate: Certificate) -> Certificate:

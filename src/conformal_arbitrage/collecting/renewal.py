@@ -24,7 +24,7 @@ from conformal_arbitrage.calibration.secret import ProjectSecret, draw, subkey
 from conformal_arbitrage.calibration.verify import options_of
 from conformal_arbitrage.collecting.records import is_known, log_rows, rows_log, uncertified_log
 from conformal_arbitrage.core.losses import GuardianSees
-from conformal_arbitrage.errors import ConfigError, OptionError, StoreError
+from conformal_arbitrage.errors import ConfigError, StoreError
 from conformal_arbitrage.evaluation.frontier import evaluate
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.port import fingerprint
@@ -157,17 +157,9 @@ def looked_frontier(
 def _refuse(rows: Sequence[CalibrationRow], certificate: Certificate | None) -> None:
     """Refuse what an exchange of single rows would misjudge."""
     if any(row.session is not None for row in rows):
-        raise OptionError("this policy decides by session, and turns of one session resemble each other")
-    if certificate is None:
-        return
-    for unfit, why in (
-        (certificate.by is not None, "its certificate has one threshold for each group"),
-        (certificate.cluster is not None, "its certificate is about clusters of rows"),
-        (certificate.loss != "guardian_regret", f"its loss is {certificate.loss!r}"),
-        ((certificate.score or "margin") != "margin", "its certificate orders queries by a learned score"),
-    ):
-        if unfit:
-            raise OptionError(f"{why}; export a log and use `arbitrage evaluate`")
+        refuse_combination("looking", "session")
+    if certificate is not None:
+        refuse_combination("looking", *certificate.kinds)
 
 
 # --- Renewing a policy's certificate from the rows that the store keeps ---

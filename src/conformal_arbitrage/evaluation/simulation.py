@@ -9,7 +9,12 @@ import numpy as np
 from conformal_arbitrage.calibration.calibrate import certify
 from conformal_arbitrage.calibration.certificate import Certificate, Decisions
 from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph, html_table
-from conformal_arbitrage.calibration.options import CalibrationKeywords, CalibrationOptions, check_keywords
+from conformal_arbitrage.calibration.options import (
+    CalibrationKeywords,
+    CalibrationOptions,
+    check_keywords,
+    refuse_combination,
+)
 from conformal_arbitrage.calibration.planning import COMFORT, rows_needed
 from conformal_arbitrage.core.exact import Bools, Floats, Indices
 from conformal_arbitrage.core.losses import Number
@@ -303,12 +308,7 @@ def _refuse(log: ScoreLog, options: CalibrationOptions) -> None:
             f"{log.source}: {int(log.missing.sum())} rows have no Guardian score, so that their loss is unknown; ask the "
             "Guardian again, or leave these rows out of a simulation"
         )
-    grouped, own = options.by is not None or options.cluster is not None, options.own_loss is not None
-    if grouped or own or options.net or options.learned:
-        raise OptionError(
-            "simulate replays the Guardian regret with one threshold on the margin: leave loss=, by=, cluster= and score= "
-            "out"
-        )
+    refuse_combination("simulation", *options.kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
 from conformal_arbitrage.calibration.learned import text_embedding
+from conformal_arbitrage.calibration.options import refusal
 from conformal_arbitrage.errors import CertificateError, StaleCalibrationError
 from conformal_arbitrage.models.port import Answerer, Identity, Scorer
 
@@ -25,10 +26,7 @@ def check_router_form(certificate: Certificate, *, by_session: bool) -> None:
             f'or {"leave out" if by_session else "set"} sticky = "session" in the policy'
         )
     if by_session and certificate.groups is not None:
-        raise CertificateError(
-            "sessions and groups do not go together: the first turn decides for all, and a later one may name another "
-            "group; calibrate without groups, or on single queries"
-        )
+        raise CertificateError(f"session and groups do not go together: {refusal('session', 'groups')}")
     if certificate.schema > 1 and not certificate.router:
         raise StaleCalibrationError(
             "the certificate was made from menus, and free text needs one from two graded answers and a confidence; "

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, base_share, read_quantiles
-from conformal_arbitrage.calibration.options import NET, Kind, refusal, refuse_combination
+from conformal_arbitrage.calibration.options import NET, refusal, refuse_combination
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.evaluation.show import DrawnLedger, DrawnMoment
@@ -101,18 +101,6 @@ class GuardStanding:
     bound: float
 
 
-def kinds_of(certificate: Certificate) -> list[Kind]:
-    """Return what kind of certificate this is, in the words of `refuse_combination`."""
-    kinds: dict[Kind, bool] = {
-        "net": certificate.loss == NET,
-        "learned": certificate.learned is not None,
-        "cluster": certificate.cluster is not None,
-        "groups": certificate.groups is not None,
-        "session": certificate.unit == "session",
-    }
-    return [kind for kind, holds in kinds.items() if holds]
-
-
 class CertificateGuard:
     """Raises a certificate's threshold with every loss, and lowers it again, never below the certificate's.
 
@@ -125,7 +113,7 @@ class CertificateGuard:
     """
 
     def __init__(self, certificate: Certificate) -> None:
-        refuse_combination("guard", *kinds_of(certificate))
+        refuse_combination("guard", *certificate.kinds)
         if certificate.relaxation is None or certificate.margin_quantiles is None:
             raise CertificateError(
                 "a guard needs the quantiles of the certificate's margins; calibrate again with margins=True (--margins), "
@@ -268,7 +256,7 @@ def age_of(
 def range_of(certificate: Certificate) -> Limits | None:
     """Return the range of the mean loss over as many decisions as the certificate has rows; None where there is no law."""
     binary = certificate.zero_one is True or (certificate.binarized and certificate.loss_bound == 1)
-    unproved = any(refusal("range", kind) is not None for kind in kinds_of(certificate))
+    unproved = any(refusal("range", kind) is not None for kind in certificate.kinds)
     chosen = certificate.ancestry is not None and certificate.ancestry.step != "scheduled"
     if not binary or unproved or chosen or certificate.confidence is not None or certificate.groups is not None:
         return None
@@ -332,19 +320,13 @@ def lines_of(certificate: Certificate, alarm_line: AlarmLine = "luck") -> dict[s
     if certificate.unit == "session":
         refuse_combination("monitor", "session")
     if certificate.groups is None:
-        return {"": _lines(certificate, alarm_line)}
+        return {"": certificate_lines(certificate, alarm_line=alarm_line)}
     members = {ledger: name for name, ledger in ledger_names(certificate).items()}
     if not members:
         raise OptionError("every query of every group is deferred, so the loss is 0: there is nothing to watch")
     return {
         ledger: certificate_lines(certificate, group=name, alarm_line=alarm_line) for ledger, name in members.items()
     }
-
-
-def _lines(certificate: Certificate, alarm_line: AlarmLine) -> Lines:
-    lines = certificate_lines(certificate, alarm_line=alarm_line)
-    unproved = refusal("red line", "learned") if certificate.learned is not None else None
-    return lines if unproved is None else replace(lines, red=None, false_red=None, note=f"there is no red: {unproved}")
 
 
 def false_red_of_policy(certificate: Certificate, lines: Mapping[str, Lines]) -> float | None:
@@ -368,10 +350,9 @@ def watchable(certificate: Certificate, alarm_line: AlarmLine = "luck") -> tuple
         OptionError: red is to stand at alpha, for a certificate for which it has no proof.
     """
     if alarm_line == "alpha":
-        if certificate.cluster is not None:
-            refuse_combination("red line", "cluster")
-        if certificate.learned is not None:
-            refuse_combination("red line", "learned")
+        for kind in certificate.kinds:
+            if kind != "merged groups":
+                refuse_combination("red line", kind)
     try:
         return lines_of(certificate, alarm_line), None
     except OptionError as error:
