@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
@@ -54,7 +55,7 @@ COMMANDS = {
 def test_every_command_is_one_of_ours(name):
     words, command = list(COMMANDS[name]), cli
     while words and not words[0].startswith("-"):
-        command = command.commands[words.pop(0)]
+        command = command.get_command(click.Context(command), words.pop(0))
     command.make_context("arbitrage", [word for word in words if word != "--config" and not word.startswith("/etc/")])
     assert "--config" in words
 

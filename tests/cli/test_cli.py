@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from conformal_arbitrage import Certificate, ScoreLog
-from conformal_arbitrage.cli import cli, demo, options
+from conformal_arbitrage.cli import cli, demo, output
 from tests.conftest import BUNDLED
 
 PAIR = ["--primary-column", "qwen15b", "--guardian-column", "expert"]
@@ -82,7 +83,7 @@ def test_plan_takes_alpha_from_the_configuration(run):
 
 @pytest.mark.parametrize("width", [80, 100, 120, 170])
 def test_the_frontier_keeps_whole_figures_at_any_width(run, monkeypatch, width):
-    monkeypatch.setattr(options, "console", lambda: Console(width=width, highlight=False))
+    monkeypatch.setattr(output, "console", lambda: Console(width=width, highlight=False))
     sweep = [
         "--alpha",
         "0.05",
@@ -562,7 +563,7 @@ def test_an_invalid_router_table_is_reported_with_its_own_column_names(run):
 
 
 def test_every_command_has_help_with_an_example(run):
-    for name in cli.commands:
+    for name in cli.list_commands(click.Context(cli)):
         lines = run(name, "--help").stdout.splitlines()
         assert any(line.strip().startswith(f"arbitrage {name}") for line in lines), name
         assert not any("\\b" in line for line in lines), name

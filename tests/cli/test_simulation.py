@@ -49,7 +49,7 @@ def test_impossible_scenarios_are_one_line(run, log):
 
 @pytest.mark.parametrize("width", [76, 80, 100])
 def test_figures_are_whole_on_a_narrow_terminal(run, log, monkeypatch, width):
-    monkeypatch.setattr("conformal_arbitrage.cli.options.console", lambda: Console(width=width, highlight=False))
+    monkeypatch.setattr("conformal_arbitrage.cli.output.console", lambda: Console(width=width, highlight=False))
     shown = run("simulate", log, *OPTIONS, "--primary-cost", "0.01", "--guardian-cost", "1").output
     document = json.loads(
         run("simulate", log, *OPTIONS, "--primary-cost", "0.01", "--guardian-cost", "1", "--json").output

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from conformal_arbitrage.cli import cli, options
+from conformal_arbitrage.cli import cli, gateway, output
+from conformal_arbitrage.cli.main import COMMANDS
 from conformal_arbitrage.cli.models import _show_decision
 from conformal_arbitrage.types import Decision
 from tests.cli import test_cli
@@ -34,7 +35,7 @@ name = "team"
 
 @pytest.fixture
 def narrow(monkeypatch):
-    monkeypatch.setattr(options, "console", lambda: Console(width=80, highlight=False))
+    monkeypatch.setattr(output, "console", lambda: Console(width=80, highlight=False))
 
 
 def assert_whole(text):
@@ -42,15 +43,26 @@ def assert_whole(text):
     assert [line for line in text.splitlines() if len(line) > 80] == []
 
 
-GROUPS = [name for name, command in cli.commands.items() if isinstance(command, click.Group)]
+HERE = click.Context(cli)
+GROUPS = [name for name in cli.list_commands(HERE) if isinstance(cli.get_command(HERE, name), click.Group)]
 
 
 @pytest.mark.parametrize("group", [[], *([name] for name in GROUPS)])
 def test_the_help_of_groups_cuts_no_sentence_off(group):
     shown = CliRunner().invoke(cli, [*group, "--help"], terminal_width=80).stdout
-    assert "Commands:" in shown
-    assert "..." not in shown.partition("Commands:")[2]
+    first = "Commands:" if group else "Start:"
+    assert first in shown
+    assert "..." not in shown.partition(first)[2]
     assert_whole(shown)
+
+
+def test_the_help_gives_every_command_one_line_in_its_section():
+    lines = CliRunner().invoke(cli, ["--help"], terminal_width=80).stdout.splitlines()
+    assert [line for line in lines if line.endswith(":") and not line.startswith(" ")][1:] == [
+        f"{title}:" for title in COMMANDS
+    ]
+    shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[lines.index("Start:") :] if line[:1] == " "}
+    assert shown == {name: line for section in COMMANDS.values() for name, (_, line) in section.items()}
 
 
 def test_a_comparison_keeps_whole_figures_and_names_what_it_leaves_out(run, narrow):
@@ -80,7 +92,7 @@ def test_pruning_asks_at_a_terminal(run, monkeypatch, reply, code):
     Path("arbitrage.toml").write_text(CONFIGURATION)
     prune = ["records", "prune", "--older-than", "90"]
     assert "Removed: 0 decisions" in run(*prune).stdout
-    monkeypatch.setattr("conformal_arbitrage.models.kinds.has_terminal", lambda: True)
+    monkeypatch.setattr(gateway, "has_terminal", lambda: True)
     done = CliRunner().invoke(cli, prune, input=reply)
     assert done.exit_code == code, done.output
     assert "Remove all decisions older than 90 days" in done.stderr

@@ -136,9 +136,9 @@ def test_two_interrupts_end_a_gateway_quietly(demo, house, in_flight):
 
 INTERRUPTED = """
 import os, signal, sys
-from conformal_arbitrage.cli import cli, tour
+from conformal_arbitrage.cli import cli, demo
 
-ask, counts = tour.ask_gateway, {"sent": 0, "answered": 0}
+ask, counts = demo.ask_gateway, {"sent": 0, "answered": 0}
 
 def count(step):
     counts[step] += 1
@@ -151,7 +151,7 @@ async def interrupting(*arguments):
     count("answered")
     return answer
 
-tour.ask_gateway, tour.TRIALS = interrupting, 20
+demo.ask_gateway, demo.TRIALS = interrupting, 20
 cli(["demo", "--out", "tour"])
 """
 

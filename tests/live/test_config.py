@@ -435,7 +435,7 @@ def test_check_asks_nothing_if_nothing_changed(rolled):
 
 @pytest.mark.parametrize(("reply", "served"), [("y\n", "small-1"), ("n\n", "small-0")])
 def test_a_person_at_a_terminal_is_asked(rolled, monkeypatch, reply, served):
-    monkeypatch.setattr("conformal_arbitrage.models.kinds.has_terminal", lambda: True)
+    monkeypatch.setattr("conformal_arbitrage.cli.models.has_terminal", lambda: True)
     text = pinned_before(served="small-0", token_field="max_tokens")
     done, path, _ = check(rolled, endpoint(), text, json_output=False, input=reply)
     assert done.exit_code == (0 if served == "small-1" else 2), done.output

@@ -11,12 +11,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import click
 import numpy as np
 from msgspec import structs
 
 from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.logs import show_frontier, show_inspection, show_simulation
+from conformal_arbitrage.cli.output import print_json, wrapped
 from conformal_arbitrage.core.exact import row_argmax
 from conformal_arbitrage.errors import ConfigError, OutputError
 from conformal_arbitrage.evaluation.costs import CostOptions
@@ -88,6 +92,56 @@ class Demo:
             "simulation": self.simulation.to_dict(),
             "files": list(self.files),
         }
+
+
+@click.command("demo")
+@click.option("--out", default="demo", show_default=True, metavar="DIR", help="Folder for the files.")
+@click.option("--console", is_flag=True, help="Also fill a gateway for the web console, with audits and an alarm.")
+@options.as_json
+def demo_command(*, out: str, console: bool, as_json: bool) -> None:
+    """Tour the tool on bundled real data: inspect, calibrate, evaluate, serve, simulate, and a pair not worth routing.
+
+    \b
+    arbitrage demo --out demo
+    arbitrage demo --console && arbitrage serve --config demo/console.toml
+    """
+    demo = run_demo(out)
+    if console:
+        demo = replace(demo, files=(*demo.files, str(fill_console(Path(out)))))
+    if as_json:
+        print_json(demo.to_dict())
+        return
+    click.echo(wrapped(STORY))
+    click.echo("\n1. Is the pair worth routing?   arbitrage inspect\n")
+    show_inspection(demo.good)
+    click.echo("  note: choose a real alpha on other rows than those you certify; see docs/choosing.md")
+    click.echo(f"\n2. A certificate at alpha {ALPHA:g}   arbitrage calibrate\n")
+    click.echo(wrapped(demo.certificate.guarantee))
+    click.echo(f"\nOn this log {100 * demo.deferred:.0f} % of the questions go to the expert.")
+    click.echo("\n3. What each budget buys, on held-out questions   arbitrage evaluate\n")
+    show_frontier(demo.frontier)
+    click.echo("\n4. A pair not worth routing   arbitrage inspect\n")
+    click.echo(wrapped(f"SmolLM2-135M is the Primary, Qwen2.5-Coder-1.5B the Guardian. {demo.poor.verdict}"))
+    click.echo("\n5. The same in production: an OpenAI-compatible gateway   arbitrage serve\n")
+    click.echo(wrapped(_describe_served(demo.served)))
+    click.echo("\n6. The model becomes worse, and nobody is told   arbitrage simulate\n")
+    show_simulation(demo.simulation)
+    click.echo("\n" + wrapped("Written: " + ", ".join(demo.files)))
+
+
+def _describe_served(served: Served | None) -> str:
+
+    if served is None:
+        return (
+            "Skipped: the gateway needs its extra, which is not installed; run `pip install '.[gateway]'` in a clone of the "
+            "repository, then the demo again."
+        )
+    return (
+        f"{served.questions} questions that were not used for calibration were sent to POST /v1/decisions on this machine. "
+        f"{served.deferred} went to the expert, {served.questions - served.deferred} calls were saved: ${served.cost:.2f} "
+        f"instead of ${served.always:.2f}. The loss was {served.loss:.3f}; the risk budget is {ALPHA:g}. `make demo-serve` "
+        "keeps the gateway running."
+    )
 
 
 def run_demo(out: str | Path) -> Demo:

@@ -1,36 +1,52 @@
 """Commands of the gateway: serve, keys, records, policies, webhooks."""
 
+import asyncio
+import base64
 import os
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
+import msgspec
+from msgspec import structs
+from msgspec.structs import asdict
 
+from conformal_arbitrage import gateway
 from conformal_arbitrage.cli import options
-from conformal_arbitrage.cli.models import show_estimate
-from conformal_arbitrage.cli.progress import ProgressBar
-from conformal_arbitrage.errors import DamagedError, StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from conformal_arbitrage.collecting.grading import Backlog, GradingResult
-    from conformal_arbitrage.collecting.records import TimeWindow
-    from conformal_arbitrage.gateway.server import Preparation
-    from conformal_arbitrage.live.config import Config
-    from conformal_arbitrage.models.webhook import WebhookEndpoint
-    from conformal_arbitrage.store import Store
-    from conformal_arbitrage.store.heads import Head
-
+from conformal_arbitrage.cli.output import (
+    ProgressBar,
+    print_facts,
+    print_json,
+    print_table,
+    show_estimate,
+    warn,
+    wrapped,
+)
+from conformal_arbitrage.collecting import renewal
+from conformal_arbitrage.collecting.cascade_records import cascade_log_of
+from conformal_arbitrage.collecting.grading import Backlog, GradingResult, estimate_grading, grade_records, read_backlog
+from conformal_arbitrage.collecting.records import TimeWindow, score_log_of, write_record_parts
+from conformal_arbitrage.collecting.renewal import LookingPart, Outlook, RenewablePolicy, Successor, outlook, renewable
+from conformal_arbitrage.errors import ConfigError, DamagedError, OutputError, StoreError
+from conformal_arbitrage.gateway.auth import FIRST_KEY, new_key
+from conformal_arbitrage.gateway.gateway import KEY_VARIABLE, example_call, example_note
+from conformal_arbitrage.gateway.server import Preparation, identities_of, prepare, secret_of
+from conformal_arbitrage.live.check import grader_change
+from conformal_arbitrage.live.config import Config, read_config
+from conformal_arbitrage.live.database import database_of, existing_secret
+from conformal_arbitrage.live.webhooks import send_test, webhooks_of
+from conformal_arbitrage.models.kinds import has_terminal
+from conformal_arbitrage.models.webhook import WebhookEndpoint
+from conformal_arbitrage.models.wrappers import dollars
+from conformal_arbitrage.store import PolicyVersion, Store, new_id
+from conformal_arbitrage.store.heads import Head
 
 # --- The commands of the gateway ---
-
-
-_Result = TypeVar("_Result")
 
 
 @click.command("serve")
@@ -49,50 +65,26 @@ def serve_command(*, config: str, host: str | None, port: int | None, no_migrate
     arbitrage serve
     arbitrage serve --no-migrate                  one of several, after `arbitrage records migrate`
     """
-    from msgspec import structs
-
-    from conformal_arbitrage.live.config import read_config
-
-    with gateway_installed():
-        from conformal_arbitrage import gateway
-        from conformal_arbitrage.gateway.gateway import KEY_VARIABLE, example_call, example_note
     configuration = read_config(config)
     configured = configuration.gateway
     listening = structs.replace(
         configured, host=host or configured.host, port=configured.port if port is None else port
     )
-    keyed = bool(with_store(config, _has_keys, migrating=not no_migrate))
+    keyed = bool(options.with_store(config, _has_keys, migrating=not no_migrate))
 
     def announce(url: str) -> None:
         attempt = f"With an API key in ${KEY_VARIABLE}, try" if keyed else "Try"
         click.echo(f"Listening on {url}. {attempt}:\n\n{example_call(configuration, url, keyed=keyed)}\n")
         if (note := example_note(configuration, url)) is not None:
-            click.echo(f"{options.wrapped(note)}\n")
+            click.echo(f"{wrapped(note)}\n")
         click.echo(f"The console is at {url}/console.\n")
 
     gateway.run(structs.replace(configuration, gateway=listening), started=announce, migrating=not no_migrate)
 
 
-async def _has_keys(store: "Store") -> bool:
+async def _has_keys(store: Store) -> bool:
     """Tell whether calls will need a key, that of the environment included."""
-    from conformal_arbitrage.gateway.auth import FIRST_KEY
-
     return bool(os.environ.get(FIRST_KEY) or await store.keys())
-
-
-@contextmanager
-def gateway_installed() -> Generator[None]:
-    """Translate the import error of a missing extra.
-
-    Raises:
-        ClickException: a package of the extra is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"the gateway needs its extra, which has {error.name}: run `pip install '.[gateway]'` in a clone"
-        ) from error
 
 
 @click.group("keys", cls=options.WrappingGroup)
@@ -128,27 +120,22 @@ def keys_create_command(
     arbitrage keys create --scope review --label ann
     arbitrage keys create --scope metrics --label prometheus
     """
-    from conformal_arbitrage.live.config import read_config
-
     unknown = sorted(set(policies) - set(read_config(config).policies))
     if unknown:
         raise click.UsageError(f"there is no policy {unknown[0]!r} in {config}; add [policies.{unknown[0]}]")
     ends = None if expires is None else time.time() + expires * 86400
-    with gateway_installed():
-        from conformal_arbitrage.gateway.auth import new_key
-    from conformal_arbitrage.store import new_id
 
     key, sha256 = new_key()
     id = new_id()
 
-    async def create(store: "Store") -> bool:
+    async def create(store: Store) -> bool:
         first = not await store.keys()
         await store.create_key(id=id, sha256=sha256, scope=scope, label=label, expires=ends, policies=policies or None)
         return first
 
-    first = with_store(config, create)
+    first = options.with_store(config, create)
     if as_json:
-        options.print_json(
+        print_json(
             {"id": id, "key": key, "scope": scope, "first": first, "expires": ends, "policies": policies or None}
         )
         return
@@ -156,7 +143,7 @@ def keys_create_command(
     limits += [f"for {', '.join(policies)}"] if policies else []
     click.echo(f"{key}\n{', '.join([f'id {id}, scope {scope}', *limits])}; the key is not shown again")
     if first:
-        options.warn(
+        warn(
             "this is the gateway's first key: from now on every call needs one, in the header Authorization: Bearer KEY"
         )
 
@@ -170,12 +157,9 @@ def keys_generate_command(*, as_json: bool) -> None:
     arbitrage keys generate
     ARBITRAGE_ADMIN_KEY_SHA256=... arbitrage serve --host 0.0.0.0
     """
-    with gateway_installed():
-        from conformal_arbitrage.gateway.auth import FIRST_KEY, new_key
-
     key, sha256 = new_key()
     if as_json:
-        options.print_json({"key": key, "sha256": sha256})
+        print_json({"key": key, "sha256": sha256})
     else:
         click.echo(
             f"{key}\n{FIRST_KEY}={sha256}\nThe key is not stored: keep it, and give the gateway the second line."
@@ -187,17 +171,15 @@ def keys_generate_command(*, as_json: bool) -> None:
 @options.as_json
 def keys_list_command(*, config: str, as_json: bool) -> None:
     """List all keys, without their secrets."""
-    from msgspec.structs import asdict
-
-    keys = with_store(config, lambda store: store.keys())
+    keys = options.with_store(config, lambda store: store.keys())
     if as_json:
-        options.print_json([asdict(key) for key in keys])
+        print_json([asdict(key) for key in keys])
         return
     rows = [
         [k.id, k.scope, k.label, ", ".join(k.policies or ()), *map(when, (k.created, k.expires, k.revoked))]
         for k in keys
     ]
-    options.print_table(["id", "scope", "label", "policies", "created", "expires", "revoked"], rows)
+    print_table(["id", "scope", "label", "policies", "created", "expires", "revoked"], rows)
 
 
 @keys_command.command("revoke")
@@ -205,7 +187,7 @@ def keys_list_command(*, config: str, as_json: bool) -> None:
 @options.config_file
 def keys_revoke_command(id: str, *, config: str) -> None:
     """Revoke a key immediately."""
-    if not with_store(config, lambda store: store.revoke_key(id)):
+    if not options.with_store(config, lambda store: store.revoke_key(id)):
         raise StoreError(f"there is no key {id!r}; list all with `arbitrage keys list`")
     click.echo(f"Revoked: {id}")
 
@@ -244,14 +226,12 @@ def records_prune_command(*, older_than: float, yes: bool, config: str, as_json:
     \b
     arbitrage records prune --older-than 90
     """
-    from conformal_arbitrage.models.kinds import has_terminal
-
     if not yes and not as_json and has_terminal():
         question = f"Remove all decisions older than {older_than:g} days, with all that is recorded about them?"
         click.confirm(question, abort=True, err=True)
-    removed = with_store(config, lambda store: store.prune(before=time.time() - older_than * 86400))
+    removed = options.with_store(config, lambda store: store.prune(before=time.time() - older_than * 86400))
     if as_json:
-        options.print_json({"removed": removed})
+        print_json({"removed": removed})
     else:
         click.echo(f"Removed: {removed} decisions")
 
@@ -272,43 +252,31 @@ def records_verify_command(*, copy: str | None, config: str, as_json: bool) -> N
     events = None if head is None else sum(number for number, _ in head.writers.values())
     if as_json:
         document = {"ok": not problems, "problems": problems, "signatures_checked": signed, "head_events": events}
-        options.print_json(document)
+        print_json(document)
     else:
         click.echo("\n".join(problems) or "The hash chains are intact.")
     if head is not None and not as_json:
         outcome = "the record does not agree with it" if problems else "the record still accounts for all of them"
         click.echo(f"Compared with {copy} of {when(head.at)}, which covers {events} events: {outcome}.")
     if not signed:
-        options.warn("there is no project secret here, so signatures were not checked; set ARBITRAGE_SECRET")
+        warn("there is no project secret here, so signatures were not checked; set ARBITRAGE_SECRET")
     if problems:
         raise SystemExit(1)
 
 
-def _verified(config: str, copy: "Head | None") -> tuple[bool, list[str]]:
+def _verified(config: str, copy: Head | None) -> tuple[bool, list[str]]:
     """Return whether signatures could be checked, and what is wrong with the configured store; a damaged file is a fault."""
-    from pathlib import Path
-
-    from conformal_arbitrage.live.config import read_config
-
-    with gateway_installed():
-        from conformal_arbitrage.live.database import database_of, existing_secret
-
     configuration = read_config(config)
     signed, database = existing_secret(configuration) is not None, database_of(configuration)
     if "://" not in database and not (Path(database).is_file() and Path(database).stat().st_size):
         return signed, [f"{database}: there is no database, or it is empty; restore a backup"]
     try:
-        return signed, with_store(config, lambda store: store.verify(copy))
+        return signed, options.with_store(config, lambda store: store.verify(copy))
     except DamagedError as error:
         return signed, [str(error)]
 
 
-def _read_head(path: str) -> "Head":
-    from pathlib import Path
-
-    import msgspec
-
-    from conformal_arbitrage.store.heads import Head
+def _read_head(path: str) -> Head:
 
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Head)
@@ -326,9 +294,7 @@ def records_head_command(*, config: str) -> None:
     \b
     arbitrage records head > head-$(date +%F).json
     """
-    import msgspec
-
-    head = with_store(config, lambda store: store.head())
+    head = options.with_store(config, lambda store: store.head())
     click.echo(msgspec.json.format(msgspec.json.encode(head)).decode())
 
 
@@ -342,51 +308,12 @@ def records_erase_command(id: str, *, config: str, as_json: bool) -> None:
     \b
     arbitrage records erase 01kabcdefghjkmnpqrstvwxyz0
     """
-    if not with_store(config, lambda store: store.erase(id)):
+    if not options.with_store(config, lambda store: store.erase(id)):
         raise StoreError(f"there is no decision {id!r}; find its id with `arbitrage records export`, or in the reply")
     if as_json:
-        options.print_json({"erased": id})
+        print_json({"erased": id})
     else:
         click.echo(f"Erased: {id}")
-
-
-def with_store(
-    config: str,
-    use: "Callable[[Store], Awaitable[_Result]]",
-    *,
-    only_existing: bool = False,
-    migrating: bool = True,
-) -> _Result:
-    """Open the configured store, use it, and close it.
-
-    Args:
-        config: the configuration file.
-        use: what to do with the store.
-        only_existing: refuse to create a database, for commands that only read.
-        migrating: whether to bring its tables to this release.
-
-    Raises:
-        StoreError: there is none, and none may be created.
-    """
-    from conformal_arbitrage.live.config import read_config
-
-    with gateway_installed():
-        from conformal_arbitrage.live.database import database_exists, database_of, open_record
-
-    if only_existing and not database_exists(read_config(config)):
-        raise StoreError(
-            f"there is no database at {database_of(read_config(config))} yet; `arbitrage serve` creates it, or name another "
-            "configuration with --config"
-        )
-
-    async def run() -> _Result:
-        store = await open_record(read_config(config), migrating=migrating)
-        try:
-            return await use(store)
-        finally:
-            await store.close()
-
-    return options.run_coroutine(run())
 
 
 def when(seconds: float | None) -> str:
@@ -415,7 +342,7 @@ class _Moment(click.ParamType[float]):
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-@click.command("export")
+@records_command.command("export")
 @click.option(
     "-o", "--output", required=True, metavar="FILE", help="The file to write; with a / at the end, a folder of files."
 )
@@ -455,12 +382,6 @@ def records_export_command(
     arbitrage records export --policy support --score-log -o may.parquet \\
         --since 2026-05-01 --until 2026-06-01
     """
-    from conformal_arbitrage.collecting.records import TimeWindow
-    from conformal_arbitrage.collecting.renewal import LookingPart
-    from conformal_arbitrage.live.config import read_config
-
-    with gateway_installed():
-        from conformal_arbitrage.gateway.server import identities_of, secret_of
     if score_log == everything:
         raise click.UsageError("give --score-log (rows fit for calibration) or --all (every row, marked)")
     in_files = output.endswith("/") or Path(output).is_dir()
@@ -480,7 +401,7 @@ def records_export_command(
     export = _Export(config, configuration, policy, identities, window, everything=everything)
     summary = export.files(output, rows_per_file or _ROWS_PER_FILE) if in_files else export.file(output)
     if as_json:
-        options.print_json(summary)
+        print_json(summary)
     else:
         files = f" in {len(summary['files'])} files" if in_files else ""
         missing = f"{summary['missing_guardian_rows']} without a Guardian score"
@@ -493,10 +414,10 @@ class _Export:
     def __init__(
         self,
         config: str,
-        configuration: "Config",
+        configuration: Config,
         policy: str,
-        identities: "Mapping[str, Any] | None",
-        window: "TimeWindow",
+        identities: Mapping[str, Any] | None,
+        window: TimeWindow,
         *,
         everything: bool,
     ) -> None:
@@ -505,8 +426,6 @@ class _Export:
 
     def file(self, output: str) -> dict[str, Any]:
         """Write one file, with all rows in memory."""
-        from conformal_arbitrage.collecting.records import score_log_of
-
         known = self._configuration.policies.get(self._policy)
         log = self._read(
             lambda store: score_log_of(
@@ -524,8 +443,6 @@ class _Export:
 
     def files(self, output: str, rows_per_file: int) -> dict[str, Any]:
         """Write a folder of files, each forgotten when it is written."""
-        from conformal_arbitrage.collecting.records import write_record_parts
-
         written = self._read(
             lambda store: write_record_parts(
                 store,
@@ -541,10 +458,10 @@ class _Export:
         names = [path.name for path in written.files]
         return {"rows": written.rows, "missing_guardian_rows": written.missing, "output": output, "files": names}
 
-    def _read(self, use: "Callable[[Store], Awaitable[_Result]]") -> _Result:
+    def _read(self, use: Callable[[Store], Awaitable[options.Value]]) -> options.Value:
         """Use the store; an error about a policy that is not configured says so."""
         try:
-            return with_store(self._config, use)
+            return options.with_store(self._config, use)
         except StoreError as error:
             if self._policy in self._configuration.policies:
                 raise
@@ -553,30 +470,27 @@ class _Export:
                 f"there is no policy {self._policy!r} in {self._config}; there are {known} ({error})"
             ) from error
 
-    def _warn_of_grader(self, identities: "Mapping[str, Any] | None") -> None:
-        from conformal_arbitrage.live.check import grader_change
+    def _warn_of_grader(self, identities: Mapping[str, Any] | None) -> None:
 
         changed = grader_change(self._configuration, identities)
         if changed is not None:
-            options.warn(changed)
+            warn(changed)
 
 
 def _export_cascade(
     config: str, policy: str, output: str, identities: dict[str, Any], *, everything: bool, as_json: bool
 ) -> None:
     """Write the shadow rows of a cascade as its log."""
-    from conformal_arbitrage.collecting.cascade_records import cascade_log_of
-
     if everything:
         raise click.UsageError("--all is for two models: rows of a cascade end where it stopped; give --score-log")
     *models, guardian = identities
-    log = with_store(
+    log = options.with_store(
         config,
         lambda store: cascade_log_of(store, policy, models=models, guardian=guardian, identities=identities),
     )
     log.write(output)
     if as_json:
-        options.print_json({"rows": len(log), "models": models, "guardian": guardian, "output": output})
+        print_json({"rows": len(log), "models": models, "guardian": guardian, "output": output})
     else:
         click.echo(
             f"Written: {output}, {len(log)} rows. Next: arbitrage calibrate {output} --path --guardian-column {guardian}"
@@ -586,7 +500,7 @@ def _export_cascade(
 # --- The command that grades stored answers ---
 
 
-@click.command("grade")
+@records_command.command("grade")
 @click.option("--policy", required=True, metavar="NAME", help="The policy whose answers to grade.")
 @click.option(
     "--grade",
@@ -610,12 +524,9 @@ def records_grade_command(
     arbitrage records grade --policy support --grade judge --dry-run
     arbitrage records grade --policy support --grade judge --max-cost 5.00
     """
-    from conformal_arbitrage.collecting.grading import estimate_grading, grade_records, read_backlog
-    from conformal_arbitrage.live.config import read_config
-
     models = read_config(config)
 
-    async def work(store: "Store") -> "tuple[Backlog, GradingResult | None]":
+    async def work(store: Store) -> tuple[Backlog, GradingResult | None]:
         backlog = await read_backlog(store, models, policy, grade=grade, limit=limit)
         if dry_run or not backlog.gradable:
             return backlog, None
@@ -625,16 +536,14 @@ def records_grade_command(
             return backlog, await grade_records(store, models, rows, grade=grade, progress=progress, **settings)
 
     try:
-        backlog, result = with_store(config, work)
+        backlog, result = options.with_store(config, work)
     except KeyboardInterrupt as error:
         raise click.ClickException("interrupted; the grades so far are recorded, run again to resume") from error
     counts = backlog.counts
     if dry_run:
         if not as_json:
             _show_backlog(counts)
-        show_estimate(
-            options.run_coroutine(estimate_grading(models, backlog.gradable, grade=grade)), as_json=as_json, **counts
-        )
+        show_estimate(asyncio.run(estimate_grading(models, backlog.gradable, grade=grade)), as_json=as_json, **counts)
         return
     _show_result(counts, result, as_json=as_json)
 
@@ -647,27 +556,26 @@ def _show_backlog(counts: dict[str, int]) -> None:
         ("no_label", "no label to compare them with was recorded with a key of scope review"),
     ):
         if counts[name]:
-            options.warn(f"{counts[name]} rows cannot be graded: {reason}")
+            warn(f"{counts[name]} rows cannot be graded: {reason}")
 
 
-def _show_result(counts: dict[str, int], result: "GradingResult | None", *, as_json: bool) -> None:
-    from conformal_arbitrage.models.wrappers import dollars
+def _show_result(counts: dict[str, int], result: GradingResult | None, *, as_json: bool) -> None:
 
     failed, problem = (0, None) if result is None else (result.failed, result.first_problem)
     new, cost = (0, 0.0) if result is None else (result.graded, result.spent.cost)
     if as_json:
-        options.print_json({**counts, "newly_graded": new, "failed": failed, "cost": cost, "first_problem": problem})
+        print_json({**counts, "newly_graded": new, "failed": failed, "cost": cost, "first_problem": problem})
         return
     _show_backlog(counts)
     click.echo(f"Graded: {new} rows, cost {dollars(cost)}.")
     if failed:
-        options.warn(f"{failed} rows have no grades yet ({problem}); run the same command again to retry them")
+        warn(f"{failed} rows have no grades yet ({problem}); run the same command again to retry them")
 
 
 # --- The command that brings a database to a release and a configuration ---
 
 
-@click.command("migrate")
+@records_command.command("migrate")
 @options.config_file
 @options.as_json
 def records_migrate_command(*, config: str, as_json: bool) -> None:
@@ -679,13 +587,9 @@ def records_migrate_command(*, config: str, as_json: bool) -> None:
     \b
     arbitrage records migrate
     """
-    from conformal_arbitrage.live.config import read_config
-
-    with gateway_installed():
-        from conformal_arbitrage.gateway.server import prepare
-    done = options.run_coroutine(prepare(read_config(config)))
+    done = asyncio.run(prepare(read_config(config)))
     if as_json:
-        options.print_json(_document(done))
+        print_json(_document(done))
         return
     schema = done.schema
     change = "as before" if schema.before == schema.version else f"from {schema.before}"
@@ -698,7 +602,7 @@ def records_migrate_command(*, config: str, as_json: bool) -> None:
         click.echo(f"Installed: version {version.version} of policy {version.name}")
 
 
-def _document(done: "Preparation") -> dict[str, object]:
+def _document(done: Preparation) -> dict[str, object]:
     schema = {"before": done.schema.before, "version": done.schema.version, "readable_by": done.schema.readable_by}
     return {"schema": schema, "key": done.key, "installed": {one.name: one.version for one in done.installed}}
 
@@ -732,21 +636,19 @@ def policies_lift_command(policy: str, *, reason: str, version: int | None, conf
     \b
     arbitrage policies lift support --reason "the new prompt was taken back"
     """
-    from msgspec.structs import asdict
-
-    from conformal_arbitrage.live.config import read_config
-
     known = read_config(config).policies
     if policy not in known:
         raise click.UsageError(f"there is no policy {policy!r} in {config}; there are {', '.join(known) or 'none'}")
     if not reason.strip():
         raise click.UsageError("--reason must say why; the record keeps it")
-    lifted = with_store(config, lambda store: store.lift(policy, reason=reason, by="command line", version=version))
+    lifted = options.with_store(
+        config, lambda store: store.lift(policy, reason=reason, by="command line", version=version)
+    )
     if lifted is None:
         named = "its newest version" if version is None else f"version {version}"
         raise StoreError(f"policy {policy} has no alarm that stands on {named}; there is nothing to lift")
     if as_json:
-        options.print_json({"policy": policy, **asdict(lifted)})
+        print_json({"policy": policy, **asdict(lifted)})
     else:
         click.echo(
             f"Lifted: the alarm of {policy}, version {lifted.version}; its answers say guarantee none until a certificate "
@@ -775,9 +677,6 @@ def webhooks_secret_command() -> None:
     \b
     arbitrage webhooks secret > alerts.secret
     """
-    import base64
-    import secrets
-
     click.echo(f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}")
 
 
@@ -792,9 +691,6 @@ def webhooks_test_command(names: tuple[str, ...], *, config: str, as_json: bool)
     arbitrage webhooks test
     arbitrage webhooks test alerts
     """
-    from conformal_arbitrage.live.config import read_config
-    from conformal_arbitrage.live.webhooks import webhooks_of
-
     webhooks = webhooks_of(read_config(config))
     known = [webhook.name for webhook in webhooks]
     unknown = [name for name in names if name not in known]
@@ -804,23 +700,20 @@ def webhooks_test_command(names: tuple[str, ...], *, config: str, as_json: bool)
             f"there is no webhook {unknown[0]!r} in {config}; {remedy}" if unknown else f"{config}: {remedy}"
         )
     chosen = [webhook for webhook in webhooks if not names or webhook.name in names]
-    attempts = options.run_coroutine(_send_tests(chosen))
+    attempts = asyncio.run(_send_tests(chosen))
     if as_json:
-        options.print_json({"ok": all(one["problem"] is None for one in attempts), "webhooks": attempts})
+        print_json({"ok": all(one["problem"] is None for one in attempts), "webhooks": attempts})
     else:
         rows = [
             [one["webhook"], str(one["status"] or ""), f"{one['seconds']:.2f}", one["problem"] or "accepted"]
             for one in attempts
         ]
-        options.print_table(["webhook", "status", "seconds", "result"], rows)
+        print_table(["webhook", "status", "seconds", "result"], rows)
     if any(one["problem"] is not None for one in attempts):
         raise SystemExit(1)
 
 
-async def _send_tests(webhooks: "list[WebhookEndpoint]") -> list[dict[str, Any]]:
-    import asyncio
-
-    from conformal_arbitrage.live.webhooks import send_test
+async def _send_tests(webhooks: list[WebhookEndpoint]) -> list[dict[str, Any]]:
 
     try:
         attempts = await asyncio.gather(*map(send_test, webhooks))
@@ -839,13 +732,150 @@ async def _send_tests(webhooks: "list[WebhookEndpoint]") -> list[dict[str, Any]]
 @options.as_json
 def webhooks_list_command(*, limit: int, config: str, as_json: bool) -> None:
     """List the newest messages to webhooks, of the last thirty days."""
-    from msgspec.structs import asdict
-
-    deliveries = with_store(config, lambda store: store.deliveries(limit=limit))
+    deliveries = options.with_store(config, lambda store: store.deliveries(limit=limit))
     if as_json:
-        options.print_json([asdict(delivery) for delivery in deliveries])
+        print_json([asdict(delivery) for delivery in deliveries])
         return
     rows = [
         [d.id, d.endpoint, d.event, when(d.created), str(d.attempts), when(d.done), d.error or ""] for d in deliveries
     ]
-    options.print_table(["id", "webhook", "event", "created", "attempts", "done", "last problem"], rows)
+    print_table(["id", "webhook", "event", "created", "attempts", "done", "last problem"], rows)
+
+
+# --- The command renew ---
+
+
+@click.command("renew")
+@click.argument("policy")
+@click.option("--dry-run", is_flag=True, help="Say when the next renewal is due and on which rows; install nothing.")
+@click.option("--tighten", is_flag=True, help="Raise the relaxation if the rows since the installation ask for it.")
+@click.option(
+    "--after-looking", is_flag=True, help="Install outside the schedule; the certificate then has no guarantee."
+)
+@click.option(
+    "--rows", "output", metavar="FILE", help="Write the rows it was calibrated on, for `verify`.  [default: do not]"
+)
+@options.config_file
+@options.as_json
+def renew_command(
+    policy: str,
+    *,
+    dry_run: bool,
+    tighten: bool,
+    after_looking: bool,
+    output: str | None,
+    config: str,
+    as_json: bool,
+) -> None:
+    """Calibrate a policy again if its schedule says so, and install whatever comes out.
+
+    Renewals are due at doubled numbers of rows. A dry run does not show what would come out: whoever installs a
+    certificate only if it is cheaper keeps the lucky ones, and breaks the guarantee.
+
+    \b
+    arbitrage renew support --dry-run
+    arbitrage renew support
+    arbitrage renew support --tighten             a larger relaxation, at any time
+    """
+    if tighten and after_looking:
+        raise click.UsageError("give --tighten, which keeps the guarantee, or --after-looking, which gives it up")
+    target = _target(config, policy)
+    if dry_run:
+        _show_outlook(options.with_store(config, lambda store: _outlook(store, target)), as_json=as_json)
+        return
+
+    async def renew(store: Store) -> tuple[Outlook, Successor | None, PolicyVersion | None]:
+
+        ahead = await renewal.outlook(store, target, now=time.time())
+        if tighten:
+            next = await renewal.tighter(store, target, ahead, now=time.time())
+        elif after_looking:
+            next = await renewal.looked_at_successor(store, target, ahead)
+        else:
+            next = await renewal.successor(store, target, ahead) if ahead.due else None
+        if next is None:
+            return ahead, None, None
+        return ahead, next, await renewal.install_successor(store, ahead, next, by="command line")
+
+    ahead, next, version = options.with_store(config, renew)
+    if next is None:
+        _show_none(ahead, tighten=tighten, as_json=as_json)
+        return
+    if version is None:
+        raise StoreError(
+            f"policy {policy}: a version was installed or an alarm raised meanwhile, so this was not; try again"
+        )
+    _save_rows(next, output)
+    _show_installed(ahead, next, version, output, as_json=as_json)
+
+
+def _target(config: str, policy: str) -> RenewablePolicy:
+    """Return the policy with the identities of its models, and the project's secret."""
+    configuration = read_config(config)
+    identities = identities_of(configuration, policy)
+    secret = existing_secret(configuration)
+    if secret is None:
+        raise ConfigError(
+            "a renewed certificate is signed with the project's secret, and there is none here; run this where "
+            "ARBITRAGE_SECRET or arbitrage.secret is"
+        )
+    return renewable(configuration, policy, identities, secret)
+
+
+async def _outlook(store: Store, target: RenewablePolicy) -> Outlook:
+
+    return await outlook(store, target, now=time.time())
+
+
+def _described(ahead: Outlook) -> str:
+    since = datetime.fromtimestamp(ahead.chain.since, UTC).isoformat(timespec="seconds")
+    union = f" and the {ahead.collected} rows of its log" if ahead.collected else ""
+    what = "the certificate after the alarm" if ahead.step == "after red" else f"renewal {ahead.renewal}"
+    return (
+        f"policy {ahead.policy}, version {ahead.version}: {what} takes the first {ahead.rows} rows since {since}{union}; "
+        f"{ahead.arrived} have arrived, and the outcomes of {ahead.settled} are due"
+    )
+
+
+def _show_outlook(ahead: Outlook, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**ahead.document(), "installed": None})
+    else:
+        click.echo(f"{_described(ahead)}: {'it is due' if ahead.due else 'it is not due yet'}.")
+
+
+def _show_none(ahead: Outlook, *, tighten: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({**ahead.document(), "installed": None})
+    elif tighten:
+        click.echo(f"The rows since version {ahead.version} ask for no larger relaxation; nothing was installed.")
+    else:
+        click.echo(
+            f"{_described(ahead)}: it is not due yet, and nothing was installed. A certificate outside the schedule has no "
+            "guarantee (--after-looking)."
+        )
+
+
+def _show_installed(
+    ahead: Outlook, next: Successor, version: PolicyVersion, output: str | None, *, as_json: bool
+) -> None:
+    certificate = next.certificate
+    document: dict[str, Any] = {**ahead.document(), "installed": version.version, "certificate": certificate.to_dict()}
+    if certificate.ancestry is not None:
+        document["step"] = certificate.ancestry.step
+    if as_json:
+        print_json(document)
+        return
+    print_facts(certificate.facts())
+    click.echo(f"\n{wrapped(certificate.summary)}\n\nInstalled: version {version.version} of policy {ahead.policy}.")
+    if output is not None:
+        click.echo(f"Written: {output}, the rows it was calibrated on.")
+
+
+def _save_rows(next: Successor, output: str | None) -> None:
+    if output is None:
+        return
+    try:
+        next.log.write(output)
+    except OutputError as error:
+        warn(f"the certificate was installed, and its rows were not written: {error}")

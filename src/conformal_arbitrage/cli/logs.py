@@ -1,23 +1,60 @@
 """Commands on score logs: router-log, split, import, learn, inspect, evaluate, compare."""
 
-from collections.abc import Coroutine, Sequence
+import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from conformal_arbitrage.cli import certificates, options
-from conformal_arbitrage.cli.certificates import columns_of, load_certificate
+from conformal_arbitrage import experiments
+from conformal_arbitrage.calibration.learned import Features
+from conformal_arbitrage.calibration.learning import learn
+from conformal_arbitrage.calibration.planning import split
+from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.output import (
+    name_left_out,
+    print_facts,
+    print_fitted,
+    print_json,
+    print_progress,
+    print_table,
+    screen_width,
+    show_estimate,
+    warn,
+    wrapped,
+)
+from conformal_arbitrage.collecting.collect import Progress
 from conformal_arbitrage.errors import OutputError
-
-if TYPE_CHECKING:
-    from conformal_arbitrage.cli.demo import Served
-    from conformal_arbitrage.evaluation.assessment import Assessment
-    from conformal_arbitrage.evaluation.frontier import Frontier
-    from conformal_arbitrage.evaluation.inspection import Inspection
-    from conformal_arbitrage.importing import Imported
-    from conformal_arbitrage.importing.quickstart import QuickStart
-
+from conformal_arbitrage.evaluation import show
+from conformal_arbitrage.evaluation import simulation as simulation_report
+from conformal_arbitrage.evaluation.assessment import Assessment, assess, without_verdict
+from conformal_arbitrage.evaluation.compare import compare
+from conformal_arbitrage.evaluation.costs import CostOptions
+from conformal_arbitrage.evaluation.frontier import Frontier, evaluate, evaluate_cascade
+from conformal_arbitrage.evaluation.inspection import Inspection, inspect
+from conformal_arbitrage.evaluation.show import save_comparison, save_figure, save_simulation
+from conformal_arbitrage.evaluation.simulation import Scenario, Simulation, simulate
+from conformal_arbitrage.experiments import parts_of
+from conformal_arbitrage.experiments.data import Live
+from conformal_arbitrage.experiments.protocol import Source
+from conformal_arbitrage.importing import (
+    Imported,
+    read_inspect,
+    read_langfuse,
+    read_litellm,
+    read_lm_eval,
+    read_openai_batch,
+    read_routellm,
+    read_wide,
+)
+from conformal_arbitrage.importing.quickstart import QuickStart, quick_start
+from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.models.kinds import load_object
+from conformal_arbitrage.models.wrappers import dollars
+from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.tables import file_format, write_text
 
 # --- The commands about score logs, router-log and split, and the demo ---
 
@@ -45,8 +82,6 @@ def router_log_command(
     arbitrage router-log runs.csv --confidence score --primary-grade small_ok \\
         --guardian-grade big_ok -o log.parquet
     """
-    from conformal_arbitrage.scorelog.log import ScoreLog
-
     log = ScoreLog.read_router(
         outcomes, confidence=confidence, primary_grade=primary_grade, guardian_grade=guardian_grade
     )
@@ -58,7 +93,7 @@ def router_log_command(
         "output": output,
     }
     if as_json:
-        options.print_json(summary)
+        print_json(summary)
     else:
         click.echo(f"Written: {output}, {len(log)} rows ({summary['ungraded_rows']} lack a grade)")
 
@@ -90,9 +125,6 @@ def split_command(
     \b
     arbitrage split log.parquet explore.parquet certify.parquet --share 0.3
     """
-    from conformal_arbitrage.calibration.planning import split
-    from conformal_arbitrage.scorelog.tables import file_format
-
     for one, other in ((log, explore), (log, certify), (explore, certify)):
         options.refuse_same(one, other)
         file_format(Path(other))
@@ -101,66 +133,9 @@ def split_command(
     for part, path in zip(parts, (explore, certify), strict=True):
         part.write(path)
     if as_json:
-        options.print_json({"explore": len(parts[0]), "certify": len(parts[1])})
+        print_json({"explore": len(parts[0]), "certify": len(parts[1])})
     else:
         click.echo(f"Written: {explore} ({len(parts[0])} rows) and {certify} ({len(parts[1])} rows)")
-
-
-@click.command("demo")
-@click.option("--out", default="demo", show_default=True, metavar="DIR", help="Folder for the files.")
-@click.option("--console", is_flag=True, help="Also fill a gateway for the web console, with audits and an alarm.")
-@options.as_json
-def demo_command(*, out: str, console: bool, as_json: bool) -> None:
-    """Tour the tool on bundled real data: inspect, calibrate, evaluate, serve, simulate, and a pair not worth routing.
-
-    \b
-    arbitrage demo --out demo
-    arbitrage demo --console && arbitrage serve --config demo/console.toml
-    """
-    from dataclasses import replace
-
-    from conformal_arbitrage.cli import demo as tour
-    from conformal_arbitrage.cli.demo import fill_console
-    from conformal_arbitrage.cli.monitor import show_simulation
-
-    demo = tour.run_demo(out)
-    if console:
-        demo = replace(demo, files=(*demo.files, str(fill_console(Path(out)))))
-    if as_json:
-        options.print_json(demo.to_dict())
-        return
-    click.echo(options.wrapped(tour.STORY))
-    click.echo("\n1. Is the pair worth routing?   arbitrage inspect\n")
-    show_inspection(demo.good)
-    click.echo("  note: choose a real alpha on other rows than those you certify; see docs/choosing.md")
-    click.echo(f"\n2. A certificate at alpha {tour.ALPHA:g}   arbitrage calibrate\n")
-    click.echo(options.wrapped(demo.certificate.guarantee))
-    click.echo(f"\nOn this log {100 * demo.deferred:.0f} % of the questions go to the expert.")
-    click.echo("\n3. What each budget buys, on held-out questions   arbitrage evaluate\n")
-    show_frontier(demo.frontier)
-    click.echo("\n4. A pair not worth routing   arbitrage inspect\n")
-    click.echo(options.wrapped(f"SmolLM2-135M is the Primary, Qwen2.5-Coder-1.5B the Guardian. {demo.poor.verdict}"))
-    click.echo("\n5. The same in production: an OpenAI-compatible gateway   arbitrage serve\n")
-    click.echo(options.wrapped(_describe_served(demo.served)))
-    click.echo("\n6. The model becomes worse, and nobody is told   arbitrage simulate\n")
-    show_simulation(demo.simulation)
-    click.echo("\n" + options.wrapped("Written: " + ", ".join(demo.files)))
-
-
-def _describe_served(served: "Served | None") -> str:
-    from conformal_arbitrage.cli.demo import ALPHA
-
-    if served is None:
-        return (
-            "Skipped: the gateway needs its extra, which is not installed; run `pip install '.[gateway]'` in a clone of the "
-            "repository, then the demo again."
-        )
-    return (
-        f"{served.questions} questions that were not used for calibration were sent to POST /v1/decisions on this machine. "
-        f"{served.deferred} went to the expert, {served.questions - served.deferred} calls were saved: ${served.cost:.2f} "
-        f"instead of ${served.always:.2f}. The loss was {served.loss:.3f}; the risk budget is {ALPHA:g}. `make demo-serve` "
-        "keeps the gateway running."
-    )
 
 
 # --- The command import ---
@@ -229,8 +204,6 @@ def import_lm_eval_command(*, primary: str, guardian: str, output: str, as_json:
 
     PRIMARY and GUARDIAN are a samples file each, or a folder with several.
     """
-    from conformal_arbitrage.importing import read_lm_eval
-
     _write(read_lm_eval(primary, guardian, **settings), output, as_json=as_json)
 
 
@@ -252,8 +225,6 @@ def import_lm_eval_command(*, primary: str, guardian: str, output: str, as_json:
 @_output
 def import_inspect_command(*, primary: str, guardian: str, output: str, as_json: bool, **settings: Any) -> None:
     """Read the logs of two models on one task of inspect_ai (.eval or .json), joined by sample."""
-    from conformal_arbitrage.importing import read_inspect
-
     _write(read_inspect(primary, guardian, **settings), output, as_json=as_json)
 
 
@@ -269,8 +240,6 @@ def import_inspect_command(*, primary: str, guardian: str, output: str, as_json:
 @_output
 def import_openai_batch_command(*, primary: str, guardian: str, output: str, as_json: bool, **settings: Any) -> None:
     """Read the output files of two batches of the OpenAI API over the same requests, joined by custom_id."""
-    from conformal_arbitrage.importing import read_openai_batch
-
     _write(read_openai_batch(primary, guardian, **settings), output, as_json=as_json)
 
 
@@ -288,8 +257,6 @@ def import_openai_batch_command(*, primary: str, guardian: str, output: str, as_
 @_output
 def import_litellm_command(*, files: tuple[str, ...], output: str, as_json: bool, **settings: Any) -> None:
     """Read logging payloads or spend logs of LiteLLM with calls of both models, joined by question."""
-    from conformal_arbitrage.importing import read_litellm
-
     _write(read_litellm(files, **settings), output, as_json=as_json)
 
 
@@ -308,8 +275,6 @@ def import_litellm_command(*, files: tuple[str, ...], output: str, as_json: bool
 @_output
 def import_langfuse_command(*, files: tuple[str, ...], output: str, as_json: bool, **settings: Any) -> None:
     """Read observations and scores that Langfuse exported, with generations of both models, joined by question."""
-    from conformal_arbitrage.importing import read_langfuse
-
     _write(read_langfuse(files, **settings), output, as_json=as_json)
 
 
@@ -321,8 +286,6 @@ def import_langfuse_command(*, files: tuple[str, ...], output: str, as_json: boo
 @_output
 def import_routellm_command(*, table: str, output: str, as_json: bool, **columns: Any) -> None:
     """Read a table with RouteLLM's win rates and the grades of both models' answers."""
-    from conformal_arbitrage.importing import read_routellm
-
     _report(read_routellm(table, **columns), output, as_json=as_json)
 
 
@@ -336,22 +299,20 @@ def import_table_command(
     *, table: str, primary: str, guardian: str, outcomes: tuple[str, ...], output: str, as_json: bool
 ) -> None:
     """Read a plain table with one column per option and model."""
-    from conformal_arbitrage.importing import read_wide
-
     columns = [[name.strip() for name in names.split(",")] for names in (primary, guardian)]
     imported = read_wide(table, primary=columns[0], guardian=columns[1], outcomes=outcomes)
     _report(imported, output, as_json=as_json)
 
 
-def _write(reading: "Coroutine[Any, Any, Imported]", output: str, *, as_json: bool) -> None:
-    _report(options.run_coroutine(reading), output, as_json=as_json)
+def _write(reading: Coroutine[Any, Any, Imported], output: str, *, as_json: bool) -> None:
+    _report(asyncio.run(reading), output, as_json=as_json)
 
 
-def _report(imported: "Imported", output: str, *, as_json: bool) -> None:
+def _report(imported: Imported, output: str, *, as_json: bool) -> None:
     """Write the log, and tell what became of the files."""
     imported.log.write(output)
     if as_json:
-        options.print_json({**imported.to_dict(), "output": output})
+        print_json({**imported.to_dict(), "output": output})
         return
     click.echo(f"Written: {output}, {len(imported.log)} rows of {imported.models[0]} and {imported.models[1]}")
     for one in imported.unused.to_list():
@@ -405,10 +366,6 @@ def learn_command(
     arbitrage learn log.parquet --learner hist-gradient-boosting --binarize -o scored.parquet
     arbitrage calibrate scored.parquet --alpha 0.05 --loss net -o certificate.json
     """
-    from conformal_arbitrage.calibration.learned import Features
-    from conformal_arbitrage.calibration.learning import learn
-    from conformal_arbitrage.models.kinds import load_object
-
     options.refuse_same(log, output)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     chosen: Any = load_object(learner)() if ":" in learner else learner
@@ -416,7 +373,7 @@ def learn_command(
     learned = learn(scores, share=share, seed=seed, learner=chosen, features=features)
     learned.scored.write(output)
     if as_json:
-        options.print_json({"learned": learned.learned_rows, "scored": len(learned.scored)})
+        print_json({"learned": learned.learned_rows, "scored": len(learned.scored)})
         return
     click.echo(
         f"Written: {output}, {len(learned.scored)} rows in router form; {learned.learned_rows} were learned from."
@@ -455,32 +412,30 @@ def inspect_command(
     \b
     arbitrage inspect log.parquet --primary-column qwen15b --guardian-column expert
     """
-    from conformal_arbitrage.evaluation.inspection import inspect
-
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     inspection = inspect(scores, loss_bound=loss_bound, **costs)
     if options.in_parts(log):
         inspection = inspection.with_counts(
-            certificates.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
+            options.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
         )
     options.remember_look(scores, log, "inspect")
     if as_json:
-        options.print_json(inspection.to_dict())
+        print_json(inspection.to_dict())
     else:
         show_inspection(inspection)
 
 
-def show_inspection(inspection: "Inspection") -> None:
+def show_inspection(inspection: Inspection) -> None:
     """Print an inspection for people."""
-    options.print_facts(inspection.facts())
+    print_facts(inspection.facts())
     if inspection.budgets:
         header, rows = inspection.budget_table()
-        options.print_table(header, rows, title="What a budget buys on this log (the Guardian sees all)")
-    click.echo(options.wrapped(inspection.verdict))
+        print_table(header, rows, title="What a budget buys on this log (the Guardian sees all)")
+    click.echo(wrapped(inspection.verdict))
     for problem in inspection.problems:
         click.echo(f"  note: {problem}")
     for step in inspection.next_steps:
-        click.echo(options.wrapped(step))
+        click.echo(wrapped(step))
 
 
 @click.command("evaluate")
@@ -498,7 +453,7 @@ def show_inspection(inspection: "Inspection") -> None:
 )  # fmt: skip
 @options.rule
 @options.sure
-@certificates.path_options
+@options.path_options
 @options.learned
 @options.columns
 @options.sample
@@ -542,24 +497,61 @@ def evaluate_command(
         --primary-cost 1 --guardian-cost 20 --plot frontier.png
     arbitrage evaluate cascade.parquet --path --alpha 0.05 --calibration-size 400
     """
-    from conformal_arbitrage.evaluation.frontier import evaluate
-    from conformal_arbitrage.evaluation.show import save_figure
-
     learned = options.learned_options(sweep)
     kind, at_boundary = options.loss_and_boundary(loss, boundary, learned["score"])
-    if certificates.take_options(sweep):
-        return certificates.evaluate_path_command(kind)
+    if options.take_options(sweep):
+        return evaluate_path_command(kind)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **learned, **sweep)
     if figure is not None:
         save_figure(frontier, figure, x=x, y=delta_of)
     options.remember_look(scores, log, "evaluate")
     if form == "json":
-        options.print_json(frontier.to_dict(per_trial=per_trial))
+        print_json(frontier.to_dict(per_trial=per_trial))
     else:
         show_frontier(frontier, form)
     if figure is not None and form is None:
         click.echo(f"Written: {figure}")
+
+
+def evaluate_path_command(loss: Any) -> None:
+    """Run held-out trials of a cascade as the command line says, and show what they cost and lose."""
+    parameters = click.get_current_context().params
+    if parameters["form"] not in (None, "json"):
+        raise click.UsageError(
+            f"trials of a cascade are printed as a table or with --json, not with --{parameters['form']}"
+        )
+    scores = options.read_cascade(parameters["log"], parameters["guardian_column"], parameters["models"])
+    evaluation = evaluate_cascade(
+        scores,
+        parameters["alphas"],
+        calibration_size=parameters["calibration_size"],
+        test_size=parameters["test_size"],
+        trials=parameters["trials"],
+        seed=parameters["seed"],
+        loss=loss,
+        chain=options.named(parameters["chain"]),
+        tuning_share=parameters["tuning_share"],
+        missing_guardian=parameters["missing_guardian"],
+    )
+    options.remember_look(scores, parameters["log"], "evaluate")
+    if parameters["form"] == "json":
+        print_json(evaluation.to_dict())
+        return
+    header = ["alpha", "loss", "trials over alpha", "cost / Guardian alone", "Guardian answers", "chains chosen"]
+    rows = [
+        [
+            f"{point.alpha:g}",
+            f"{point.loss:.4f} ± {point.loss_error:.4f}",
+            f"{point.over:.2f}",
+            f"{point.cost:.3f} ± {point.cost_error:.3f}",
+            f"{100 * point.guardian_share:.1f} %",
+            ", ".join(f"{chain} ({count})" for chain, count in list(point.chains.items())[:3]),
+        ]
+        for point in evaluation.points
+    ]
+    print_table(header, rows, title=f"{evaluation.trials} trials, mean ± standard error")
+    click.echo("The promise is an average, so single trials may lie above alpha, about half of them.")
 
 
 @click.command("compare")
@@ -600,65 +592,44 @@ def compare_command(
     \b
     arbitrage compare log.parquet --alpha 0.05 --splits 200 --plot compare.png
     """
-    from conformal_arbitrage.evaluation.compare import compare
-    from conformal_arbitrage.evaluation.show import save_comparison
-
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
-    comparison = compare(scores, alphas, progress=None if as_json else options.progress, **settings)
+    comparison = compare(scores, alphas, progress=None if as_json else print_progress, **settings)
     options.remember_look(scores, log, "compare")
     if figure is not None:
         save_comparison(comparison, figure, alpha=comparison.rules[0].alpha)
     if as_json:
-        options.print_json(comparison.to_dict())
+        print_json(comparison.to_dict())
         return
     title = (
         f"{comparison.splits} splits: {comparison.calibration_size} rows to calibrate, {comparison.test_size} to test"
     )
-    left_out = _print_fitted(*comparison.table(), ("net loss", "$ per 1000"), title=title)
-    _name_left_out(left_out)
+    left_out = print_fitted(*comparison.table(), ("net loss", "$ per 1000"), title=title)
+    name_left_out(left_out)
     for line in comparison.notes():
-        click.echo(options.wrapped(line))
+        click.echo(wrapped(line))
     if figure is not None:
         click.echo(f"Written: {figure}")
 
 
-def _print_fitted(
-    header: Sequence[str], rows: Sequence[Sequence[str]], expendable: Sequence[str], *, title: str
-) -> list[str]:
-    """Print a table without the columns that this terminal is too narrow for; return their titles."""
-    from conformal_arbitrage.evaluation.show import fitted
-
-    header, rows, left_out = fitted(header, rows, options.console().width, expendable)
-    options.print_table(header, rows, title=title)
-    return left_out
-
-
-def _name_left_out(titles: Sequence[str]) -> None:
-    if titles:
-        click.echo(options.wrapped(f"Columns that do not fit this terminal: {', '.join(titles)}; --json has them."))
-
-
-def show_frontier(frontier: "Frontier", form: str | None = None) -> None:
+def show_frontier(frontier: Frontier, form: str | None = None) -> None:
     """Print a frontier as a table for people, or as text in a format."""
-    from conformal_arbitrage.evaluation import show
-
     if form is not None:
         to_text = {"csv": show.to_csv, "markdown": show.to_markdown, "latex": show.to_latex}[form]
         click.echo(to_text(frontier), nl=False)
         return
-    spread = options.console().width >= _WIDTH_WITH_SPREAD
+    spread = screen_width() >= _WIDTH_WITH_SPREAD
     header, rows = show.cells(frontier, spread=spread, standard_error=True)
     title = f"{frontier.trials} trials: {frontier.calibration_size} rows to calibrate, {frontier.test_size} to test"
-    left_out = _print_fitted(header, rows, show.expendable(header), title=title)
+    left_out = print_fitted(header, rows, show.expendable(header), title=title)
     footnote = "±: standard error over trials of this log. " if spread and frontier.trials > 1 else ""
-    click.echo(options.wrapped(f"{footnote}{_standard_error(frontier)}"))
-    _name_left_out(left_out)
+    click.echo(wrapped(f"{footnote}{_standard_error(frontier)}"))
+    name_left_out(left_out)
     if frontier.points[0].values("cost_per_1000") is None:
         remedy = "give --primary-cost and --guardian-cost"
-        click.echo(options.wrapped(f"No costs, so no random routing at the same cost and no delta: {remedy}."))
+        click.echo(wrapped(f"No costs, so no random routing at the same cost and no delta: {remedy}."))
 
 
-def _standard_error(frontier: "Frontier") -> str:
+def _standard_error(frontier: Frontier) -> str:
     """Describe how exactly the trials determine the mean loss."""
     spreads = [point.summary("loss").get("std") for point in frontier.of("conformal")]
     errors = [spread / frontier.trials**0.5 for spread in spreads if spread is not None]
@@ -692,26 +663,26 @@ def assess_command(
     \b
     arbitrage assess certificate.json new-rows.parquet
     """
-    from conformal_arbitrage.evaluation.assessment import assess, without_verdict
-
-    loaded = load_certificate(certificate)
-    scores = options.read_log(log, *columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample)
+    loaded = options.load_certificate(certificate)
+    scores = options.read_log(
+        log, *options.columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample
+    )
     assessment = assess(loaded, scores, confidence=confidence, **costs)
-    if certificates.made_from(loaded, log, primary_column, guardian_column):
+    if options.made_from(loaded, log, primary_column, guardian_column):
         assessment = without_verdict(assessment)
     options.remember_look(scores, log, "assess")
     if as_json:
-        options.print_json(assessment.to_dict())
+        print_json(assessment.to_dict())
     else:
         show_assessment(assessment)
 
 
-def show_assessment(assessment: "Assessment") -> None:
+def show_assessment(assessment: Assessment) -> None:
     """Print an assessment for people; its problems are warnings."""
-    options.print_facts(assessment.facts())
-    click.echo(options.wrapped(assessment.verdict))
+    print_facts(assessment.facts())
+    click.echo(wrapped(assessment.verdict))
     for problem in assessment.problems:
-        options.warn(problem)
+        warn(problem)
 
 
 # --- The command quickstart ---
@@ -746,10 +717,6 @@ def quickstart_command(
     arbitrage quickstart --yes scores.csv
     arbitrage quickstart --yes --have eval runs/small runs/large
     """
-    from conformal_arbitrage.calibration.secret import ProjectSecret
-    from conformal_arbitrage.importing.quickstart import quick_start
-    from conformal_arbitrage.scorelog.tables import write_text
-
     if Path(output).exists() and not force:
         raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
     kind: Any = have or ("csv" if yes else _ask_kind())
@@ -770,14 +737,224 @@ def _ask_files(kind: str) -> tuple[str, ...]:
     return () if text.strip() == "-" else tuple(text.split()) if kind == "eval" else (text.strip(),)
 
 
-def _show_start(start: "QuickStart", output: str, *, as_json: bool) -> None:
+def _show_start(start: QuickStart, output: str, *, as_json: bool) -> None:
     if as_json:
-        options.print_json({"found": start.found, "configuration": output, "commands": list(start.commands)})
+        print_json({"found": start.found, "configuration": output, "commands": list(start.commands)})
         return
-    click.echo(options.wrapped(f"Found: {start.found}."))
+    click.echo(wrapped(f"Found: {start.found}."))
     click.echo(
-        options.wrapped(
+        wrapped(
             f"Written: {output}, and the project's secret beside it: keep that out of version control, and back it up."
         )
     )
     click.echo("Next:\n  " + "\n  ".join(start.commands))
+
+
+# --- The command simulate ---
+
+
+@click.command("simulate")
+@click.argument("log")
+@click.option("--alpha", required=True, metavar="A", help="The risk budget.")
+@click.option("--decisions", type=int, default=100_000, show_default=True, metavar="N", help="Decisions to simulate.")
+@click.option(
+    "--shift", type=float, default=3.0, show_default=True, metavar="F",
+    help="Factor by which the Primary's loss grows; 1 for no change. Its scores stay as sure as they were.",
+)  # fmt: skip
+@click.option(
+    "--shift-at", type=float, default=0.5, show_default=True, metavar="T", help="When, as a share of the decisions."
+)
+@click.option(
+    "--audit-rate", type=float, default=0.05, show_default=True, metavar="Q", help="Share of audited decisions."
+)
+@click.option("--calibration-rows", type=int, metavar="N", help="Rows to calibrate on.  [default: half of the log]")
+@click.option(
+    "--renewal-rows", type=click.IntRange(0), metavar="N",
+    help="Rows after an alarm that make a new certificate; 0 for none.  [default: ten times what alpha needs]",
+)  # fmt: skip
+@click.option(
+    "--alarm-line", type=click.Choice(["luck", "alpha"]), default="luck", show_default=True,
+    help="Where red stands: above alpha by what bad luck in calibration explains, or at alpha.",
+)  # fmt: skip
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the split and of the traffic."
+)
+@options.threshold
+@options.columns
+@options.costs
+@click.option("--plot", "figure", metavar="FILE", help="Save a figure of the course (.png, .svg, .pdf).")
+@options.as_json
+def simulate_command(
+    log: str,
+    *,
+    alpha: str,
+    guardian_sees: Any,
+    boundary: Any,
+    loss_bound: str | None,
+    binarize: bool,
+    confidence: str | None,
+    zero_one: bool,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    primary_cost: float | None,
+    guardian_cost: float | None,
+    primary_price: tuple[float, float] | None,
+    guardian_price: tuple[float, float] | None,
+    figure: str | None,
+    as_json: bool,
+    **scenario: Any,
+) -> None:
+    """Replay a log as production traffic with a Primary that becomes worse: with the monitor, and without it.
+
+    A part of the rows calibrates, the others are drawn as traffic, through the same rule, ledger and monitor as in
+    production. On red every query is deferred, until enough new rows make a new certificate.
+
+    \b
+    arbitrage simulate log.parquet --alpha 0.05 --confidence 0.95 --shift 3 --plot simulation.png
+    """
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    costs = CostOptions(
+        primary_cost=primary_cost,
+        guardian_cost=guardian_cost,
+        primary_price=primary_price,
+        guardian_price=guardian_price,
+    )
+    simulation = simulate(
+        scores,
+        alpha,
+        scenario=Scenario(**scenario),
+        costs=costs,
+        guardian_sees=guardian_sees,
+        boundary=boundary,
+        loss_bound=loss_bound,
+        confidence=confidence,
+        zero_one=zero_one,
+    )
+    if figure is not None:
+        save_simulation(simulation, figure)
+    options.remember_look(scores, log, "simulate")
+    if as_json:
+        print_json(simulation.to_dict())
+        return
+    show_simulation(simulation)
+    if figure is not None:
+        click.echo(f"Written: {figure}")
+
+
+def show_simulation(simulation: Simulation) -> None:
+    """Print a simulation for people."""
+    print_facts(simulation_report.simulation_facts(simulation))
+    print_table(simulation_report.HEADER, simulation_report.simulation_rows(simulation))
+    if simulation.always is not None:
+        click.echo(f"Always asking the Guardian would have cost ${simulation.always:,.2f}.")
+    click.echo(wrapped(simulation_report.CAVEAT))
+
+
+# --- The command reproduce ---
+
+
+@click.command("reproduce")
+@click.argument("name")
+@click.option("--out", default="reproduction", show_default=True, metavar="DIR", help="Folder for the reports.")
+@click.option("--log", metavar="FILE", help="A recorded score log.  [default: the bundled one]")
+@click.option("--primary-column", metavar="NAME", help="Column of the Primary's scores.  [default: primary]")
+@click.option("--guardian-column", metavar="NAME", help="Column of the Guardian's scores.  [default: guardian]")
+@click.option("--stronger-column", metavar="NAME", help="Column of a second, stronger Primary, for truthfulqa-mini.")
+@click.option("--live", is_flag=True, help="Score the paper's own datasets with the models of arbitrage.toml.")
+@click.option("--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="With --live: the models.")
+@click.option("--data", metavar="PATH", help="With --live: a local copy of the datasets.  [default: from their hub]")
+@click.option("--rows", type=click.IntRange(2), metavar="N", help="With --live: a balanced sample of each dataset.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="With --live: concurrent calls."
+)
+@click.option(
+    "--max-cost", type=click.FloatRange(0, min_open=True), metavar="$", help="With --live: limit on the total cost."
+)
+@click.option("--dry-run", is_flag=True, help="With --live: send nothing; estimate the cost.")
+@click.option("--yes", is_flag=True, help="With --live: do not ask for confirmation.")
+@click.option("--primary-cost", type=float, metavar="$", help="Dollars per query of the Primary.")
+@click.option("--guardian-cost", type=float, metavar="$", help="Dollars per query of the Guardian.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of splits and simulations.")
+@options.as_json
+def reproduce_command(
+    name: str,
+    *,
+    out: str,
+    log: str | None,
+    primary_column: str | None,
+    guardian_column: str | None,
+    stronger_column: str | None,
+    primary_cost: float | None,
+    guardian_cost: float | None,
+    seed: int,
+    as_json: bool,
+    **live: Any,
+) -> None:
+    """Run one experiment of the paper, or all of them, and write the reports.
+
+    NAME is all, truthfulqa, truthfulqa-300, truthfulqa-500, truthfulqa-raw, truthfulqa-unrestricted,
+    truthfulqa-mini, mmlu, pku or theory.
+
+    \b
+    arbitrage reproduce all --out reproduction
+    arbitrage reproduce mmlu --log mmlu.parquet --primary-cost 1 --guardian-cost 20
+    arbitrage reproduce truthfulqa --live --dry-run
+    """
+    if (primary_cost is None) != (guardian_cost is None):
+        raise click.UsageError("give both --primary-cost and --guardian-cost, or neither")
+    if log is None and (primary_column or guardian_column or stronger_column):
+        raise click.UsageError("column options need --log; the bundled log has its own columns")
+    costs = None if primary_cost is None or guardian_cost is None else (primary_cost, guardian_cost)
+    if live["live"]:
+        if log is not None or costs is not None:
+            raise click.UsageError("--live has its own scores and prices; drop --log and the costs")
+        live_source = _live_source(name, out, seed, live, as_json=as_json)
+        if live_source is None:
+            return
+        source = live_source
+    elif log is None:
+        source = experiments.bundled_source(costs)
+    else:
+        roles = {"primary": primary_column or "primary", "guardian": guardian_column or "guardian"}
+        source = experiments.log_source(log, **roles, stronger=stronger_column, costs=costs)
+    reports, skipped = experiments.reproduce(name, source, out=out, seed=seed, on_progress=print_progress)
+    if as_json:
+        documents = {key: report.to_dict() for key, report in reports.items()}
+        print_json({"source": source.title, "reports": documents, "not_run": skipped})
+        return
+    for key, reason in skipped.items():
+        click.echo(f"{key}: not run. {reason}")
+    written = "summary.md and the reports it lists" if name == "all" else f"{name}.md and its other formats"
+    click.echo(f"Written: {out}/{written}")
+
+
+def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_json: bool) -> Source | None:
+    """Return the live scores once the estimate was confirmed; None after a dry run."""
+    scores = Live(
+        config=read_config(live["config"]),
+        folder=Path(out) / "live",
+        data=None if live["data"] is None else Path(live["data"]),
+        rows=live["rows"],
+        seed=seed,
+        concurrency=live["concurrency"],
+        max_cost=live["max_cost"],
+        on_progress=_show_progress,
+    )
+    estimates = [one for part in parts_of(name, scores.config) for one in scores.estimate(part)]
+    if live["dry_run"]:
+        show_estimate(estimates, as_json=as_json)
+        return None
+    if not live["yes"]:
+        show_estimate(estimates, as_json=False)
+        click.confirm("Send these calls?", abort=True, err=True)
+    return scores.source()
+
+
+def _show_progress(progress: Progress) -> None:
+    """Print a line after every twentieth of the rows."""
+    if progress.done * 20 // progress.total > (progress.done - 1) * 20 // progress.total:
+        failed = progress.primary_failures + progress.guardian_failures
+        print_progress(
+            f"{progress.done} of {progress.total} rows, {failed} failed, cost {dollars(progress.spent.cost)}"
+        )

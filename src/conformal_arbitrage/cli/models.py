@@ -1,28 +1,56 @@
 """Commands for live models: init, check, collect, ask."""
 
+import asyncio
+import json
 from collections.abc import Mapping
 from contextlib import nullcontext
+from math import isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import msgspec
+import numpy as np
+from msgspec import structs
 
-from conformal_arbitrage.cli import certificates as cascades
+from conformal_arbitrage.calibration.cascade import PathCertificate
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.secret import FILE, ProjectSecret
 from conformal_arbitrage.cli import options
-from conformal_arbitrage.cli.certificates import load_certificate
-from conformal_arbitrage.cli.progress import ProgressBar
+from conformal_arbitrage.cli.output import (
+    ProgressBar,
+    print_facts,
+    print_json,
+    print_progress,
+    print_table,
+    role_name,
+    show_estimate,
+    warn,
+)
+from conformal_arbitrage.collecting import collect as collecting
+from conformal_arbitrage.collecting.collect import CascadeCollection, replies_path, summary
+from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
-
-if TYPE_CHECKING:
-    from conformal_arbitrage.calibration.certificate import Certificate
-    from conformal_arbitrage.collecting.collect import EndpointEstimate
-    from conformal_arbitrage.collecting.questions import Menus, Requests
-    from conformal_arbitrage.live.check import ProbeResult
-    from conformal_arbitrage.live.config import Config
-    from conformal_arbitrage.models.kinds import Form
-    from conformal_arbitrage.scorelog.log import ScoreLog
-    from conformal_arbitrage.store import PolicyVersion
-    from conformal_arbitrage.types import Decision
+from conformal_arbitrage.live.build import Models
+from conformal_arbitrage.live.check import (
+    ProbeResult,
+    certificates_at_hand,
+    check_models,
+    pinned_changes,
+    stale_certificates,
+    stale_graders,
+)
+from conformal_arbitrage.live.config import Config, read_config, template, with_task, write_pinned
+from conformal_arbitrage.live.database import database_exists, database_of
+from conformal_arbitrage.models.chat import answer_text
+from conformal_arbitrage.models.completions import SETTINGS, checked_settings
+from conformal_arbitrage.models.kinds import Form, has_terminal
+from conformal_arbitrage.models.wrappers import dollars, stored_cost
+from conformal_arbitrage.scorelog.cascade import CascadeLog
+from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.tables import write_text
+from conformal_arbitrage.store import PolicyVersion, open_store
+from conformal_arbitrage.types import ChatRequest, Decision, Query
 
 
 @click.command("init")
@@ -39,10 +67,6 @@ def init_command(*, form: Any, output: str, force: bool) -> None:
     arbitrage init
     arbitrage init --form text
     """
-    from conformal_arbitrage.calibration.secret import FILE, ProjectSecret
-    from conformal_arbitrage.live.config import template
-    from conformal_arbitrage.scorelog.tables import write_text
-
     if Path(output).exists() and not force:
         raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
     write_text(output, template(form))
@@ -70,14 +94,8 @@ def check_command(*, config: str, yes: bool, repeats: int | None, as_json: bool)
     arbitrage check --yes
     arbitrage check --repeats 10
     """
-    import msgspec
-
-    from conformal_arbitrage.live.check import certificates_at_hand, check_models, stale_graders
-    from conformal_arbitrage.live.config import read_config, write_pinned
-    from conformal_arbitrage.models.kinds import has_terminal
-
     configuration = read_config(config)
-    results = options.run_coroutine(check_models(configuration, repeats=repeats or 0))
+    results = asyncio.run(check_models(configuration, repeats=repeats or 0))
     problems = {one.role: one.problem for one in results if one.problem is not None}
     working = [one for one in results if one.problem is None]
     pinned = {one.role: one.pinned for one in working if one.pinned is not None}
@@ -89,9 +107,9 @@ def check_command(*, config: str, yes: bool, repeats: int | None, as_json: bool)
         write_pinned(config, pinned)
     graders = stale_graders(certificates, configuration)
     for name, reason in graders.items():
-        options.warn(f"{name}: {reason}; grade or collect again, and calibrate again")
+        warn(f"{name}: {reason}; grade or collect again, and calibrate again")
     if as_json:
-        options.print_json({"ok": not problems, "models": msgspec.to_builtins(results), "stale_graders": graders})
+        print_json({"ok": not problems, "models": msgspec.to_builtins(results), "stale_graders": graders})
     else:
         _show_checks(results)
         if writing:
@@ -102,12 +120,10 @@ def check_command(*, config: str, yes: bool, repeats: int | None, as_json: bool)
         raise click.ClickException(f"{what} cannot be used: {listed}")
 
 
-def _installed(config: "Config") -> "list[PolicyVersion]":
+def _installed(config: Config) -> list[PolicyVersion]:
     """Return the certificates in force in the gateway's database, if there is one; a warning if it cannot be read."""
-    from conformal_arbitrage.live.database import database_exists, database_of
-    from conformal_arbitrage.store import open_store
 
-    async def read() -> "list[PolicyVersion]":
+    async def read() -> list[PolicyVersion]:
         store = await open_store(database_of(config))
         try:
             return await store.policies()
@@ -115,18 +131,16 @@ def _installed(config: "Config") -> "list[PolicyVersion]":
             await store.close()
 
     try:
-        return options.run_coroutine(read()) if config.policies and database_exists(config) else []
+        return asyncio.run(read()) if config.policies and database_exists(config) else []
     except (StoreError, ConfigError) as error:
-        options.warn(f"certificates in the gateway's database are not looked at: {error}")
+        warn(f"certificates in the gateway's database are not looked at: {error}")
         return []
 
 
 def _confirm_changes(
-    config: "Config", results: "list[ProbeResult]", certificates: "dict[str, Certificate]", *, may_ask: bool
+    config: Config, results: list[ProbeResult], certificates: dict[str, Certificate], *, may_ask: bool
 ) -> None:
     """Ask before pinned values are replaced, naming the certificates that become stale; refuse where no one can answer."""
-    from conformal_arbitrage.live.check import pinned_changes, stale_certificates
-
     changes = pinned_changes(config, results)
     if not changes:
         return
@@ -139,13 +153,12 @@ def _confirm_changes(
         )
 
 
-def _show_checks(results: "list[ProbeResult]") -> None:
-    from conformal_arbitrage.models.wrappers import dollars
+def _show_checks(results: list[ProbeResult]) -> None:
 
     header = ["model", "kind", "answers", "served", "seconds", "cost", "mode", "logprobs"]
     rows = [
         [
-            options.role_name(one.role),
+            role_name(one.role),
             one.kind,
             "no" if one.problem else "yes" if one.tested else "not asked",
             one.served or one.model or "",
@@ -156,10 +169,10 @@ def _show_checks(results: "list[ProbeResult]") -> None:
         ]
         for one in results
     ]
-    options.print_table(header, rows)
+    print_table(header, rows)
     for one in results:
         for note in one.notes:
-            click.echo(f"  {options.role_name(one.role)}: {note}")
+            click.echo(f"  {role_name(one.role)}: {note}")
 
 
 @click.command("collect")
@@ -212,8 +225,6 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     arbitrage collect requests.jsonl -o log.parquet --form text --grade json-equal
     arbitrage collect questions.jsonl -o cascade.parquet --path
     """
-    from conformal_arbitrage.collecting import collect as collecting
-
     options.refuse_same(questions, output)
     models = _with_settings(options.read_pair(config, settings.pop("policy")), config, settings)
     rows = _read_rows(questions, settings)
@@ -221,14 +232,12 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     if settings["path"]:
         return _collect_cascade(models, rows, output, limits, dry_run=dry_run, as_json=as_json)
     if dry_run:
-        show_estimate(
-            options.run_coroutine(collecting.estimate(models, rows, output=output, **limits)), as_json=as_json
-        )
+        show_estimate(asyncio.run(collecting.estimate(models, rows, output=output, **limits)), as_json=as_json)
         return
     with nullcontext(None) if as_json or collecting.has_person(models, settings["grade"]) else ProgressBar() as bar:
         progress = None if bar is None else bar.show
         try:
-            log = options.run_coroutine(collecting.collect(models, rows, output=output, progress=progress, **limits))
+            log = asyncio.run(collecting.collect(models, rows, output=output, progress=progress, **limits))
         except KeyboardInterrupt as error:
             raise click.ClickException(
                 "interrupted; all replies so far are stored, run the same command again to resume"
@@ -236,7 +245,7 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     if settings["answer_column"] is None and rows.answer_column is not None and not as_json:
         click.echo(f"The answers were taken from the column '{rows.answer_column}'.", err=True)
     if models.task.settings == "as requested" and settings["form"] == "text" and "settings" not in log.extra:
-        options.warn(
+        warn(
             "no row has settings such as temperature or max_tokens; requests that come with some will be other traffic "
             "than this log. Add them as columns, or collect from live traffic in shadow mode"
         )
@@ -244,29 +253,25 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
 
 
 def _collect_cascade(
-    models: "Config", rows: "Menus | Requests", output: str, limits: dict[str, Any], *, dry_run: bool, as_json: bool
+    models: Config, rows: Menus | Requests, output: str, limits: dict[str, Any], *, dry_run: bool, as_json: bool
 ) -> None:
-    from conformal_arbitrage.collecting.collect import CascadeCollection
 
     collection = CascadeCollection(config=models, rows=rows.first(limits.pop("limit")), output=output, **limits)
     if dry_run:
-        return show_estimate(options.run_coroutine(collection.estimate()), as_json=as_json)
-    log = options.run_coroutine(collection.run(None if as_json else cascades.progress_line))
+        return show_estimate(asyncio.run(collection.estimate()), as_json=as_json)
+    log = asyncio.run(collection.run(None if as_json else progress_line))
     log.write(output)
-    cascades.show_collected_cascade(log, output, as_json=as_json)
+    show_collected_cascade(log, output, as_json=as_json)
 
 
-def _with_settings(config: "Config", path: str, settings: dict[str, Any]) -> "Config":
+def _with_settings(config: Config, path: str, settings: dict[str, Any]) -> Config:
     """Return the configuration with the options of this call; fill in the form if it was not given."""
-    from conformal_arbitrage.live.config import with_task
-
     settings["form"] = settings["form"] or config.task.form
     shuffle = config.task.shuffle_options or settings["shuffle_options"]
     return with_task(config, path, form=settings["form"], shuffle_options=shuffle)
 
 
-def _read_rows(questions: str, settings: dict[str, Any]) -> "Menus | Requests":
-    from conformal_arbitrage.collecting.questions import read_questions
+def _read_rows(questions: str, settings: dict[str, Any]) -> Menus | Requests:
 
     names = ("question_column", "choices_column", "answer_column", "answer_is", "id_column", "group_column")
     columns = {name: settings[name] for name in names}
@@ -279,51 +284,20 @@ def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-def show_estimate(estimates: "list[EndpointEstimate]", *, as_json: bool, **counts: int) -> None:
-    """Print the estimated calls, tokens and cost, per endpoint and in total; counts are part of the JSON document only."""
-    import msgspec
-
-    from conformal_arbitrage.models.wrappers import dollars
-    from conformal_arbitrage.types import Spent
-
-    total = sum((one.spent for one in estimates), start=Spent()).cost
-    if as_json:
-        options.print_json({"models": msgspec.to_builtins(estimates), "cost": total, **counts})
-        return
-    header = ["role", "endpoint", "calls", "input tokens", "output tokens", "cost"]
-    rows = [
-        [
-            options.role_name(one.role),
-            one.origin,
-            f"{one.spent.calls}",
-            f"{one.spent.input_tokens}",
-            f"{one.spent.output_tokens}",
-            dollars(one.spent.cost),
-        ]
-        for one in estimates
-    ]
-    options.print_table(header, rows, title="Estimate, at four characters per token and every reply at its limit")
-    unpriced = ", ".join(dict.fromkeys(f"[{one.role}]" for one in estimates if one.spent.cost is None))
-    cost = f"unknown; set price = [IN, OUT] in {unpriced}" if unpriced else f"about {dollars(total)}"
-    click.echo(f"Cost: {cost}. Nothing was sent; replies that are already stored are not counted.")
-
-
-def _show_collected(log: "ScoreLog", output: str, *, as_json: bool) -> None:
-    from conformal_arbitrage.collecting.collect import replies_path, summary
-    from conformal_arbitrage.models.wrappers import dollars, stored_cost
+def _show_collected(log: ScoreLog, output: str, *, as_json: bool) -> None:
 
     totals = summary(log)
     known, unknown = stored_cost(replies_path(output))
     totals["cost"] = None if unknown else known
     if as_json:
-        options.print_json({**totals, "output": output, "replies": str(replies_path(output))})
+        print_json({**totals, "output": output, "replies": str(replies_path(output))})
         return
     for role in ("primary", "guardian"):
         failed, cost = totals[f"{role}_failures"], totals[f"{role}_cost"]
         click.echo(f"{role}: {totals['rows']} rows, {failed} failed, cost {dollars(cost)}")
     click.echo(f"all replies, including graders and earlier runs: cost {dollars(totals['cost'])}")
     if totals["missing_guardian_rows"]:
-        options.warn(
+        warn(
             f"{totals['missing_guardian_rows']} rows have no Guardian score: run the same command again to retry the failed "
             "calls (a reply that cannot be parsed is kept and not requested again), or calibrate with "
             "--missing-guardian worst_case; the column guardian_error gives the reasons"
@@ -375,15 +349,11 @@ def ask_command(
     arbitrage ask certificate.json "Which planet is the largest?" --action Jupiter --action Saturn
     arbitrage ask certificate.json "Summarise: ..."          text form
     """
-    from conformal_arbitrage.live.build import Models
-    from conformal_arbitrage.live.config import with_task
-    from conformal_arbitrage.types import ChatRequest, Query
-
-    cascade = cascades.load_path_certificate(certificate, Path(config).parent)
+    cascade = options.load_path_certificate(certificate, Path(config).parent)
     if cascade is not None:
         settings = _read_settings(given)
-        return cascades.ask_path(cascade, question, actions, settings, name, config, policy, allow, as_json=as_json)
-    loaded = load_certificate(certificate, Path(config).parent)
+        return ask_path(cascade, question, actions, settings, name, config, policy, allow, as_json=as_json)
+    loaded = options.load_certificate(certificate, Path(config).parent)
     configuration = options.read_pair(config, policy)
     form = _form_of(loaded)
     if bool(actions) != (form == "menu"):
@@ -394,26 +364,22 @@ def ask_command(
     settings = _read_settings(given)
     configuration = with_task(configuration, config, form=form)
 
-    async def decide() -> "Decision":
+    async def decide() -> Decision:
         async with Models(configuration) as models:
             if actions:
                 return await models.policy(loaded, allow).decide(Query(question, actions, id=name, group=group))
             body = {"messages": [{"role": "user", "content": question}], **settings}
             return await models.router(loaded, allow).decide(ChatRequest(body, id=name, group=group))
 
-    decision = options.run_coroutine(decide())
+    decision = asyncio.run(decide())
     if as_json:
-        options.print_json(decision_json(decision))
+        print_json(decision_json(decision))
     else:
         _show_decision(decision, loaded.alpha)
 
 
 def _read_settings(given: tuple[str, ...]) -> dict[str, Any]:
     """Return settings from NAME=VALUE, where a value is JSON or a bare text."""
-    import json
-
-    from conformal_arbitrage.models.completions import SETTINGS, checked_settings
-
     values: dict[str, Any] = {}
     for one in given:
         name, equals, text = one.partition("=")
@@ -429,7 +395,7 @@ def _read_settings(given: tuple[str, ...]) -> dict[str, Any]:
         raise click.UsageError(f"--setting {error}") from error
 
 
-def _form_of(certificate: "Certificate") -> "Form":
+def _form_of(certificate: Certificate) -> Form:
     """Return the form of a certificate: by the models that made it or, if it names none, by the form of its log."""
     if certificate.identities == "unbound":
         return "text" if certificate.router else "menu"
@@ -437,25 +403,18 @@ def _form_of(certificate: "Certificate") -> "Form":
     return "text" if answers or "grader" in certificate.identities else "menu"
 
 
-def decision_json(decision: "Decision") -> dict[str, Any]:
+def decision_json(decision: Decision) -> dict[str, Any]:
     """Return a decision as a JSON document; an infinite margin (a single action) becomes null."""
-    from math import isinf
-
-    import msgspec
-    from msgspec import structs
-
     margin = None if isinf(decision.margin) else decision.margin
     return msgspec.to_builtins({**structs.asdict(decision), "margin": margin, "spent": decision.spent})
 
 
-def _show_decision(decision: "Decision", alpha: float) -> None:
-    from conformal_arbitrage.models.chat import answer_text
-    from conformal_arbitrage.models.wrappers import dollars
+def _show_decision(decision: Decision, alpha: float) -> None:
 
     answer = answer_text(decision.answer) if isinstance(decision.answer, Mapping) else str(decision.answer)
     facts = [
         ("answer", answer),
-        ("decided by", options.role_name(decision.decided_by)),
+        ("decided by", role_name(decision.decided_by)),
         ("why", _why(decision)),
         (
             "guarantee",
@@ -465,15 +424,15 @@ def _show_decision(decision: "Decision", alpha: float) -> None:
     ]
     facts += [
         (
-            options.role_name(leg.role),
+            role_name(leg.role),
             f"{leg.seconds:.2f} s, cost {dollars(leg.spent.cost)}" + (f", failed: {leg.error}" if leg.error else ""),
         )
         for leg in decision.legs
     ]
-    options.print_facts([*facts, ("id", str(decision.id))])
+    print_facts([*facts, ("id", str(decision.id))])
 
 
-def _why(decision: "Decision") -> str:
+def _why(decision: Decision) -> str:
     """Explain a decision."""
     if len(decision.candidates) == 1 and not decision.legs:
         return "there is only one action"
@@ -490,3 +449,75 @@ def _why(decision: "Decision") -> str:
     if decision.margin > decision.relaxation:
         return f"{leads}, more than the relaxation {decision.relaxation:.4g}"
     return f"{leads}, exactly the relaxation, and the draw of this id keeps its answer"
+
+
+def progress_line(done: int, total: int) -> None:
+    """Say how far a collection has come, ten times on its way."""
+    if done == total or done % max(1, total // 10) == 0:
+        print_progress(f"{done} of {total} rows")
+
+
+def show_collected_cascade(log: CascadeLog, output: str, *, as_json: bool) -> None:
+    """Print what a collection over all models of a cascade has come to."""
+    costs = {name: float(log.cost[:, place].sum()) for place, name in enumerate(log.models)}
+    costs[log.guardian] = float(log.guardian_cost.sum())
+    failures = {name: int(np.isnan(log.confidence[:, place]).sum()) for place, name in enumerate(log.models)}
+    figures = {
+        "rows": len(log),
+        "cost": costs,
+        "without_answer": failures,
+        "missing_guardian_rows": int(np.isnan(log.guardian_grade).sum()),
+    }
+    if as_json:
+        print_json(figures)
+        return
+    header = ["model", "rows without an answer", "cost"]
+    rows = [
+        [name, str(failures.get(name, figures["missing_guardian_rows"])), f"${cost:.4g}"]
+        for name, cost in costs.items()
+    ]
+    print_table(header, rows, title=f"{len(log)} rows")
+    click.echo(
+        f"Written: {output}. Next: arbitrage calibrate {output} --path --guardian-column {log.guardian} --alpha A"
+    )
+
+
+def ask_path(
+    certificate: PathCertificate,
+    question: str,
+    actions: tuple[str, ...],
+    settings: dict[str, Any],
+    name: str | None,
+    config: str,
+    policy: str | None,
+    allow: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> None:
+    """Make one live decision with a cascade, from a menu if actions are given, and show it."""
+    form = "menu" if actions else "text"
+    configuration = with_task(options.read_pair(config, policy), config, form=form)
+
+    async def decide() -> Any:
+        async with Models(configuration) as models:
+            if actions:
+                return await models.cascade_chooser(certificate, allow).decide(Query(question, actions, id=name))
+            body = {"messages": [{"role": "user", "content": question}], **settings}
+            return await models.cascade_router(certificate, allow).decide(ChatRequest(body, id=name))
+
+    decision = asyncio.run(decide())
+    if as_json:
+        print_json(decision_json(decision))
+        return
+    chain = [*certificate.chain.models, certificate.guardian][: len(decision.legs)]
+    promise = f"expected loss at most {certificate.alpha:g}" if decision.no_guarantee is None else "none: "
+    answer = decision.answer if isinstance(decision.answer, str) else str(decision.answer.get("content"))
+    print_facts(
+        [
+            ("answer", answer),
+            ("answered by", chain[-1] if decision.decided_by != "fallback" else "the safe answer"),
+            ("asked", ", ".join(chain)),
+            ("guarantee", promise + (decision.no_guarantee or "")),
+            ("id", str(decision.id)),
+        ]
+    )

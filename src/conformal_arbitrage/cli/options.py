@@ -1,37 +1,46 @@
 """Options that several commands share, and reading a log."""
 
-import json
+import asyncio
 import os
-import sys
-import textwrap
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from conformal_arbitrage.errors import OutputError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from conformal_arbitrage.calibration.cascade import PathCertificate
-    from conformal_arbitrage.calibration.certificate import Certificate
-    from conformal_arbitrage.calibration.secret import ProjectSecret
-    from conformal_arbitrage.live.config import Config
-    from conformal_arbitrage.scorelog.cascade import CascadeLog
-    from conformal_arbitrage.scorelog.log import ScoreLog
-    from conformal_arbitrage.scorelog.parts import ScoreParts
-    from conformal_arbitrage.scorelog.spark import SparkTable
-
-
-# --- Shared by several commands ---
-
+from conformal_arbitrage.calibration.calibrate import RowCounts, count_rows, digest_parts
+from conformal_arbitrage.calibration.cascade import PathCertificate, is_path_document
+from conformal_arbitrage.calibration.certificate import Certificate, read_document
+from conformal_arbitrage.calibration.learned import Features
+from conformal_arbitrage.calibration.options import refuse_combination
+from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.cli.output import warn
+from conformal_arbitrage.errors import OutputError, StoreError
+from conformal_arbitrage.evaluation.looks import looks_path, note_look, seen_in_parts
+from conformal_arbitrage.live.config import FILE, Config, read_config
+from conformal_arbitrage.live.database import database_exists, database_of, open_record
+from conformal_arbitrage.scorelog.cascade import GUARDIAN_NAME, CascadeLog
+from conformal_arbitrage.scorelog.digest import FILES
+from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.parts import (
+    Engine,
+    FileList,
+    ScoreParts,
+    as_engine,
+    find_files,
+    is_large,
+    is_many,
+)
+from conformal_arbitrage.scorelog.spark import SparkTable, is_spark
+from conformal_arbitrage.scorelog.tables import Table
+from conformal_arbitrage.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
+
+
+AnyLog = ScoreLog | ScoreParts | SparkTable
 
 
 class WrappingGroup(click.Group):
@@ -222,22 +231,18 @@ def paid_run(*, limit: str, dry_run: str, max_cost: str) -> Callable[[Command], 
     )  # fmt: skip
 
 
-def read_pair(config: str, policy: str | None) -> "Config":
+def read_pair(config: str, policy: str | None) -> Config:
     """Read a configuration, and bring the pair of a policy into its short form if one is named."""
-    from conformal_arbitrage.live.config import read_config
-
     configuration = read_config(config)
     return configuration if policy is None else configuration.for_policy(policy)
 
 
-def read_configured(config: str | None) -> "Config":
+def read_configured(config: str | None) -> Config:
     """Read the configuration that alpha is taken from.
 
     Raises:
         UsageError: none is named, and there is none here.
     """
-    from conformal_arbitrage.live.config import FILE, read_config
-
     if config is None and not Path(FILE).exists():
         raise click.UsageError(f"give --alpha, the risk budget; there is no {FILE} here to take it from")
     return read_config(config or FILE)
@@ -260,8 +265,6 @@ def learned_options(further: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: features are named for the margin, which has none.
     """
-    from conformal_arbitrage.calibration.learned import Features
-
     names = ("score", "menu_size", "group_source", "without", "text")
     score, menu_size, group_source, without, text = (further.pop(name) for name in names)
     if score == "margin":
@@ -287,7 +290,7 @@ def read_log(
     guardian_optional: bool = False,
     sample: int | None = None,
     whole: bool = False,
-) -> "ScoreLog":
+) -> ScoreLog:
     """Read the log that an argument names, with the columns that the options name.
 
     Args:
@@ -300,9 +303,6 @@ def read_log(
         sample: how many rows of a log in parts to draw.
         whole: read one file into memory however many rows it has.
     """
-    from conformal_arbitrage.scorelog.log import ScoreLog
-    from conformal_arbitrage.scorelog.tables import Table
-
     guardian: str | None = guardian_column or "guardian"
     rows = None if whole else sample_of(path, sample)
     if rows is not None:
@@ -331,17 +331,13 @@ def sample_of(path: str, sample: int | None) -> int | None:
 
 def in_parts(path: str) -> bool:
     """Return whether a log is read in parts: a pattern, a folder, a URL, or one Parquet file with very many rows."""
-    from conformal_arbitrage.scorelog.parts import is_large, is_many
-
     return is_many(path) or is_large(path)
 
 
 def _sampled(
     path: str, primary: str | None, guardian: str | None, outcomes: Sequence[str], rows: int, *, binarized: bool
-) -> "ScoreLog":
+) -> ScoreLog:
     """Return a uniform sample of a log in parts, and say so."""
-    from conformal_arbitrage.scorelog.parts import ScoreParts
-
     log = ScoreParts.read(path, primary=primary or "primary", guardian=guardian, outcomes=outcomes)
     if len(log) > rows:
         warn(f"from a uniform sample of {rows:,} of {len(log):,} rows (seed 0)")
@@ -350,12 +346,9 @@ def _sampled(
 
 
 def remember_look(
-    scores: "ScoreLog | CascadeLog", path: str, command: str, *, config: str | None = None, terms: str | None = None
+    scores: ScoreLog | CascadeLog, path: str, command: str, *, config: str | None = None, terms: str | None = None
 ) -> None:
     """Note that a command looked at these rows; a folder that cannot be written gives a warning."""
-    from conformal_arbitrage.evaluation.looks import looks_path, note_look
-    from conformal_arbitrage.live.config import FILE
-
     try:
         note_look(looks_path(config or FILE, path), scores, command, terms=terms)
     except OutputError as error:
@@ -363,15 +356,10 @@ def remember_look(
 
 
 def describe_looks(
-    scores: "ScoreLog | CascadeLog | ScoreParts | SparkTable", path: str, config: str | None, *,
+    scores: ScoreLog | CascadeLog | ScoreParts | SparkTable, path: str, config: str | None, *,
     fixed_before: bool, terms: str | None = None,
 ) -> str | None:  # fmt: skip
     """Return what a certificate says of earlier looks at these rows, but for calibrations with the same `terms`; or None."""
-    from conformal_arbitrage.evaluation.looks import looks_path, seen_in_parts
-    from conformal_arbitrage.live.config import FILE
-    from conformal_arbitrage.scorelog.parts import ScoreParts
-    from conformal_arbitrage.scorelog.spark import SparkTable
-
     if isinstance(scores, SparkTable):
         return None
     rows = (part.load(["context"]) for part in scores.parts()) if isinstance(scores, ScoreParts) else [scores]
@@ -391,10 +379,8 @@ def describe_looks(
     return f"{what}; alpha and options must have been fixed before, or the guarantee does not hold"
 
 
-def project_secret(config: str | None, *folders: Path) -> "ProjectSecret | None":
+def project_secret(config: str | None, *folders: Path) -> ProjectSecret | None:
     """Return the project's secret from the environment, the configuration's folder, or the first of others that has one."""
-    from conformal_arbitrage.calibration.secret import ProjectSecret
-
     return ProjectSecret.search(*([] if config is None else [Path(config).parent]), *folders)
 
 
@@ -404,105 +390,232 @@ def refuse_same(source: str, output: str | None) -> None:
         raise click.UsageError(f"{output} would overwrite the input; give the output another name")
 
 
-def print_json(document: object) -> None:
-    """Print one JSON document to stdout; a data class becomes an object."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=asdict))
-
-
-def warn(message: str) -> None:
-    """Print a warning to stderr, on one line."""
-    click.echo(f"arbitrage: warning: {message}", err=True)
-
-
-def wrapped(text: str) -> str:
-    """Return paragraphs wrapped to a readable width, or to that of a narrower terminal; no word is broken."""
-    wrap = textwrap.TextWrapper(width=readable_width(), break_long_words=False, break_on_hyphens=False)
-    return "\n".join(wrap.fill(line) for line in text.split("\n"))
-
-
-def readable_width() -> int:
-    """Return how many columns a paragraph may have."""
-    return min(100, console().width)
-
-
-def role_name(role: str) -> str:
-    """Return a role as people read it; a model's own name as it is."""
-    return role.capitalize() if role in ("primary", "guardian") else role
-
-
-def progress(line: str) -> None:
-    """Print a line of progress to stderr."""
-    click.echo(line, err=True)
-
-
-def console() -> "Console":
-    """Return the terminal, or a wide console if stdout is redirected, so that tables do not wrap."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 170, highlight=False, soft_wrap=False)
-
-
-def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print name and value pairs, aligned."""
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for name, value in facts:
-        table.add_row(name, value)
-    console().print(table)
-
-
-def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
-    """Print a table whose first column is text and whose others are figures.
-
-    A narrow terminal gets headers, and if need be the first column, on several lines; figures are not cut.
-    """
-    from rich import box
-    from rich.table import Table
-
-    lines, screen = [list(row) for row in rows], console()
-    widths = _widths(list(zip(header, *lines, strict=True)), screen.width)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", pad_edge=False)
-    for k, (name, width) in enumerate(zip(header, widths, strict=True)):
-        table.add_column(name, justify="left" if k == 0 else "right", no_wrap=k == 0 and width is None, width=width)
-    for line in lines:
-        table.add_row(*line)
-    screen.print(table)
-
-
-def _widths(columns: Sequence[Sequence[str]], screen: int) -> list[int | None]:
-    """Return the widths of a table's columns: figures and words whole, and the first column before the headers."""
-    least = [max(_unbroken(cell) for cell in column) for column in columns]
-    spare = screen - sum(least) - 3 * (len(columns) - 1) - 2  # between columns, and at the two edges
-    if spare < 0:
-        return [None] * len(columns)
-    widths: list[int | None] = []
-    for column, width in zip(columns, least, strict=True):
-        more = min(spare, max(map(len, column)) - width)
-        widths.append(width + more)
-        spare -= more
-    return widths
-
-
-def _unbroken(cell: str) -> int:
-    """Return the width of a short figure with its sign, or of the longest word."""
-    figure = len(cell) <= 12 and any(sign.isdigit() for sign in cell)
-    return len(cell) if figure else max(map(len, cell.split()), default=0)
-
-
-def run_coroutine(work: Coroutine[Any, Any, Value]) -> Value:
-    """Run a coroutine; asyncio is loaded with the first, since most commands do without."""
-    import asyncio
-
-    return asyncio.run(work)
-
-
 # --- Signatures of certificates that commands load ---
 
 
-def check_signed(certificate: "Certificate | PathCertificate", secret: "ProjectSecret | None", path: str) -> None:
+_WITH_PATH = frozenset(
+    {
+        "log",
+        "alpha",
+        "config",
+        "loss",
+        "missing_guardian",
+        "fixed_before",
+        "guardian_column",
+        "output",
+        "as_json",
+    }
+    | {"path", "chain", "models", "tuning_share", "seed"}
+    | {"alphas", "calibration_size", "test_size", "trials", "form"}
+)
+
+
+_UNPROVED: Mapping[str, Any] = {
+    "confidence": "confidence", "zero_one": "confidence", "dial": "dial", "by": "groups", "margins": "guard",
+}  # fmt: skip
+
+
+path_options = chained(
+    click.option(
+        "--path",
+        is_flag=True,
+        help="Calibrate a cascade of several models; LOG has NAME_confidence, NAME_grade, NAME_cost, NAME_answer of each.",
+    ),
+    click.option("--chain", metavar="A,B", help="With --path: ask these models, in this order.  [default: chosen]"),
+    click.option("--models", metavar="A,B,...", help="With --path: choose the chain among these.  [default: all]"),
+    click.option(
+        "--tuning-share",
+        type=float,
+        default=0.4,
+        show_default=True,
+        metavar="S",
+        help="With --path: share of the rows to choose and fit the chain on.",
+    ),
+)
+
+
+def take_options(further: dict[str, Any], *also: str) -> bool:
+    """Take the options of a cascade out of a command's; return whether it is about one.
+
+    Args:
+        further: the command's options.
+        also: those that only a cascade has, besides `path_options`.
+
+    Raises:
+        OptionError: an option has no proof for a cascade.
+        UsageError: an option has no meaning for a cascade, or is one of a cascade without --path.
+    """
+    names = ("chain", "models", "tuning_share", *also)
+    for name in names:
+        del further[name]
+    if further.pop("path"):
+        _refuse_others()
+        return True
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} describes a cascade; add --path")
+    return False
+
+
+def _refuse_others() -> None:
+    """Refuse options that have no meaning, or no proof, for a cascade."""
+    context = click.get_current_context()
+    for name in context.params:
+        if context.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE or name in _WITH_PATH:
+            continue
+        if name in _UNPROVED:
+            refuse_combination(_UNPROVED[name], "path")
+        raise click.UsageError(
+            f"--{name.replace('_', '-')} has no meaning for a cascade; leave it out, or leave out --path"
+        )
+
+
+def named(text: str | None) -> list[str] | None:
+    """Return the names in a comma-separated text; None if there is none."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+_TABLE = "table:"
+
+
+_NO_TABLE = "table:NAME is for calibrate and verify, with the Spark that holds it: --engine sc://... or spark"
+
+
+engine_options = chained(
+    click.option(
+        "--engine",
+        metavar="NAME",
+        help="What reads a log in parts (a pattern, a folder, a URL, or one Parquet file of more than 10 million rows): "
+        "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., spark://..., local[N], or spark for what its "
+        "own settings say). For table:NAME, the Spark that holds the table.  [default: threads]",
+    ),
+    click.option(
+        "--jobs", type=click.IntRange(1, 10_000), metavar="N", help="Threads or processes.  [default: all cores]"
+    ),
+)
+
+
+def place_of(scores: AnyLog, engine: str | None, jobs: int | None) -> Engine | None:
+    """Return where the work on a log in parts is done; None for one in memory."""
+    if isinstance(scores, ScoreParts):
+        return as_engine(engine, jobs)
+    if isinstance(scores, SparkTable) and jobs is None:
+        return scores
+    if jobs is not None or engine is not None:
+        raise click.UsageError(
+            "--engine and --jobs are for a log in parts: give a pattern, a folder, a URL, or one Parquet file of more than "
+            "10 million rows"
+        )
+    return None
+
+
+def read_scores(
+    log: str,
+    primary: str | None,
+    guardian: str | None,
+    outcomes: tuple[str, ...] = (),
+    *,
+    binarized: bool = False,
+    guardian_optional: bool = False,
+    digest: str = "",
+    whole: bool = False,
+) -> ScoreLog | ScoreParts:
+    """Read a log into memory, or find the files of one in parts.
+
+    Args:
+        log: the argument that names it.
+        primary: the Primary's column, if it was named.
+        guardian: the Guardian's column, if it was named.
+        outcomes: list columns to report besides `correct`.
+        binarized: measure the loss on the paper's 0/1 Guardian.
+        guardian_optional: whether the Guardian's column may be absent.
+        digest: of the certificate to compare with, which says whether it was made in memory or in parts.
+        whole: read one file into memory however many rows it has.
+    """
+    if log.startswith(_TABLE):
+        raise click.UsageError(_NO_TABLE)
+    whole = whole or bool(digest)
+    if not (is_many(log) or digest.startswith(FILES) or (is_large(log) and not whole)):
+        return read_log(
+            log, primary, guardian, outcomes, binarized=binarized, guardian_optional=guardian_optional, whole=True
+        )
+    column: str | None = guardian or "guardian"
+    if guardian_optional:
+        path = find_files(log)[0]
+        with FileList([path]) as listed:
+            column = column if column in listed.types_of(path) else None
+    parts = ScoreParts.read(log, primary=primary or "primary", guardian=column, outcomes=outcomes)
+    return parts.binarized() if binarized else parts
+
+
+def find_scores(
+    log: str, primary: str | None, guardian: str | None, outcomes: tuple[str, ...], engine: str | None, **how: Any
+) -> AnyLog:
+    """Return the table that table:NAME means in the Spark of --engine; any other log as `read_scores` does."""
+    if not (log.startswith(_TABLE) and engine):
+        return read_scores(log, primary, guardian, outcomes, **how)
+
+    table, columns = log.removeprefix(_TABLE), {"primary": primary or "primary", "guardian": guardian or "guardian"}
+    if not is_spark(engine):
+        raise click.UsageError(_NO_TABLE)
+    if outcomes:
+        raise click.UsageError("--outcome is not for a table; export it as Parquet files")
+    opened = SparkTable.open(engine, table, **columns)
+    return opened.binarized() if how.get("binarized") else opened
+
+
+def read_cascade(path: str, guardian: str | None, models: str | None) -> CascadeLog:
+    """Read the log of a cascade with the models that the options name."""
+    return CascadeLog.read(path, guardian=guardian or GUARDIAN_NAME, models=named(models))
+
+
+def made_from(certificate: Certificate, log: str, primary: str | None, guardian: str | None) -> bool:
+    """Return whether a certificate was made from the files of a log in parts, of which a command sees a sample only."""
+    if not (in_parts(log) and certificate.log_sha256.startswith(FILES)):
+        return False
+    names = certificate.columns
+    parts = ScoreParts.read(log, primary=primary or names["primary"], guardian=guardian or names["guardian"])
+    parts = parts.binarized() if certificate.binarized else parts
+    return digest_parts(parts, as_engine(None)) == certificate.log_sha256
+
+
+def counts_of_parts(log: str, primary: str | None, guardian: str | None, *, binarized: bool) -> RowCounts:
+    """Return what is counted in all rows of a log in parts, of which a command sees a sample only."""
+    found = ScoreParts.read(log, primary=primary or "primary", guardian=guardian or "guardian")
+    return count_rows(found.binarized() if binarized else found, as_engine(None))
+
+
+def lacks_guardian(scores: ScoreLog | ScoreParts) -> bool:
+    """Return whether a log has no Guardian scores at all; of one in parts, whether it lacks their column."""
+    return scores.guardian is None if isinstance(scores, ScoreParts) else bool(scores.missing.all())
+
+
+def load_certificate(path: str, *folders: Path) -> Certificate:
+    """Load a certificate with its key; a signature is verified if the project's secret is at hand."""
+    certificate = Certificate.load(path)
+    secret = project_secret(None, *folders, Path(path).parent, Path())
+    check_signed(certificate, secret, path)
+    return certificate if secret is None else certificate.with_key_of(secret)
+
+
+def load_path_certificate(path: str, *folders: Path) -> PathCertificate | None:
+    """Load a certificate of a cascade with its key; None if the file holds another kind."""
+    document = read_document(Path(path))
+    if not is_path_document(document):
+        return None
+    certificate = PathCertificate.from_dict(document, source=path)
+    secret = project_secret(None, *folders, Path(path).parent, Path())
+    check_signed(certificate, secret, path)
+    return certificate if secret is None else certificate.with_key_of(secret)
+
+
+def columns_of(certificate: Certificate, primary: str | None, guardian: str | None) -> tuple[str, str]:
+    """Return the columns named by options, otherwise those the certificate was made with."""
+    return primary or certificate.columns["primary"], guardian or certificate.columns["guardian"]
+
+
+def check_signed(certificate: Certificate | PathCertificate, secret: ProjectSecret | None, path: str) -> None:
     """Verify a signature if the project's secret is at hand, and warn if there is none: then anybody may have edited it.
 
     Raises:
@@ -515,3 +628,37 @@ def check_signed(certificate: "Certificate | PathCertificate", secret: "ProjectS
             f"{path} is not signed, though this project has a secret: nothing shows that it is as it was calibrated; "
             "`arbitrage verify` recomputes it from its log"
         )
+
+
+def with_store(
+    config: str,
+    use: Callable[[Store], Awaitable[Value]],
+    *,
+    only_existing: bool = False,
+    migrating: bool = True,
+) -> Value:
+    """Open the configured store, use it, and close it.
+
+    Args:
+        config: the configuration file.
+        use: what to do with the store.
+        only_existing: refuse to create a database, for commands that only read.
+        migrating: whether to bring its tables to this release.
+
+    Raises:
+        StoreError: there is none, and none may be created.
+    """
+    if only_existing and not database_exists(read_config(config)):
+        raise StoreError(
+            f"there is no database at {database_of(read_config(config))} yet; `arbitrage serve` creates it, or name another "
+            "configuration with --config"
+        )
+
+    async def run() -> Value:
+        store = await open_record(read_config(config), migrating=migrating)
+        try:
+            return await use(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
