@@ -18,7 +18,7 @@ BATCH, BATCHES = 5, 40
 @pytest.fixture
 def quick(monkeypatch):
     """No pauses between looks at the store."""
-    monkeypatch.setattr("conformal_arbitrage.gateway.audits.PAUSE", 0.01)
+    monkeypatch.setattr("conformal_arbitrage.gateway.audits.AUDIT_PAUSE", 0.01)
     monkeypatch.setattr("conformal_arbitrage.gateway.watcher.PAUSE", 0.01)
 
 

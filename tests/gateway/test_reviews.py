@@ -355,8 +355,8 @@ def test_figures_of_a_team(crew):
     assert (team["votes"], team["skips"], team["agreement"]) == (2, 0, None)
     assert [(person["reviewer"], person["votes"]) for person in team["reviewers"]] == [("ann", 2)]
     assert team["backlog"]["present"] == ["ann"]
-    [told] = house.get("/v1/arbitrage/reviews", headers=bob.headers).json()["data"]
-    assert told == {**team, "reviewers": []}  # not what colleagues do
+    [of_colleague] = house.get("/v1/arbitrage/reviews", headers=bob.headers).json()["data"]
+    assert of_colleague == {**team, "reviewers": []}
     error_of(house.get("/v1/arbitrage/reviews"), 403)
     figures = house.get("/metrics", headers=bob.headers).text
     assert f'arbitrage_reviewers_present{{team="{TEAM}"}} 1.0' in figures
