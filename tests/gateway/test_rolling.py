@@ -21,7 +21,7 @@ import pytest
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.models import FunctionScorer
 from conformal_arbitrage.store import open_store
-from tests.attacks.databases import pooled
+from tests.database_faults import pooled
 from tests.gateway import next_release
 from tests.gateway.durability import (
     ACTIONS,

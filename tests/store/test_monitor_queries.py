@@ -7,8 +7,8 @@ import pytest
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.monitor import LedgerWatch, read_history, read_standings
-from tests.attacks.test_03_record_queries import Noted
 from tests.live.ledgers import fill
+from tests.store.test_record_queries import Noted
 
 CONFIG = Config(policies={"support": PolicyConfig(audit_rate=0.05)})
 

@@ -4,7 +4,7 @@ from conformal_arbitrage.errors import RefusalError, ReplyError
 from conformal_arbitrage.models import DecisionsScorer, Endpoint
 from conformal_arbitrage.models.choices import INSTRUCTIONS
 from conformal_arbitrage.types import Query, Spent
-from tests.scorers.asking import QUERY, refused, scored
+from tests.models.asking import QUERY, refused, scored
 
 USAGE = {
     "input_tokens": 80,

@@ -27,7 +27,7 @@ def hasty(monkeypatch):
     monkeypatch.setattr(f"{AUDITOR}.FIRST_DELAY", 0.1)
     monkeypatch.setattr(f"{AUDITOR}.LONGEST_DELAY", 0.5)
     monkeypatch.setattr(f"{AUDITOR}.LONGEST_REST", 0.2)
-    monkeypatch.setattr(f"{AUDITOR}.PAUSE", 0.05)
+    monkeypatch.setattr(f"{AUDITOR}.AUDIT_PAUSE", 0.05)
 
 
 def plain_or_unsure(path, body, number):

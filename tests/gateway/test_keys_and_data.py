@@ -1,4 +1,4 @@
-"""20. Keys that expire, are bound to policies or read metrics only; retention; erasing one record."""
+"""Keys that expire, are bound to policies or read metrics only; retention; erasing one record."""
 
 import json
 import time

@@ -7,7 +7,7 @@ from conformal_arbitrage.errors import ReplyError, UpstreamError
 from conformal_arbitrage.models import Cache, Endpoint, SamplingScorer, Settings
 from conformal_arbitrage.models.choices import lettered, named_option
 from conformal_arbitrage.types import Query, Spent
-from tests.scorers.asking import QUERY, refused, scored, silent
+from tests.models.asking import QUERY, refused, scored, silent
 from tests.scripted import Upstream, completion
 
 

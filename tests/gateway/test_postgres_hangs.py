@@ -9,7 +9,7 @@ import pytest
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import Claim, PostgresStore, open_store
-from tests.attacks.databases import backends, crash, locked, pooled, stopped
+from tests.database_faults import backends, crash, locked, pooled, stopped
 from tests.gateway.durability import Gateway, calls_by_name, decision_request, write_config
 from tests.store.facts import decide, decision
 

@@ -1,4 +1,4 @@
-"""10. Certificates in the store: none that was changed is served, and a certificate file that changed is installed."""
+"""Certificates in the store: none that was changed is served, and a certificate file that changed is installed."""
 
 import asyncio
 import json

@@ -25,7 +25,7 @@ from conformal_arbitrage.models import (
 )
 from conformal_arbitrage.models.choices import named_option
 from conformal_arbitrage.types import ChatRequest, Query
-from tests.scorers.asking import QUERY, refused
+from tests.models.asking import QUERY, refused
 from tests.scripted import Upstream, completion
 
 

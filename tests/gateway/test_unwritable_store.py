@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from conformal_arbitrage.store.sql_store import PROOF_SECONDS
-from tests.attacks.databases import fill, small_volume
+from tests.database_faults import fill, small_volume
 from tests.gateway.house import DECISION, MENU, error_of
 
 TWICE = 2

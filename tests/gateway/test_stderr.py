@@ -1,4 +1,4 @@
-"""5. Nobody reads stderr: the gateway goes on, counts the lines it loses, and ends when it is told to."""
+"""Nobody reads stderr: the gateway goes on, counts the lines it loses, and ends when it is told to."""
 
 import asyncio
 import fcntl

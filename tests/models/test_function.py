@@ -28,7 +28,7 @@ from conformal_arbitrage.models.kinds import Terminal, load_object, source_ident
 from conformal_arbitrage.models.others import call_for, query_from
 from conformal_arbitrage.models.rendering import RENDERING
 from conformal_arbitrage.types import ChatRequest, Query, Spent
-from tests.scorers.asking import QUERY
+from tests.models.asking import QUERY
 
 
 def lengths(query):
@@ -265,8 +265,8 @@ class Echo:
 
 
 def test_an_answerer_of_one_s_own_is_pinned_by_the_source_of_its_class(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.scorers.test_function.ECHO", Echo(), raising=False)
-    section = FunctionConfig(function="tests.scorers.test_function:ECHO", name="echo")
+    monkeypatch.setattr("tests.models.test_function.ECHO", Echo(), raising=False)
+    section = FunctionConfig(function="tests.models.test_function:ECHO", name="echo")
     context = BuildContext(
         role="guardian", folder=tmp_path, terminal=Terminal(), wrap=lambda port: port, on_close=lambda close: None
     )

@@ -10,7 +10,7 @@ from conformal_arbitrage.errors import UpstreamError
 from conformal_arbitrage.models import Cache, HumanScorer
 from conformal_arbitrage.models.kinds import Terminal
 from conformal_arbitrage.types import Query, Spent
-from tests.scorers.asking import QUERY
+from tests.models.asking import QUERY
 
 PROMPT = b"- to skip: "
 

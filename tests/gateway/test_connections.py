@@ -1,4 +1,4 @@
-"""2. Slow and giant clients, and giant replies: what one peer does costs the others nothing."""
+"""Slow and giant clients, and giant replies: what one peer does costs the others nothing."""
 
 import asyncio
 import json

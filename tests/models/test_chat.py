@@ -5,7 +5,7 @@ import pytest
 from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError, UpstreamError
 from conformal_arbitrage.models import ChatScorer, Confidences, Endpoint, PairPrompt, Settings
 from conformal_arbitrage.types import Query, Spent
-from tests.scorers.asking import QUERY, refused, scored
+from tests.models.asking import QUERY, refused, scored
 from tests.scripted import completion, scores
 
 PAIR = Query("How do I boil an egg?", ("In water.", "In a nest."), id="p1")

@@ -1,4 +1,4 @@
-"""14. Secrets and content: what must not be printed, stored or passed on is not."""
+"""Secrets and content: what must not be printed, stored or passed on is not."""
 
 import asyncio
 import json

@@ -9,7 +9,7 @@ from conformal_arbitrage.errors import ReplyError
 from conformal_arbitrage.models import Endpoint, LogprobScorer, Settings
 from conformal_arbitrage.models.choices import letter_shares
 from conformal_arbitrage.types import Query, Spent
-from tests.scorers.asking import QUERY, refused, scored
+from tests.models.asking import QUERY, refused, scored
 from tests.scripted import completion
 
 

@@ -8,7 +8,7 @@ from conformal_arbitrage.errors import CutOffError, RefusalError, ReplyError, Sc
 from conformal_arbitrage.models import Call, ChatAnswerer, Endpoint, Settings
 from conformal_arbitrage.models.chat import answer_text, mean_probability, rating
 from conformal_arbitrage.types import ChatRequest, Spent
-from tests.scorers.asking import silent
+from tests.models.asking import silent
 from tests.scripted import Upstream, completion
 
 HELLO = ChatRequest({"messages": [{"role": "user", "content": "Name a {red} flower."}]}, id="r1")

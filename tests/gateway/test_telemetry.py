@@ -1,4 +1,4 @@
-"""19. OpenTelemetry under its GenAI names, and a dashboard and alert rules that fit what /metrics says."""
+"""OpenTelemetry under its GenAI names, and a dashboard and alert rules that fit what /metrics says."""
 
 import json
 import re

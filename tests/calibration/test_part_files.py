@@ -1,4 +1,4 @@
-"""21. Logs in parts: a file that has several names counts once, and one that changes while it is read gives no number."""
+"""Logs in parts: a file that has several names counts once, and one that changes while it is read gives no number."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""22. Promises: no page, report or reply offers one that decisions do not have, after red or where something is allowed."""
+"""Promises: no page, report or reply offers one that decisions do not have, after red or where something is allowed."""
 
 import html
 import json

@@ -23,7 +23,7 @@ from conformal_arbitrage.models import (
     Settings,
 )
 from conformal_arbitrage.types import ChatRequest, Query
-from tests.scorers.asking import QUERY, refused, scored
+from tests.models.asking import QUERY, refused, scored
 from tests.scripted import Upstream, completion, scores
 
 DECISION = TypeAdapter(DecisionCreateParams)

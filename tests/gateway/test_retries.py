@@ -1,4 +1,4 @@
-"""9. One Idempotency-Key, one decision; and a retry without a key continues the decision of which nothing was delivered."""
+"""One Idempotency-Key, one decision; and a retry without a key continues the decision of which nothing was delivered."""
 
 import asyncio
 import sqlite3

@@ -8,7 +8,7 @@ from conformal_arbitrage.errors import OptionError, ReplyError
 from conformal_arbitrage.models import ChatScorer, Confidences, PairPrompt, Settings
 from conformal_arbitrage.models.rendering import PROMPTS, json_object
 from conformal_arbitrage.types import Query
-from tests.scorers.asking import QUERY, refused, scored
+from tests.models.asking import QUERY, refused, scored
 from tests.scripted import completion
 
 PAIR = Query("How do I boil an egg?", ("In water.", "In a nest."), id="p1")

@@ -1,5 +1,0 @@
-"""The fixtures of the gateway's tests."""
-
-from tests.gateway.conftest import house
-
-__all__ = ["house"]
