@@ -19,7 +19,7 @@ import duckdb
 import numpy as np
 
 from conformal_arbitrage import RiskCurve, ScoreLog, calibrate, evaluate
-from conformal_arbitrage.core.losses import loss_falls
+from conformal_arbitrage.core.losses import loss_events
 
 ACTIONS = 4
 ALPHAS = np.round(np.linspace(0.01, 0.5, 50), 2)
@@ -89,7 +89,7 @@ def against_sum(n: int) -> list[Row]:
     rows: list[Row] = []
     for sees, most in (("candidates", 35), ("all", 25)):
         ours = processor(lambda sees=sees: RiskCurve.from_log(log, guardian_sees=sees).relaxation(ALPHAS))
-        seconds = processor(lambda sees=sees: loss_falls(log, guardian_sees=sees))
+        seconds = processor(lambda sees=sees: loss_events(log, guardian_sees=sees))
         sorted_ = processor(lambda sees=sees: RiskCurve.from_log(log, guardian_sees=sees).totals)
         rows += [
             (
@@ -247,9 +247,9 @@ the machine.
 FOOTER = """
 ## How much faster could it be?
 
-A search for thresholds sorts only the falls of the loss in buckets that hold an answer; the rest of the time goes into
+A search for thresholds sorts only the events of the loss in buckets that hold an answer; the rest of the time goes into
 rounding, ordering each row's actions (where the Guardian sees everything, only the two best are looked at) and collecting
-the falls, block by block in the processor's cache. The whole curve is sorted on first use of its breakpoints, which
+the events, block by block in the processor's cache. The whole curve is sorted on first use of its breakpoints, which
 takes two to three times as long. Fusing the passes over each block in compiled code would save about half of what is left.
 
 The ratios of `evaluate` miss their target because one calibration, their unit, takes half the time it once took.

@@ -16,7 +16,7 @@ import pytest
 from conformal_arbitrage import ArbitrageError, ScoreLog, calibrate
 from conformal_arbitrage.calibration.calibrate import Measure, SurveyedParts
 from conformal_arbitrage.core import walk
-from conformal_arbitrage.core.losses import loss_falls
+from conformal_arbitrage.core.losses import loss_events
 from conformal_arbitrage.core.walk import Bracket
 from conformal_arbitrage.scorelog.spark import SparkTable
 
@@ -68,7 +68,7 @@ def float_sums(place, drop, buckets):
 
 
 def own_ticks(self, log):
-    return loss_falls(log, guardian_sees=self.guardian_sees, missing_loss=self.missing_loss)
+    return loss_events(log, guardian_sees=self.guardian_sees, missing_loss=self.missing_loss)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def planted(fault):
         if fault == "lower end":
             patch.setattr(Bracket, "inside", lambda self, gap: (gap > self.low) & (gap <= self.high))
         elif fault == "own ticks":
-            patch.setattr(Measure, "falls", own_ticks)
+            patch.setattr(Measure, "events", own_ticks)
         elif fault == "float sums":
             patch.setattr(walk, "bucket_sums", float_sums)
         elif fault == "falling buckets":

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog
-from conformal_arbitrage.core.bounds import RowLosses, accepts, shared_bets
-from conformal_arbitrage.core.losses import loss_stairs
+from conformal_arbitrage.core.bounds import accepts, shared_bets
 from conformal_arbitrage.core.walk import RiskCurve
 
 GRADED = np.where(np.arange(400) % 7 == 0, 0.25, 0.0)
@@ -43,8 +42,7 @@ def test_row_losses_sum_up_to_the_curve(sees, random):
     log = ScoreLog.from_arrays(primary, guardian)
     u = rng.random(200) if random else None
     curve = RiskCurve.from_log(log, guardian_sees=sees, u=u)
-    rows = RowLosses(loss_stairs(log, guardian_sees=sees), 200, u)
     for k, breakpoint_ in enumerate(curve.breakpoints.tolist()):
-        losses = rows.at(breakpoint_, None if u is None else float(curve.boundary_u[k]))
+        losses = curve.row_losses(breakpoint_, None if u is None else float(curve.boundary_u[k]))
         assert losses.sum() == curve.totals[k]
         assert losses.min() >= 0

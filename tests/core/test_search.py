@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import RiskCurve, ScoreLog
-from conformal_arbitrage.core import losses as falls_module
+from conformal_arbitrage.core import losses as losses_module
 from conformal_arbitrage.core import walk
 from conformal_arbitrage.core.exact import sorted_columns
-from conformal_arbitrage.core.losses import class_sizes, loss_falls
+from conformal_arbitrage.core.losses import class_sizes, loss_events
 from conformal_arbitrage.core.walk import Bracket, Fold, crossings, crossings_here
 from tests.core.sorted_curve import every_fall, first_within, sorted_curve
 
@@ -86,10 +86,10 @@ def test_thresholds_and_curve_equal_those_of_a_full_sort(seed, sees, drawn):
 
 
 def parts_of(log, cuts, digits, sees):
-    """The falls of a log that is cut into parts, each computed by itself, at the tick of the whole."""
+    """The events of a log that is cut into parts, each computed by itself, at the tick of the whole."""
     edges = [0, *sorted(cuts), len(log)]
     parts = [log.select(range(a, b)) for a, b in pairwise(edges) if b > a]
-    return [loss_falls(one, guardian_sees=sees, missing_loss="0.75", tick_digits=digits) for one in parts]
+    return [loss_events(one, guardian_sees=sees, missing_loss="0.75", tick_digits=digits) for one in parts]
 
 
 class Scans:
@@ -100,7 +100,7 @@ class Scans:
 
     def __call__(self, work):
         self.count += 1
-        return (work(part.gap, part.drop) for part in self.parts)
+        return (work(part.position, part.drop) for part in self.parts)
 
 
 def check_parts(seed, sees, buckets, collected, digits_of=lambda digits, seed: digits):
@@ -171,11 +171,11 @@ def test_a_zero_has_no_sign():
     signed = rng.choice([-0.0, 0.0, -0.5, -1.0], (500, 4))
     guardian = rng.random((500, 4))
     one, other = (
-        loss_falls(ScoreLog.from_arrays(primary, guardian), guardian_sees="candidates")
+        loss_events(ScoreLog.from_arrays(primary, guardian), guardian_sees="candidates")
         for primary in (signed, signed + 0.0)
     )
     assert one.total == other.total
-    assert one.gap.tolist() == other.gap.tolist()
+    assert one.position.tolist() == other.position.tolist()
 
 
 def check_other_decade(sees, others=(0, 7_000, 99_999)):
@@ -183,12 +183,14 @@ def check_other_decade(sees, others=(0, 7_000, 99_999)):
     rng = np.random.default_rng(2)
     primary, guardian = rng.random((100_000, 4)), rng.random((100_000, 4))
     primary[np.array(others)] *= 1e-3
-    falls, alone = (
-        loss_falls(ScoreLog.from_arrays(primary[rows], guardian[rows]), guardian_sees=sees, tick_digits=12)
+    events, alone = (
+        loss_events(ScoreLog.from_arrays(primary[rows], guardian[rows]), guardian_sees=sees, tick_digits=12)
         for rows in (slice(None), slice(7_000, 7_001))
     )
-    own = falls.row == 7_000
-    assert sorted(zip(falls.gap[own], falls.drop[own], strict=True)) == sorted(zip(alone.gap, alone.drop, strict=True))
+    own = events.row == 7_000
+    assert sorted(zip(events.position[own], events.drop[own], strict=True)) == sorted(
+        zip(alone.position, alone.drop, strict=True)
+    )
 
 
 @pytest.mark.parametrize("sees", SEES)
@@ -199,12 +201,12 @@ def test_one_row_of_another_decade_falls_as_it_does_alone(sees, others):
 
 @pytest.mark.parametrize("sees", SEES)
 def test_rows_of_another_decade_that_are_forgotten_are_caught(monkeypatch, sees):
-    monkeypatch.setattr(falls_module, "common_decimals", forgetful_decimals)
+    monkeypatch.setattr(losses_module, "common_decimals", forgetful_decimals)
     with pytest.raises(AssertionError):
         check_other_decade(sees)
 
 
-def forgetful_decimals(largest, digits, common=falls_module.common_decimals):
+def forgetful_decimals(largest, digits, common=losses_module.common_decimals):
     return common(largest, digits)[0], np.zeros(0, np.int64)
 
 
@@ -213,21 +215,25 @@ def test_the_total_is_a_sum_of_integers(sees):
     n = 600_000  # the losses of one block sum to more than 2^53 ticks, and the last digit of the sum is odd
     guardian = np.full((n, 2), [0.0, 1.0 - 1e-12])
     guardian[0] = 0.0, 1.0
-    falls = loss_falls(ScoreLog.from_arrays(np.full((n, 2), [1.0, 0.0]), guardian), guardian_sees=sees, tick_digits=12)
-    assert falls.total == n * (10**12 - 1) + 1
+    events = loss_events(
+        ScoreLog.from_arrays(np.full((n, 2), [1.0, 0.0]), guardian), guardian_sees=sees, tick_digits=12
+    )
+    assert events.total == n * (10**12 - 1) + 1
 
 
 def test_the_largest_tick_leaves_the_last_bits_of_a_key_to_the_place():
     largest = np.array([2e12, 2e12 - 1, 1.0])
-    assert not (largest.view(np.int64) & falls_module._PLACE).any()  # pyright: ignore[reportPrivateUsage]
-    falls = loss_falls(ScoreLog.from_arrays([[1.0, -1.0, -1.0 + 1e-12]], [[0.0, 1.0, 0.5]]), guardian_sees="candidates")
-    assert falls.gap.tolist() == [2.0 - 1e-12, 2.0]
+    assert not (largest.view(np.int64) & losses_module._PLACE).any()  # pyright: ignore[reportPrivateUsage]
+    events = loss_events(
+        ScoreLog.from_arrays([[1.0, -1.0, -1.0 + 1e-12]], [[0.0, 1.0, 0.5]]), guardian_sees="candidates"
+    )
+    assert events.position.tolist() == [2.0 - 1e-12, 2.0]
 
 
 def test_long_rows_are_not_padded_where_the_guardian_sees_everything():
     # the last action is the top one, of which a copy would be a tie
     log = ScoreLog.from_arrays([[*range(8)], [*range(9)]], [[1.0] + [0.0] * 7, [1.0] + [0.0] * 8])
-    assert loss_falls(log, guardian_sees="all").gap.tolist() == [1.0, 1.0]
+    assert loss_events(log, guardian_sees="all").position.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("size", range(1, 7))
@@ -251,7 +257,7 @@ def test_coarse_ticks_round_up_in_floats_as_in_integers():
         whole = rng.integers(0, 2**53 // unit, 2000) * unit
         levels = np.concatenate([whole, whole + 1, np.maximum(whole - 1, 0)])
         exact = -(-levels // unit)
-        assert np.array_equal(falls_module._coarse(levels.astype(np.float64), digits), exact)  # pyright: ignore[reportPrivateUsage]
+        assert np.array_equal(losses_module._coarse(levels.astype(np.float64), digits), exact)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_draws_are_asked_for_only_at_the_threshold_gap():

@@ -97,7 +97,7 @@ def test_rows_that_share_a_draw_are_walked_with_their_losses_first():
     curve = RiskCurve.from_log(log, grades=log.outcome("correct"), u=np.full(5, 0.25))
     assert list(curve.breakpoints) == [0.0, 0.5]
     assert [int(total) for total in curve.totals] == [0, 0], "the loss and the gain at 0.5 cancel"
-    assert [int(peak) / 10**12 for peak in curve.peaks] == [1.0, 0.0]
+    assert [int(peak) / 10**12 for peak in curve.walk.peaks] == [1.0, 0.0]
 
 
 @pytest.mark.proof

@@ -14,7 +14,7 @@ from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.calibration import calibrate as calibrate_module
 from conformal_arbitrage.calibration.calibrate import binomial_spendable, row_order
 from conformal_arbitrage.calibration.options import CalibrationOptions
-from conformal_arbitrage.core.bounds import RowLosses, shared_bets
+from conformal_arbitrage.core.bounds import shared_bets
 from conformal_arbitrage.core.walk import first_within
 from tests.validity.test_monitoring import most
 
@@ -76,10 +76,9 @@ def test_a_betting_certificate_keeps_its_confidence():
 def betting(log_, *, order, wealth):
     """Return the smallest relaxation whose log wealth, by some recipe, is large enough."""
     curve = CalibrationOptions().curve(log_)
-    rows = RowLosses(CalibrationOptions().stairs(log_), len(log_))
-    bets = shared_bets(rows.at(0.0)[order] / 1e12, LINE, DELTA)
+    bets = shared_bets(curve.row_losses(0.0)[order] / 1e12, LINE, DELTA)
     for point in curve.breakpoints:
-        if wealth(np.log1p(-bets * (rows.at(point)[order] / 1e12 - LINE))) >= log(1 / DELTA):
+        if wealth(np.log1p(-bets * (curve.row_losses(point)[order] / 1e12 - LINE))) >= log(1 / DELTA):
             return point
     return None
 

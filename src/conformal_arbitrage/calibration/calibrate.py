@@ -38,16 +38,16 @@ from conformal_arbitrage.calibration.options import (
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.secret import draw, drawing
 from conformal_arbitrage.calibration.words import guarantee_text
-from conformal_arbitrage.core.bounds import RowLosses, accepts, binomial_limit, shared_bets
+from conformal_arbitrage.core.bounds import accepts, binomial_limit, shared_bets
 from conformal_arbitrage.core.exact import Floats, Indices, Integers
 from conformal_arbitrage.core.losses import (
-    Falls,
+    Events,
     GuardianSees,
     Number,
     as_fraction,
     check_guardian_scores,
     finest_tick,
-    loss_falls,
+    loss_events,
     net_losses,
     score_range,
 )
@@ -122,9 +122,8 @@ def total_at(log: ScoreLog, one: Fit, options: CalibrationOptions) -> Fraction:
     """Return the total loss of a log at a threshold that was found on other rows; 0 if everything is deferred."""
     if one.relaxation is None:
         return Fraction(0)
-    stairs = options.stairs(log)
-    losses = RowLosses(stairs, len(log), options.draws(log)).at(one.relaxation, one.boundary_u)
-    return Fraction(int(losses.sum()), 10**stairs.tick_digits)
+    curve = options.curve(log)
+    return Fraction(int(curve.row_losses(one.relaxation, one.boundary_u).sum()), 10**curve.tick_digits)
 
 
 def risk_budgets(alpha: Fraction, bound: Fraction, options: CalibrationOptions) -> list[Fraction]:
@@ -158,13 +157,12 @@ def _betting_limit(
 ) -> int | None:
     """Return the total at the first breakpoint that the betting test accepts, by bisection: it accepts all later ones."""
     order, line = row_order(log, options.key), float(alpha / bound)
-    rows = RowLosses(options.stairs(log), len(log), options.draws(log))
     unit = float(bound) * 10.0**curve.tick_digits
-    bets = shared_bets(np.minimum(rows.at(0.0, 0.0)[order] / unit, 1.0), line, delta)
+    bets = shared_bets(np.minimum(curve.row_losses(0.0, 0.0)[order] / unit, 1.0), line, delta)
 
     def passes(index: int) -> bool:
         u = None if curve.boundary_u is None else float(curve.boundary_u[index])
-        return accepts(rows.at(float(curve.breakpoints[index]), u)[order] / unit, bets, line, delta)
+        return accepts(curve.row_losses(float(curve.breakpoints[index]), u)[order] / unit, bets, line, delta)
 
     low, high = -1, len(curve.totals)
     while high - low > 1:
@@ -195,43 +193,43 @@ def refuse_graded(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -
     Raises:
         ScoreLogError: it has one.
     """
-    stairs = options.stairs(log)
-    whole = bound * 10**stairs.tick_digits
-    for stair in stairs.blocks:
-        graded = ((stair.levels != 0) & (stair.levels != whole)).any(axis=0)
+    losses = options.losses(log)
+    whole = bound * 10**losses.tick_digits
+    for piece in losses.blocks:
+        graded = ((piece.levels != 0) & (piece.levels != whole)).any(axis=0)
         if graded.any():
             place = int(graded.argmax())
-            loss = max(level for level in stair.levels[:, place].tolist() if level not in (0, whole))
-            row = int(stair.block.all_rows()[place]) + 1
+            loss = max(level for level in piece.levels[:, place].tolist() if level not in (0, whole))
+            row = int(piece.block.all_rows()[place]) + 1
             raise ScoreLogError(
-                f"{log.source}: row {row}: a loss of {loss / 10**stairs.tick_digits:g} is neither 0 nor the bound "
+                f"{log.source}: row {row}: a loss of {loss / 10**losses.tick_digits:g} is neither 0 nor the bound "
                 f"{float(bound):g}, as zero_one declares; leave zero_one (--zero-one) out for graded losses"
             )
 
 
-# --- Near falls ---
+# --- Near events ---
 
 
 FEW_ROWS: Final = 1 << 16
-"""All falls of a log of so many rows are kept."""
+"""All events of a log of so many rows are kept."""
 _SAMPLES: Final = 8
 _LEAST, _MOST = 1 << 10, 1 << 16
 _ROWS_PER_SAMPLED: Final = 64
 _KEPT: Final = 1 << 22
-"""At most about so many falls are kept."""
+"""At most about so many events are kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class SampledFalls:
-    """Rows of a sample, and their falls."""
+class SampledEvents:
+    """Rows of a sample, and their events."""
 
     rows: int
-    falls: Falls
+    events: Events
 
     def crossing(self, loss: float) -> Crossing | None:
         """Return where the mean loss of these rows comes within a limit."""
-        limit = int(loss * self.rows * 10**self.falls.tick_digits)
-        return crossings_here(self.falls.total, self.falls.gap, self.falls.drop, [limit])[0]
+        limit = int(loss * self.rows * 10**self.events.tick_digits)
+        return crossings_here(self.events.total, self.events.position, self.events.drop, [limit])[0]
 
 
 def sampled_parts(parts: Sequence[ScorePart]) -> list[ScorePart]:
@@ -248,7 +246,7 @@ def _shortened(part: ScorePart, before: int, rows: int) -> ScorePart:
     return replace(part, start=start, stop=min(start + rows, part.stop))
 
 
-def likely_ranges(samples: Sequence[SampledFalls], losses: Iterable[float], rows: int) -> tuple[Bracket, ...]:
+def likely_ranges(samples: Sequence[SampledEvents], losses: Iterable[float], rows: int) -> tuple[Bracket, ...]:
     """Return ranges of gaps in which the thresholds of a log are likely to lie.
 
     Args:
@@ -257,12 +255,12 @@ def likely_ranges(samples: Sequence[SampledFalls], losses: Iterable[float], rows
         rows: of the log.
     """
     ranges = tuple(one for loss in losses if (one := _range(samples, loss)) is not None)
-    inside = sum(len(Collect(ranges)(one.falls.gap, one.falls.drop)[0]) for one in samples)
+    inside = sum(len(Collect(ranges)(one.events.position, one.events.drop)[0]) for one in samples)
     kept = inside * rows / max(sum(one.rows for one in samples), 1)
     return ranges if kept <= _KEPT else ()
 
 
-def _range(samples: Sequence[SampledFalls], loss: float) -> Bracket | None:
+def _range(samples: Sequence[SampledEvents], loss: float) -> Bracket | None:
     """Return twice the range of the samples' own thresholds; None if not all have one above 0.
 
     The log's is near their mean: outside their range once in 128 logs, outside twice the range hardly ever.
@@ -290,29 +288,31 @@ class OwnRanges:
     losses: tuple[float, ...]
     rows: int
 
-    def __call__(self, rows: int, falls: Falls, buckets: Buckets) -> tuple[Bracket, ...]:
-        """Return the ranges, given the rows of the part, its falls and their buckets; none if too many falls lie there."""
-        limits = [loss * rows * 10**falls.tick_digits for loss in self.losses]
-        places = [_places(limit, falls, buckets) for limit in limits if 0 <= limit < falls.total and len(buckets.drop)]
-        kept = sum(int(buckets.falls[first : last + 1].sum()) for first, last in places)
+    def __call__(self, rows: int, events: Events, buckets: Buckets) -> tuple[Bracket, ...]:
+        """Return the ranges, given the rows of the part, its events and their buckets; none if too many events lie there."""
+        limits = [loss * rows * 10**events.tick_digits for loss in self.losses]
+        places = [
+            _places(limit, events, buckets) for limit in limits if 0 <= limit < events.total and len(buckets.drop)
+        ]
+        kept = sum(int(buckets.events[first : last + 1].sum()) for first, last in places)
         if kept * self.rows > _KEPT * rows:
             return ()
         return tuple(Bracket(float(buckets.smallest[a]), float(buckets.largest[b]), 2) for a, b in places)
 
 
-def _places(limit: float, falls: Falls, buckets: Buckets) -> tuple[int, int]:
+def _places(limit: float, events: Events, buckets: Buckets) -> tuple[int, int]:
     """Return the first and the last bucket in which the total of some rows may be when that of the log is at its limit.
 
     The sum of losses has a variance of at most the largest loss times its mean; eight standard deviations are allowed for.
     """
-    after = falls.total - np.cumsum(buckets.drop)
-    slack = 8 * sqrt(falls.largest[0] * max(limit, falls.largest[0]))
+    after = events.total - np.cumsum(buckets.drop)
+    slack = 8 * sqrt(events.largest[0] * max(limit, events.largest[0]))
     first, last = np.searchsorted(-after, [-limit - slack, -limit + slack]).tolist()
     return min(first, len(after) - 1), min(last, len(after) - 1)
 
 
-class NearFalls:
-    """The falls that were kept, of every part.
+class NearEvents:
+    """The events that were kept, of every part.
 
     Attributes:
         ranges: of their gaps, or what finds them for each part.
@@ -325,20 +325,20 @@ class NearFalls:
         self._known: list[tuple[Bracket, ...]] = [] if isinstance(ranges, OwnRanges) else [ranges]
 
     def add(self, gap: Floats, drop: Integers, ranges: tuple[Bracket, ...] = ()) -> None:
-        """Keep the falls of a part, and the ranges of their gaps if it found them itself."""
+        """Keep the events of a part, and the ranges of their gaps if it found them itself."""
         self._kept.append((gap, drop))
         if isinstance(self.ranges, OwnRanges):
             self._known.append(ranges)
 
     def answer(self, work: object) -> Scanned | None:
-        """Return what a work that collects falls makes of those of all parts; None if it needs others as well."""
+        """Return what a work that collects events makes of those of all parts; None if it needs others as well."""
         if not isinstance(work, Collect) or not all(map(self._holds, work.brackets)):
             return None
         gap, drop = (np.concatenate(column) for column in zip(*self._kept, strict=True))
         return work(gap, drop)
 
     def _holds(self, bracket: Bracket) -> bool:
-        """Return whether all falls of a range were kept, of every part."""
+        """Return whether all events of a range were kept, of every part."""
         return all(any(one.low <= bracket.low and bracket.high <= one.high for one in own) for own in self._known)
 
 
@@ -361,9 +361,9 @@ class Measure:
         """Return what measures rows without a Guardian score as well, before they are refused."""
         return self if self.missing_loss is not None else replace(self, missing_loss=1)
 
-    def falls(self, log: ScoreLog) -> Falls:
+    def events(self, log: ScoreLog) -> Events:
         """Return where the loss of some rows falls."""
-        return loss_falls(
+        return loss_events(
             log, guardian_sees=self.guardian_sees, missing_loss=self.missing_loss, tick_digits=self.tick_digits
         )
 
@@ -414,8 +414,8 @@ class Survey:
         log, ids = part.load_apart()
         scores, unknown, sizes = score_range(log.loss_scores), log.unknown_loss, log.sizes
         check_guardian_scores(scores, part.name)
-        falls = self.measure.tolerant().falls(log)
-        (buckets,) = Fold((self.bracket,))(falls.gap, falls.drop)
+        events = self.measure.tolerant().events(log)
+        (buckets,) = Fold((self.bracket,))(events.position, events.drop)
         facts = PartFacts(
             part=part,
             rows=len(log),
@@ -430,11 +430,11 @@ class Survey:
             score_digits=log.score_digits,
             leaves=part.digests(log, ids),
             checksum=_checksum(log),
-            total=falls.total,
-            largest=falls.largest,
+            total=events.total,
+            largest=events.largest,
         )
-        ranges = self.near(len(log), falls, buckets) if isinstance(self.near, OwnRanges) else self.near
-        near = Collect(ranges)(falls.gap, falls.drop)
+        ranges = self.near(len(log), events, buckets) if isinstance(self.near, OwnRanges) else self.near
+        near = Collect(ranges)(events.position, events.drop)
         return Surveyed(facts, buckets, near, ranges, piled_keys(ids) if self.keys and ids is not None else [])
 
 
@@ -444,11 +444,11 @@ class Sampling:
 
     measure: Measure
 
-    def __call__(self, part: ScorePart) -> SampledFalls:
-        """Return the falls of some rows, in whichever row."""
+    def __call__(self, part: ScorePart) -> SampledEvents:
+        """Return the events of some rows, in whichever row."""
         log = part.load([], ids=False)
         check_guardian_scores(score_range(log.loss_scores), part.name)
-        return SampledFalls(len(log), replace(self.measure.tolerant().falls(log), row=np.zeros(0, np.int64)))
+        return SampledEvents(len(log), replace(self.measure.tolerant().events(log), row=np.zeros(0, np.int64)))
 
 
 def _checksum(log: ScoreLog) -> int:
@@ -466,8 +466,8 @@ def _span(log: ScoreLog) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class FallScan:
-    """The work of a later pass: something with the falls of a part. Its checksum comes with the result."""
+class EventScan:
+    """The work of a later pass: something with the events of a part. Its checksum comes with the result."""
 
     measure: Measure
     work: Callable[[Floats, Integers], object]
@@ -475,13 +475,13 @@ class FallScan:
     def __call__(self, part: ScorePart) -> tuple[int, object]:
         """Return the checksum of the rows, and the result of the work."""
         log = part.load([], ids=False)
-        falls = self.measure.falls(log)
-        return _checksum(log), self.work(falls.gap, falls.drop)
+        events = self.measure.events(log)
+        return _checksum(log), self.work(events.position, events.drop)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawScan:
-    """The work of a pass over draws: something with the draws of the rows whose loss falls at one gap, and these falls.
+    """The work of a pass over draws: something with the draws of the rows whose loss falls at one gap, and these events.
 
     The part and the digests of its leaves, in which ids count, come with the result.
     """
@@ -495,9 +495,9 @@ class DrawScan:
         """Return the part, the digests of its leaves, and the result of the work."""
         log, ids = part.load_apart()
         log = log if ids is None else replace(log, id=ids.strings())
-        falls = self.measure.falls(log)
-        there = np.flatnonzero(falls.gap == self.gap)
-        return part, part.digests(log, ids), self.work(drawing(self.key, log)(falls.row[there]), falls.drop[there])
+        events = self.measure.events(log)
+        there = np.flatnonzero(events.position == self.gap)
+        return part, part.digests(log, ids), self.work(drawing(self.key, log)(events.row[there]), events.drop[there])
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,8 +535,8 @@ def gathering(options: CalibrationOptions, log: ScoreParts | SparkTable) -> str 
     return next((reason for reason, needed in needs.items() if needed), None)
 
 
-class FallSearch(ABC):
-    """The search for thresholds where falls are scanned: in parts, or in a database.
+class EventSearch(ABC):
+    """The search for thresholds where events are scanned: in parts, or in a database.
 
     Attributes:
         total: the loss of all rows at relaxation 0, in ticks.
@@ -557,20 +557,20 @@ class FallSearch(ABC):
         self._options, self.total, self._span = options, total, span
 
     @abstractmethod
-    def scan_falls(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
-        """Do a work on the falls of all rows."""
+    def scan_events(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
+        """Do a work on the events of all rows."""
         ...
 
     @abstractmethod
     def scan_draws(
         self, key: bytes, gap: float
     ) -> Callable[[Callable[[Floats, Integers], _Result]], Iterable[_Result]]:
-        """Return what does a work on the draws and falls of the rows whose loss falls at a gap."""
+        """Return what does a work on the draws and events of the rows whose loss falls at a gap."""
         ...
 
     def thresholds(self, limits: Sequence[int]) -> list[RiskThreshold | None]:
         """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
-        steps = crossings(self.scan_falls, self.total, limits, self._span, first=_FIRST)
+        steps = crossings(self.scan_events, self.total, limits, self._span, first=_FIRST)
         if self._options.grid is not None:
             return [None if one is None else self._on_grid(one) for one in steps]
         return [None if one is None else self._threshold(one, limit) for one, limit in zip(steps, limits, strict=True)]
@@ -582,7 +582,7 @@ class FallSearch(ABC):
         if one.gap == 0:
             return RiskThreshold(0.0, 0.0, Fraction(one.after, unit))
         key = self._options.drawing_key()
-        if one.falls > _DRAWN_AT_ONCE:
+        if one.events > _DRAWN_AT_ONCE:
             (drawn,) = crossings(self.scan_draws(key, one.gap), one.before, [limit], 1.0)
             if drawn is None:
                 raise AssertionError
@@ -601,11 +601,11 @@ class FallSearch(ABC):
         point, total = float(points[index]), one.after
         if point > one.gap:
             between = Fold((Bracket(nextafter(one.gap, inf), point, 2),))
-            total -= sum(int(buckets.drop.sum()) for (buckets,) in self.scan_falls(between))
+            total -= sum(int(buckets.drop.sum()) for (buckets,) in self.scan_events(between))
         return RiskThreshold(point, None, Fraction(total, 10**self.tick_digits))
 
 
-class SurveyedParts(FallSearch):
+class SurveyedParts(EventSearch):
     """A log in parts, looked at once: its figures, and the search for thresholds.
 
     Attributes:
@@ -640,7 +640,7 @@ class SurveyedParts(FallSearch):
         missing = None if options.missing_guardian is None else (options.loss_bound or 1)
         guess = finest_tick(self.n, Fraction(1))
         self.measure = Measure(guardian_sees=options.guardian_sees, missing_loss=missing, tick_digits=guess)
-        self._near = NearFalls(self._guessed(losses))
+        self._near = NearEvents(self._guessed(losses))
         few = self.n <= _KEYS_AT_ONCE
         if not few:
             refuse_repeated_ids(log)
@@ -651,7 +651,7 @@ class SurveyedParts(FallSearch):
         digits = finest_tick(self.n, max(Fraction(high) - Fraction(low), worst))
         if digits != guess or self.span > USUAL_SPAN:
             before, self.measure = self.sha256(), replace(self.measure, tick_digits=digits)
-            self._near = NearFalls(self._near.ranges)
+            self._near = NearEvents(self._near.ranges)
             self._survey(Bracket(0.0, max(self.span, 1e-300), _FIRST, even=True), keys=False)
             self._refuse_changed(self.sha256() != before)
         self._refuse_changed(log.stamps() != stamps)
@@ -660,7 +660,7 @@ class SurveyedParts(FallSearch):
         self.bound = self._bound()
 
     def _guessed(self, losses: Sequence[float]) -> tuple[Bracket, ...] | OwnRanges:
-        """Return the gaps near which falls are kept: all of them in a small log."""
+        """Return the gaps near which events are kept: all of them in a small log."""
         if self.n <= FEW_ROWS:
             return EVERYTHING
         if isinstance(self.log, SparkTable):
@@ -722,8 +722,8 @@ class SurveyedParts(FallSearch):
         """Return the digest of all rows, in whichever order of the files."""
         return self.log.digest((one.part, one.leaves) for one in self._facts)
 
-    def scan_falls(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
-        """Do a work on all falls; what the first pass has done already is not done again."""
+    def scan_events(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
+        """Do a work on all events; what the first pass has done already is not done again."""
         if work == Fold((self._bracket,)):
             return [(self._buckets,)]  # pyright: ignore[reportReturnType]
         kept = self._near.answer(work)
@@ -733,7 +733,7 @@ class SurveyedParts(FallSearch):
 
     def _scan_again(self, work: Callable[[Floats, Integers], _Result]) -> Iterator[_Result]:
         total = 0
-        for one, result in self._each(FallScan(self.measure, work)):
+        for one, result in self._each(EventScan(self.measure, work)):
             total += one
             yield result  # pyright: ignore[reportReturnType]
         self._refuse_changed(total != sum(one.checksum for one in self._facts))
@@ -741,7 +741,7 @@ class SurveyedParts(FallSearch):
     def scan_draws(
         self, key: bytes, gap: float
     ) -> Callable[[Callable[[Floats, Integers], _Result]], Iterable[_Result]]:
-        """Return what does a work on the draws and falls of the rows whose loss falls at a gap."""
+        """Return what does a work on the draws and events of the rows whose loss falls at a gap."""
 
         def scanned(work: Callable[[Floats, Integers], _Result]) -> Iterator[_Result]:
             leaves: list[tuple[ScorePart, tuple[str, ...]]] = []

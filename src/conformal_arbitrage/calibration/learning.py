@@ -160,13 +160,13 @@ def learned_rows(log: ScoreLog, options: CalibrationOptions, bound: Fraction) ->
 
 def _top_alone(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> tuple[Integers, Floats, Floats]:
     """Return each row's top action, its margin, and the loss if it stands alone, in units of the bound."""
-    stairs = options.stairs(log)
-    whole = float(bound * 10**stairs.tick_digits)
+    losses = options.losses(log)
+    whole = float(bound * 10**losses.tick_digits)
     top, margin, share = np.empty(len(log), dtype=np.int64), np.empty(len(log)), np.empty(len(log))
-    for stair in stairs.blocks:
-        rows = stair.block.rows
-        top[rows], margin[rows] = stair.order[0], margins(stair.gaps)
-        share[rows] = np.minimum(stair.levels[0] / whole, 1.0)
+    for piece in losses.blocks:
+        rows = piece.block.rows
+        top[rows], margin[rows] = piece.order[0], margins(piece.gaps)
+        share[rows] = np.minimum(piece.levels[0] / whole, 1.0)
     return top, margin, share
 
 

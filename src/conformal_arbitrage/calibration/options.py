@@ -13,12 +13,14 @@ from conformal_arbitrage.calibration.learned import Features, ScoreKind
 from conformal_arbitrage.calibration.secret import drawing, draws
 from conformal_arbitrage.core.exact import Bools, Floats, Indices
 from conformal_arbitrage.core.losses import (
+    Events,
     GuardianSees,
+    LogLosses,
     Loss,
-    LossStairs,
     Number,
     as_fraction,
-    loss_stairs,
+    log_losses,
+    loss_events,
     net_losses,
     within_unit,
 )
@@ -502,9 +504,9 @@ class CalibrationOptions:
         used = self.boundary == "random" or self.confidence is not None
         return replace(self, key=key) if used and self.key is None else self
 
-    def stairs(self, log: ScoreLog) -> LossStairs:
+    def losses(self, log: ScoreLog) -> LogLosses:
         """Return the loss of every row as its candidate set grows."""
-        return loss_stairs(
+        return log_losses(
             log,
             guardian_sees=self.guardian_sees,
             loss=self.own_loss,
@@ -513,17 +515,21 @@ class CalibrationOptions:
             full_sight_loss=self.in_full_sight,
         )
 
-    def curve(self, log: ScoreLog) -> RiskCurve:
-        """Return the risk of a log at every relaxation that these options allow."""
-        curve = RiskCurve.from_log(
+    def events(self, log: ScoreLog) -> Events:
+        """Return where the loss of each row changes."""
+        return loss_events(
             log,
             guardian_sees=self.guardian_sees,
             loss=self.own_loss,
             grades=self.grades(log),
             missing_loss=self._missing_loss,
             full_sight_loss=self.in_full_sight,
-            u=self.drawing(log),
         )
+
+    def curve(self, log: ScoreLog, events: Events | None = None) -> RiskCurve:
+        """Return the risk of a log at every relaxation that these options allow; its events, if they are known."""
+        events = self.events(log) if events is None else events
+        curve = RiskCurve.from_events(log, events, grades=self.grades(log), u=self.drawing(log))
         return curve if self.grid is None else curve.on_grid(self.grid)
 
     def drawing(self, log: ScoreLog) -> Draw | None:

@@ -6,12 +6,7 @@ from math import ceil, e, exp, inf, lgamma, log, log1p, sqrt
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Floats, Indices, Integers
-from conformal_arbitrage.core.losses import LossStairs
-from conformal_arbitrage.core.walk import gap_order
-
-# --- Confidence intervals and tests for a mean loss that hold at every number of rows ---
-
+from conformal_arbitrage.core.exact import Floats
 
 Interval = tuple[float, float]
 _BISECTIONS = 100
@@ -199,38 +194,3 @@ def accepts(losses: Floats, bets: Floats, line: float, delta: float) -> bool:
     """Tell whether losses, in order, show that their mean lies below the line, at level delta."""
     wealth = np.cumsum(np.log1p(-bets * (np.minimum(losses, 1.0) - line)))
     return bool(wealth.max(initial=0.0) >= log(1 / delta) + _MARGIN)
-
-
-class RowLosses:
-    """The loss of every row at any relaxation, in ticks."""
-
-    def __init__(self, stairs: LossStairs, n: int, u: Floats | None = None) -> None:
-        """Collect the drops of n rows' losses, with one draw per row for a random boundary."""
-        self._start = np.zeros(n, dtype=np.int64)
-        rows: list[Indices] = []
-        gaps: list[Floats] = []
-        drops: list[Integers] = []
-        for stair in stairs.blocks:
-            own = stair.block.all_rows()
-            self._start[own] = stair.levels[0]
-            falls = stair.levels[:-1] - stair.levels[1:]
-            hit = np.flatnonzero(falls)
-            rows.append(own[hit % len(own)])
-            gaps.append(stair.gaps[1:].ravel()[hit])
-            drops.append(falls.ravel()[hit])
-        row, gap = np.concatenate(rows), np.concatenate(gaps)
-        order, self._draw = gap_order(gap, None if u is None else u[row])
-        self._row, self._gap, self._drop = row[order], gap[order], np.concatenate(drops)[order]
-
-    def at(self, relaxation: float, boundary_u: float | None = None) -> Integers:
-        """Return the loss of every row at a relaxation."""
-        losses, taken = self._start.copy(), self._taken(relaxation, boundary_u)
-        np.subtract.at(losses, self._row[:taken], self._drop[:taken])
-        return losses
-
-    def _taken(self, relaxation: float, boundary_u: float | None) -> int:
-        """Return how many drops a relaxation has taken."""
-        if self._draw is None or boundary_u is None:
-            return int(np.searchsorted(self._gap, relaxation, side="right"))
-        low, high = (int(np.searchsorted(self._gap, relaxation, side=side)) for side in ("left", "right"))
-        return low + int(np.searchsorted(self._draw[low:high], boundary_u, side="right"))

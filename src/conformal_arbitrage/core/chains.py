@@ -7,6 +7,8 @@ from typing import Final
 import numpy as np
 
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
+from conformal_arbitrage.core.losses import Events
+from conformal_arbitrage.core.walk import walk_along
 from conformal_arbitrage.errors import OptionError
 
 # --- Paths ---
@@ -45,17 +47,24 @@ def calibrate_path(
     spendable = alpha * (len(entries) + 1) / bound - 1
     if spendable < 0:
         return None
-    position, draw, change = _events(entries, losses, u)
-    order = np.lexsort((-change, draw, position))
-    broken = np.flatnonzero(np.cumsum(change[order]) > int(spendable // 1))
-    if not broken.size:
-        return PathStop(float("inf"), 0.0)
-    first = order[broken[0]]
-    return PathStop(float(position[first]), float(draw[first]))
+    events = path_events(entries, losses)
+    walk = walk_along(events, -u[events.row], signed=True, origin=-np.inf)
+    (stop,) = walk.stops([int(spendable // 1)])
+    if stop is None or walk.draws is None:
+        return None
+    return PathStop(0.0 - float(walk.breakpoints[stop]), 0.0 - float(walk.draws[stop]))  # "0.0 -" makes no -0.0
 
 
-def _events(entries: Floats, losses: Integers, u: Floats) -> tuple[Floats, Floats, Integers]:
-    """Return position, draw and change of loss of every event: a row passing to an earlier model."""
+def path_events(entries: Floats, losses: Integers) -> Events:
+    """Return the events of a path, as those of a pair: where a row passes on to a later model, and at last to the Guardian.
+
+    A path is walked from its far end, where every row has stopped as early as it ever does, so positions (and draws, which
+    are the caller's) change their sign.
+
+    Args:
+        entries: as for `calibrate_path`.
+        losses: as for `calibrate_path`.
+    """
     stages = np.argsort(entries, axis=1, kind="stable")
     records = np.minimum.accumulate(stages, axis=1)
     moved = np.ones(stages.shape, dtype=np.bool_)
@@ -64,7 +73,8 @@ def _events(entries: Floats, losses: Integers, u: Floats) -> tuple[Floats, Float
     change = np.diff(level, axis=1, prepend=0)
     position = np.take_along_axis(entries, stages, axis=1)
     finite = moved & np.isfinite(position)
-    return position[finite], np.broadcast_to(u[:, None], stages.shape)[finite], change[finite]
+    drop, row = change[finite], np.nonzero(finite)[0]
+    return Events(n=len(entries), total=int(drop.sum()), position=-position[finite], drop=drop, row=row)
 
 
 def path_choice(entries: Floats, u: Floats, stop: PathStop | None) -> Indices:

@@ -1,6 +1,6 @@
 """Losses as events: where the loss of each row, and of a whole log, falls as the relaxation grows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -29,12 +29,11 @@ from conformal_arbitrage.core.exact import (
 from conformal_arbitrage.core.rows import Block, ScoreArrays, blocks
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 
-# --- Guardrail losses as exact stairs ---
-
-
 GuardianSees = Literal["candidates", "all", "all-restricted-loss"]
 Loss = Callable[[Any, NDArray[np.int64]], float]
 """A user's loss: (row, indices of the actions in sight) -> a number in [0, bound]."""
+Draw = Callable[[Indices], Floats]
+"""Gives the draws of some rows, by their numbers."""
 
 Number = float | int | str | Decimal | Fraction
 
@@ -61,7 +60,7 @@ def as_fraction(value: Number, *, name: str) -> Fraction:
 
 
 @dataclass(frozen=True, slots=True)
-class Stairs:
+class BlockLosses:
     """The loss of a block of rows at every size of its candidate set.
 
     `gaps`, `order` and `levels` are actions x rows, ascending by gap; `levels[j]` is the loss in ticks once actions
@@ -85,15 +84,15 @@ class Stairs:
 
 
 @dataclass(frozen=True, slots=True)
-class LossStairs:
-    """All rows' stairs, built block by block on iteration."""
+class LogLosses:
+    """The losses of all rows, block by block: a user's are a list, others are made on iteration."""
 
-    blocks: Iterator[Stairs]
+    blocks: Iterable[BlockLosses]
     tick_digits: int
     envelope_excess: float
 
 
-def loss_stairs(
+def log_losses(
     log: ScoreArrays,
     *,
     guardian_sees: GuardianSees,
@@ -102,7 +101,7 @@ def loss_stairs(
     missing_loss: Number | None = None,
     full_sight_loss: Number = 0,
     tick_digits: int | None = None,
-) -> LossStairs:
+) -> LogLosses:
     """Return the loss of every row of a log as its candidate set grows.
 
     Args:
@@ -123,15 +122,15 @@ def loss_stairs(
     if guardian_sees not in get_args(GuardianSees):
         raise OptionError(f"guardian_sees must be one of {', '.join(get_args(GuardianSees))}; got {guardian_sees!r}")
     if grades is not None:
-        return _net_stairs(log, grades, missing_loss)
+        return _net_losses(log, grades, missing_loss)
     if loss is None:
         regret = regret_rule(log, guardian_sees=guardian_sees, missing_loss=missing_loss, tick_digits=tick_digits)
         unknown = log.unknown_loss
-        walk = (regret.stairs(log, block, block.per_row(unknown)) for block in blocks(log.offsets))
-        return LossStairs(walk, regret.tick_digits, 0.0)
+        walk = (regret.losses(log, block, block.per_row(unknown)) for block in blocks(log.offsets))
+        return LogLosses(walk, regret.tick_digits, 0.0)
     worst = _missing_loss(log, missing_loss)
     least = as_fraction(full_sight_loss, name="full_sight_loss")
-    return _user_stairs(log, loss, alone_only=guardian_sees == "all", worst=worst, least=least, tick_digits=tick_digits)
+    return _user_losses(log, loss, alone_only=guardian_sees == "all", worst=worst, least=least, tick_digits=tick_digits)
 
 
 _UNLABELLED = ("`correct` of the Guardian's answer is unknown", "fill it in")
@@ -215,13 +214,13 @@ class RegretRule:
     tick_digits: int
     scores: tuple[float, float]
 
-    def stairs(self, log: ScoreArrays, block: Block, unknown: Bools) -> Stairs:
+    def losses(self, log: ScoreArrays, block: Block, unknown: Bools) -> BlockLosses:
         """Return the loss of a block of rows as their candidate sets grow; that of some of them is unknown."""
         gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
         levels = _regret_levels(block.of(log.loss_scores), order, alone_only=self.alone_only)
         levels = coarsened(levels, self.tick_digits)
         _fill_missing(levels, unknown, self.worst, self.tick_digits, alone_only=self.alone_only)
-        return Stairs(block, gap, order, levels)
+        return BlockLosses(block, gap, order, levels)
 
 
 def regret_rule(
@@ -231,9 +230,9 @@ def regret_rule(
 
     Args:
         log: the scores.
-        guardian_sees: see `loss_stairs`.
-        missing_loss: see `loss_stairs`.
-        tick_digits: see `loss_stairs`.
+        guardian_sees: see `log_losses`.
+        missing_loss: see `log_losses`.
+        tick_digits: see `log_losses`.
     """
     worst = _missing_loss(log, missing_loss)
     low, high = check_guardian_scores(score_range(log.loss_scores), log.source)
@@ -273,7 +272,7 @@ def net_losses(log: ScoreArrays, grades: Floats) -> Floats:
 _UNGRADED = ("the outcome of the Primary's or the Guardian's choice is unknown", "fill it in")
 
 
-def _net_stairs(log: ScoreArrays, grades: Floats, missing_loss: Number | None) -> LossStairs:
+def _net_losses(log: ScoreArrays, grades: Floats, missing_loss: Number | None) -> LogLosses:
     """Return the net loss while the top action stands alone, and 0 from the next action on."""
     net = net_losses(log, grades)
     unknown = np.isnan(net)
@@ -288,15 +287,15 @@ def _net_stairs(log: ScoreArrays, grades: Floats, missing_loss: Number | None) -
     ticks = coarsened(guardian_ticks(net), digits)
     ticks[unknown] = _rounded_up(worst, digits)
 
-    def walk() -> Iterator[Stairs]:
+    def walk() -> Iterator[BlockLosses]:
         for block in blocks(log.offsets):
             gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
             levels = np.zeros(gap.shape, dtype=np.int64)
             if len(gap) > 1:
                 levels[0] = block.per_row(ticks)
-            yield Stairs(block, gap, order, levels)
+            yield BlockLosses(block, gap, order, levels)
 
-    return LossStairs(walk(), digits, 0.0)
+    return LogLosses(walk(), digits, 0.0)
 
 
 def guardian_ticks(scores: Floats) -> Integers:
@@ -340,23 +339,23 @@ def _rounded_up(loss: Fraction, tick_digits: int) -> int:
     return -int(-loss * 10**tick_digits // 1)
 
 
-def _user_stairs(
+def _user_losses(
     log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fraction, least: Fraction, tick_digits: int | None
-) -> LossStairs:
+) -> LogLosses:
     """Return a user's loss on its monotone envelope: the largest loss at this or any larger relaxation."""
     raw = [(block, *_user_levels(log, block, loss, alone_only=alone_only)) for block in blocks(log.offsets)]
     n, unknown = len(log.offsets) - 1, log.unknown_loss
     largest = check_size(Fraction(max(float(levels.max()) for *_, levels in raw)))
     digits = finest_tick(n, max(largest, worst)) if tick_digits is None else tick_digits
     lifted = 0.0
-    stairs: list[Stairs] = []
+    lifted_blocks: list[BlockLosses] = []
     for block, gap, order, levels in raw:
         envelope = np.maximum.accumulate(levels[::-1])[::-1]
         lifted += float((envelope - levels).max(axis=0).sum())
         ticks = coarsened(guardian_ticks(envelope), digits)
         _fill_missing(ticks, block.per_row(unknown), worst, digits, alone_only=alone_only, least=least)
-        stairs.append(Stairs(block, gap, order, ticks))
-    return LossStairs(iter(stairs), digits, lifted / n)
+        lifted_blocks.append(BlockLosses(block, gap, order, ticks))
+    return LogLosses(lifted_blocks, digits, lifted / n)
 
 
 def _user_levels(log: ScoreArrays, block: Block, loss: Loss, *, alone_only: bool) -> tuple[Floats, Integers, Floats]:
@@ -393,7 +392,7 @@ def _user_row(
     return values
 
 
-# --- Falls ---
+# --- Events ---
 
 
 _LARGEST_EXACT: Final = 4503.0
@@ -404,33 +403,47 @@ _PLACE: Final = 7  # the last bits of a key: the action's place in its row
 
 
 @dataclass(frozen=True, slots=True)
-class Falls:
-    """Every fall of the total loss above gap 0, unsorted.
+class Events:
+    """Every change of a row's loss as the relaxation grows from 0, unsorted; those of a path, see `path_events`.
 
     Attributes:
+        n: rows.
         total: the loss of all rows at relaxation 0, in ticks.
-        gap: where it falls.
-        drop: by how much, in ticks; negative where a net loss makes the total rise.
-        row: whose loss falls.
+        position: where a loss changes: the gap, above 0, of an action that becomes a candidate.
+        drop: by how much it falls, in ticks; negative where a net loss rises.
+        row: whose loss.
         largest: the largest loss at relaxation 0, and its row.
         in_full_sight: the largest loss with every action in sight, and its row.
         tick_digits: one tick is 10^-tick_digits.
+        remaining: what is left of each row's loss after all events; None if nothing is.
         envelope_excess: mean over rows of how far a user's loss was raised to make it monotone.
         scores: the smallest and largest score that the Guardian regret is measured in; None for other losses.
     """
 
+    n: int
     total: int
-    gap: Floats
+    position: Floats
     drop: Integers
     row: Indices
-    largest: tuple[int, int]
-    in_full_sight: tuple[int, int]
-    tick_digits: int
+    largest: tuple[int, int] = (0, 0)
+    in_full_sight: tuple[int, int] = (0, 0)
+    tick_digits: int = 0
+    remaining: Integers | None = None
     envelope_excess: float = 0.0
     scores: tuple[float, float] | None = None
 
+    def row_losses(self, relaxation: float, boundary_u: float | None = None, draw: Draw | None = None) -> Integers:
+        """Return the loss of every row at a relaxation, in ticks; draws tell apart the rows that change right there."""
+        later = self.position > relaxation
+        if draw is not None and boundary_u is not None:
+            there = np.flatnonzero(self.position == relaxation)
+            later[there] = draw(self.row[there]) > boundary_u
+        losses = np.zeros(self.n, np.int64) if self.remaining is None else self.remaining.copy()
+        np.add.at(losses, self.row[later], self.drop[later])
+        return losses
 
-def loss_falls(
+
+def loss_events(
     log: ScoreArrays,
     *,
     guardian_sees: GuardianSees,
@@ -439,10 +452,10 @@ def loss_falls(
     missing_loss: Number | None = None,
     full_sight_loss: Number = 0,
     tick_digits: int | None = None,
-) -> Falls:
-    """Return where the total loss of a log falls; the arguments are those of `loss_stairs`."""
-    if loss is not None or grades is not None or guardian_sees not in ("all", "candidates", "all-restricted-loss"):
-        stairs = loss_stairs(
+) -> Events:
+    """Return the events of a log; the arguments are those of `log_losses`."""
+    if loss is not None or grades is not None or guardian_sees not in get_args(GuardianSees):
+        losses = log_losses(
             log,
             guardian_sees=guardian_sees,
             loss=loss,
@@ -451,16 +464,16 @@ def loss_falls(
             full_sight_loss=full_sight_loss,
             tick_digits=tick_digits,
         )
-        return _of_stairs(stairs)
+        return events_of(losses, len(log.offsets) - 1)
     rule = regret_rule(log, guardian_sees=guardian_sees, missing_loss=missing_loss, tick_digits=tick_digits)
     n = len(log.offsets) - 1
     usual = n if rule.alone_only else max(n, len(log.primary) // 3)
-    return replace(_joined(_regret_pieces(log, rule), usual, rule.tick_digits), scores=rule.scores)
+    return replace(_joined(_regret_pieces(log, rule), n, usual, rule.tick_digits), scores=rule.scores)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The falls of some rows.
+    """The events of some rows.
 
     Attributes:
         rows: which.
@@ -473,33 +486,34 @@ class _Piece:
     steps: Sequence[tuple[Indices, Floats, Integers | Floats]]
 
 
-def _of_stairs(stairs: LossStairs) -> Falls:
-    in_full_sight, pieces = (-1, 0), list[_Piece]()
-    for stair in stairs.blocks:
-        last = stair.levels[-1]
+def events_of(losses: LogLosses, n: int) -> Events:
+    """Return the events of n rows, given their losses."""
+    in_full_sight, pieces, remaining = (-1, 0), list[_Piece](), np.zeros(n, np.int64)
+    for piece in losses.blocks:
+        last = piece.levels[-1]
+        remaining[piece.block.rows] = last
         peak = int(last.argmax())
         if last[peak] > in_full_sight[0]:
-            in_full_sight = int(last[peak]), int(stair.block.all_rows()[peak])
-        pieces.append(_stair_piece(stair))
+            in_full_sight = int(last[peak]), int(piece.block.all_rows()[peak])
+        pieces.append(_block_piece(piece))
     count = sum(len(gap) for piece in pieces for _, gap, _ in piece.steps)
-    return _joined(iter(pieces), count, stairs.tick_digits, in_full_sight, stairs.envelope_excess)
+    return replace(
+        _joined(iter(pieces), n, count, losses.tick_digits),
+        in_full_sight=in_full_sight,
+        remaining=remaining,
+        envelope_excess=losses.envelope_excess,
+    )
 
 
-def _stair_piece(stair: Stairs) -> _Piece:
-    fall = stair.levels[:-1] - stair.levels[1:]
-    hit = np.flatnonzero((fall != 0) & (stair.gaps[1:] > 0))
-    gap = stair.gaps[1:].ravel()[hit]
-    return _Piece(stair.block, stair.at_zero(), [(hit % len(stair.levels[0]), gap, fall.ravel()[hit])])
+def _block_piece(piece: BlockLosses) -> _Piece:
+    fall = piece.levels[:-1] - piece.levels[1:]
+    hit = np.flatnonzero((fall != 0) & (piece.gaps[1:] > 0))
+    gap = piece.gaps[1:].ravel()[hit]
+    return _Piece(piece.block, piece.at_zero(), [(hit % len(piece.levels[0]), gap, fall.ravel()[hit])])
 
 
-def _joined(
-    pieces: Iterator[_Piece],
-    usual: int,
-    tick_digits: int,
-    in_full_sight: tuple[int, int] = (0, 0),
-    envelope_excess: float = 0.0,
-) -> Falls:
-    """Gather pieces, which have about so many falls.
+def _joined(pieces: Iterator[_Piece], n: int, usual: int, tick_digits: int) -> Events:
+    """Gather the pieces of n rows, which have about so many events.
 
     They are copied at once into memory for all of them: keeping the pieces would take fresh memory for each, which costs
     more than computing them. What is not written to is never touched.
@@ -518,15 +532,14 @@ def _joined(
             columns[0, start:stop] = at.view(np.int64)
             columns[1, start:stop] = fall
             columns[2, start:stop] = piece.rows.row_numbers(position)
-    return Falls(
+    return Events(
+        n=n,
         total=total,
-        gap=columns[0, :stop].view(np.float64),
+        position=columns[0, :stop].view(np.float64),
         drop=columns[1, :stop],
         row=columns[2, :stop],
         largest=largest,
-        in_full_sight=in_full_sight,
         tick_digits=tick_digits,
-        envelope_excess=envelope_excess,
     )
 
 
@@ -536,7 +549,7 @@ def _rank(loss: tuple[int, int]) -> tuple[int, int]:
 
 
 def _regret_pieces(log: ScoreArrays, rule: RegretRule) -> Iterator[_Piece]:
-    """Yield the falls of all rows, in blocks; those with an unknown loss or unusually large scores through their stairs."""
+    """Yield the events of all rows, in blocks; those with an unknown loss or unusually large scores through their losses."""
     unknown, sizes = log.unknown_loss, np.diff(log.offsets)
     large = max(-rule.scores[0], rule.scores[1]) > _LARGEST_EXACT
     plain = None if not (large or unknown.any()) else np.zeros(len(sizes), np.bool_) if large else ~unknown
@@ -546,11 +559,11 @@ def _regret_pieces(log: ScoreArrays, rule: RegretRule) -> Iterator[_Piece]:
             yield (_alone_long if rule.alone_only else _long)(log, rule, block)
     if plain is not None:
         for block in blocks(log.offsets, ~plain):
-            yield _stair_piece(rule.stairs(log, block, block.per_row(unknown)))
+            yield _block_piece(rule.losses(log, block, block.per_row(unknown)))
 
 
 def _short_pieces(log: ScoreArrays, rule: RegretRule, sizes: Integers, some: Bools | None) -> Iterator[_Piece]:
-    """Yield the falls of short rows; rows of other decades than nearly all of their block are left to the next round."""
+    """Yield the events of short rows; rows of other decades than nearly all of their block are left to the next round."""
     left = [np.zeros(0, np.int64)]
     while left:
         left = list[Indices]()
@@ -640,7 +653,7 @@ def _gaps(ticks: Floats, decimals: Integers, rows: Indices) -> Floats:
 
 
 def _short(log: ScoreArrays, rule: RegretRule, block: Block) -> tuple[_Piece, Indices]:
-    """Return the falls of the regret over the candidates, of rows that a network sorts, and the rows left out."""
+    """Return the events of the regret over the candidates, of rows that a network sorts, and the rows left out."""
     keys, decimals, others = _keys(block.of(log.primary), log.score_digits)
     worth = _guardian_ticks(block.of(log.loss_scores))
     losses = _coarse(np.subtract(worth.max(axis=0), worth, out=worth), rule.tick_digits)
@@ -689,7 +702,7 @@ def _flat_places(column: Integers, places: Indices) -> Indices:
 
 
 def _long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
-    """Return the falls of the regret over the candidates, of longer rows of one size, copies of last actions included."""
+    """Return the events of the regret over the candidates, of longer rows of one size, copies of last actions included."""
     shape = (-1, block.size)
     scores = log.primary[block.flat].reshape(shape)
     ticks, decimals = tick_gaps(scores.T, digits=log.score_digits)
@@ -713,7 +726,7 @@ def _long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
 
 
 def _alone(log: ScoreArrays, rule: RegretRule, block: Block) -> tuple[_Piece, Indices]:
-    """Return the falls of the regret of the top action alone, of short rows, and the rows left out.
+    """Return the events of the regret of the top action alone, of short rows, and the rows left out.
 
     No order is needed, only the two best scores.
     """
@@ -729,7 +742,7 @@ def _alone(log: ScoreArrays, rule: RegretRule, block: Block) -> tuple[_Piece, In
     decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), log.score_digits)
     best = worth.max(axis=0)
     own[others] = best[others]
-    return _single_falls(block, rule, decimals, top - second, own, best), others
+    return _single_events(block, rule, decimals, top - second, own, best), others
 
 
 def _either(first: Bools, one: Floats, other: Floats) -> Floats:
@@ -750,13 +763,13 @@ def _alone_long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
     rest[first] = -np.inf
     second, best = np.maximum.reduceat(rest, starts), np.maximum.reduceat(worth, starts)
     decimals = kept_decimals(np.maximum(top, -low), log.score_digits)
-    return _single_falls(block, rule, decimals, top - second, worth[first], best)
+    return _single_events(block, rule, decimals, top - second, worth[first], best)
 
 
-def _single_falls(
+def _single_events(
     block: Block, rule: RegretRule, decimals: Integers, lead: Floats, own: Floats, best: Floats
 ) -> _Piece:
-    """Return one fall per row, at its margin: from the regret of the top action to 0.
+    """Return one event per row, at its margin: from the regret of the top action to 0.
 
     Rounding to ticks is monotone, so the second best score has the second smallest gap, and the best worth the most
     ticks. Where the two best scores are tied, the row is deferred at every relaxation and loses nothing; which of the two

@@ -11,9 +11,9 @@ from fractions import Fraction
 import numpy as np
 
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, guardian_choices, in_order
-from conformal_arbitrage.core.losses import GuardianSees, LossStairs, Stairs
+from conformal_arbitrage.core.losses import BlockLosses, GuardianSees, LogLosses
 from conformal_arbitrage.core.rows import ScoreArrays
-from conformal_arbitrage.core.walk import Number, first_within, gap_order, spendable
+from conformal_arbitrage.core.walk import Number, RiskCurve, first_within, position_order, spendable
 from conformal_arbitrage.errors import OptionError
 
 Name = str | tuple[str, str]
@@ -96,32 +96,27 @@ class Steps:
     """Every row's quantities as steps, in the order in which actions become candidates.
 
     `start` (quantities x rows) is before any step, when the top action stands alone; step k adds `change[:, k]` to row
-    `row[k]`. `start_loss` and `drop` are the loss alone, in exact ticks; among the quantities it is in ticks too, so that
-    sums come out even. `largest_loss` is the largest at relaxation 0, and its row; `in_full_sight` the same with every
-    action in sight.
+    `row[k]`. The loss is in ticks, so that sums come out even.
     """
 
     names: tuple[Name, ...]
     start: Floats
-    start_loss: Integers
     row: Indices
     gap: Floats
     u: Floats | None
     change: Floats
-    drop: Integers
-    tick_digits: int
-    largest_loss: tuple[Fraction, int]
-    in_full_sight: tuple[Fraction, int]
 
-    @property
-    def always(self) -> int:
-        """How many steps are taken at every relaxation: those at gap 0."""
-        return int(np.searchsorted(self.gap, 0.0, side="right"))
+    def taken(self, relaxation: Floats, boundary_u: Floats | None = None) -> Indices:
+        """Return how many steps are taken at each relaxation; a draw goes with it for a random boundary."""
+        if self.u is None or boundary_u is None:
+            return np.searchsorted(self.gap, relaxation, side="right")
+        # complex numbers are ordered by their real part, then by the imaginary one
+        return np.searchsorted(self.gap + 1j * self.u, relaxation + 1j * boundary_u, side="right")
 
 
 def build_steps(
     log: ScoreArrays,
-    stairs: LossStairs,
+    losses: LogLosses,
     *,
     guardian_sees: GuardianSees,
     outcomes: Mapping[str, Floats],
@@ -134,45 +129,36 @@ def build_steps(
     is not known for every action or the Guardian is missing in some row, ("known", name).
     """
     n = len(log.offsets) - 1
-    start_loss = np.empty(n, dtype=np.int64)
     starts: list[tuple[Indices, Floats]] = []
-    parts: list[tuple[Floats, Indices, Floats, Integers]] = []
-    largest, in_full_sight, names = (-1, 0), (-1, 0), ()
+    parts: list[tuple[Floats, Indices, Floats]] = []
+    names = ()
     unknown = {name: bool(log.missing.any() or np.isnan(worth).any()) for name, worth in outcomes.items()}
-    for stair in stairs.blocks:
-        rows, at_zero = stair.block.all_rows(), stair.at_zero()
-        quantities = _quantities(log, stair, rows, guardian_sees, outcomes, leg, unknown)
+    for piece in losses.blocks:
+        rows = piece.block.all_rows()
+        quantities = _quantities(log, piece, rows, guardian_sees, outcomes, leg, unknown)
         names, values = tuple(quantities), np.array(list(quantities.values()))
         starts.append((rows, values[:, 0]))
-        start_loss[rows] = stair.levels[0]
-        largest = max(largest, (int(at_zero.max()), int(rows[at_zero.argmax()])))
-        in_full_sight = max(in_full_sight, (int(stair.levels[-1].max()), int(rows[stair.levels[-1].argmax()])))
         change = np.diff(values, axis=1).reshape(len(names), -1)
-        drop = (stair.levels[:-1] - stair.levels[1:]).ravel()
-        parts.append((stair.gaps[1:].ravel(), np.tile(rows, len(stair.gaps) - 1), change, drop))
+        parts.append((piece.gaps[1:].ravel(), np.tile(rows, len(piece.gaps) - 1), change))
     start = np.empty((len(names), n))
     for rows, values in starts:
         start[:, rows] = values
-    gap, row, change, drop = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
-    order, draw = gap_order(gap, None if u is None else u[row])
+    gap, row, change = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
+    draws = None if u is None else np.where(gap > 0, u[row], 0.0)  # at gap 0 actions are candidates whatever the draw
+    order = position_order(gap, draws)
     return Steps(
         names=names,
         start=start,
-        start_loss=start_loss,
         row=row[order],
         gap=gap[order],
-        u=draw,
+        u=None if draws is None else draws[order],
         change=change.take(order, axis=1),
-        drop=drop[order],
-        tick_digits=stairs.tick_digits,
-        largest_loss=(Fraction(largest[0], 10**stairs.tick_digits), largest[1]),
-        in_full_sight=(Fraction(in_full_sight[0], 10**stairs.tick_digits), in_full_sight[1]),
     )
 
 
 def _quantities(
     log: ScoreArrays,
-    stair: Stairs,
+    piece: BlockLosses,
     rows: Indices,
     guardian_sees: GuardianSees,
     outcomes: Mapping[str, Floats],
@@ -181,16 +167,16 @@ def _quantities(
 ) -> dict[Name, Floats]:
     """Return every quantity, actions x rows, once actions 0 to j are candidates."""
     sees_all = guardian_sees != "candidates"
-    size, count = len(stair.gaps), len(rows)
+    size, count = len(piece.gaps), len(rows)
     deferred = np.broadcast_to(np.arange(size)[:, None] > 0, (size, count))
-    values: dict[Name, Floats] = {"loss": stair.levels.astype(np.float64), "deferred": deferred.astype(np.float64)}
+    values: dict[Name, Floats] = {"loss": piece.levels.astype(np.float64), "deferred": deferred.astype(np.float64)}
     if leg is not None:
         shown = [0, *(size if sees_all else m for m in range(2, size + 1))]
         values["leg"] = np.array([leg.of(rows, m, size) if m else np.zeros(count) for m in shown])
-    choice = guardian_choices(stair.block.of(log.guardian), stair.order, sees_all=sees_all)
-    undecided = deferred & stair.block.per_row(log.missing)
+    choice = guardian_choices(piece.block.of(log.guardian), piece.order, sees_all=sees_all)
+    undecided = deferred & piece.block.per_row(log.missing)
     for name, outcome in outcomes.items():
-        worth = in_order(stair.block.of(outcome), choice)
+        worth = in_order(piece.block.of(outcome), choice)
         if unknown[name]:
             known = ~(undecided | np.isnan(worth))
             values["known", name] = known.astype(np.float64)
@@ -229,39 +215,43 @@ class TrialResults:
 
 def run_trials(
     steps: Steps,
+    curve: RiskCurve,
     splits: Sequence[Split],
     alphas: Sequence[Number],
     *,
     bound: Fraction,
     limits: Sequence[int] | None = None,
     calibrate: Callable[[Indices, Indices], Sequence[TrialPart]] | None = None,
-    grid: Floats | None = None,
     fixed: Mapping[str, Floats] | None = None,
 ) -> TrialResults:
     """Calibrate each split's first part for every alpha, and average all quantities over its second.
 
     Args:
         steps: the log's quantities.
+        curve: the log's risk, under the options of the trials.
         splits: calibration and test rows, of one size each.
         alphas: the risk budgets.
         bound: the loss bound.
         limits: the largest total loss for each alpha, in ticks; by default that of conformal risk control.
         calibrate: another way to find the thresholds from calibration rows, such as one for each group, for test rows.
-        grid: restrict relaxations to these points.
         fixed: further per-row columns to average over the test rows, such as the cost of the Primary.
     """
-    stations = _stations(steps, grid)
+    stations = _stations(steps, curve)
     if limits is None:
-        limits = [spendable(alpha, bound, len(splits[0][0]), steps.tick_digits) for alpha in alphas]
+        limits = [spendable(alpha, bound, len(splits[0][0]), curve.tick_digits) for alpha in alphas]
     relaxation = np.full((len(splits), len(alphas)), np.nan)
     means = np.empty((len(steps.names) + 1, len(splits), len(alphas) + 2))
     names = tuple(fixed or {})
-    columns = np.array([(fixed or {})[name] for name in names]).reshape(len(names), len(steps.start_loss))
+    columns = np.array([(fixed or {})[name] for name in names]).reshape(len(names), curve.n)
     averages, weight = np.empty((len(names), len(splits))), np.empty(len(steps.row))
     for t, (calibration, test) in enumerate(splits):
-        parts = [_part(steps, stations, calibration, limits)] if calibrate is None else calibrate(calibration, test)
+        parts = (
+            [_part(stations, calibration, limits, len(steps.row))]
+            if calibrate is None
+            else calibrate(calibration, test)
+        )
         relaxation[t] = np.fmax.reduce([part.relaxation for part in parts])
-        member = _membership(steps, test).astype(np.float64)
+        member = _membership(curve.n, test).astype(np.float64)
         means[:, t] = 0.0
         for part in parts:
             own = member * part.rows
@@ -270,7 +260,7 @@ def run_trials(
             means[:, t] += _sums(steps, own, weight, stops).T / len(test)
         averages[:, t] = _weighted(columns, member) / len(test)
     named = dict(zip((*steps.names, "candidates"), means, strict=True))
-    named["loss"] /= 10.0**steps.tick_digits
+    named["loss"] /= 10.0**curve.tick_digits
     return TrialResults(
         relaxation,
         conformal={name: mean[:, 1:-1] for name, mean in named.items()},
@@ -282,60 +272,50 @@ def run_trials(
 
 @dataclass(frozen=True, slots=True)
 class _Stations:
-    """Where a relaxation may stop, and the drops of the loss on the way there.
+    """The breakpoints of a log's walk, for totals over some of its rows.
 
-    `stop` counts the steps taken at each station, `drops_taken` those of them that lower the loss; `drop` and `row`
-    are these drops, in order. With `signed` losses a budget is kept up to the first station that breaks it, walking from
-    the last one.
+    Attributes:
+        relaxation: of each breakpoint.
+        stop: how many steps it takes.
+        taken: how many events.
+        drop: of each event, in the order of the walk.
+        row: of each event.
+        remaining: what is left of each row's loss after all events.
+        signed: whether a budget is kept up to the first passage only.
     """
 
     relaxation: Floats
     stop: Indices
-    drops_taken: Indices
+    taken: Indices
     drop: Integers
     row: Indices
+    remaining: Integers
     signed: bool
 
 
-def _stations(steps: Steps, grid: Floats | None) -> _Stations:
-    """Return the points of a grid, or relaxation 0 and every gap at which some row's loss falls."""
-    drops = np.concatenate([[0], np.cumsum(steps.drop != 0)])
-    if grid is None:
-        stop = _ends(steps)
-        stop = stop[np.diff(drops[stop], prepend=drops[steps.always]) > 0]
-        relaxation = np.concatenate([[0.0], steps.gap[stop - 1]])
-        stop = np.concatenate([[steps.always], stop])
-    else:
-        relaxation, stop = grid, np.searchsorted(steps.gap, grid, side="right")
-    dropping = np.flatnonzero(steps.drop)
-    signed = bool((steps.drop < 0).any())
-    return _Stations(relaxation, stop, drops[stop], steps.drop[dropping], steps.row[dropping], signed)
+def _stations(steps: Steps, curve: RiskCurve) -> _Stations:
+    walk, events = curve.walk, curve.events
+    return _Stations(
+        relaxation=walk.breakpoints,
+        stop=steps.taken(walk.breakpoints, walk.draws),
+        taken=walk.taken,
+        drop=events.drop[walk.order],
+        row=events.row[walk.order],
+        remaining=np.zeros(curve.n, np.int64) if events.remaining is None else events.remaining,
+        signed=curve.signed,
+    )
 
 
-def _ends(steps: Steps) -> Indices:
-    """Return how many steps are taken at each distinct gap above 0 (and draw, for a random boundary)."""
-    changed = steps.gap[1:] != steps.gap[:-1]
-    if steps.u is not None:
-        changed |= steps.u[1:] != steps.u[:-1]
-    ends = np.flatnonzero(np.append(changed, True)[: len(steps.gap)]) + 1
-    return ends[ends > steps.always]
-
-
-def _calibrate(steps: Steps, stations: _Stations, rows: Indices, limits: Sequence[int]) -> Indices:
-    """Return the first station at which the loss of these rows is within each limit; the number of stations if none is."""
-    member = _membership(steps, rows)
+def _part(stations: _Stations, calibration: Indices, limits: Sequence[int], everything: int) -> TrialPart:
+    """Return the thresholds that keep limits on the total loss of calibration rows; `everything` is the number of steps."""
+    member = _membership(len(stations.remaining), calibration)
     fallen = np.concatenate([[0], np.cumsum(stations.drop * member.take(stations.row))])
-    totals = steps.start_loss[rows].sum() - fallen[stations.drops_taken]
-    return first_within(np.maximum.accumulate(totals[::-1])[::-1] if stations.signed else totals, limits)
-
-
-def _part(steps: Steps, stations: _Stations, calibration: Indices, limits: Sequence[int]) -> TrialPart:
-    """Return the thresholds that keep limits on the total loss, for all rows."""
-    first = _calibrate(steps, stations, calibration, limits)
+    totals = stations.remaining[calibration].sum() + fallen[-1] - fallen[stations.taken]
+    first = first_within(np.maximum.accumulate(totals[::-1])[::-1] if stations.signed else totals, limits)
     return TrialPart(
-        rows=np.ones(len(steps.start_loss), dtype=np.bool_),
+        rows=np.ones(len(member), dtype=np.bool_),
         relaxation=np.append(stations.relaxation, np.nan)[first],
-        stop=np.append(stations.stop, len(steps.row))[first],
+        stop=np.append(stations.stop, everything)[first],
     )
 
 
@@ -359,7 +339,7 @@ def _weighted(values: Floats, weight: Floats) -> Floats:
     return np.einsum("qr,r->q", values, weight)
 
 
-def _membership(steps: Steps, rows: Indices) -> Bools:
-    member = np.zeros(len(steps.start_loss), dtype=np.bool_)
+def _membership(n: int, rows: Indices) -> Bools:
+    member = np.zeros(n, dtype=np.bool_)
     member[rows] = True
     return member

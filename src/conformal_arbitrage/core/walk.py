@@ -10,329 +10,23 @@ import numpy as np
 
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
 from conformal_arbitrage.core.losses import (
-    Falls,
+    Draw,
+    Events,
     GuardianSees,
     Loss,
     Number,
     as_fraction,
     check_size,
     in_unit,
-    loss_falls,
+    loss_events,
     within_unit,
 )
 from conformal_arbitrage.core.rows import ScoreArrays
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 
-# --- Search ---
-
-
-_FIRST_BUCKETS: Final = 1 << 16
-_LATER_BUCKETS: Final = 1 << 18
-_COLLECTED: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Where a falling total comes within a limit.
-
-    Attributes:
-        gap: the first gap at which it does.
-        before: the total just below that gap.
-        after: the total from that gap on.
-        falls: how many falls there are at that gap, or more.
-    """
-
-    gap: float
-    before: int
-    after: int
-    falls: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bracket:
-    """A range of gaps, both ends included, cut into buckets.
-
-    Attributes:
-        low: the smallest gap.
-        high: the largest gap.
-        buckets: how many, a power of two.
-        even: whether buckets have the same width, and gaps beyond the range belong to the last of them; otherwise they
-            have the same number of floats.
-    """
-
-    low: float
-    high: float
-    buckets: int
-    even: bool = False
-
-    def inside(self, gap: Floats) -> Bools:
-        """Return which gaps lie in the range."""
-        return (gap >= self.low) & (gap <= self.high)
-
-    def places(self, gap: Floats) -> Indices:
-        """Return the bucket of each gap of the range; never decreasing with the gap."""
-        if self.even:
-            return np.minimum(gap / self.high * (self.buckets - 1), self.buckets - 1).astype(np.int64)
-        first, last = np.array([self.low, self.high]).view(np.int64).tolist()
-        bits = max(0, (last - first).bit_length() - (self.buckets.bit_length() - 1))
-        return (gap.view(np.int64) - first) >> bits
-
-
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """What falls into the buckets of a bracket; only buckets with falls are listed.
-
-    Attributes:
-        place: the bucket's number, ascending.
-        drop: the sum of its falls.
-        smallest: the smallest gap in it.
-        largest: the largest gap in it.
-        falls: how many.
-    """
-
-    place: Indices
-    drop: Integers
-    smallest: Floats
-    largest: Floats
-    falls: Integers
-
-
-Scanned = tuple[Floats, Integers]
-"""Gaps, and the falls there."""
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """What a scan does with the falls of a part: put them into the buckets of brackets."""
-
-    brackets: tuple[Bracket, ...]
-
-    def __call__(self, gap: Floats, drop: Integers) -> tuple[Buckets, ...]:
-        """Return the buckets of each bracket."""
-        return tuple(_folded(one, gap, drop) for one in self.brackets)
-
-
-@dataclass(frozen=True, slots=True)
-class Collect:
-    """What the last scan does with the falls of a part: add up those of equal gap, within some brackets."""
-
-    brackets: tuple[Bracket, ...]
-
-    def __call__(self, gap: Floats, drop: Integers) -> Scanned:
-        """Return the distinct gaps in the brackets, ascending, and the sum of the falls at each."""
-        wanted = np.zeros(len(gap), np.bool_)
-        for one in self.brackets:
-            wanted |= one.inside(gap)
-        return _by_gap(gap[wanted], drop[wanted])
-
-
-class Scan(Protocol):
-    """Goes through the falls of every part."""
-
-    def __call__(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
-        """Do a work on the falls of every part, and yield the results in any order."""
-        ...
-
-
-def crossings(
-    scan: Scan,
-    total: int,
-    limits: Sequence[int],
-    span: float,
-    *,
-    first: int = _FIRST_BUCKETS,
-    later: int = _LATER_BUCKETS,
-    collected: int = _COLLECTED,
-) -> list[Crossing | None]:
-    """Return where a falling total first is within each limit; None if it never is.
-
-    Args:
-        scan: does a work on the falls of every part.
-        total: before any fall.
-        limits: on the total.
-        span: about the largest gap; what is beyond it is found too.
-        first: the number of buckets of the first scan.
-        later: the number of all buckets of a later one.
-        collected: how many falls may be collected.
-    """
-    tasks: list[_Task] = [_Task(limit, total) for limit in limits]
-    for task in tasks:
-        if total <= task.limit:
-            task.settle(Crossing(0.0, total, total, 0))
-    brackets: tuple[Bracket, ...] = (Bracket(0.0, span if span > 0 else 1.0, first, even=True),)
-    waiting: list[_Task] = [task for task in tasks if not task.settled]
-    for task in waiting:
-        task.bracket = brackets[0]
-    while waiting:
-        merged = _merged(brackets, scan(Fold(brackets)))
-        for task in waiting:
-            task.narrow(merged[brackets.index(task.bracket)])
-        waiting = [task for task in waiting if not task.settled]
-        ranges: dict[tuple[float, float], None] = dict.fromkeys((task.low, task.high) for task in waiting)
-        if sum({(task.low, task.high): task.falls for task in waiting}.values()) <= collected:
-            break
-        each = 1 << (max(later // len(ranges), 2).bit_length() - 1)
-        brackets = tuple(Bracket(low, high, each) for low, high in ranges)
-        for task in waiting:
-            task.bracket = Bracket(task.low, task.high, each)
-    if waiting:
-        ends = tuple(Bracket(low, high, 2) for low, high in dict.fromkeys((task.low, task.high) for task in waiting))
-        gap, drop = _all_by_gap(scan(Collect(ends)))
-        for task in waiting:
-            task.finish(gap, drop)
-    return [task.answer for task in tasks]
-
-
-class _Task:
-    """The search for one limit, from scan to scan."""
-
-    def __init__(self, limit: int, total: int) -> None:
-        self.limit, self.base = limit, total
-        self.bracket = Bracket(0.0, 1.0, 2)
-        self.low = self.high = 0.0
-        self.falls = 0
-        self.settled = False
-        self.answer: Crossing | None = None
-
-    def settle(self, answer: Crossing | None) -> None:
-        self.settled, self.answer = True, answer
-
-    def narrow(self, buckets: Buckets) -> None:
-        """Take the first bucket within the limit as the next range, or as the answer if it holds a single gap."""
-        after = self.base - np.cumsum(buckets.drop)
-        j = int(np.searchsorted(-after, -self.limit))
-        if j == len(after):
-            self.settle(None)
-            return
-        before = int(after[j] + buckets.drop[j])
-        self.low, self.high = float(buckets.smallest[j]), float(buckets.largest[j])
-        self.base, self.falls = before, int(buckets.falls[j])
-        if self.low == self.high:
-            self.settle(Crossing(self.low, before, int(after[j]), self.falls))
-
-    def finish(self, gap: Floats, drop: Integers) -> None:
-        """Find the answer among all distinct gaps of the range."""
-        start, stop = int(np.searchsorted(gap, self.low)), int(np.searchsorted(gap, self.high, side="right"))
-        after = self.base - np.cumsum(drop[start:stop])
-        j = int(np.searchsorted(-after, -self.limit))
-        before = int(after[j] + drop[start + j])
-        self.settle(Crossing(float(gap[start + j]), before, int(after[j]), self.falls))
-
-
-def _folded(bracket: Bracket, gap: Floats, drop: Integers) -> Buckets:
-    if not bracket.even:
-        inside = bracket.inside(gap)
-        gap, drop = gap[inside], drop[inside]
-    place = bracket.places(gap)
-    counts = np.bincount(place, minlength=bracket.buckets)
-    sums = bucket_sums(place, drop, bracket.buckets)
-    smallest, largest = np.full(bracket.buckets, np.inf), np.full(bracket.buckets, -np.inf)
-    np.minimum.at(smallest, place, gap)
-    np.maximum.at(largest, place, gap)
-    hit = np.flatnonzero(counts)
-    return Buckets(hit, sums[hit], smallest[hit], largest[hit], counts[hit])
-
-
-def bucket_sums(place: Indices, drop: Integers, buckets: int) -> Integers:
-    """Return the sum of the falls in each bucket, in integers: floats would not hold it."""
-    sums = np.zeros(buckets, np.int64)
-    np.add.at(sums, place, drop)
-    return sums
-
-
-def _merged(brackets: Sequence[Bracket], results: Iterable[tuple[Buckets, ...]]) -> list[Buckets]:
-    """Add up the buckets of all parts, as they come."""
-    sums = [BucketSums(one.buckets) for one in brackets]
-    for result in results:
-        for one, buckets in zip(sums, result, strict=True):
-            one.add(buckets)
-    return [one.buckets() for one in sums]
-
-
-class BucketSums:
-    """The running sums of a bracket's buckets over parts."""
-
-    def __init__(self, size: int) -> None:
-        """Begin with empty buckets."""
-        self._drop, self._falls = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        self._smallest, self._largest = np.full(size, np.inf), np.full(size, -np.inf)
-
-    def add(self, part: Buckets) -> None:
-        """Add the buckets of a part."""
-        at = part.place
-        self._drop[at] += part.drop
-        self._falls[at] += part.falls
-        self._smallest[at] = np.minimum(self._smallest[at], part.smallest)
-        self._largest[at] = np.maximum(self._largest[at], part.largest)
-
-    def buckets(self) -> Buckets:
-        """Return the sums."""
-        hit = np.flatnonzero(self._falls)
-        return Buckets(hit, self._drop[hit], self._smallest[hit], self._largest[hit], self._falls[hit])
-
-
-def _by_gap(gap: Floats, drop: Integers) -> Scanned:
-    """Add up falls at the same gap; the gaps ascend."""
-    order = np.argsort(gap)
-    gap, drop = gap[order], drop[order]
-    if not len(gap):
-        return gap, drop
-    starts = np.flatnonzero(np.concatenate([[True], gap[1:] != gap[:-1]]))
-    return gap[starts], np.add.reduceat(drop, starts)
-
-
-def _all_by_gap(results: Iterable[Scanned]) -> Scanned:
-    pairs = list(results)
-    return _by_gap(np.concatenate([gap for gap, _ in pairs]), np.concatenate([drop for _, drop in pairs]))
-
-
-def crossings_here(total: int, gap: Floats, drop: Integers, limits: Sequence[int]) -> list[Crossing | None]:
-    """Return the same as `crossings` for falls that are all here: only those in buckets that matter are sorted.
-
-    Args:
-        total: before any fall.
-        gap: where the total falls, unsorted.
-        drop: by how much.
-        limits: on the total.
-    """
-    if not len(gap) or all(total <= limit for limit in limits):
-        return [Crossing(0.0, total, total, 0) if total <= limit else None for limit in limits]
-    buckets = min(_FIRST_BUCKETS, 1 << len(gap).bit_length())
-    bracket = Bracket(0.0, float(gap.max()), buckets, even=True)
-    place = bracket.places(gap)
-    after = total - np.cumsum(bucket_sums(place, drop, buckets))
-    wanted = np.zeros(buckets + 1, np.bool_)
-    wanted[np.searchsorted(-after, -np.array(limits, np.int64))] = True
-    hit = np.flatnonzero(wanted[place])
-    gaps, drops = _by_gap(gap[hit], drop[hit])
-    there = bracket.places(gaps)
-    fallen = np.cumsum(drops)
-    starts = np.searchsorted(there, there)  # the first gap in the same bucket
-    earlier = fallen[starts] - drops[starts]  # what fell in other buckets that were looked at
-    ends = np.where(there > 0, after[there - 1], total) - (fallen - earlier)
-    return [_crossing(total, limit, gaps, drops, ends) for limit in limits]
-
-
-def _crossing(total: int, limit: int, gaps: Floats, drops: Integers, ends: Integers) -> Crossing | None:
-    if total <= limit:
-        return Crossing(0.0, total, total, 0)
-    j = int(np.searchsorted(-ends, -limit))
-    if j == len(ends):
-        return None
-    return Crossing(float(gaps[j]), int(ends[j] + drops[j]), int(ends[j]), len(gaps))
-
-
-# --- RiskCurve ---
-
-
 SMALLEST_BOUND = Fraction(1, 10**6)
 """A smaller loss bound is refused: too little would be left of losses rounded to 10^-12."""
 _LARGEST_INT = 2**63 - 1
-
-
-Draw = Callable[[Indices], Floats]
-"""Gives the draws of some rows, by their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,13 +45,93 @@ class RiskThreshold:
 
 
 @dataclass(frozen=True, slots=True)
-class _Curve:
-    """Breakpoints in order, their draws, the total from each one on, and its peaks."""
+class Crossing:
+    """Where a falling total comes within a limit.
+
+    Attributes:
+        gap: the first gap at which it does.
+        before: the total just below that gap.
+        after: the total from that gap on.
+        events: how many events there are at that gap, or more.
+    """
+
+    gap: float
+    before: int
+    after: int
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Events in order, and the total loss at each breakpoint.
+
+    A threshold is where a walk from "every query is deferred" towards 0 stops: before the first row that breaks the budget,
+    even if later rows would repair it.
+
+    Attributes:
+        breakpoints: positions at which the total changes, ascending; the first is where no event has happened.
+        draws: for boundary="random", the draw that goes with each; else None.
+        totals: the total from each breakpoint on, in ticks.
+        peaks: the largest total at this or any larger breakpoint; equal to `totals` unless losses are negative.
+        order: the numbers of the events, in the order of the walk.
+        taken: how many events have happened at each breakpoint.
+    """
 
     breakpoints: Floats
-    boundary_u: Floats | None
+    draws: Floats | None
     totals: Integers
     peaks: Integers
+    order: Indices
+    taken: Indices
+
+    def stops(self, limits: Sequence[int]) -> list[int | None]:
+        """Return the first breakpoint from which on the total stays within each limit; None if there is none."""
+        return [None if j >= len(self.peaks) else j for j in first_within(self.peaks, limits).tolist()]
+
+    def on(self, grid: Floats) -> "Walk":
+        """Return the walk with some positions as its only breakpoints; without draws."""
+        at = np.searchsorted(self.breakpoints, grid, side="right") - 1
+        return Walk(grid, None, self.totals[at], self.totals[at], self.order, self.taken[at])
+
+
+def walk_along(events: Events, draws: Floats | None, *, signed: bool, origin: float = 0.0) -> Walk:
+    """Put events in order.
+
+    Rows that share position and draw are walked with their losses before their gains, the order that breaks a budget first.
+
+    Args:
+        events: the events.
+        draws: one for each event; None without.
+        signed: whether losses can be negative.
+        origin: the position where none has happened.
+    """
+    order = position_order(events.position, draws)
+    if signed and draws is not None:
+        order = np.lexsort((events.drop, draws, events.position))
+    position, totals = np.empty(len(order) + 1), np.empty(len(order) + 1, dtype=np.int64)
+    events.position.take(
+        order, out=position[1:], mode="clip"
+    )  # unlike the default mode, "clip" writes without a buffer
+    events.drop.take(order, out=totals[1:], mode="clip")
+    position[0] = origin
+    np.negative(totals, out=totals)
+    totals[0] = events.total
+    np.cumsum(totals, out=totals)
+    draw = None if draws is None else np.concatenate([[0.0], draws[order]])
+    last = np.ones(len(position), dtype=np.bool_)
+    np.not_equal(position[1:], position[:-1], out=last[:-1])
+    if draw is not None:
+        last[:-1] |= draw[1:] != draw[:-1]
+    peaks = np.maximum.accumulate(totals[::-1])[::-1] if signed else totals
+    taken = np.flatnonzero(last)
+    if len(taken) == len(position):
+        return Walk(position, draw, totals, peaks, order, taken)
+    return Walk(position[taken], None if draw is None else draw[taken], totals[taken], peaks[taken], order, taken)
+
+
+def position_order(position: Floats, draws: Floats | None) -> Indices:
+    """Return the order of a walk: by position, then by draw."""
+    return np.argsort(position) if draws is None else np.lexsort((draws, position))
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,8 +143,7 @@ class RiskCurve:
 
     Attributes:
         source: where the log came from, for messages.
-        n: rows.
-        falls: where the total falls, unsorted.
+        events: where the loss of each row changes.
         draw: gives the draws of rows, for boundary="random"; else None.
         signed: whether losses can be negative.
         unit_scores: whether all Guardian scores lie in [0, 1], so that a bound of 1 needs no statement.
@@ -378,8 +151,7 @@ class RiskCurve:
     """
 
     source: str
-    n: int
-    falls: Falls
+    events: Events
     draw: Draw | None
     signed: bool
     unit_scores: bool
@@ -401,14 +173,14 @@ class RiskCurve:
 
         Args:
             log: anything with the flat arrays of a ScoreLog.
-            guardian_sees: what the loss is measured on, see `loss_stairs`.
+            guardian_sees: what the loss is measured on, see `log_losses`.
             loss: a user's loss; None for the Guardian regret.
-            grades: what each action is worth, for the net loss; see `loss_stairs`. It needs draws.
+            grades: what each action is worth, for the net loss; see `log_losses`. It needs draws.
             missing_loss: the loss of a row whose loss is unknown, such as one without a Guardian score.
             full_sight_loss: the loss of such a row with every action in sight.
             u: one draw per row for boundary="random", or what gives the draws of the rows that are asked for.
         """
-        falls = loss_falls(
+        events = loss_events(
             log,
             guardian_sees=guardian_sees,
             loss=loss,
@@ -416,36 +188,46 @@ class RiskCurve:
             missing_loss=missing_loss,
             full_sight_loss=full_sight_loss,
         )
+        return cls.from_events(log, events, grades=grades, u=u)
+
+    @classmethod
+    def from_events(
+        cls, log: ScoreArrays, events: Events, *, grades: Floats | None = None, u: Floats | Draw | None = None
+    ) -> "RiskCurve":
+        """Build the curve of a log whose events are known; see `from_log`."""
+        compared = log.loss_scores if grades is None else grades
         return cls(
             source=log.source,
-            n=len(log.offsets) - 1,
-            falls=falls,
+            events=events,
             draw=u.take if isinstance(u, np.ndarray) else u,
             signed=grades is not None,
-            unit_scores=within_unit(log.loss_scores if grades is None else grades)
-            if falls.scores is None
-            else in_unit(falls.scores),
+            unit_scores=within_unit(compared) if events.scores is None else in_unit(events.scores),
         )
+
+    @property
+    def n(self) -> int:
+        """Rows."""
+        return self.events.n
 
     @property
     def tick_digits(self) -> int:
         """One tick is 10^-tick_digits."""
-        return self.falls.tick_digits
+        return self.events.tick_digits
 
     @property
     def envelope_excess(self) -> float:
         """Mean over rows of how far a user's loss was raised to make it monotone."""
-        return self.falls.envelope_excess
+        return self.events.envelope_excess
 
     @property
     def largest_loss(self) -> tuple[Fraction, int]:
         """The largest loss of any row, and that row's index."""
-        return self._loss(self.falls.largest)
+        return self._loss(self.events.largest)
 
     @property
     def in_full_sight(self) -> tuple[Fraction, int]:
         """The largest loss of any row with every action in sight, and that row's index."""
-        return self._loss(self.falls.in_full_sight)
+        return self._loss(self.events.in_full_sight)
 
     def _loss(self, ticks: tuple[int, int]) -> tuple[Fraction, int]:
         return Fraction(ticks[0], 10**self.tick_digits), ticks[1]
@@ -453,35 +235,24 @@ class RiskCurve:
     @property
     def breakpoints(self) -> Floats:
         """Relaxations at which the total changes, ascending; the first is 0."""
-        return self._curve.breakpoints
+        return self.walk.breakpoints
 
     @property
     def boundary_u(self) -> Floats | None:
         """For boundary="random", the draw that goes with each breakpoint; else None."""
-        return self._curve.boundary_u
+        return self.walk.draws
 
     @property
     def totals(self) -> Integers:
         """The total loss from each breakpoint on, in ticks."""
-        return self._curve.totals
-
-    @property
-    def peaks(self) -> Integers:
-        """The largest total at this or any larger breakpoint.
-
-        Walking from "every query is deferred" towards 0, rows are kept one after the other; the walk stops before the
-        first row that breaks the budget, even if later rows would repair it. Equal to `totals` unless losses are negative.
-        """
-        return self._curve.peaks
+        return self.walk.totals
 
     @cached_property
-    def _curve(self) -> _Curve:
-        u = None if self.draw is None else self.draw(self.falls.row)
-        whole = _accumulate(self.falls, u, signed=self.signed)
-        if self.grid is None:
-            return whole
-        totals = whole.totals[np.searchsorted(whole.breakpoints, self.grid, side="right") - 1]
-        return _Curve(self.grid, None, totals, totals)
+    def walk(self) -> Walk:
+        """The walk along all events, or along a grid."""
+        draws = None if self.draw is None else self.draw(self.events.row)
+        walk = walk_along(self.events, draws, signed=self.signed)
+        return walk if self.grid is None else walk.on(self.grid)
 
     def on_grid(self, step: Number) -> "RiskCurve":
         """Return the same risk with relaxations restricted to 0, step, 2 step, ..., 1: the paper's grids."""
@@ -507,29 +278,35 @@ class RiskCurve:
         self, alphas: Sequence[Number], loss_bound: Number | None = None, *, unseen: int = 1
     ) -> list[int | None]:
         """Return the index of the first breakpoint that keeps each budget; None if none does. See `limits`."""
-        limits = self.limits(alphas, loss_bound, unseen=unseen)
-        return [None if j >= len(self.peaks) else j for j in first_within(self.peaks, limits)]
+        return self.walk.stops(self.limits(alphas, loss_bound, unseen=unseen))
 
     def thresholds(self, limits: Sequence[int]) -> list[RiskThreshold | None]:
         """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
         if self.signed or self.grid is not None:
-            return [None if j >= len(self.peaks) else self._threshold(j) for j in first_within(self.peaks, limits)]
-        steps = crossings_here(self.falls.total, self.falls.gap, self.falls.drop, limits)
-        return [None if one is None else self._spent(one, limit) for one, limit in zip(steps, limits, strict=True)]
+            return [None if stop is None else self._threshold(stop) for stop in self.walk.stops(limits)]
+        crossed = crossings_here(self.events.total, self.events.position, self.events.drop, limits)
+        return [
+            None if crossing is None else self._at_crossing(crossing, limit)
+            for crossing, limit in zip(crossed, limits, strict=True)
+        ]
 
     def _threshold(self, index: int) -> RiskThreshold:
         u = None if self.boundary_u is None else float(self.boundary_u[index])
         return RiskThreshold(float(self.breakpoints[index]), u, self.exact_total(index))
 
-    def _spent(self, one: Crossing, limit: int) -> RiskThreshold:
+    def _at_crossing(self, crossing: Crossing, limit: int) -> RiskThreshold:
         """Return the threshold at a gap; with draws, those of the rows whose loss falls there say how far to go."""
-        u, total = None, one.after
-        if self.draw is not None and one.gap == 0:
+        u, total = None, crossing.after
+        if self.draw is not None and crossing.gap == 0:
             u = 0.0
         elif self.draw is not None:
-            there = np.flatnonzero(self.falls.gap == one.gap)
-            u, total = last_draw(self.draw(self.falls.row[there]), self.falls.drop[there], one.before, limit)
-        return RiskThreshold(one.gap, u, Fraction(total, 10**self.tick_digits))
+            there = np.flatnonzero(self.events.position == crossing.gap)
+            u, total = last_draw(self.draw(self.events.row[there]), self.events.drop[there], crossing.before, limit)
+        return RiskThreshold(crossing.gap, u, Fraction(total, 10**self.tick_digits))
+
+    def row_losses(self, relaxation: float, boundary_u: float | None = None) -> Integers:
+        """Return the loss of every row at a relaxation, in ticks."""
+        return self.events.row_losses(relaxation, boundary_u, self.draw)
 
     def relaxation(self, alpha: Number | Sequence[Number] | Floats, loss_bound: Number | None = None) -> Floats:
         """Return the smallest relaxation that keeps the budget; NaN if none does.
@@ -543,7 +320,7 @@ class RiskCurve:
         several = isinstance(alpha, Sequence) and not isinstance(alpha, str)
         alphas: list[Number] = list(alpha) if several else [alpha]  # pyright: ignore[reportArgumentType, reportUnknownVariableType, reportAssignmentType]
         thresholds = self.thresholds(self.limits(alphas, loss_bound))
-        relaxations = [np.nan if one is None else one.relaxation for one in thresholds]
+        relaxations = [np.nan if threshold is None else threshold.relaxation for threshold in thresholds]
         return np.array(relaxations) if several else np.float64(relaxations[0])  # pyright: ignore[reportReturnType]
 
     def exact_total(self, index: int) -> Fraction:
@@ -648,38 +425,284 @@ def last_draw(u: Floats, drop: Integers, before: int, limit: int) -> tuple[float
     return float(draws[j]), int(after[j])
 
 
-def _accumulate(falls: Falls, u: Floats | None, *, signed: bool) -> _Curve:
-    """Return the whole curve; its first breakpoint is relaxation 0.
+# --- The search without a sort ---
 
-    Rows that share gap and draw are walked with their losses before their gains, the order that breaks a budget first.
+
+_FIRST_BUCKETS: Final = 1 << 16
+_LATER_BUCKETS: Final = 1 << 18
+_COLLECTED: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """A range of gaps, both ends included, cut into buckets.
+
+    Attributes:
+        low: the smallest gap.
+        high: the largest gap.
+        buckets: how many, a power of two.
+        even: whether buckets have the same width, and gaps beyond the range belong to the last of them; otherwise they
+            have the same number of floats.
     """
-    order, draw = gap_order(falls.gap, u)
-    if signed and u is not None:
-        order = np.lexsort((falls.drop, u, falls.gap))
-    gap, totals = np.zeros(len(order) + 1), np.empty(len(order) + 1, dtype=np.int64)
-    falls.gap.take(order, out=gap[1:], mode="clip")  # unlike the default mode, "clip" writes without a buffer
-    falls.drop.take(order, out=totals[1:], mode="clip")
-    np.negative(totals, out=totals)
-    totals[0] = falls.total
-    np.cumsum(totals, out=totals)
-    draws = None if draw is None else np.concatenate([[0.0], draw])
-    last = np.ones(len(gap), dtype=np.bool_)
-    np.not_equal(gap[1:], gap[:-1], out=last[:-1])
-    if draws is not None:
-        last[:-1] |= draws[1:] != draws[:-1]
-    peaks = np.maximum.accumulate(totals[::-1])[::-1] if signed else totals
-    if last.all():
-        return _Curve(gap, draws, totals, peaks)
-    return _Curve(gap[last], None if draws is None else draws[last], totals[last], peaks[last])
+
+    low: float
+    high: float
+    buckets: int
+    even: bool = False
+
+    def inside(self, gap: Floats) -> Bools:
+        """Return which gaps lie in the range."""
+        return (gap >= self.low) & (gap <= self.high)
+
+    def places(self, gap: Floats) -> Indices:
+        """Return the bucket of each gap of the range; never decreasing with the gap."""
+        if self.even:
+            return np.minimum(gap / self.high * (self.buckets - 1), self.buckets - 1).astype(np.int64)
+        first, last = np.array([self.low, self.high]).view(np.int64).tolist()
+        bits = max(0, (last - first).bit_length() - (self.buckets.bit_length() - 1))
+        return (gap.view(np.int64) - first) >> bits
 
 
-def gap_order(gap: Floats, u: Floats | None) -> tuple[Indices, Floats | None]:
-    """Return the order in which actions become candidates, by gap and then by draw, and the draws in that order.
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """What falls into the buckets of a bracket; only buckets with events are listed.
 
-    At gap 0 actions are candidates whatever the draw, so all draws there count as 0.
+    Attributes:
+        place: the bucket's number, ascending.
+        drop: the sum of its events.
+        smallest: the smallest gap in it.
+        largest: the largest gap in it.
+        events: how many.
     """
-    if u is None:
-        return np.argsort(gap), None
-    draw = np.where(gap > 0, u, 0.0)
-    order = np.lexsort((draw, gap))
-    return order, draw[order]
+
+    place: Indices
+    drop: Integers
+    smallest: Floats
+    largest: Floats
+    events: Integers
+
+
+Scanned = tuple[Floats, Integers]
+"""Gaps, and the events there."""
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """What a scan does with the events of a part: put them into the buckets of brackets."""
+
+    brackets: tuple[Bracket, ...]
+
+    def __call__(self, gap: Floats, drop: Integers) -> tuple[Buckets, ...]:
+        """Return the buckets of each bracket."""
+        return tuple(_folded(one, gap, drop) for one in self.brackets)
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """What the last scan does with the events of a part: add up those of equal gap, within some brackets."""
+
+    brackets: tuple[Bracket, ...]
+
+    def __call__(self, gap: Floats, drop: Integers) -> Scanned:
+        """Return the distinct gaps in the brackets, ascending, and the sum of the events at each."""
+        wanted = np.zeros(len(gap), np.bool_)
+        for one in self.brackets:
+            wanted |= one.inside(gap)
+        return _by_gap(gap[wanted], drop[wanted])
+
+
+class Scan(Protocol):
+    """Goes through the events of every part."""
+
+    def __call__(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
+        """Do a work on the events of every part, and yield the results in any order."""
+        ...
+
+
+def crossings(
+    scan: Scan,
+    total: int,
+    limits: Sequence[int],
+    span: float,
+    *,
+    first: int = _FIRST_BUCKETS,
+    later: int = _LATER_BUCKETS,
+    collected: int = _COLLECTED,
+) -> list[Crossing | None]:
+    """Return where a falling total first is within each limit; None if it never is.
+
+    Args:
+        scan: does a work on the events of every part.
+        total: before any event.
+        limits: on the total.
+        span: about the largest gap; what is beyond it is found too.
+        first: the number of buckets of the first scan.
+        later: the number of all buckets of a later one.
+        collected: how many events may be collected.
+    """
+    tasks: list[_Task] = [_Task(limit, total) for limit in limits]
+    for task in tasks:
+        if total <= task.limit:
+            task.settle(Crossing(0.0, total, total, 0))
+    brackets: tuple[Bracket, ...] = (Bracket(0.0, span if span > 0 else 1.0, first, even=True),)
+    waiting: list[_Task] = [task for task in tasks if not task.settled]
+    for task in waiting:
+        task.bracket = brackets[0]
+    while waiting:
+        merged = _merged(brackets, scan(Fold(brackets)))
+        for task in waiting:
+            task.narrow(merged[brackets.index(task.bracket)])
+        waiting = [task for task in waiting if not task.settled]
+        ranges: dict[tuple[float, float], None] = dict.fromkeys((task.low, task.high) for task in waiting)
+        if sum({(task.low, task.high): task.events for task in waiting}.values()) <= collected:
+            break
+        each = 1 << (max(later // len(ranges), 2).bit_length() - 1)
+        brackets = tuple(Bracket(low, high, each) for low, high in ranges)
+        for task in waiting:
+            task.bracket = Bracket(task.low, task.high, each)
+    if waiting:
+        ends = tuple(Bracket(low, high, 2) for low, high in dict.fromkeys((task.low, task.high) for task in waiting))
+        gap, drop = _all_by_gap(scan(Collect(ends)))
+        for task in waiting:
+            task.finish(gap, drop)
+    return [task.answer for task in tasks]
+
+
+class _Task:
+    """The search for one limit, from scan to scan."""
+
+    def __init__(self, limit: int, total: int) -> None:
+        self.limit, self.base = limit, total
+        self.bracket = Bracket(0.0, 1.0, 2)
+        self.low = self.high = 0.0
+        self.events = 0
+        self.settled = False
+        self.answer: Crossing | None = None
+
+    def settle(self, answer: Crossing | None) -> None:
+        self.settled, self.answer = True, answer
+
+    def narrow(self, buckets: Buckets) -> None:
+        """Take the first bucket within the limit as the next range, or as the answer if it holds a single gap."""
+        after = self.base - np.cumsum(buckets.drop)
+        j = int(np.searchsorted(-after, -self.limit))
+        if j == len(after):
+            self.settle(None)
+            return
+        before = int(after[j] + buckets.drop[j])
+        self.low, self.high = float(buckets.smallest[j]), float(buckets.largest[j])
+        self.base, self.events = before, int(buckets.events[j])
+        if self.low == self.high:
+            self.settle(Crossing(self.low, before, int(after[j]), self.events))
+
+    def finish(self, gap: Floats, drop: Integers) -> None:
+        """Find the answer among all distinct gaps of the range."""
+        start, stop = int(np.searchsorted(gap, self.low)), int(np.searchsorted(gap, self.high, side="right"))
+        after = self.base - np.cumsum(drop[start:stop])
+        j = int(np.searchsorted(-after, -self.limit))
+        before = int(after[j] + drop[start + j])
+        self.settle(Crossing(float(gap[start + j]), before, int(after[j]), self.events))
+
+
+def _folded(bracket: Bracket, gap: Floats, drop: Integers) -> Buckets:
+    if not bracket.even:
+        inside = bracket.inside(gap)
+        gap, drop = gap[inside], drop[inside]
+    place = bracket.places(gap)
+    counts = np.bincount(place, minlength=bracket.buckets)
+    sums = bucket_sums(place, drop, bracket.buckets)
+    smallest, largest = np.full(bracket.buckets, np.inf), np.full(bracket.buckets, -np.inf)
+    np.minimum.at(smallest, place, gap)
+    np.maximum.at(largest, place, gap)
+    hit = np.flatnonzero(counts)
+    return Buckets(hit, sums[hit], smallest[hit], largest[hit], counts[hit])
+
+
+def bucket_sums(place: Indices, drop: Integers, buckets: int) -> Integers:
+    """Return the sum of the events in each bucket, in integers: floats would not hold it."""
+    sums = np.zeros(buckets, np.int64)
+    np.add.at(sums, place, drop)
+    return sums
+
+
+def _merged(brackets: Sequence[Bracket], results: Iterable[tuple[Buckets, ...]]) -> list[Buckets]:
+    """Add up the buckets of all parts, as they come."""
+    sums = [BucketSums(one.buckets) for one in brackets]
+    for result in results:
+        for one, buckets in zip(sums, result, strict=True):
+            one.add(buckets)
+    return [one.buckets() for one in sums]
+
+
+class BucketSums:
+    """The running sums of a bracket's buckets over parts."""
+
+    def __init__(self, size: int) -> None:
+        """Begin with empty buckets."""
+        self._drop, self._events = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        self._smallest, self._largest = np.full(size, np.inf), np.full(size, -np.inf)
+
+    def add(self, part: Buckets) -> None:
+        """Add the buckets of a part."""
+        at = part.place
+        self._drop[at] += part.drop
+        self._events[at] += part.events
+        self._smallest[at] = np.minimum(self._smallest[at], part.smallest)
+        self._largest[at] = np.maximum(self._largest[at], part.largest)
+
+    def buckets(self) -> Buckets:
+        """Return the sums."""
+        hit = np.flatnonzero(self._events)
+        return Buckets(hit, self._drop[hit], self._smallest[hit], self._largest[hit], self._events[hit])
+
+
+def _by_gap(gap: Floats, drop: Integers) -> Scanned:
+    """Add up events at the same gap; the gaps ascend."""
+    order = np.argsort(gap)
+    gap, drop = gap[order], drop[order]
+    if not len(gap):
+        return gap, drop
+    starts = np.flatnonzero(np.concatenate([[True], gap[1:] != gap[:-1]]))
+    return gap[starts], np.add.reduceat(drop, starts)
+
+
+def _all_by_gap(results: Iterable[Scanned]) -> Scanned:
+    pairs = list(results)
+    return _by_gap(np.concatenate([gap for gap, _ in pairs]), np.concatenate([drop for _, drop in pairs]))
+
+
+def crossings_here(total: int, gap: Floats, drop: Integers, limits: Sequence[int]) -> list[Crossing | None]:
+    """Return the same as `crossings` for events that are all here: only those in buckets that matter are sorted.
+
+    Args:
+        total: before any event.
+        gap: where the total falls, unsorted.
+        drop: by how much.
+        limits: on the total.
+    """
+    if not len(gap) or all(total <= limit for limit in limits):
+        return [Crossing(0.0, total, total, 0) if total <= limit else None for limit in limits]
+    buckets = min(_FIRST_BUCKETS, 1 << len(gap).bit_length())
+    bracket = Bracket(0.0, float(gap.max()), buckets, even=True)
+    place = bracket.places(gap)
+    after = total - np.cumsum(bucket_sums(place, drop, buckets))
+    wanted = np.zeros(buckets + 1, np.bool_)
+    wanted[np.searchsorted(-after, -np.array(limits, np.int64))] = True
+    hit = np.flatnonzero(wanted[place])
+    gaps, drops = _by_gap(gap[hit], drop[hit])
+    there = bracket.places(gaps)
+    fallen = np.cumsum(drops)
+    starts = np.searchsorted(there, there)  # the first gap in the same bucket
+    earlier = fallen[starts] - drops[starts]  # what fell in other buckets that were looked at
+    ends = np.where(there > 0, after[there - 1], total) - (fallen - earlier)
+    return [_crossing(total, limit, gaps, drops, ends) for limit in limits]
+
+
+def _crossing(total: int, limit: int, gaps: Floats, drops: Integers, ends: Integers) -> Crossing | None:
+    if total <= limit:
+        return Crossing(0.0, total, total, 0)
+    j = int(np.searchsorted(-ends, -limit))
+    if j == len(ends):
+        return None
+    return Crossing(float(gaps[j]), int(ends[j] + drops[j]), int(ends[j]), len(gaps))

@@ -239,13 +239,13 @@ def _measure(certificate: Certificate, loss: Loss | None) -> CalibrationOptions:
 def _losses(certificate: Certificate, decisions: Decisions, options: CalibrationOptions) -> Floats:
     """Return the loss of every decision."""
     log = replace(decisions.log, score_digits=certificate.score_digits)
-    stairs, last = options.stairs(log), decisions.candidate_counts() - 1
+    recorded, last = options.losses(log), decisions.candidate_counts() - 1
     losses = np.empty(len(log))
-    for stair in stairs.blocks:
-        level = np.take_along_axis(stair.levels, stair.block.per_row(last)[None, :], axis=0)[0]
-        losses[stair.block.rows] = level / 10.0**stairs.tick_digits
+    for piece in recorded.blocks:
+        level = np.take_along_axis(piece.levels, piece.block.per_row(last)[None, :], axis=0)[0]
+        losses[piece.block.rows] = level / 10.0**recorded.tick_digits
     worst = int(losses.argmax())
-    if losses[worst] > certificate.loss_bound + 10.0**-stairs.tick_digits:
+    if losses[worst] > certificate.loss_bound + 10.0**-recorded.tick_digits:
         raise ScoreLogError(
             f"{log.source}: row {worst + 1}: a loss of {losses[worst]:g} exceeds the certificate's bound "
             f"{certificate.loss_bound:g}, so its guarantee is void; calibrate again with a larger bound"

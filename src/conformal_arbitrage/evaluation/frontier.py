@@ -26,7 +26,7 @@ from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.words import chain_text
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
 from conformal_arbitrage.core.learned import decide_budgets, feature_matrix, spendable_losses, unseen_groups
-from conformal_arbitrage.core.losses import GuardianSees, Number
+from conformal_arbitrage.core.losses import GuardianSees, Number, events_of
 from conformal_arbitrage.core.trials import (
     Name,
     Split,
@@ -37,7 +37,7 @@ from conformal_arbitrage.core.trials import (
     draw_splits,
     run_trials,
 )
-from conformal_arbitrage.core.walk import check_alpha, check_bound, grid_points
+from conformal_arbitrage.core.walk import check_alpha
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
 from conformal_arbitrage.scorelog.cascade import CascadeLog
@@ -159,20 +159,12 @@ def _fits(
 
 def _part(steps: Steps, mask: Bools, fits: Sequence[Fit | None]) -> TrialPart:
     """Return what a trial does with the rows of a group; without a threshold they are deferred."""
-    relaxations = [np.nan if one is None or one.relaxation is None else one.relaxation for one in fits]
-    stops = [_steps_taken(steps, one) for one in fits]
-    return TrialPart(rows=mask, relaxation=np.array(relaxations), stop=np.array(stops, dtype=np.intp))
-
-
-def _steps_taken(steps: Steps, one: Fit | None) -> int:
-    """Return how many steps of a log a threshold takes."""
-    if one is None or one.relaxation is None:
-        return len(steps.row)
-    low, high = (int(np.searchsorted(steps.gap, one.relaxation, side=side)) for side in ("left", "right"))
-    draws: Floats | None = steps.u
-    if draws is None or one.boundary_u is None:
-        return high
-    return low + int(np.searchsorted(draws[low:high], one.boundary_u, side="right"))
+    known = [
+        (np.nan, np.nan) if fit is None or fit.relaxation is None else (fit.relaxation, fit.boundary_u) for fit in fits
+    ]
+    relaxation, draws = (np.array(column, dtype=np.float64) for column in zip(*known, strict=True))
+    stop = np.where(np.isnan(relaxation), len(steps.row), steps.taken(relaxation, None if steps.u is None else draws))
+    return TrialPart(rows=mask, relaxation=relaxation, stop=stop)
 
 
 # --- evaluate ---
@@ -403,23 +395,25 @@ def _points(
     delta: tuple[Literal["cost", "loss"], str],
 ) -> tuple[tuple[FrontierPoint, ...], float]:
     """Return all points of a sweep, and the loss bound."""
+    losses = options.losses(log)
+    losses = replace(losses, blocks=list(losses.blocks))  # read twice, and made once: a user's loss may be slow
+    curve = options.curve(log, events_of(losses, len(log)))
     steps = build_steps(
         log,
-        options.stairs(log),
+        losses,
         guardian_sees=options.guardian_sees,
         outcomes={name: log.outcome(name) for name in log.outcome_names},
         leg=None if costs is None else costs.guardian,
         u=options.draws(log),
     )
-    bound = _loss_bound(log, steps, options)
-    tick = Fraction(1, 10**steps.tick_digits)
+    bound = curve.bound(options.loss_bound)
+    tick = Fraction(1, 10**curve.tick_digits)
     for alpha in alphas:
-        options.check_full_sight(check_alpha(alpha, bound), steps.in_full_sight, tick=tick, source=log.source)
+        options.check_full_sight(check_alpha(alpha, bound), curve.in_full_sight, tick=tick, source=log.source)
     fixed = {} if costs is None else {"primary": costs.primary, "guardian": costs.guardian.full()}
-    grid = None if options.grid is None else grid_points(options.grid)
-    limits = _limits(log, alphas, options, bound, len(splits[0][0]), steps.tick_digits)
+    limits = _limits(log, alphas, options, bound, len(splits[0][0]), curve.tick_digits)
     rule = trial_calibration(log, steps, alphas, options, bound)
-    results = run_trials(steps, splits, alphas, bound=bound, limits=limits, calibrate=rule, grid=grid, fixed=fixed)
+    results = run_trials(steps, curve, splits, alphas, bound=bound, limits=limits, calibrate=rule, fixed=fixed)
     sweep = _Sweep(results, log.outcome_names, *delta)
     conformal = [sweep.conformal(k, float(check_alpha(alpha, bound)), options) for k, alpha in enumerate(alphas)]
     matched = [sweep.cost_matched(point) for point in conformal]
@@ -469,16 +463,6 @@ def _check_outcomes(log: ScoreLog, alphas: object, delta_of: str) -> None:
         )
     if delta_of != "correct":
         log.outcome(delta_of)
-
-
-def _loss_bound(log: ScoreLog, steps: Steps, options: CalibrationOptions) -> Fraction:
-    return check_bound(
-        options.loss_bound,
-        steps.largest_loss,
-        tick=Fraction(1, 10**steps.tick_digits),
-        unit_scores=options.unit_scores(log),
-        source=log.source,
-    )
 
 
 def _share(worth: Floats, known: Floats | None) -> Floats:

@@ -19,7 +19,7 @@ from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.core.exact import Floats, Integers, is_candidate, margins, row_argmax
 from conformal_arbitrage.core.learned import left_out_kept, spendable_losses
-from conformal_arbitrage.core.losses import Number, loss_stairs, net_losses, within_unit
+from conformal_arbitrage.core.losses import Number, log_losses, net_losses, within_unit
 from conformal_arbitrage.core.walk import RiskCurve
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
@@ -254,12 +254,12 @@ def inspect(
 
 def primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
     """Return each row's top action, its margin, and the loss if it stands alone."""
-    stairs = loss_stairs(log, guardian_sees="all")
+    losses = log_losses(log, guardian_sees="all")
     top, margin, regret = np.empty(len(log), dtype=np.int64), np.empty(len(log)), np.empty(len(log))
-    for stair in stairs.blocks:
-        rows = stair.block.rows
-        top[rows], margin[rows] = stair.order[0], margins(stair.gaps)
-        regret[rows] = stair.levels[0] / 10.0**stairs.tick_digits
+    for piece in losses.blocks:
+        rows = piece.block.rows
+        top[rows], margin[rows] = piece.order[0], margins(piece.gaps)
+        regret[rows] = piece.levels[0] / 10.0**losses.tick_digits
     if log.is_router:  # the Primary's answer is the second action, with or without a confidence
         top[:], regret[:] = 1, np.round(log.loss_scores[::2] - log.loss_scores[1::2], 12)
     return top, margin, regret

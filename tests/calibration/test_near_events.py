@@ -1,4 +1,4 @@
-"""Falls kept in the first pass: whatever was guessed, rightly or wrongly, the certificate is that of all rows in memory."""
+"""Events kept in the first pass: whatever was guessed, rightly or wrongly, the certificate is that of all rows in memory."""
 
 from dataclasses import replace
 from math import inf
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, ScoreParts, calibrate
-from conformal_arbitrage.calibration import calibrate as near_falls
+from conformal_arbitrage.calibration import calibrate as calibrate_module
 from conformal_arbitrage.calibration import calibrate as parts_module
 from conformal_arbitrage.core.walk import Bracket, Collect, Fold
 from tests.calibration.test_parts import KEY, OPTIONS, same, some_log, write_parts
@@ -35,7 +35,7 @@ def large(monkeypatch):
 def guessed(request, monkeypatch):
     """Make every log a large one, with a guess of its own."""
     large(monkeypatch)
-    monkeypatch.setattr(near_falls, "_LEAST", 16)
+    monkeypatch.setattr(calibrate_module, "_LEAST", 16)
     name, ranges = request.param
     if ranges is not None:
         monkeypatch.setattr(parts_module, "likely_ranges", lambda *_: ranges)
@@ -114,7 +114,7 @@ def test_scores_of_unusual_size_are_surveyed_twice_with_one_guess(tmp_path, monk
 
 def test_a_guess_that_would_keep_too_much_keeps_nothing(tmp_path, monkeypatch):
     large(monkeypatch)
-    monkeypatch.setattr(near_falls, "_KEPT", 10)
+    monkeypatch.setattr(calibrate_module, "_KEPT", 10)
     log = plain_log(5000)
     certificate, seen = passes(ScoreParts.read(write_parts(log, tmp_path / "p", [1500])), "0.05")
     assert seen == 2
@@ -124,14 +124,14 @@ def test_a_guess_that_would_keep_too_much_keeps_nothing(tmp_path, monkeypatch):
 def test_samples_are_spread_over_parts_and_never_leave_them(tmp_path):
     log = plain_log(3000)
     parts = ScoreParts.read(write_parts(log, tmp_path / "p", [1, 2, 2500])).parts()
-    sampled = near_falls.sampled_parts(parts)
+    sampled = calibrate_module.sampled_parts(parts)
     assert len(sampled) == 8
     assert {one.file.path for one in sampled} == {one.file.path for one in parts}
     assert all(0 <= one.start < one.stop <= one.file.rows for one in sampled)
 
 
 def test_only_what_was_kept_is_answered():
-    near = near_falls.NearFalls((Bracket(0.1, 0.5, 2),))
+    near = calibrate_module.NearEvents((Bracket(0.1, 0.5, 2),))
     near.add(np.array([0.2, 0.4]), np.array([3, 4]))
     near.add(np.array([0.2, 0.3]), np.array([1, 1]))
     gap, drop = near.answer(Collect((Bracket(0.2, 0.3, 2),)))
