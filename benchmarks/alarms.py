@@ -22,8 +22,9 @@ import numpy as np
 from tests.gateway import degrading
 from tests.gateway.durability import LOST, OURS, Gateway, all_records
 
-from conformal_arbitrage.store import open_store
-from conformal_arbitrage.store.ids import time_of
+from conformal_arbitrage.store import integrity, open_store, policies
+from conformal_arbitrage.store import ledger as stored_ledger
+from conformal_arbitrage.store.record import time_of
 
 AT_ONCE = 24
 ROUND = 400
@@ -102,10 +103,10 @@ async def _ask(session: aiohttp.ClientSession, gateways: list[Gateway], first: i
 async def _judged(where: str, decisions: int, change: int, lines: dict[str, Any], follow: float) -> Run:
     store = await open_store(where, keys=OURS.record_keys)
     try:
-        [ledger] = await store.ledgers("support")
-        rows = sorted(await store.ledger_changes(ledger.key, 0, limit=10**6), key=lambda row: row.seq)
+        [ledger] = await store.run(stored_ledger.ledgers, "support")
+        rows = sorted(await store.run(stored_ledger.changes, ledger.key, 0, limit=10**6), key=lambda row: row.seq)
         records = {record.id: record for record in await all_records(store)}
-        notices, faults = await store.notices(), await store.verify()
+        notices, faults = await store.run(policies.notices), await integrity.verify(store)
     finally:
         await store.close()
     numbers = [int(degrading.named_in(str(records[row.id].decision.content.context))) for row in rows]

@@ -32,6 +32,8 @@ from benchmarks.endpoint import completion, response, served
 from benchmarks.http_load import KEY, Mock, load
 from tests.scripted import chunk, sse
 
+from conformal_arbitrage.store import keys
+
 IDLE, HALF, UNREAD = 1000, 1000, 200
 _HELD = """
 [gateway]
@@ -122,7 +124,7 @@ def essays(home: Path) -> None:
 
     async def keyed() -> None:
         store = await open_store(database_of(config))
-        await store.create_key(id="observer", sha256=digest(KEY + "-review"), scope="review", label="")
+        await store.run(keys.create, id="observer", sha256=digest(KEY + "-review"), scope="review", label="")
         await store.close()
 
     asyncio.run(keyed())

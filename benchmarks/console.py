@@ -37,11 +37,11 @@ from conformal_arbitrage.gateway.server import identities_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import open_record
 from conformal_arbitrage.models.port import fingerprint
-from conformal_arbitrage.store import DecisionBody, Event, MenuQuestion, new_id
-from conformal_arbitrage.store.base import Audit
-from conformal_arbitrage.store.ids import id_at
-from conformal_arbitrage.store.ledger_base import LedgerKey, NewRow
-from conformal_arbitrage.store.review_base import NewReview, ReviewQuestion
+from conformal_arbitrage.store import DecisionBody, Event, MenuQuestion, events, new_id, reviews
+from conformal_arbitrage.store.ledger import LedgerKey, NewRow
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import id_at
+from conformal_arbitrage.store.reviews import NewReview, ReviewQuestion
 from conformal_arbitrage.types import Leg, Spent
 
 AIMS = {"review page": 10.0, "vote and next": 20.0, "decisions": 10.0, "overview": 50.0}
@@ -99,12 +99,14 @@ async def fill(path: Path, rows: int) -> dict[str, float]:
                 decision(k, start + k / rows * (_DAYS - 1) * 86400, identities, rng)
                 for k in range(first, min(first + _BATCH, rows))
             ]
-            await store.commit([event for event, _ in batch], audits=[audit for _, audit in batch if audit is not None])
+            await store.run(
+                events.commit, [event for event, _ in batch], audits=[audit for _, audit in batch if audit is not None]
+            )
         stored = time.perf_counter()
-        await store.fold_tallies()
+        await events.fold_tallies(store)
         counted = time.perf_counter()
-        await store.gather_rows()
-        await store.put_reviews([question(k, identities) for k in range(_OPEN)])
+        await events.gather_rows(store)
+        await store.run(reviews.put, [question(k, identities) for k in range(_OPEN)])
         return {"stored": stored - begun, "counted": counted - stored, "gathered": time.perf_counter() - counted}
     finally:
         await store.close()

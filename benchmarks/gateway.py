@@ -37,6 +37,8 @@ import uvloop
 from benchmarks.endpoint import served
 from benchmarks.http_load import KEY, Mock, Question, load
 
+from conformal_arbitrage.store import keys
+
 ROOT = Path(__file__).resolve().parent.parent
 CONCURRENCY = 16
 LATENCY = 0.05
@@ -201,7 +203,7 @@ def prepared(folder: Path, url: str, database: str | None = None) -> None:
 
     async def keyed() -> None:
         store = await open_record(config)
-        await store.create_key(id="benchmark", sha256=digest(KEY), scope="call", label="")
+        await store.run(keys.create, id="benchmark", sha256=digest(KEY), scope="call", label="")
         await store.close()
 
     asyncio.run(keyed())

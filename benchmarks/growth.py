@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from conformal_arbitrage.store import events, pages
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "growth.md"
 ROWS = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 RATES = (10, 100, 1_000, 10_000, 100_000)
@@ -230,12 +232,12 @@ def reading(folder: Path, records: int) -> dict[str, float]:
     async def work() -> float:
         store = await open_store(folder / "record.sqlite")
         for start in range(0, records, 2000):
-            await store.commit([decision() for _ in range(min(2000, records - start))])
+            await store.run(events.commit, [decision() for _ in range(min(2000, records - start))])
         times: list[float] = []
         before = None
         for _ in range(50):
             begun = time.perf_counter()
-            page = await store.records(policy="support", before=before, limit=100)
+            page = await store.run(pages.records, policy="support", before=before, limit=100)
             times.append(time.perf_counter() - begun)
             before = page[-1].id
         await store.close()

@@ -24,6 +24,7 @@ from tests.store.facts import decision
 
 from conformal_arbitrage.gateway.server import database_of
 from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store import open_store
 
 TARGET = 1.3
@@ -38,7 +39,7 @@ async def fill(home: Path, rows: int) -> None:
             decision(policy="planets", key_id="benchmark", decided_by="fallback" if k % 1000 == 0 else "primary")
             for k in range(start, min(start + _BATCH, rows))
         ]
-        await store.commit(events)
+        await store.run(stored_events.commit, events)
     await store.close()
 
 

@@ -36,7 +36,7 @@ from conformal_arbitrage import Certificate, ScoreLog, calibrate
 from conformal_arbitrage.collecting.records import score_log_of
 from conformal_arbitrage.gateway.server import identities_of
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import DecisionRecord, Store, open_store
+from conformal_arbitrage.store import DecisionRecord, Store, integrity, open_store, pages
 
 ALPHA = 0.02
 FAULTS = 0.02
@@ -177,7 +177,7 @@ async def press(gateway: Gateway, requests: int, concurrency: int) -> Load:
 
 async def every_record(store: Store) -> AsyncIterator[DecisionRecord]:
     before: str | None = None
-    while page := await store.records(before=before, limit=1000):
+    while page := await store.run(pages.records, before=before, limit=1000):
         for record in page:
             yield record
         before = page[-1].id
@@ -241,7 +241,7 @@ async def soak(config: Path, database: str, requests: int, concurrency: int, rul
             faults += faults_of(record, rule)
             audits += record.decision.audited
             waiting += record.decision.audited and record.audit is None and not guardian_answered(record)
-        chains = await store.verify()
+        chains = await integrity.verify(store)
     finally:
         await store.close()
     ids = set(load.ids.values())

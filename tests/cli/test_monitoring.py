@@ -16,7 +16,7 @@ import pytest
 
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.live.report import Month, figure_svg
-from conformal_arbitrage.store import LedgerKey, open_store
+from conformal_arbitrage.store import LedgerKey, integrity, open_store, policies
 from tests.cli import test_cli
 from tests.live.ledgers import MODELS, certificate, draw_rows, fill, losses, settle_served
 
@@ -47,7 +47,7 @@ def written(story, name="decisions.sqlite"):
         store = await open_store(name, keys=secret.record_keys)
         try:
             await story(store)
-            await store.seal(everything=True)
+            await integrity.seal(store, everything=True)
         finally:
             await store.close()
 
@@ -69,11 +69,11 @@ def database(run):
 
 async def alarming(store):
     """Install a certificate whose ledger is red, with audits that have no outcome, and one that cannot be watched."""
-    version = await store.install("support", certificate().to_dict(), by="configuration")
+    version = await store.run(policies.install, "support", certificate().to_dict(), by="configuration")
     key = LedgerKey(policy="support", version=version.version, identities_sha256=MODELS)
     now = time.time()
     await draw_rows(store, [*losses(300, 0.3, 1), *[None] * 60], key=key, start=now - 9e5, stop=now - 5e5)
-    await store.install("careful", certificate(n=10).to_dict(), by="configuration")
+    await store.run(policies.install, "careful", certificate(n=10).to_dict(), by="configuration")
 
 
 def test_monitor_shows_every_policy_and_says_why(run, database):
@@ -190,7 +190,7 @@ def test_a_report_has_promise_evidence_money_alarms_certificates_and_head(run, d
 
 def test_a_certificate_that_an_alarm_speaks_against_is_shown_without_its_promise(run, database):
     async def back(store):
-        await store.rollback("support", by="a hasty hand")
+        await store.run(policies.rollback, "support", by="a hasty hand")
 
     [kept] = json.loads(run("monitor", "--json").stdout)
     assert kept["void"] is None

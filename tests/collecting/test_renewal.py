@@ -29,7 +29,9 @@ from conformal_arbitrage.store import (
     PostgresStore,
     SQLiteStore,
     new_id,
+    policies,
 )
+from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store.record import AlarmBody
 from conformal_arbitrage.types import Leg, Spent
 
@@ -58,7 +60,7 @@ class World:
         return np.stack([margin, np.zeros(n)], axis=1), np.where(lost[:, None], [0.0, 1.0], [1.0, 0.0])
 
     async def install(self, certificate):
-        return await self.store.install("support", certificate.to_dict(), by="test")
+        return await self.store.run(policies.install, "support", certificate.to_dict(), by="test")
 
     async def arrive(self, n, *, unknown=(), sleep=True, groups=None):
         """Record audited decisions, each with its audit unless that is unknown; return their scores."""
@@ -80,7 +82,7 @@ class World:
             events = [Event(id=id, body=body, policy="support", key_id="k", decided_by="primary")]
             if k not in unknown:
                 events.append(Event(id=id, body=AuditBody(scores=tuple(guardian[k].tolist()))))
-            await self.store.commit(events)
+            await self.store.run(stored_events.commit, events)
         guardian[list(unknown)] = np.nan
         return primary, guardian
 
@@ -97,7 +99,7 @@ class World:
             version=version, lifts=0, identities_sha256=fingerprint(IDENTITIES), cause="losses", audits=1, known=1,
             missing=0, line=0.2, log_evidence=4.0,
         )  # fmt: skip
-        assert await self.store.raise_alarm("support", body)
+        assert await self.store.run(policies.raise_alarm, "support", body)
         await asyncio.sleep(0.01)
 
 
@@ -149,7 +151,7 @@ def test_a_chain_follows_its_schedule_on_exactly_the_first_rows(world):
         assert (await world.ahead()).renewal == 4
         assert not (await world.ahead()).due
         assert await install_successor(world.store, ahead, next, by="another gateway") is None
-        return await world.store.policy_history("support")
+        return await world.store.run(policies.history, "support")
 
     assert [version.version for version in world(body)] == [2, 1]
 
@@ -322,7 +324,7 @@ def test_rows_of_other_models_and_certificates_that_cannot_be_renewed_do_not_cou
         await world.install(calibrate(clustered, ALPHA, cluster="group", max_cluster_size=N // 2).sign(SECRET))
         with pytest.raises(OptionError, match="renewal and cluster do not go together"):
             await world.ahead()
-        await world.store.install("support", {"kind": "path"}, by="test")
+        await world.store.run(policies.install, "support", {"kind": "path"}, by="test")
         with pytest.raises(OptionError, match="renewal and path do not go together"):
             await world.ahead()
         await world.install(calibrate(log, ALPHA))
@@ -437,12 +439,13 @@ def test_in_free_text_both_answers_are_graded_by_the_certificates_grader_or_the_
         graders = [EXACT] * 37 + [{"kind": "other"}, None]
         for k in range(40):
             id = new_id()
-            await world.store.commit(
-                [Event(id=id, body=text_body(confidence[k]), policy="support", key_id="k", decided_by="guardian")]
+            await world.store.run(
+                stored_events.commit,
+                [Event(id=id, body=text_body(confidence[k]), policy="support", key_id="k", decided_by="guardian")],
             )
             if k < len(graders):
                 grades = FeedbackBody(grades=Grades(primary=own[k], guardian=1.0), grader=graders[k])
-                await world.store.commit([Event(id=id, body=grades)])
+                await world.store.run(stored_events.commit, [Event(id=id, body=grades)])
         assert not (await world.ahead(days=13)).due
         next, _ = await world.renew(days=15)
         assert next.certificate.router
@@ -472,12 +475,13 @@ def test_a_binarized_certificate_is_renewed_by_labels(world, tmp_path):
             whole = DecisionBody(
                 legs=(leg,), mode="shadow", form="menu", size=2, identities_sha256=fingerprint(IDENTITIES)
             )
-            await world.store.commit(
+            await world.store.run(
+                stored_events.commit,
                 [
                     Event(id=id, body=whole, policy="support", key_id="k", decided_by="guardian"),
                     Event(id=id, body=AuditBody(scores=tuple(live[1][k].tolist()))),
                     *([Event(id=id, body=FeedbackBody(label=int(live[1][k].argmax())))] if k else []),
-                ]
+                ],
             )
         next, _ = await world.renew(days=15)
         assert next.certificate.binarized

@@ -6,7 +6,7 @@ import re
 
 import requests
 
-from conformal_arbitrage.store import new_id
+from conformal_arbitrage.store import events, keys, new_id
 from tests.gateway.house import House, until, votes
 
 EVIL = (
@@ -83,14 +83,14 @@ class Filled(House):
         record = self.get("/v1/arbitrage/records?policy=support").json()["data"][0]
         assert self.post(f"/v1/arbitrage/records/{record['id']}/feedback", {"comment": EVIL[0]}).status_code == 200
         self.record = record["id"]
-        self.with_store(lambda store: store.fold_tallies())
+        self.with_store(lambda store: events.fold_tallies(store))
         self.keys = {scope: self.key(scope, label=f"{scope} {EVIL[1]}")[0] for scope in ("admin", "review", "call")}
 
     def fresh_key(self, scope="admin", label="someone"):
         """A key and its id, made in the store."""
         secret, name = f"arb-{new_id()}", new_id()
         sha256 = hashlib.sha256(secret.encode()).hexdigest()
-        self.with_store(lambda store: store.create_key(id=name, sha256=sha256, scope=scope, label=label))
+        self.with_store(lambda store: store.run(keys.create, id=name, sha256=sha256, scope=scope, label=label))
         return secret, name
 
 

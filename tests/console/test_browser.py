@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from conformal_arbitrage.store import keys
 from tests.console.filled import Visit, token_of
 from tests.gateway.house import until
 
@@ -194,7 +195,7 @@ def other_site(content):
 def test_a_form_on_another_site_or_port_changes_nothing(filled, open_page, host, token):
     page = sign_in(open_page(), filled)
     csrf = page.locator("input[name=csrf]").first.get_attribute("value") if token else ""
-    before = len(filled.with_store(lambda store: store.keys()))
+    before = len(filled.with_store(lambda store: store.run(keys.list_all)))
     form = (
         f'<title>elsewhere</title><form id="f" method="post" action="{filled.url}/console/keys">'
         f'<input name="csrf" value="{csrf}"><input name="label" value="evil"><input name="scope" value="admin"></form>'
@@ -204,7 +205,7 @@ def test_a_form_on_another_site_or_port_changes_nothing(filled, open_page, host,
         page.evaluate("document.getElementById('f').submit()")
         page.wait_for_url("**/console/**")
     page.trouble.clear()  # the browser reports the refusal
-    assert len(filled.with_store(lambda store: store.keys())) == before
+    assert len(filled.with_store(lambda store: store.run(keys.list_all))) == before
 
 
 def test_colours_of_the_system_are_respected(filled, open_page):

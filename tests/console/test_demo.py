@@ -7,6 +7,7 @@ from conformal_arbitrage.cli import demo
 from conformal_arbitrage.gateway.audits import GradingFeed
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import open_record
+from conformal_arbitrage.store import events, policies, reviews
 from tests.conftest import BUNDLED
 
 
@@ -25,12 +26,12 @@ def test_the_console_is_filled_once_with_traffic_audits_and_an_alarm(tmp_path, m
     async def read():
         store = await open_record(read_config(path))
         try:
-            await store.fold_tallies()
-            versions = {one.name: one for one in await store.policies()}
+            await events.fold_tallies(store)
+            versions = {one.name: one for one in await store.run(policies.active)}
             feed = GradingFeed(store, read_config(path), ProjectSecret.find(tmp_path).keys[0])
             await feed.run_once()  # as a gateway does that is started later
-            places.append(await store.open_places())
-            return versions, {one.policy: one for one in await store.tallies(since=0.0)}
+            places.append(await store.run(reviews.open_places))
+            return versions, {one.policy: one for one in await store.run(events.tallies, since=0.0)}
         finally:
             await store.close()
 

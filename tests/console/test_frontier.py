@@ -10,7 +10,7 @@ from conformal_arbitrage.calibration.options import STOPS
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.renewal import BUDGETS, LOOKING_SHARE, LookingPart
 from conformal_arbitrage.gateway.server import secret_of
-from conformal_arbitrage.store import new_id
+from conformal_arbitrage.store import events, new_id, policies
 from tests.console.filled import Visit
 from tests.console.test_browser import violations
 from tests.console.test_pages import words
@@ -36,7 +36,7 @@ def looked_at(tmp_path_factory):
     with House(folder, primary=wavering, guardian=disagreeing, policy={"mode": "shadow"}) as gate:
         for _ in range(ROWS):
             assert gate.decide().status_code == 200
-        gate.with_store(lambda store: store.fold_tallies())
+        gate.with_store(lambda store: events.fold_tallies(store))
         yield gate
 
 
@@ -71,7 +71,7 @@ def test_odd_addresses_show_something(looked_at, query):
 
 def test_looking_changes_nothing(looked_at):
     def facts(store):
-        return store.policy_history("support")
+        return store.run(policies.history, "support")
 
     before = looked_at.with_store(facts)
     for alpha in BUDGETS[::6]:
@@ -93,10 +93,12 @@ def test_what_certifies_a_choice_is_what_was_not_shown(looked_at, tmp_path):
     ids, kept = set(ScoreLog.read(whole).id), set(ScoreLog.read(unseen).id)
     assert len(ids) == ROWS
     assert {id for id in ids if part.shows(id)} == ids - kept
-    looked_at.with_store(lambda store: store.gather_rows())
+    looked_at.with_store(lambda store: events.gather_rows(store))
     models = looked_at.records()[0].decision.identities_sha256
     rows = looked_at.with_store(
-        lambda store: store.latest_rows("support", identities_sha256=models, limit=10_000, wanted=part.shows)
+        lambda store: store.run(
+            events.latest_rows, "support", identities_sha256=models, limit=10_000, wanted=part.shows
+        )
     )
     assert {row.id for row in rows} == ids - kept
     folder = CliRunner().invoke(cli, [*export, "--unseen", "-o", f"{tmp_path}/parts/"])

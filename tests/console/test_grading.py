@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from conformal_arbitrage.store import reviews
 from tests.console.filled import EVIL, Visit
 from tests.console.test_browser import violations
 from tests.console.test_pages import words
@@ -33,7 +34,7 @@ def answered(gate, text="Which <b>one</b>?"):
     reply = gate.chat({**CHAT, "messages": [{"role": "user", "content": text}]})
     assert reply.status_code == 200, reply.text
     id = reply.headers["x-arbitrage-decision-id"]
-    until(lambda: gate.with_store(lambda store: store.under_review([id])), LONG)
+    until(lambda: gate.with_store(lambda store: store.run(reviews.under_review, [id])), LONG)
     return id
 
 

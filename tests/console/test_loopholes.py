@@ -5,6 +5,7 @@ import re
 import pytest
 
 from conformal_arbitrage.gateway.api import without_pending
+from conformal_arbitrage.store import reviews
 from tests.console.filled import Visit
 from tests.console.test_changes import since_of
 from tests.console.test_pages import words
@@ -24,7 +25,7 @@ def gate(house):
 
 def test_the_list_of_decisions_tells_a_reviewer_nothing_of_what_is_withheld(gate):
     assert gate.decide(DECISION).status_code == 200
-    until(lambda: gate.with_store(lambda store: store.open_places()), LONG)
+    until(lambda: gate.with_store(lambda store: store.run(reviews.open_places)), LONG)
     [record] = gate.records()
     visit = Visit(gate, gate.secrets["ann"])
     row = visit.open("/console/decisions").text.partition("<tbody>")[2].partition("</tbody>")[0]
@@ -39,7 +40,7 @@ def test_the_list_of_decisions_tells_a_reviewer_nothing_of_what_is_withheld(gate
 def test_whether_a_caller_waits_is_not_told_to_reviewers(gate):
     gate.primary.reply = votes(*UNSURE)
     call = Later(lambda: gate.decide(DECISION))
-    until(lambda: gate.with_store(lambda store: store.open_places()), LONG)
+    until(lambda: gate.with_store(lambda store: store.run(reviews.open_places)), LONG)
     ann, root = (Visit(gate, gate.secrets[name]) for name in ("ann", "root"))
     for path in ("/console", "/console/team", "/console/health", "/console/policies/support"):
         assert not [word for word in ("oldest", "Oldest", "caller waits") if word in words(ann.open(path))], path
@@ -63,7 +64,7 @@ def test_that_an_audit_is_drawn_is_not_told_to_reviewers(gate):
     ann, root = (Visit(gate, gate.secrets[name]) for name in ("ann", "root"))
     before = {visit: since_of(visit.open("/console/review")) for visit in (ann, root)}
     assert gate.decide(DECISION).status_code == 200
-    until(lambda: gate.with_store(lambda store: store.open_places()), LONG)
+    until(lambda: gate.with_store(lambda store: store.run(reviews.open_places)), LONG)
     for visit, told in ((ann, False), (root, True)):
         assert ("1 pending" in words(visit.open("/console"))) == told
         assert ("1 pending" in words(visit.open("/console/policies/support"))) == told

@@ -12,7 +12,8 @@ import pytest
 from conformal_arbitrage.gateway.console.policy import Courses
 from conformal_arbitrage.gateway.console.render import Pages
 from conformal_arbitrage.monitoring.lines import watch_lines
-from conformal_arbitrage.store import LedgerKey, SQLiteStore
+from conformal_arbitrage.store import LedgerKey, SQLiteStore, events
+from conformal_arbitrage.store import ledger as stored_ledger
 
 LINES = watch_lines(0.05, n=2000, binary=True)
 FEW, MANY = 5_000, 20_000
@@ -66,13 +67,13 @@ def peak(path, work):
 
 
 async def course(store, version):
-    ledger = next(one for one in await store.ledgers("support") if one.key.version == version)
+    ledger = next(one for one in await store.run(stored_ledger.ledgers, "support") if one.key.version == version)
     course = await Courses(store)._computed(ledger, LINES, 1.0, [])
     assert course.points[-1].audits == ledger.rows
 
 
 async def whole(store, version):
-    rows = await store.ledger(LedgerKey(policy="support", version=version, identities_sha256="models"))
+    rows = await store.run(stored_ledger.read, LedgerKey(policy="support", version=version, identities_sha256="models"))
     assert len(rows) == (FEW, MANY)[version - 1]
 
 
@@ -92,7 +93,9 @@ async def _warm(path):
 
 def test_rows_to_look_at_take_what_the_wanted_ones_take(path):
     async def latest(store, wanted):
-        rows = await store.latest_rows("support", identities_sha256="models", limit=MANY // 4, wanted=wanted)
+        rows = await store.run(
+            events.latest_rows, "support", identities_sha256="models", limit=MANY // 4, wanted=wanted
+        )
         assert len(rows) == sum(wanted(f"{k:026d}") for k in range(MANY - MANY // 4 + 1, MANY + 1))
         assert rows == sorted(rows, key=lambda row: row.id, reverse=True)
 

@@ -17,8 +17,8 @@ from conformal_arbitrage.gateway.console.charts import (
 )
 from conformal_arbitrage.gateway.console.policy import saved
 from conformal_arbitrage.gateway.console.render import age, count_text, money, percent, seconds, sentence
-from conformal_arbitrage.store import marks, pages
-from conformal_arbitrage.store.console_base import PolicyTally
+from conformal_arbitrage.store import events, keys, pages
+from conformal_arbitrage.store.events import PolicyTally
 from tests.console.filled import EVIL, Filled, Visit, as_json, token_of
 from tests.gateway.house import UNSURE, House, failing, until, votes
 
@@ -99,7 +99,7 @@ def test_what_the_safe_action_answered_is_listed_though_the_record_first_said_gu
     gate.guardian.reply = failing()
     reply = gate.decide()
     assert (reply.status_code, reply.json()["answers"][0]["choice"]) == (200, "c")
-    gate.with_store(lambda store: store.fold_tallies())
+    gate.with_store(lambda store: events.fold_tallies(store))
     page = Visit(gate).open(f"/console/decisions{query}").text
     assert listed(page) == [record.id for record in gate.records() if record.decided_by == "fallback"]
     assert "Fallback" in page
@@ -119,7 +119,7 @@ def test_a_page_that_ends_early_leads_on(house, monkeypatch):
         path = next_page(page)
     assert len(set(ids)) == len(ids) == 6
     monkeypatch.setattr(decisions, "PAGE", 2)
-    monkeypatch.setattr(marks, "_LOOKS", (3,))
+    monkeypatch.setattr(pages, "_LOOKS", (3,))
     path, number = "/console/decisions?mark=audited&who=guardian", 0
     while path:
         page = visit.open(path).text
@@ -222,7 +222,7 @@ def test_keys_are_made_shown_once_and_revoked(own):
     page_after = visit.send_form("/console/keys", page, label="reviewer-1", scope="review", policy="support", days="30")
     key = re.search(r"arb-[\w-]{43}", page_after.text).group()
     assert key not in visit.open("/console/keys").text
-    listed = {one.label: one for one in gate.with_store(lambda store: store.keys())}
+    listed = {one.label: one for one in gate.with_store(lambda store: store.run(keys.list_all))}
     assert (listed["reviewer-1"].scope, listed["reviewer-1"].policies) == ("review", ("support",))
     assert visit.send_form("/console/keys", page, label="", scope="review").status_code == 422
     assert visit.send_form("/console/keys", page, label="x", scope="root").status_code == 422

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from conformal_arbitrage.store import reviews
 from tests.console.filled import EVIL, Visit
 from tests.console.test_browser import carry_cookies, violations
 from tests.console.test_pages import words
@@ -21,7 +22,7 @@ BODY = {
 
 def asked(gate, body=BODY):
     call = Later(lambda: gate.decide(body))
-    until(lambda: gate.with_store(lambda store: store.open_places()), LONG)
+    until(lambda: gate.with_store(lambda store: store.run(reviews.open_places)), LONG)
     return call
 
 

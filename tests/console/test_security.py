@@ -7,6 +7,7 @@ import time
 import pytest
 import requests
 
+from conformal_arbitrage.store import keys
 from tests.console.filled import EVIL, Visit, token_of
 from tests.gateway.house import House, until
 
@@ -115,7 +116,7 @@ def test_a_revoked_key_is_out_with_the_next_request(filled):
     key, name = filled.fresh_key("review")
     visit = Visit(filled, key)
     assert visit.open("/console").status_code == 200
-    filled.with_store(lambda store: store.revoke_key(name))
+    filled.with_store(lambda store: store.run(keys.revoke, name))
     reply = visit.open("/console", allow_redirects=False)
     assert reply.headers["location"] == "/console/sign-in?why=over"
 

@@ -5,6 +5,7 @@ from itertools import cycle
 
 import pytest
 
+from conformal_arbitrage.store import reviews
 from tests.console.filled import EVIL, Visit, as_json
 from tests.console.test_browser import OPEN_DETAILS, violations
 from tests.console.test_review import BODY, asked, next_question, sign_in, token
@@ -185,14 +186,14 @@ def test_two_browsers_never_show_one_question(crew, open_page):
                       "document.querySelector('button[value=vote]'))")  # fmt: skip
         page.wait_for_selector("#begin")
     assert {call.result().status_code for call in calls} == {200}
-    votes_cast = gate.with_store(lambda store: store.cast_votes())
+    votes_cast = gate.with_store(lambda store: store.run(reviews.cast_votes))
     assert sorted(vote.reviewer for vote in votes_cast) == ["ann", "bob"]
 
 
 def test_a_second_enter_answers_nothing(crew, open_page):
     gate = crew()
     calls = [asked(gate), Later(lambda: gate.decide({**BODY, "input": "Another."}))]
-    until(lambda: gate.with_store(lambda store: store.open_places()) == 2, LONG)
+    until(lambda: gate.with_store(lambda store: store.run(reviews.open_places)) == 2, LONG)
     page = sign_in(open_page(), gate, "ann")
     page.keyboard.press("Enter")
     page.wait_for_selector("#item")
@@ -204,7 +205,7 @@ def test_a_second_enter_answers_nothing(crew, open_page):
     page.keyboard.press("Enter")
     assert page.locator("input[name=choice]:checked").count() == 0
     until(lambda: any(call.done for call in calls), LONG)
-    assert len(gate.with_store(lambda store: store.cast_votes())) == 1
+    assert len(gate.with_store(lambda store: store.run(reviews.cast_votes))) == 1
     page.keyboard.press("2")
     page.keyboard.press("Enter")
     page.wait_for_selector("#begin")
@@ -297,7 +298,7 @@ def test_odd_characters_do_no_harm(crew):
     visit = Visit(gate, gate.secrets["ann"])
     for text in ("a\x00b", "a\ud800b", "\u202eabc", "\ufeff"):
         call = Later(lambda text=text: gate.decide({**BODY, "input": f"{text} I was charged twice."}))
-        until(lambda call=call: call.done or gate.with_store(lambda store: store.open_places()), LONG)
+        until(lambda call=call: call.done or gate.with_store(lambda store: store.run(reviews.open_places)), LONG)
         if call.done:
             assert call.result().status_code in (400, 422), text
             continue

@@ -18,6 +18,7 @@ import numpy as np
 
 from conformal_arbitrage import ProjectSecret, ScoreLog, calibrate
 from conformal_arbitrage.models import FunctionScorer
+from conformal_arbitrage.store import pages as stored_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "the-secret-of-these-tests"
@@ -168,7 +169,7 @@ def all_records(store):
 
     async def read():
         found, before = [], None
-        while page := await store.records(before=before, limit=1000):
+        while page := await store.run(stored_pages.records, before=before, limit=1000):
             found += page
             before = page[-1].id
         return found

@@ -21,7 +21,7 @@ from conformal_arbitrage.gateway import server, webhooks  # noqa: F401 - importe
 from conformal_arbitrage.gateway.people import Concluder
 from conformal_arbitrage.gateway.requests import Turn
 from conformal_arbitrage.gateway.webhooks import WebhookSender
-from conformal_arbitrage.store.sql_reviews import SQLReviews
+from conformal_arbitrage.store import Store, reviews
 from tests.gateway.durability import SECRET
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -78,23 +78,18 @@ def _wrap(owner, name, wrapper):
 def _plant(fuse):
     """Let this process die at the place for which it is armed."""
 
-    def voting(vote):
-        async def wrapped(*arguments, **options):
-            counts = await vote(*arguments, **options)
-            fuse.reach("the vote is kept")
-            return counts
-
-        return wrapped
-
-    def deciding(end):
-        async def wrapped(*arguments, outcome=None, **options):
-            if outcome is not None and fuse.armed("the vote is acknowledged"):
+    def running(run):
+        async def wrapped(store, operation, *arguments, **options):
+            decides = operation is reviews.end and options.get("outcome") is not None
+            if decides and fuse.armed("the vote is acknowledged"):
                 await fuse.acknowledged()
                 fuse.reach("the vote is acknowledged")
-            ended = await end(*arguments, outcome=outcome, **options)
-            if outcome is not None:
+            result = await run(store, operation, *arguments, **options)
+            if operation is reviews.vote:
+                fuse.reach("the vote is kept")
+            if decides:
                 fuse.reach("the verdict is kept")
-            return ended
+            return result
 
         return wrapped
 
@@ -120,8 +115,7 @@ def _plant(fuse):
 
         return wrapped
 
-    _wrap(SQLReviews, "vote_review", voting)
-    _wrap(SQLReviews, "end_review", deciding)
+    _wrap(Store, "run", running)
     _wrap(Turn, "commit", replying)
     _wrap(aiohttp.ClientSession, "post", posting)
 

@@ -19,7 +19,7 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import open_record
-from conformal_arbitrage.store import new_id
+from conformal_arbitrage.store import keys, new_id, pages
 from tests.scripted import Upstream, completion
 
 SURE, UNSURE = (0.9, 0.1), (0.5, 0.4, 0.1)  # the relaxation of every certificate here is between their margins
@@ -206,7 +206,7 @@ class House:
         """A fresh key and its id."""
         secret, name = f"arb-{scope}-{new_id()}", new_id()
         sha256 = hashlib.sha256(secret.encode()).hexdigest()
-        self.with_store(lambda store: store.create_key(id=name, sha256=sha256, scope=scope, label=label))
+        self.with_store(lambda store: store.run(keys.create, id=name, sha256=sha256, scope=scope, label=label))
         return secret, name
 
     def keyed(self, scope="call"):
@@ -236,7 +236,7 @@ class House:
         return self.post("/v1/chat/completions", body, **rest)
 
     def records(self, **filters):
-        return self.with_store(lambda store: store.records(**filters))
+        return self.with_store(lambda store: store.run(pages.records, **filters))
 
     def client(self, key="none", **rest):
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **rest)

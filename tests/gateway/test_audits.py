@@ -13,7 +13,7 @@ import pytest
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.models.port import IN_BACKGROUND
 from conformal_arbitrage.models.wrappers import RateLimit
-from conformal_arbitrage.store import Audit, MenuQuestion, new_id
+from conformal_arbitrage.store import Audit, MenuQuestion, events, new_id, outbox
 from tests.gateway.house import DECISION, SURE, UNSURE, failing, until, votes
 from tests.gateway.test_modes import exported
 
@@ -114,7 +114,7 @@ def test_audits_of_a_removed_policy_wait_without_work_and_end_as_missing(house, 
     monkeypatch.setattr(Auditor, "run_once", watched(Auditor.run_once))
     gateway = house(policy={"audit_rate": 1.0}, gateway={"audit_deadline": 2.0})
     gone = [Audit(id=new_id(), policy="gone", question=QUESTION) for _ in range(40)]
-    gateway.with_store(lambda store: store.commit([], audits=gone))
+    gateway.with_store(lambda store: store.run(events.commit, [], audits=gone))
     batches.clear()
     time.sleep(1)
     assert sum(batches) == 0
@@ -193,21 +193,21 @@ def test_calls_in_the_background_wait_behind_none_that_cannot():
 def test_a_postponed_audit_is_handed_out_again_later_and_counted(store, sql):
     async def story():
         ids = [new_id() for _ in range(3)]
-        await store.commit([], audits=[Audit(id=id, policy="support", question=QUESTION) for id in ids])
-        await store.commit([], audits=[Audit(id="other", policy="gone", question=QUESTION)])
-        first = await store.take_audits(limit=9, lease=60, policies={"support": ""})
+        await store.run(events.commit, [], audits=[Audit(id=id, policy="support", question=QUESTION) for id in ids])
+        await store.run(events.commit, [], audits=[Audit(id="other", policy="gone", question=QUESTION)])
+        first = await store.run(outbox.take_audits, limit=9, lease=60, policies={"support": ""})
         assert [(audit.id, audit.attempts) for audit in first] == [(id, 0) for id in ids]
-        await store.postpone_audit(ids[1], seconds=0.3)
-        assert await store.take_audits(limit=9, lease=60, policies={"support": ""}) == []
+        await store.run(outbox.postpone_audit, ids[1], seconds=0.3)
+        assert await store.run(outbox.take_audits, limit=9, lease=60, policies={"support": ""}) == []
         await asyncio.sleep(0.35)
-        [again] = await store.take_audits(limit=9, lease=60, policies={"support": ""})
+        [again] = await store.run(outbox.take_audits, limit=9, lease=60, policies={"support": ""})
         assert (again.id, again.attempts) == (ids[1], 1)
         assert 0.3 < again.age < 30
-        backlogs = {one.policy: one for one in await store.audit_backlog()}
+        backlogs = {one.policy: one for one in await store.run(outbox.audit_backlog)}
         assert {name: one.waiting for name, one in backlogs.items()} == {"gone": 1, "support": 3}
         assert backlogs["gone"].oldest > 0.3
-        [orphan] = await store.take_audits(limit=9, lease=60, policies={}, overdue=0.2)
+        [orphan] = await store.run(outbox.take_audits, limit=9, lease=60, policies={}, overdue=0.2)
         assert orphan.id == "other"
-        assert await store.take_audits(limit=9, lease=60, policies={}, overdue=3600) == []
+        assert await store.run(outbox.take_audits, limit=9, lease=60, policies={}, overdue=3600) == []
 
     asyncio.run(story())

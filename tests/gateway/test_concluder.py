@@ -7,6 +7,7 @@ import pytest
 from conformal_arbitrage.gateway import people
 from conformal_arbitrage.gateway.people import Concluder, Desk
 from conformal_arbitrage.live.config import TeamConfig
+from conformal_arbitrage.store import claims, events, pages, reviews
 from tests.store.facts import decision
 from tests.store.test_reviews import asked, item, put, take, vote
 
@@ -37,7 +38,7 @@ class Loop:
     async def ask(self, **options):
         """Put an audit into the queue; return the id of its decision."""
         event = decision()
-        await self.store.commit([event])
+        await self.store.run(events.commit, [event])
         await put(self.store, item(event.id, **options))
         return event.id
 
@@ -48,11 +49,11 @@ class Loop:
 
     async def skip(self, name, **options):
         held = await take(self.store, name, **options)
-        assert await self.store.skip_review(held.token, name)
+        assert await self.store.run(reviews.skip, held.token, name)
         await self.turn()
 
     async def audit(self, id):
-        return (await self.store.record(id)).audit
+        return (await self.store.run(pages.record, id)).audit
 
     def states(self):
         """State and level of every item, and whether its question is gone."""
@@ -101,7 +102,7 @@ def test_what_a_panel_cannot_decide_a_lead_does(loop, rule):
         assert loop.states() == [("open", 1, False)]
         assert await take(loop.store, "dan") is None
         held = await take(loop.store, "lea", leads=("team",))
-        await loop.store.vote_review(held.token, "lea", 1)
+        await loop.store.run(reviews.vote, held.token, "lea", 1)
         await loop.turn()
         audit = await loop.audit(id)
         assert audit.scores == (0.0, 1.0, 0.0)
@@ -131,7 +132,7 @@ def test_if_everybody_skips_a_question_goes_to_the_leads_or_has_no_verdict(loop,
 def test_a_question_ends_at_its_deadline_and_goes_on_as_an_audit_if_it_was_drawn(loop, drawn):
     async def story():
         claim, id = await asked(loop.store, drawn=drawn)
-        await loop.store.release(claim)
+        await loop.store.run(claims.release, claim)
         await loop.turn()
         assert loop.states() == [("open", 0, False)]
         loop.sql("update reviews set deadline = 0")
@@ -149,7 +150,7 @@ def test_a_question_ends_at_its_deadline_and_goes_on_as_an_audit_if_it_was_drawn
 def test_a_withdrawn_question_has_a_verdict_only_if_it_was_drawn(loop, drawn):
     async def story():
         _, id = await asked(loop.store, drawn=drawn)
-        await loop.store.withdraw_request("caller", "k")
+        await loop.store.run(reviews.withdraw_request, "caller", "k")
         if not drawn:
             assert await take(loop.store, "ann") is None
             return
@@ -168,7 +169,7 @@ def test_a_late_vote_is_kept_and_changes_nothing(loop):
         await loop.cast(ann=2)
         loop.sql("update reviews set needed = 3")  # a third place, as after a lease that ended
         await loop.cast(bob=2)
-        assert await loop.store.vote_review(late.token, "cid", 0) == 0.0
+        assert await loop.store.run(reviews.vote, late.token, "cid", 0) == 0.0
         await loop.turn()
         audit = await loop.audit(id)
         assert (audit.scores, len(audit.review.votes)) == ((0.0, 0.0, 1.0), 2)
@@ -252,7 +253,7 @@ def test_a_vote_cast_before_the_deadline_counts_though_it_could_still_be_taken_b
         assert loop.states() == [("open", 0, False)]
         loop.sql("update votes set counts = counts - 60")
         await loop.turn()
-        assert (await loop.store.review_outcomes([id]))[id].action == 1
+        assert (await loop.store.run(reviews.outcomes, [id]))[id].action == 1
 
     asyncio.run(story())
 
@@ -263,7 +264,7 @@ def test_requests_that_cannot_be_completed_do_not_keep_others_waiting(loop, monk
     async def story():
         for key in ("lost", "good"):  # the oldest first
             claim, _ = await asked(loop.store, key=key)
-            await loop.store.release(claim)
+            await loop.store.run(claims.release, claim)
         loop.sql("update reviews set deadline = 0")
         for _ in range(3):
             await loop.turn()

@@ -8,8 +8,8 @@ import pytest
 
 from conformal_arbitrage.monitoring.lines import watch_lines
 from conformal_arbitrage.monitoring.monitor import Monitor
-from conformal_arbitrage.store import open_store
-from conformal_arbitrage.store.ids import time_of
+from conformal_arbitrage.store import integrity, ledger, open_store, policies
+from conformal_arbitrage.store.record import time_of
 from tests.gateway import degrading
 from tests.gateway.durability import OURS, Gateway, all_records
 
@@ -46,13 +46,13 @@ async def run(url, decisions):
 async def ledger_of(where):
     store = await open_store(where, keys=OURS.record_keys)
     try:
-        [one] = await store.ledgers("support")
-        rows = await store.ledger_changes(one.key, 0)
+        [one] = await store.run(ledger.ledgers, "support")
+        rows = await store.run(ledger.changes, one.key, 0)
         return (
             sorted(rows, key=lambda row: row.seq),
             await all_records(store),
-            await store.notices(),
-            await store.verify(),
+            await store.run(policies.notices),
+            await integrity.verify(store),
         )
     finally:
         await store.close()

@@ -12,6 +12,8 @@ from conformal_arbitrage.collecting.records import TimeWindow, score_log_of, wri
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.store import AuditBody, DecisionBody, Event, FeedbackBody, Grades, new_id, open_store
+from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store import pages as stored_pages
 from conformal_arbitrage.types import Leg, Spent
 from tests.gateway.test_modes import command, exported, letters, shadowing
 
@@ -61,7 +63,7 @@ def recorded(tmp_path, monkeypatch):
             store = await open_store(str(tmp_path / f"{new_id()}.db"))
             try:
                 for k in range(100):
-                    await store.commit(list(events(k, new_id())))
+                    await store.run(stored_events.commit, list(events(k, new_id())))
                 return await use(store)
             finally:
                 await store.close()
@@ -101,7 +103,7 @@ def test_only_one_file_is_held_and_none_stays_if_grades_arrive_meanwhile(recorde
     write = ScoreLog.write
 
     async def interrupted(store):
-        late = (await store.records(policy="support", limit=1))[0].id
+        late = (await store.run(stored_pages.records, policy="support", limit=1))[0].id
 
         def note(log, path):
             held.append(len(log))
@@ -111,7 +113,7 @@ def test_only_one_file_is_held_and_none_stays_if_grades_arrive_meanwhile(recorde
             async for page in decision_pages(*arguments):
                 yield page
             body = FeedbackBody(grades=Grades(primary=0.5, guardian=1.0), grader={"kind": "judge", "model": "new"})
-            await store.commit([Event(id=late, body=body)])
+            await store.run(stored_events.commit, [Event(id=late, body=body)])
 
         monkeypatch.setattr(ScoreLog, "write", note)
         monkeypatch.setattr(records, "decision_pages", pages)
@@ -162,7 +164,9 @@ def test_turns_of_sessions_are_not_cut(recorded, tmp_path):
 def test_a_window_of_time_includes_its_start_and_not_its_end(recorded, tmp_path):
     async def windows(store):
         log = await score_log_of(store, "support", everything=True)
-        moments = [record.created for record in await store.records(policy="support", limit=1000)][::-1]
+        moments = [record.created for record in await store.run(stored_pages.records, policy="support", limit=1000)][
+            ::-1
+        ]
         window = TimeWindow(since=moments[40], until=moments[60])
         ids = [str(id) for id, at in zip(log.id, moments, strict=True) if moments[40] <= at < moments[60]]
         chosen = await score_log_of(store, "support", everything=True, window=window)

@@ -18,7 +18,8 @@ from conformal_arbitrage.gateway.auth import FIRST_KEY, admit_first_key, new_key
 from conformal_arbitrage.gateway.policies import install_files
 from conformal_arbitrage.gateway.server import prepare
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import PostgresStore, open_store
+from conformal_arbitrage.store import PostgresStore, open_store, policies
+from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store.record import AlarmBody
 from tests.gateway.durability import OURS, Gateway, certificate, decision_request, write_config
 from tests.gateway.house import error_of
@@ -34,7 +35,7 @@ def for_others(gateway, alpha=0.3):
 
 
 def install(gateway, document, by="another gateway"):
-    return gateway.with_store(lambda store: store.install("support", document, by=by))
+    return gateway.with_store(lambda store: store.run(policies.install, "support", document, by=by))
 
 
 def in_force(gateway):
@@ -106,18 +107,20 @@ def test_a_shadow_policy_without_a_certificate_goes_on_beside_a_version_for_othe
 def test_alarms_reach_the_version_that_serves_beside_a_newer_one_and_are_lifted_there(house):
     gateway = house()
     install(gateway, for_others(gateway))
-    assert gateway.with_store(lambda store: store.raise_alarm("support", alarm(1)))
+    assert gateway.with_store(lambda store: store.run(policies.raise_alarm, "support", alarm(1)))
     assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
     [model] = gateway.get("/v1/models").json()["data"]
     assert model["arbitrage"]["mode"] == "safe"
     lifted = gateway.post(f"{URL}/lift", {"reason": "a bad deployment"})
     assert lifted.json()["version"] == 1
     assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "primary"
-    assert gateway.with_store(lambda store: store.raise_alarm("support", alarm(2)))  # that of the other gateways
+    assert gateway.with_store(
+        lambda store: store.run(policies.raise_alarm, "support", alarm(2))
+    )  # that of the other gateways
     assert gateway.get("/v1/models").json()["data"][0]["arbitrage"]["mode"] == "enforce"
     install(gateway, gateway.certificate(0.1).to_dict())
     assert not gateway.with_store(
-        lambda store: store.raise_alarm("support", alarm(1, lifts=1))
+        lambda store: store.run(policies.raise_alarm, "support", alarm(1, lifts=1))
     )  # replaced by version 3
 
 
@@ -126,7 +129,7 @@ def test_audits_of_models_that_are_being_replaced_still_raise_their_alarm(house)
     install(gateway, for_others(gateway))
     shown = red(gateway)
     assert (shown["version"], shown["mode"], shown["alarm"]["cause"]) == (1, "safe", "losses")
-    [notice] = gateway.with_store(lambda store: store.notices("support"))
+    [notice] = gateway.with_store(lambda store: store.run(policies.notices, "support"))
     assert notice.body.version == 1
     gateway.restart()
     assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
@@ -135,7 +138,7 @@ def test_audits_of_models_that_are_being_replaced_still_raise_their_alarm(house)
 def test_the_command_line_lifts_the_alarm_of_the_version_it_names(house):
     gateway = house()
     install(gateway, for_others(gateway))
-    assert gateway.with_store(lambda store: store.raise_alarm("support", alarm(1)))
+    assert gateway.with_store(lambda store: store.run(policies.raise_alarm, "support", alarm(1)))
     arguments = ["policies", "lift", "support", "--reason", "undone", "--config", str(gateway.path), "--json"]
     refused = CliRunner().invoke(cli, arguments)
     assert refused.exit_code == 2
@@ -171,7 +174,7 @@ async def versions_of(folder, **options):
     async with application(read_config(folder / "arbitrage.toml"), **options):
         store = await open_store(read_config(folder / "arbitrage.toml").gateway.database, keys=OURS.record_keys)
         try:
-            return [version.version for version in await store.policies()]
+            return [version.version for version in await store.run(policies.active)]
         finally:
             await store.close()
 
@@ -226,9 +229,9 @@ def test_the_first_key_comes_from_the_environment_once_and_stays_revoked(house, 
     assert gateway.decide(headers=headers).status_code == 200
     assert gateway.get("/metrics", headers=headers).status_code == 200
     gateway.restart()
-    [info] = gateway.with_store(lambda store: store.keys())
+    [info] = gateway.with_store(lambda store: store.run(stored_keys.list_all))
     assert (info.scope, info.label) == ("admin", f"from {FIRST_KEY}")
-    gateway.with_store(lambda store: store.revoke_key(info.id))
+    gateway.with_store(lambda store: store.run(stored_keys.revoke, info.id))
     gateway.restart()
     error_of(gateway.decide(headers=headers), 401, "invalid_api_key")
 
@@ -256,7 +259,7 @@ def test_gateways_that_start_at_once_create_the_first_key_once(where, monkeypatc
     async def story():
         stores = [await open_store(where) for _ in range(4)]
         created = await asyncio.gather(*(admit_first_key(store) for store in stores * 3))
-        keys = await stores[0].keys()
+        keys = await stores[0].run(stored_keys.list_all)
         for store in stores:
             await store.close()
         return [id for id in created if id is not None], keys

@@ -10,6 +10,7 @@ from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.people import grading_terms
+from conformal_arbitrage.store import integrity, reviews
 from tests.gateway.house import CHAT, error_of, failing, says, until
 from tests.gateway.people import LONG, TEAM, GradingHouse, Reviewer, settled
 from tests.gateway.test_grade_records import grade
@@ -81,7 +82,7 @@ def test_an_audited_answer_is_graded_beside_the_guardians_and_the_ledger_has_its
     assert given.grader == dict(grading_terms(house.config, "support").identity)
     assert [(vote.reviewer, tuple(vote.choice)) for vote in given.review.votes] == [("ann", (0.5, 1.0))]
     assert given.review.rule == "median"
-    assert house.with_store(lambda store: store.verify()) == []
+    assert house.with_store(lambda store: integrity.verify(store)) == []
 
 
 def test_rows_of_shadow_mode_are_graded_exported_and_calibrated_on(graded):
@@ -194,7 +195,7 @@ def test_grades_that_come_otherwise_take_the_pair_out_of_the_queue(graded):
     grades = {"grades": {"primary": 0.0, "guardian": 1.0}}
     reply = house.post(f"/v1/arbitrage/records/{id}/feedback", grades, headers=house.keyed("review"))
     assert reply.status_code == 200
-    until(lambda: house.with_store(lambda store: store.open_places()) == 0 and not _open(house, id), LONG)
+    until(lambda: house.with_store(lambda store: store.run(reviews.open_places)) == 0 and not _open(house, id), LONG)
     assert ann.grade(held, 1, 1).status_code == 200  # late, which they are not told
     settled()
     assert len(feedback(house)) == 1
@@ -203,7 +204,7 @@ def test_grades_that_come_otherwise_take_the_pair_out_of_the_queue(graded):
 
 
 def _open(house, id):
-    return house.with_store(lambda store: store.under_review([id]))
+    return house.with_store(lambda store: store.run(reviews.under_review, [id]))
 
 
 def test_rows_from_before_people_graded_are_put_to_them_once(graded):
@@ -216,8 +217,8 @@ def test_rows_from_before_people_graded_are_put_to_them_once(graded):
     house.config = read_config(house.path)
     for _ in range(2):
         house.start()
-        until(lambda: house.with_store(lambda store: store.under_review(ids)) == set(ids), LONG)
-        assert house.with_store(lambda store: store.open_places()) == 3
+        until(lambda: house.with_store(lambda store: store.run(reviews.under_review, ids)) == set(ids), LONG)
+        assert house.with_store(lambda store: store.run(reviews.open_places)) == 3
         house.stop()
     house.start()
 
@@ -225,7 +226,7 @@ def test_rows_from_before_people_graded_are_put_to_them_once(graded):
 def test_a_record_says_nothing_of_who_said_what_until_it_has_grades(graded):
     house, (ann, bob, _) = graded(guardian=failing())  # so that it waits for its audit, and is in no queue yet
     id = chat(house)
-    assert house.with_store(lambda store: store.under_review([id])) == frozenset()
+    assert house.with_store(lambda store: store.run(reviews.under_review, [id])) == frozenset()
     path = f"/v1/arbitrage/records/{id}"
 
     def told(headers):

@@ -12,6 +12,7 @@ from conformal_arbitrage import Certificate, ScoreLog, StaleCalibrationError, ve
 from conformal_arbitrage.calibration.certificate import group_source_of
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.store import integrity, ledger
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, SURE, UNSURE, error_of, until, votes
 from tests.gateway.test_groups import SUBJECT, URL, GroupHouse, about
 
@@ -24,7 +25,7 @@ def questions(subject, count=20):
 
 def ledgers(made):
     """How many rows each ledger has, by lifts and group."""
-    found = made.with_store(lambda store: store.ledgers("support"))
+    found = made.with_store(lambda store: store.run(ledger.ledgers, "support"))
     return {(one.key.lifts, one.key.group): one.rows for one in found}
 
 
@@ -105,7 +106,7 @@ def test_red_in_one_group_puts_the_whole_policy_into_safe_mode(house):
     again = gateway.chat(about("easy")).json()["arbitrage"]
     assert (again["decided_by"], again["guarantee"]) == ("primary", "none")
     until(lambda: ledgers(gateway).get((1, "easy")) == 1)
-    assert gateway.with_store(lambda store: store.verify()) == []
+    assert gateway.with_store(lambda store: integrity.verify(store)) == []
 
 
 def on_the_command_line(made):
@@ -176,7 +177,7 @@ def test_names_that_the_certificate_does_not_have_are_deferred_and_leave_no_ledg
         assert recorded >= {"easy", "Easy", "easy\0", "small groups", None}
         assert "x" * 513 not in recorded
         assert "Easy" not in served.get("/metrics").text
-        assert served.with_store(lambda store: store.verify()) == []
+        assert served.with_store(lambda store: integrity.verify(store)) == []
 
 
 def test_a_composed_name_is_another_group_than_a_decomposed_one(house):
@@ -249,7 +250,7 @@ def test_another_source_of_groups_is_another_certificate(house):
     answer = gateway.chat({**MENU, "metadata": {"subject": "easy", "tenant": "hard"}}).json()["arbitrage"]
     assert answer["guarantee"] == "none"
     assert gateway.records(limit=1)[0].decision.group == "hard"
-    assert len({one.key.identities_sha256 for one in gateway.with_store(lambda store: store.ledgers())}) == 2
+    assert len({one.key.identities_sha256 for one in gateway.with_store(lambda store: store.run(ledger.ledgers))}) == 2
 
 
 def test_an_export_says_what_named_its_groups_and_a_certificate_from_it_is_served(house):
@@ -297,17 +298,17 @@ def test_the_ledger_has_the_questions_of_one_request_in_the_order_of_their_prima
     asking = threading.Thread(target=lambda: replies.append(gateway.decide(several)))
     asking.start()
     try:
-        until(lambda: sum(one.rows for one in gateway.with_store(lambda store: store.ledgers())) == 3)
+        until(lambda: sum(one.rows for one in gateway.with_store(lambda store: store.run(ledger.ledgers))) == 3)
         last = gateway.decide().json()["answers"][0]["arbitrage"]["id"]
     finally:
         waiting.set()
         asking.join(60)
     answers = replies[0].json()["answers"]
     assert [answer["arbitrage"]["decided_by"] for answer in answers] == ["guardian", "primary", "primary"]
-    [one] = gateway.with_store(lambda store: store.ledgers())
+    [one] = gateway.with_store(lambda store: store.run(ledger.ledgers))
     rows = until(
         lambda: (
-            (found := gateway.with_store(lambda store: store.ledger_changes(one.key, 0)))
+            (found := gateway.with_store(lambda store: store.run(ledger.changes, one.key, 0)))
             and all(row.loss is not None for row in found)
             and found
         )

@@ -6,6 +6,7 @@ import pytest
 
 from conformal_arbitrage.errors import CertificateError, ConfigError
 from conformal_arbitrage.live.monitor import CertificateGuard
+from conformal_arbitrage.store import policies
 from tests.gateway.house import DECISION, QUESTION, SURE, until, votes
 from tests.gateway.test_monitor import ledger, monitor
 from tests.store.test_ledger import alarm
@@ -131,7 +132,7 @@ def test_a_guard_in_free_text_learns_from_grades(house, quick):
 def test_safe_mode_has_no_guard(house, quick):
     gateway = losing(house)
     decide_many(gateway, batches=1)
-    assert gateway.with_store(lambda store: store.raise_alarm("support", alarm()))
+    assert gateway.with_store(lambda store: store.run(policies.raise_alarm, "support", alarm()))
     gateway.decide()
     [last] = gateway.records(limit=1)
     assert (last.decision.mode, last.decision.guarded, last.decision.relaxation) == ("safe", None, None)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import CertificateError, StoreError
+from conformal_arbitrage.store import integrity
 from tests.gateway.durability import SECRET, Gateway, certificate, run_sql, write_config
 from tests.gateway.house import House, error_of
 
@@ -95,7 +96,7 @@ def test_a_file_is_installed_whenever_it_changed_and_never_displaces_a_later_ver
         assert alpha(gateway) == value
         assert gateway.get("/v1/arbitrage/policies/support").json()["version"] == version
         assert f"version {version} is in force, the certificate file rule.json" in caplog.text
-    assert gateway.with_store(lambda store: store.verify()) == []
+    assert gateway.with_store(lambda store: integrity.verify(store)) == []
 
 
 @pytest.mark.proof

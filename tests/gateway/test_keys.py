@@ -6,6 +6,7 @@ import pytest
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway import application
+from conformal_arbitrage.store import keys
 from tests.gateway.house import CHAT, DECISION, UNSURE, error_of, says, votes
 
 FEEDBACK = {"grade": 1}
@@ -81,7 +82,7 @@ def test_a_revoked_key_stops_at_once(house):
     secret, name = gateway.key("call")
     headers = {"Authorization": f"Bearer {secret}"}
     assert gateway.decide(headers=headers).status_code == 200
-    gateway.with_store(lambda store: store.revoke_key(name))
+    gateway.with_store(lambda store: store.run(keys.revoke, name))
     error_of(gateway.decide(headers=headers), 401, "invalid_api_key")
 
 
@@ -96,7 +97,7 @@ def test_the_first_key_makes_keys_required_without_a_restart(house):
 def test_keys_stay_required_when_every_key_is_revoked(house):
     gateway = house()
     _, name = gateway.key("call")
-    gateway.with_store(lambda store: store.revoke_key(name))
+    gateway.with_store(lambda store: store.run(keys.revoke, name))
     gateway.restart()
     error_of(gateway.decide(), 401, "invalid_api_key")
 

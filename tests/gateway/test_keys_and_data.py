@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.live.database import database_of
+from conformal_arbitrage.store import integrity, pages
 from tests.gateway.durability import SECRET, run_sql
 from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, hanging, says, until, votes
 
@@ -106,7 +107,7 @@ def test_decisions_are_removed_after_retain_days_except_those_with_an_open_audit
     run_sql(where, "update ledger set due = 0")  # until then, what settles its loss may still come
     until(lambda: gateway.records() == [])
     assert run_sql(where, "select count(*) from events where body is not null") == [(0,)]
-    until(lambda: gateway.with_store(lambda store: store.verify()) == [])
+    until(lambda: gateway.with_store(lambda store: integrity.verify(store)) == [])
 
 
 @pytest.mark.parametrize("form", ["menu", "text"])
@@ -125,7 +126,7 @@ def test_the_content_of_one_record_is_erased_and_everything_still_verifies(home,
         gateway.post(f"/v1/arbitrage/records/{id}/feedback", {"grade": 1, "comment": "SECRET-WORD"}).status_code == 200
     )
     other = ask({**body, "user": "another"} if form == "text" else {**body, "input": "x"}).headers
-    before = gateway.with_store(lambda store: store.head())
+    before = gateway.with_store(lambda store: store.run(integrity.head))
     where = database_of(gateway.config)
     assert "SECRET-WORD" in everything(where)
     assert json.loads(arbitrage(gateway, "records", "erase", id, "--json")) == {"erased": id}
@@ -136,8 +137,11 @@ def test_the_content_of_one_record_is_erased_and_everything_still_verifies(home,
     assert record.decision.legs[0].scores is not None
     assert record.feedback[0].comment is None
     error_of(ask(body, headers=KEY), 410, "erased")
-    assert gateway.with_store(lambda store: store.record(other["x-arbitrage-decision-id"])).decision.content is not None
-    assert gateway.with_store(lambda store: store.verify(before)) == []
+    assert (
+        gateway.with_store(lambda store: store.run(pages.record, other["x-arbitrage-decision-id"])).decision.content
+        is not None
+    )
+    assert gateway.with_store(lambda store: integrity.verify(store, before)) == []
     assert (
         "there is no decision"
         in CliRunner().invoke(main, ["records", "erase", "x", "--config", str(gateway.path)]).output

@@ -8,7 +8,7 @@ from collections import defaultdict
 import aiohttp
 import pytest
 
-from conformal_arbitrage.store import open_store
+from conformal_arbitrage.store import integrity, open_store
 from tests.gateway.durability import (
     LOST,
     OURS,
@@ -136,7 +136,7 @@ def test_a_gateway_that_is_killed_again_and_again_loses_nothing_and_decides_noth
             await rounds(gateway, callers)
             await audits_end(where)
         store = await open_store(where, keys=OURS.record_keys)
-        records, faults = await all_records(store), await store.verify()
+        records, faults = await all_records(store), await integrity.verify(store)
         await store.close()
         check(callers, records, calls)
         assert faults == []

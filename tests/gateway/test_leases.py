@@ -13,7 +13,8 @@ from conformal_arbitrage.gateway.policies import PolicyTable, pairs_of
 from conformal_arbitrage.gateway.requests import Idempotency
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import Claim, SavedResponse, SQLiteStore, sql
+from conformal_arbitrage.store import Claim, SavedResponse, SQLiteStore, claims, events, policies
+from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store.record import CompletionBody
 from tests.gateway.durability import OURS, all_records, certificate, write_config
 from tests.store.facts import decision, later
@@ -57,28 +58,29 @@ def store(tmp_path):
     asyncio.run(opened.close())
 
 
-def slowed(commit):
-    """A commit that takes its time, and the event that it has begun."""
+def slowed(run):
+    """A store's `run` whose commits take their time, and the event that one has begun."""
     begun = asyncio.Event()
 
-    async def slow(events, **rest):
-        begun.set()
-        await asyncio.sleep(0.2)
-        await commit(events, **rest)
+    async def slow(operation, *arguments, **options):
+        if operation is events.commit:
+            begun.set()
+            await asyncio.sleep(0.2)
+        return await run(operation, *arguments, **options)
 
     return slow, begun
 
 
 def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
     monkeypatch.setattr(requests, "LEASE", 0.6)
-    renew, failures = store.renew, [StoreError("unreachable")]
+    run, failures = store.run, [StoreError("unreachable")]
 
-    async def renewing(claim, *, lease):
-        if failures:
+    async def renewing(operation, *arguments, **options):
+        if operation is claims.renew and failures:
             raise failures.pop()
-        return await renew(claim, lease=lease)
+        return await run(operation, *arguments, **options)
 
-    monkeypatch.setattr(store, "renew", renewing)
+    monkeypatch.setattr(store, "run", renewing)
     works = []
 
     async def work(turn):
@@ -99,22 +101,23 @@ def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
 def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, store, monkeypatch):
     config = read_config(write_config(tmp_path, str(tmp_path / "store.db")))
     reached, slow = asyncio.Event(), asyncio.Event()
-    policies = store.policies
+    run = store.run
 
     async def story():
         async with Models(config) as models:
             table = PolicyTable(config, store, pairs_of(models), OURS)
             await table.load()
-            await store.install("support", certificate(0.2).to_dict(), by="test")
+            await store.run(policies.install, "support", certificate(0.2).to_dict(), by="test")
 
-            async def late():
-                names = await policies()
-                monkeypatch.setattr(store, "policies", policies)
-                reached.set()
-                await slow.wait()
-                return names
+            async def late(operation, *arguments, **options):
+                result = await run(operation, *arguments, **options)
+                if operation is policies.active:
+                    monkeypatch.setattr(store, "run", run)
+                    reached.set()
+                    await slow.wait()
+                return result
 
-            monkeypatch.setattr(store, "policies", late)
+            monkeypatch.setattr(store, "run", late)
             first = asyncio.create_task(table.refresh(await store.change_count()))
             await asyncio.wait_for(reached.wait(), 30)
             newest = certificate(0.3)
@@ -131,25 +134,28 @@ def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, s
 def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_unusable(tmp_path, store, monkeypatch):
     config = read_config(write_config(tmp_path, str(tmp_path / "store.db")))
     reached, slow = asyncio.Event(), asyncio.Event()
-    policies = store.policies
+    run = store.run
 
-    async def late():
-        names = await policies()
-        monkeypatch.setattr(store, "policies", policies)
-        reached.set()
-        await slow.wait()
-        return names
+    async def late(operation, *arguments, **options):
+        result = await run(operation, *arguments, **options)
+        if operation is policies.active:
+            monkeypatch.setattr(store, "run", run)
+            reached.set()
+            await slow.wait()
+        return result
 
     async def story():
         async with Models(config) as models:
             table = PolicyTable(config, store, pairs_of(models), OURS)
             await table.load()
             usable = certificate(0.2).to_dict()
-            await store.install("support", usable, by="test")
-            monkeypatch.setattr(store, "policies", late)
+            await store.run(policies.install, "support", usable, by="test")
+            monkeypatch.setattr(store, "run", late)
             first = asyncio.create_task(table.refresh(await store.change_count()))
             await asyncio.wait_for(reached.wait(), 30)
-            await store.install("support", {**usable, "guarantee": "another sentence"}, by="another gateway")
+            await store.run(
+                policies.install, "support", {**usable, "guarantee": "another sentence"}, by="another gateway"
+            )
             await table.refresh(await store.change_count())
             slow.set()
             await first
@@ -160,8 +166,8 @@ def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_un
 
 
 def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_decision(store, monkeypatch):
-    slow, begun = slowed(store.commit)
-    monkeypatch.setattr(store, "commit", slow)
+    slow, begun = slowed(store.run)
+    monkeypatch.setattr(store, "run", slow)
     event = decision()
 
     async def work(turn):
@@ -190,30 +196,19 @@ def test_a_caller_who_leaves_while_the_key_is_being_claimed_does_not_hold_it(sto
     async def story():
         with pytest.raises(RequestError, match="disconnected"):
             await answer(store, work, gone)
-        return await store.claim("k", "n", "any body", lease=1)
+        return await store.run(claims.take, "k", "n", "any body", lease=1)
 
     assert isinstance(asyncio.run(story()), Claim)
 
 
-def test_a_claim_is_not_taken_where_what_has_expired_cannot_be_removed(store, monkeypatch):
-    def failing(session):
-        raise StoreError("unreachable")
-
-    store._swept = float("-inf")
-    monkeypatch.setattr(sql, "sweep", failing)
-    with pytest.raises(StoreError):
-        asyncio.run(store.claim("k", "n", "b", lease=6))
-    assert isinstance(asyncio.run(store.claim("k", "n", "b", lease=6)), Claim)
-
-
 def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_served_again(store, monkeypatch):
-    slow, begun = slowed(store.commit)
+    slow, begun = slowed(store.run)
     works = []
 
     async def work(turn):
         works.append(turn)
-        await store.release(turn.claim)
-        monkeypatch.setattr(store, "commit", slow)
+        await store.run(claims.release, turn.claim)
+        monkeypatch.setattr(store, "run", slow)
         await turn.commit([decision()], response=REPLY)
 
     async def story():
@@ -227,13 +222,13 @@ def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_served_a
 
 
 def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_caller_left(store, monkeypatch):
-    slow, begun = slowed(store.commit)
+    slow, begun = slowed(store.run)
 
     async def work(turn):
         await turn.commit([decision()], response=REPLY)
 
     async def story():
-        monkeypatch.setattr(store, "commit", slow)
+        monkeypatch.setattr(store, "run", slow)
         answering = asyncio.create_task(answer(store, work, begun.wait))
         await begun.wait()
         await asyncio.sleep(0.05)
@@ -253,7 +248,7 @@ def test_an_answer_that_was_opened_is_not_started_over_when_its_claim_is_lost(st
         works.append(turn)
         event = decision()
         await turn.open(event, None)
-        await store.release(turn.claim)
+        await store.run(claims.release, turn.claim)
         await turn.commit([later(event.id, CompletionBody(finish="stop"))], response=REPLY)
 
     with pytest.raises(LostClaimError):
@@ -265,9 +260,9 @@ def test_a_claim_that_another_gateway_took_over_ends_with_its_response(store):
     other = SavedResponse(status=200, headers={"x": "other"}, body=b"{}")
 
     async def work(turn):
-        await store.release(turn.claim)
-        claim = await store.claim("k", "n", requests.hashlib.sha256(b"{}").hexdigest(), lease=6)
-        await store.commit([decision()], claim=claim, response=other)
+        await store.run(claims.release, turn.claim)
+        claim = await store.run(claims.take, "k", "n", requests.hashlib.sha256(b"{}").hexdigest(), lease=6)
+        await store.run(stored_events.commit, [decision()], claim=claim, response=other)
         await turn.commit([decision()], response=REPLY)
 
     turn = asyncio.run(answer(store, work))
@@ -276,10 +271,10 @@ def test_a_claim_that_another_gateway_took_over_ends_with_its_response(store):
 
 def test_a_claim_that_another_gateway_took_over_and_gave_up_asks_the_caller_to_retry(store):
     async def work(turn):
-        await store.release(turn.claim)
+        await store.run(claims.release, turn.claim)
         await turn.commit([decision()], response=REPLY)
 
     with pytest.raises(RequestError, match="in progress") as caught:
         asyncio.run(answer(store, work))
     assert (caught.value.status, caught.value.headers["x-should-retry"]) == (409, "true")
-    assert isinstance(asyncio.run(store.claim("k", "n", "any body", lease=1)), Claim)
+    assert isinstance(asyncio.run(store.run(claims.take, "k", "n", "any body", lease=1)), Claim)

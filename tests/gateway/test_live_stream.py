@@ -13,7 +13,7 @@ import requests
 
 from conformal_arbitrage.gateway.requests import Turn
 from conformal_arbitrage.gateway.server import database_of
-from conformal_arbitrage.store import CompletionBody, Content
+from conformal_arbitrage.store import CompletionBody, Content, integrity, outbox
 from tests.gateway.durability import run_sql
 from tests.gateway.house import CHAT, MESSAGES, House, chunks, error_of, failing, says, until
 from tests.scripted import Stream, chunk, completion, ending, sse
@@ -253,7 +253,7 @@ def test_the_record_has_one_decision_and_one_completion_with_tokens_and_cost(hou
     assert (ended.leg.role, ended.leg.served, ended.leg.reply) == ("guardian", "m", None)
     spent = ended.leg.spent
     assert (spent.calls, spent.input_tokens, spent.output_tokens) == (1, 100, 50)
-    assert gateway.with_store(lambda store: store.verify()) == []
+    assert gateway.with_store(lambda store: integrity.verify(store)) == []
 
 
 def test_headers_name_the_decision_if_it_is_there_in_time(house, impatient):
@@ -516,7 +516,7 @@ def test_a_caller_who_leaves_in_the_middle_leaves_the_decision_and_a_cancelled_c
     let_go(gateway)
     [record] = gateway.records()
     assert (record.decided_by, completions(gateway)) == ("guardian", [CompletionBody(finish="cancelled")])
-    assert gateway.with_store(lambda store: store.verify()) == []
+    assert gateway.with_store(lambda store: integrity.verify(store)) == []
 
 
 def test_a_caller_who_leaves_while_the_decision_is_being_recorded_leaves_it_and_a_cancelled_completion(
@@ -795,7 +795,7 @@ def test_a_live_decision_that_the_coin_draws_is_counted_and_needs_no_second_answ
     [record] = gateway.records()
     assert record.decision.audited
     assert [leg.role for leg in record.decision.legs if leg.error is None] == ["primary", "guardian"]
-    assert gateway.with_store(lambda store: store.audit_backlog()) == []
+    assert gateway.with_store(lambda store: store.run(outbox.audit_backlog)) == []
     assert len(gateway.guardian.bodies) == 1
 
 

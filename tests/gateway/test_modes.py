@@ -11,7 +11,7 @@ from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.live.config import PolicyConfig
-from conformal_arbitrage.store import Audit, MenuQuestion, TextQuestion
+from conformal_arbitrage.store import Audit, MenuQuestion, TextQuestion, events, outbox
 from tests.gateway.house import (
     DECISION,
     QUESTION,
@@ -241,7 +241,7 @@ def test_an_audit_is_kept_while_the_guardian_takes_its_time(house, monkeypatch):
     until(lambda: gateway.guardian.bodies)
     for _ in range(10):
         time.sleep(0.15)
-        assert gateway.with_store(lambda store: store.take_audits(limit=9, lease=60)) == []
+        assert gateway.with_store(lambda store: store.run(outbox.take_audits, limit=9, lease=60)) == []
     [record] = until(lambda: [r for r in gateway.records() if r.audit])
     assert (record.audit.scores, len(gateway.guardian.bodies)) == ((0.0, 1.0, 0.0), 1)
 
@@ -253,7 +253,7 @@ def test_audits_that_do_not_fit_the_policy_any_more_stop_no_others(house):
         Audit(id="0b", policy="gone", question=MenuQuestion(context="", actions=("a", "b"))),
         Audit(id="0c", policy="support", question=MenuQuestion(context="", actions=())),
     ]
-    gateway.with_store(lambda store: store.commit([], audits=odd))
+    gateway.with_store(lambda store: store.run(events.commit, [], audits=odd))
     time.sleep(1)
     gateway.decide()
     until(lambda: [r for r in gateway.records() if r.audit])

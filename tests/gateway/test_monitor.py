@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.server import secret_of
-from conformal_arbitrage.store import AlarmBody, LedgerKey
+from conformal_arbitrage.store import AlarmBody, LedgerKey, events, integrity, policies
+from conformal_arbitrage.store import ledger as stored_ledger
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, SURE, UNSURE, error_of, failing, says, until, votes
 
 AUDITED = {"audit_rate": 1.0}
@@ -21,10 +22,10 @@ def ledger(made, version=1, lifts=0):
     """The rows of the support policy's only ledger of a version, in order."""
     [key] = [
         one.key
-        for one in made.with_store(lambda store: store.ledgers("support"))
+        for one in made.with_store(lambda store: store.run(stored_ledger.ledgers, "support"))
         if (one.key.version, one.key.lifts) == (version, lifts)
     ]
-    rows = made.with_store(lambda store: store.ledger_changes(key, 0))
+    rows = made.with_store(lambda store: store.run(stored_ledger.changes, key, 0))
     return sorted(rows, key=lambda row: row.seq)
 
 
@@ -162,7 +163,7 @@ def test_losses_raise_one_alarm_and_every_answer_after_it_is_the_guardian_s(hous
     record = gateway.records()[0]
     assert (record.decision.mode, record.decision.candidates, record.decision.relaxation) == ("safe", (0,), None)
     assert not record.decision.audited
-    [notice] = gateway.with_store(lambda store: store.notices("support"))
+    [notice] = gateway.with_store(lambda store: store.run(policies.notices, "support"))
     assert isinstance(notice.body, AlarmBody)
     metrics = gateway.get("/metrics").text
     assert 'arbitrage_safe_mode{policy="support"} 1.0' in metrics
@@ -170,7 +171,7 @@ def test_losses_raise_one_alarm_and_every_answer_after_it_is_the_guardian_s(hous
     assert 'arbitrage_evidence{line="red",policy="support"}' in metrics
     gateway.restart()  # it stands
     assert gateway.decide().json()["answers"][0]["arbitrage"]["decided_by"] == "guardian"
-    assert gateway.with_store(lambda store: store.verify()) == []
+    assert gateway.with_store(lambda store: integrity.verify(store)) == []
 
 
 def test_another_attempt_at_a_request_from_before_red_is_not_answered_by_the_primary(house):
@@ -224,7 +225,7 @@ def test_lifting_needs_a_reason_voids_the_promise_and_begins_a_new_ledger(house)
     assert monitor(gateway)["lifts"] == 1
     shown = red(gateway)  # the new ledger has an alarm of its own
     assert shown["alarm"] is not None
-    kinds = [notice.body.kind for notice in gateway.with_store(lambda store: store.notices())]
+    kinds = [notice.body.kind for notice in gateway.with_store(lambda store: store.run(policies.notices))]
     assert kinds == ["alarm", "lift", "alarm"]
 
 
@@ -297,7 +298,7 @@ def install_alarm(made, version=1):
         version=version, lifts=0, identities_sha256="other", cause="losses", audits=90, known=90, missing=0, line=0.07,
         log_evidence=4.0,
     )  # fmt: skip
-    assert made.with_store(lambda store: store.raise_alarm("support", body))
+    assert made.with_store(lambda store: store.run(policies.raise_alarm, "support", body))
 
 
 def test_an_alarm_of_another_gateway_is_in_force_from_the_next_request(house):
@@ -335,13 +336,15 @@ def test_a_changed_guardian_makes_waiting_audits_missing_and_begins_a_ledger_of_
     rows = until(lambda: (rows := ledger_of(gateway, record)) and rows[0].due < time.time() + 60 and rows)
     assert rows[0].loss is None
     gateway.decide()
-    ledgers = until(lambda: len(found := gateway.with_store(lambda store: store.ledgers())) == 2 and found)
+    ledgers = until(
+        lambda: len(found := gateway.with_store(lambda store: store.run(stored_ledger.ledgers))) == 2 and found
+    )
     assert len({one.key.identities_sha256 for one in ledgers}) == 2
 
 
 def ledger_of(made, record):
     key = LedgerKey(policy="support", version=1, identities_sha256=record.decision.identities_sha256)
-    return made.with_store(lambda store: store.ledger_changes(key, 0))
+    return made.with_store(lambda store: store.run(stored_ledger.changes, key, 0))
 
 
 def test_an_answer_of_other_models_is_no_outcome(house):
@@ -350,7 +353,7 @@ def test_an_answer_of_other_models_is_no_outcome(house):
     gateway = house(policy=AUDITED, guardian=failing(503))
     id = gateway.decide().json()["answers"][0]["arbitrage"]["id"]
     body = AuditBody(scores=(1.0, 0.0, 0.0), identities_sha256="others")
-    gateway.with_store(lambda store: store.commit([Event(id=id, body=body)]))
+    gateway.with_store(lambda store: store.run(events.commit, [Event(id=id, body=body)]))
     [row] = until(lambda: [row for row in ledger(gateway) if row.due < time.time() + 60])
     assert row.loss is None
 
@@ -365,7 +368,7 @@ def test_a_policy_that_always_defers_says_that_it_has_no_monitor(house, form):
     shown = monitor(gateway)
     assert not shown["watched"]
     assert "nothing to watch" in shown["unwatched"]
-    assert gateway.with_store(lambda store: store.ledgers("support")) == []
+    assert gateway.with_store(lambda store: store.run(stored_ledger.ledgers, "support")) == []
 
 
 def test_pruning_changes_nothing(house):
@@ -374,7 +377,7 @@ def test_pruning_changes_nothing(house):
         gateway.decide()
     settled(gateway, 5)
     before = until(lambda: (doc := monitor(gateway))["audits"]["known"] == 5 and doc)
-    gateway.with_store(lambda store: store.prune(before=time.time() + 60))
+    gateway.with_store(lambda store: integrity.prune(store, before=time.time() + 60))
     assert gateway.records() == []
     gateway.restart()
     assert until(lambda: (doc := monitor(gateway)).get("audits") and doc) == before

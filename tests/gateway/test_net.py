@@ -7,6 +7,7 @@ from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.store import ledger as stored_ledger
 from tests.gateway.house import DECISION, QUESTION, UNSURE, House, failing, until, votes
 from tests.gateway.test_monitor import AUDITED, ledger, monitor, settled
 
@@ -77,7 +78,7 @@ def test_a_run_of_losses_is_red_and_gains_are_not(house):
     [answer] = gateway.decide().json()["answers"]
     assert (answer["choice"], answer["arbitrage"]["decided_by"]) == ("b", "guardian")
     gateway.restart()
-    until(lambda: gateway.with_store(lambda store: store.ledger_news(["support"])) == [])
+    until(lambda: gateway.with_store(lambda store: store.run(stored_ledger.news, ["support"])) == [])
     losses = [row.loss for row in ledger(gateway) if row.loss is not None]
     assert losses.count(-1.0) == 20
     after = until(lambda: (doc := monitor(gateway)).get("audits", {}).get("known") == len(losses) and doc)
@@ -107,7 +108,9 @@ def test_labels_of_callers_make_no_gains(house):
     ids = decide(gateway, 2)
     until(lambda: len([record for record in gateway.records() if record.audit]) == 2)
     label(gateway, ids, GAIN)
-    until(lambda: gateway.with_store(lambda store: store.ledger_news(["support"])) == [])  # both were looked at
+    until(
+        lambda: gateway.with_store(lambda store: store.run(stored_ledger.news, ["support"])) == []
+    )  # both were looked at
     assert [row.loss for row in ledger(gateway)] == [None, None]
 
 

@@ -6,6 +6,7 @@ from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway import application
 from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.store import policies as stored_policies
 from tests.gateway.house import UNSURE, error_of, section, votes
 
 URL = "/v1/arbitrage/policies/support"
@@ -100,7 +101,7 @@ def test_a_rollback_goes_back_one_version_at_a_time(house):
 def test_a_rollback_to_a_certificate_of_other_models_is_refused_and_changes_nothing(house):
     gateway = house()
     stale = document(gateway, 0.3, identities=other_models(gateway))
-    gateway.with_store(lambda store: store.install("support", stale, by="elsewhere"))
+    gateway.with_store(lambda store: store.run(stored_policies.install, "support", stale, by="elsewhere"))
     gateway.put(URL, {"certificate": document(gateway, 0.1)})
     assert alpha_of(gateway) == "0.1"
     error_of(gateway.post(f"{URL}/rollback", {}), 422, "certificate_refused")
@@ -111,14 +112,14 @@ def test_a_rollback_to_a_certificate_of_other_models_is_refused_and_changes_noth
 def test_a_certificate_installed_by_another_gateway_takes_effect(house):
     gateway = house()
     fresh = document(gateway, 0.1)
-    gateway.with_store(lambda store: store.install("support", fresh, by="elsewhere"))
+    gateway.with_store(lambda store: store.run(stored_policies.install, "support", fresh, by="elsewhere"))
     assert alpha_of(gateway) == "0.1"
 
 
 def test_what_another_gateway_installs_for_other_models_leaves_this_one_s_version_in_force(house):
     gateway = house(**{"policies.second": {"aliases": ["two"]}})
     stale = document(gateway, 0.3, identities=other_models(gateway))
-    gateway.with_store(lambda store: store.install("support", stale, by="elsewhere"))
+    gateway.with_store(lambda store: store.run(stored_policies.install, "support", stale, by="elsewhere"))
     assert alpha_of(gateway) == "0.05"
     assert gateway.get(URL).json()["version"] == 1
     ready = gateway.get("/health/ready").json()

@@ -8,7 +8,8 @@ import psycopg
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import Claim, PostgresStore, open_store
+from conformal_arbitrage.store import Claim, PostgresStore, claims, events, integrity, open_store, pages, policies
+from conformal_arbitrage.store import keys as stored_keys
 from tests.database_faults import backends, crash, locked, pooled, stopped
 from tests.gateway.durability import Gateway, calls_by_name, decision_request, write_config
 from tests.store.facts import decide, decision
@@ -118,7 +119,12 @@ def test_a_store_can_be_closed_while_the_server_is_stopped(own_server):
         store = PostgresStore(own_server.get_uri())
         await decide(store, 4)
         with stopped(own_server):
-            calls = [store.commit([decision()]), store.records(), store.change_count(), store.writable()]
+            calls = [
+                store.run(events.commit, [decision()]),
+                store.run(pages.records),
+                store.change_count(),
+                store.writable(),
+            ]
             waiting = asyncio.gather(*calls, return_exceptions=True)
             await asyncio.sleep(0)
             await asyncio.wait_for(store.close(), FOREVER)
@@ -130,14 +136,14 @@ def test_a_store_can_be_closed_while_the_server_is_stopped(own_server):
 def test_a_claim_is_not_held_up_by_another_gateway_that_stopped_in_the_middle_of_a_transaction(postgres):
     async def story():
         store = PostgresStore(postgres)
-        claim = await store.claim("k", "n", "b", lease=0.01)
+        claim = await store.run(claims.take, "k", "n", "b", lease=0.01)
         with psycopg.connect(postgres) as other:
             other.execute("update claims set lease = lease")
             with pytest.raises(StoreError, match="holds a lock"):
-                await store.claim("k", "n", "b", lease=60)
-            other.rollback()
+                await store.run(claims.take, "k", "n", "b", lease=60)
+            other.run(policies.rollback)
         assert isinstance(claim, Claim)
-        assert isinstance(await store.claim("k", "n", "b", lease=60), Claim)
+        assert isinstance(await store.run(claims.take, "k", "n", "b", lease=60), Claim)
         await store.close()
 
     asyncio.run(story())
@@ -159,7 +165,7 @@ def test_a_role_with_synchronous_commit_off_loses_no_acknowledged_decision_in_a_
     async def left():
         store = await open_store(url)
         try:
-            return {record.id for record in await store.records(limit=1000)}, await store.verify()
+            return {record.id for record in await store.run(pages.records, limit=1000)}, await integrity.verify(store)
         finally:
             await store.close()
 
@@ -190,13 +196,13 @@ def test_a_value_that_postgresql_refuses_costs_no_connection(postgres):
         await decide(store)
         serving = backends(postgres)
         with pytest.raises(StoreError, match="NUL"):
-            await store.commit([decision(policy="a\0b")])
-        await store.create_key(id="k", sha256="f" * 64, scope="call", label="")
+            await store.run(events.commit, [decision(policy="a\0b")])
+        await store.run(stored_keys.create, id="k", sha256="f" * 64, scope="call", label="")
         with pytest.raises(StoreError, match="already exists"):
-            await store.create_key(id="k", sha256="e" * 64, scope="call", label="")
+            await store.run(stored_keys.create, id="k", sha256="e" * 64, scope="call", label="")
         assert backends(postgres) == serving
         await decide(store, 3)
-        assert await store.verify() == []
+        assert await integrity.verify(store) == []
         await store.close()
 
     asyncio.run(story())
@@ -204,19 +210,19 @@ def test_a_value_that_postgresql_refuses_costs_no_connection(postgres):
 
 def test_behind_a_pooler_every_operation_works(server, postgres, tmp_path):
     async def work(store, k):
-        claim = await store.claim("k", f"n{k}", "b", lease=60)
+        claim = await store.run(claims.take, "k", f"n{k}", "b", lease=60)
         assert isinstance(claim, Claim)
         await decide(store)
-        await store.release(claim)
+        await store.run(claims.release, claim)
         assert await store.writable() >= 0
-        return len(await store.records(limit=3, policy="support"))
+        return len(await store.run(pages.records, limit=3, policy="support"))
 
     async def story(pool):
         stores = [PostgresStore(pool) for _ in range(3)]
         outcomes = await asyncio.gather(*(work(stores[k % 3], k) for k in range(150)), return_exceptions=True)
         assert [one for one in outcomes if isinstance(one, BaseException)] == []
-        assert await stores[0].verify() == []
-        assert len(await stores[0].records(limit=1000)) == 150
+        assert await integrity.verify(stores[0]) == []
+        assert len(await stores[0].run(pages.records, limit=1000)) == 150
         for store in stores:
             await store.close()
 
@@ -229,10 +235,10 @@ def test_behind_a_pooler_timeouts_and_durability_hold_and_do_not_stay_behind(ser
         store = PostgresStore(pool)
         names = "statement_timeout", "lock_timeout", "synchronous_commit"
         shown = ", ".join(f"current_setting('{name}')" for name in names)
-        [inside] = await store._write(lambda session: session.rows(f"select {shown}"))
+        [inside] = await store.execute("write", lambda session: session.rows(f"select {shown}"))
         assert inside == ("4s", "2s", "on")
         with locked(postgres, "events"), pytest.raises(StoreError, match="holds a lock"):
-            await store.commit([decision()])
+            await store.run(events.commit, [decision()])
         await decide(store)
         await store.close()
         with psycopg.connect(pool, autocommit=True) as other:

@@ -8,6 +8,7 @@ import pytest
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.people import review_terms
+from conformal_arbitrage.store import pages, reviews
 from conformal_arbitrage.types import Query
 from tests.console.filled import Visit
 from tests.console.test_pages import words
@@ -52,7 +53,7 @@ def test_an_audit_a_deferral_and_a_second_opinion_show_the_same_choice(shown):
     assert alike[0] == alike[1] == alike[2]
     assert bob.vote(second, 2).status_code == 200
     records = {record.decided_by: record.id for record in gate.records()}
-    audited = until(lambda: gate.with_store(lambda store: store.record(records["primary"])).audit, LONG)
+    audited = until(lambda: gate.with_store(lambda store: store.run(pages.record, records["primary"])).audit, LONG)
     assert audited.scores == (0.0, 1.0, 0.0)
 
 
@@ -87,7 +88,7 @@ def hidden_identities(gate):
 def test_the_page_marks_the_choice_and_the_policy_says_what_that_means(shown):
     gate, _ = shown()
     call = Later(lambda: gate.decide(DECISION))
-    until(lambda: gate.with_store(lambda store: store.open_places()), LONG)
+    until(lambda: gate.with_store(lambda store: store.run(reviews.open_places)), LONG)
     visit = Visit(gate, gate.key("review", "cid")[0])
     page = visit.send_form("/console/review", visit.open("/console/review"), act="next")
     options = re.findall(r'<label class="option">(.*?)</label>', page.text, flags=re.S)

@@ -16,7 +16,8 @@ from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.monitoring import limits
 from conformal_arbitrage.monitoring.limits import LossSums
-from conformal_arbitrage.store.dialect import Session
+from conformal_arbitrage.store import pages
+from conformal_arbitrage.store.session import Session
 from tests.console.filled import Visit
 from tests.gateway.durability import SECRET
 from tests.gateway.house import House
@@ -48,7 +49,7 @@ def test_a_renewal_that_races_with_the_alarm_neither_ends_safe_mode_nor_promises
     assert served.with_store(lambda store: install_successor(store, ahead, next, by="schedule")) is None
     assert [version.version for version in history(served)] == [1]
     ask(served, 1)
-    record = served.with_store(lambda store: store.records(policy="support", limit=1))[0]
+    record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]
     assert (record.decision.mode, record.decided_by) == ("safe", "guardian")
 
     path = "/v1/arbitrage/policies/support"  # by hand it can be installed, and says that it promises nothing
@@ -56,7 +57,7 @@ def test_a_renewal_that_races_with_the_alarm_neither_ends_safe_mode_nor_promises
     [newest, _] = history(served)
     assert newest.alarmed is not None
     ask(served, 1)
-    record = served.with_store(lambda store: store.records(policy="support", limit=1))[0]
+    record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]
     assert "older than the alarm of version 1" in record.decision.no_guarantee
 
 

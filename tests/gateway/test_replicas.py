@@ -7,7 +7,7 @@ import os
 import aiohttp
 import pytest
 
-from conformal_arbitrage.store import open_store
+from conformal_arbitrage.store import integrity, open_store
 from tests.gateway.durability import (
     OURS,
     Gateway,
@@ -70,7 +70,7 @@ def test_a_key_sent_to_two_gateways_at_once_is_one_decision_and_one_reply(where,
         assert replayed == [1] * KEYS
         assert again[2] == replies[0][0][2]
         store = await open_store(where, keys=OURS.record_keys)
-        records, faults = await all_records(store), await store.verify()
+        records, faults = await all_records(store), await integrity.verify(store)
         await store.close()
         names = {f"n{k}": 1 for k in range(KEYS)}
         assert decisions_by_name(records) == names

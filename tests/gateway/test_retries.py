@@ -10,8 +10,8 @@ import requests
 
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.live.database import database_of
-from conformal_arbitrage.store import open_store
-from conformal_arbitrage.store.ids import new_id, time_of
+from conformal_arbitrage.store import claims, events, integrity, open_store
+from conformal_arbitrage.store.record import new_id, time_of
 from tests.gateway.durability import OURS, Gateway, run_sql
 from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, hanging, says, until, votes
 from tests.gateway.test_modes import exported
@@ -105,7 +105,7 @@ def test_a_retry_without_a_key_continues_at_another_gateway_of_the_database(wher
         [record] = gateway.records()
         assert record.id == reply.headers["x-arbitrage-decision-id"]
         assert len(gateway.primary.bodies) == 1
-        assert gateway.with_store(lambda store: store.verify()) == []
+        assert gateway.with_store(lambda store: integrity.verify(store)) == []
 
 
 def test_a_live_stream_that_its_caller_left_has_one_reply_after_a_kill_too(house):
@@ -128,17 +128,17 @@ def test_undelivered_decisions_are_handed_out_once_oldest_first_and_not_after_te
         ids = await decide(store, 3)
         assert abs(time_of(ids[0]) - time.time()) < 60
         assert not store.has_undelivered
-        await store.commit([], undelivered={ids[0]: "a", ids[1]: "a", ids[2]: "b"})
+        await store.run(events.commit, [], undelivered={ids[0]: "a", ids[1]: "a", ids[2]: "b"})
         other = await open_store(where)
         await other.change_count()
         assert other.has_undelivered
-        taken = await asyncio.gather(*(one.take_undelivered("a") for one in (store, other, store)))
+        taken = await asyncio.gather(*(one.run(claims.take_undelivered, "a") for one in (store, other, store)))
         assert sorted(filter(None, taken)) == sorted(ids[:2])
-        assert await other.take_undelivered("none of these") is None
+        assert await other.run(claims.take_undelivered, "none of these") is None
         run_sql(where, "update undelivered set expires = 1")
-        assert await other.take_undelivered("b") is None
+        assert await other.run(claims.take_undelivered, "b") is None
         run_sql(where, "update changes set undelivered_until = 1")
-        await store.sweep()
+        await integrity.sweep(store)
         await other.change_count()
         assert not other.has_undelivered
         assert run_sql(where, "select count(*) from undelivered") == [(0,)]

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 import openai
 import pytest
 
+from conformal_arbitrage.store import reviews
 from tests.gateway.house import DECISION, MENU, UNSURE, until, votes
 from tests.gateway.people import LONG, TEAM, Later, PeopleHouse
 
@@ -67,7 +68,7 @@ def said(completion):
 
 
 def in_queue(house):
-    return house.with_store(lambda store: store.team_backlogs({TEAM: ()}))[0].open
+    return house.with_store(lambda store: store.run(reviews.backlogs, {TEAM: ()}))[0].open
 
 
 def answer_quickly(house, ann):

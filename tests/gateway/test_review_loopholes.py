@@ -5,6 +5,7 @@ import json
 import pytest
 
 from conformal_arbitrage.monitoring.people import LEVELS
+from conformal_arbitrage.store import reviews
 from tests.gateway.house import DECISION, UNSURE, error_of, until, votes
 from tests.gateway.people import LONG, TEAM, Later, PeopleHouse
 
@@ -46,7 +47,7 @@ def test_a_withheld_record_does_not_tell_a_deferral_from_an_audit(crew):
         house.decide({**DECISION, "input": "I am sure."}).json()["answers"][0]["arbitrage"]["decided_by"] == "primary"
     )
     assert asked(house, **{"Idempotency-Key": "k"}).result().status_code == 409
-    until(lambda: house.with_store(lambda store: store.open_places()) == 2, LONG)
+    until(lambda: house.with_store(lambda store: store.run(reviews.open_places)) == 2, LONG)
     [team] = house.get("/v1/arbitrage/reviews", headers=bob.headers).json()["data"]
     assert (team["backlog"]["oldest"], team["backlog"]["untaken"]) == (None, False)
     records = listed(house, bob.headers)
@@ -78,7 +79,7 @@ def test_a_second_opinion_is_asked_for_after_a_deferral_and_cannot_look_at_the_f
     error_of(house.get(f"/v1/arbitrage/reviews/{id}", headers=bob.headers), 404, "review_not_found")
     assert house.get(f"/v1/arbitrage/reviews/{id}").json()["status"] == "decided"
     assert bob.vote(held, 0).status_code == 200
-    [(_, opinion)] = until(lambda: house.with_store(lambda store: store.second_opinions()), LONG)
+    [(_, opinion)] = until(lambda: house.with_store(lambda store: store.run(reviews.second_opinions)), LONG)
     assert (opinion.first, opinion.second) == (("ann", 1), ("bob", 0))
 
 
@@ -92,7 +93,7 @@ def test_second_opinions_on_a_score_know_that_its_levels_are_ordered(crew, audit
     ann.decide(2)
     assert call.result().status_code == 200
     assert bob.vote(bob.wait(), 1).status_code == 200
-    [(_, opinion)] = until(lambda: house.with_store(lambda store: store.second_opinions()), LONG)
+    [(_, opinion)] = until(lambda: house.with_store(lambda store: store.run(reviews.second_opinions)), LONG)
     assert (opinion.first, opinion.second) == (("ann", 2), ("bob", 1))
     assert opinion.menu.startswith(LEVELS)
 
@@ -107,7 +108,7 @@ def test_a_caller_who_is_gone_does_not_wait_for_a_second_opinion(crew):
 def test_a_reviewer_cannot_read_from_metrics_whether_a_caller_waits(crew):
     house, (ann, bob) = crew()
     call = asked(house)
-    until(lambda: house.with_store(lambda store: store.open_places()), LONG)
+    until(lambda: house.with_store(lambda store: store.run(reviews.open_places)), LONG)
     name = "arbitrage_oldest_review_seconds"
     for headers, told in ((house.keyed("metrics"), True), (bob.headers, False), (house.keyed("admin"), True)):
         text = house.get("/metrics", headers=headers).text
@@ -120,6 +121,6 @@ def test_a_reviewer_cannot_read_from_metrics_whether_a_caller_waits(crew):
 def test_callers_who_wait_do_not_keep_reviewers_out(crew):
     house, (ann, _) = crew(gateway={"max_in_flight": 1})
     call = asked(house)
-    until(lambda: house.with_store(lambda store: store.open_places()), LONG)
+    until(lambda: house.with_store(lambda store: store.run(reviews.open_places)), LONG)
     ann.decide(1)
     assert call.result().status_code == 200

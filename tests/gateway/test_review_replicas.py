@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from conformal_arbitrage.store import integrity, reviews
 from tests.gateway.house import DECISION, UNSURE, until, votes
 from tests.gateway.people import LONG, Later, PeopleHouse, Reviewer
 
@@ -66,5 +67,5 @@ def test_every_question_is_decided_once_whoever_asks_and_whoever_votes(pair):
     assert len({token for token, _ in cast}) == len(cast) == CALLS
     assert sorted(record.decided_by for record in first.records()) == ["guardian"] * CALLS
     assert ask(0, second).json() == ask(0, first).json() == replies[0].json()
-    until(lambda: not first.with_store(lambda store: store.open_places()), LONG)
-    assert first.with_store(lambda store: store.verify()) == []
+    until(lambda: not first.with_store(lambda store: store.run(reviews.open_places)), LONG)
+    assert first.with_store(lambda store: integrity.verify(store)) == []

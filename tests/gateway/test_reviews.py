@@ -6,6 +6,7 @@ import pytest
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.store import integrity, pages, reviews
 from tests.gateway.house import DECISION, UNSURE, error_of, until, votes
 from tests.gateway.people import TEAM, Later, PeopleHouse, Reviewer
 
@@ -61,7 +62,7 @@ def test_a_caller_gets_what_people_decide(crew):
     assert record.decision.legs[1].scores == (0.0, 1.0, 0.0)
     [vote] = record.completion.review.votes
     assert (vote.reviewer, vote.choice, record.completion.review.rule) == ("ann", 1, "majority")
-    assert house.with_store(lambda store: store.verify()) == []
+    assert house.with_store(lambda store: integrity.verify(store)) == []
 
 
 def test_the_primary_alone_asks_nobody(people):
@@ -273,8 +274,8 @@ def test_a_caller_who_leaves_without_a_key_takes_the_question_along(crew):
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", house.port), timeout=60) as connection:
         connection.sendall(head.encode() + body)
-        until(lambda: house.with_store(lambda store: store.team_backlogs({TEAM: ()}))[0].open == 2)
-    until(lambda: house.with_store(lambda store: store.team_backlogs({TEAM: ()}))[0].open == 1)
+        until(lambda: house.with_store(lambda store: store.run(reviews.backlogs, {TEAM: ()}))[0].open == 2)
+    until(lambda: house.with_store(lambda store: store.run(reviews.backlogs, {TEAM: ()}))[0].open == 1)
     ann.decide(0)
     assert call.result().status_code == 200
 
@@ -317,7 +318,7 @@ def test_audits_become_questions_that_look_the_same(crew):
     ]
     assert json.dumps(hidden[0]) == json.dumps(hidden[1]) == json.dumps(hidden[2])
     records = {record.decided_by: record for record in house.records()}
-    audited = until(lambda: house.with_store(lambda store: store.record(records["primary"].id)).audit)
+    audited = until(lambda: house.with_store(lambda store: store.run(pages.record, records["primary"].id)).audit)
     assert audited.scores == (0.0, 1.0, 0.0)
     assert audited.review.votes[0].reviewer == "ann"
     assert audited.served == TEAM

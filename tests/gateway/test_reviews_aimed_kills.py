@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from standardwebhooks import Webhook
 
-from conformal_arbitrage.store import open_store
+from conformal_arbitrage.store import integrity, open_store
 from tests.gateway.durability import LOST, OURS, all_records, decision_request, encoded, named_in, run_sql
 from tests.gateway.failpoints import POINTS, Fuse, Process
 from tests.gateway.test_reviews_kill import ROOT, new_key
@@ -209,7 +209,7 @@ async def kills(where, folder, *, survivor):
             await story.stop()
     store = await open_store(where, keys=OURS.record_keys)
     try:
-        return story, await all_records(store), await store.verify()
+        return story, await all_records(store), await integrity.verify(store)
     finally:
         await store.close()
 

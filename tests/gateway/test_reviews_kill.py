@@ -12,7 +12,7 @@ from collections import defaultdict
 import aiohttp
 import pytest
 
-from conformal_arbitrage.store import new_id, open_store
+from conformal_arbitrage.store import integrity, keys, new_id, open_store
 from tests.gateway.durability import LOST, OURS, Gateway, all_records, decision_request, encoded, named_in, run_sql
 
 pytestmark = pytest.mark.proof
@@ -58,7 +58,7 @@ async def new_key(where, scope, label):
     store = await open_store(where, keys=OURS.record_keys)
     try:
         sha256 = hashlib.sha256(secret.encode()).hexdigest()
-        await store.create_key(id=label, sha256=sha256, scope=scope, label=label)
+        await store.run(keys.create, id=label, sha256=sha256, scope=scope, label=label)
     finally:
         await store.close()
     return {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
@@ -137,7 +137,7 @@ async def story(folder, where):
         await asyncio.gather(*voting)
     store = await open_store(where, keys=OURS.record_keys)
     try:
-        return crowd, await all_records(store), await store.verify()
+        return crowd, await all_records(store), await integrity.verify(store)
     finally:
         await store.close()
 

@@ -11,8 +11,7 @@ from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import StaleCalibrationError
 from conformal_arbitrage.gateway.server import secret_of
 from conformal_arbitrage.models import rendering
-from conformal_arbitrage.store.encoding import decode_question, encode
-from conformal_arbitrage.store.record import MenuQuestion
+from conformal_arbitrage.store.record import MenuQuestion, decode_question, encode
 from conformal_arbitrage.types import Query
 from tests.gateway.house import House, until, votes
 from tests.scripted import completion, scores

@@ -20,7 +20,7 @@ import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.models import FunctionScorer
-from conformal_arbitrage.store import open_store
+from conformal_arbitrage.store import integrity, open_store, policies
 from tests.database_faults import pooled
 from tests.gateway import next_release
 from tests.gateway.durability import (
@@ -239,8 +239,8 @@ def check_replies(replies):
 async def check_record(url, replies):
     store = await open_store(url, keys=OURS.record_keys)
     try:
-        records, faults = await all_records(store), await store.verify()
-        history = {version.version: version for version in await store.policy_history("support")}
+        records, faults = await all_records(store), await integrity.verify(store)
+        history = {version.version: version for version in await store.run(policies.history, "support")}
     finally:
         await store.close()
     assert faults == []

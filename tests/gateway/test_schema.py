@@ -22,6 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from conformal_arbitrage.gateway.api import schema
+from conformal_arbitrage.store import integrity
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, UNSURE, House, error_of, says, votes
 
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
@@ -170,7 +171,7 @@ def test_odd_texts_are_texts_like_any_other(trap, talker, text):
     said = {**CHAT, "messages": [{"role": "user", "content": text}]}
     assert talker.chat(said).status_code == 200
     assert talker.primary.bodies[-1]["messages"] == said["messages"]
-    assert trap.with_store(lambda store: store.verify()) == []
+    assert trap.with_store(lambda store: integrity.verify(store)) == []
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64, -(2**64), 10**30, 10**300])

@@ -12,7 +12,7 @@ from conformal_arbitrage.errors import ConfigError, StoreError
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import database_of, existing_secret
 from conformal_arbitrage.models.endpoint import SplitSecret
-from conformal_arbitrage.store import open_store
+from conformal_arbitrage.store import integrity, open_store
 from tests.gateway.durability import SECRET, Gateway, run_sql, write_config
 from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, says, until, votes
 
@@ -80,10 +80,10 @@ def test_no_content_remains_with_content_off_but_replies_for_a_day(where, tmp_pa
         assert gateway.chat(body, headers=KEY).content == first.content
         for table in ("events", "audits", "claims", "begun", "undelivered"):
             assert "SECRET-WORD" not in str(run_sql(where, f"select * from {table}"))
-        gateway.with_store(lambda store: store.prune(before=0))
+        gateway.with_store(lambda store: integrity.prune(store, before=0))
         assert run_sql(where, "select count(*) from replays") == [(1,)]
         run_sql(where, "update replays set expires = 1")
-        gateway.with_store(lambda store: store.prune(before=0))
+        gateway.with_store(lambda store: integrity.prune(store, before=0))
         assert run_sql(where, "select count(*) from replays") == [(0,)]
 
 

@@ -15,8 +15,20 @@ from click.testing import CliRunner
 
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import Audit, Claim, FeedbackBody, MenuQuestion, SavedResponse, open_store
-from conformal_arbitrage.store.heads import Head
+from conformal_arbitrage.store import (
+    Audit,
+    Claim,
+    FeedbackBody,
+    MenuQuestion,
+    SavedResponse,
+    claims,
+    events,
+    integrity,
+    open_store,
+    outbox,
+    policies,
+)
+from conformal_arbitrage.store.integrity import Head
 from tests.gateway.durability import OURS, SECRET, Gateway, decision_request, encoded, run_sql, write_config
 from tests.store.facts import decide, decision, later
 
@@ -29,19 +41,19 @@ LAST = "select writer from events group by writer order by count(*) desc limit 1
 async def filled(where, count=12, keys=KEYS):
     """A store that holds some of everything, closed again, as a gateway leaves it."""
     store = await open_store(where, keys=keys)
-    await store.seal(everything=True)
-    await store.commit([decision() for _ in range(count)])
+    await integrity.seal(store, everything=True)
+    await store.run(events.commit, [decision() for _ in range(count)])
     [id] = await decide(store)
-    await store.commit([later(id, FeedbackBody(comment="well done"))])
+    await store.run(events.commit, [later(id, FeedbackBody(comment="well done"))])
     for name in ("one", "two"):
-        claim = await store.claim("k1", name, "0" * 64, lease=9)
+        claim = await store.run(claims.take, "k1", name, "0" * 64, lease=9)
         if isinstance(claim, SavedResponse):
             continue
         reply = SavedResponse(status=200, headers={"a": "b"}, body=f"reply {name}".encode())
-        await store.commit([decision()], claim=claim, response=reply)
-    await store.install("support", {"alpha": 0.05}, by="k1")
-    await store.install("support", {"alpha": 0.1}, by="k1")
-    await store.install("sales", {"alpha": 0.2}, by="k1")
+        await store.run(events.commit, [decision()], claim=claim, response=reply)
+    await store.run(policies.install, "support", {"alpha": 0.05}, by="k1")
+    await store.run(policies.install, "support", {"alpha": 0.1}, by="k1")
+    await store.run(policies.install, "sales", {"alpha": 0.2}, by="k1")
     await store.close()
 
 
@@ -49,7 +61,7 @@ def verified(where, copy=None, keys=KEYS):
     async def check():
         store = await open_store(where, keys=keys)
         try:
-            return await store.verify(copy)
+            return await integrity.verify(store, copy)
         finally:
             await store.close()
 
@@ -60,7 +72,7 @@ def head_of(where):
     async def read():
         store = await open_store(where, keys=KEYS)
         try:
-            return await store.head()
+            return await store.run(integrity.head)
         finally:
             await store.close()
 
@@ -144,13 +156,13 @@ def test_pruned_and_erased_records_verify_also_against_an_older_copy(where):
     async def story():
         store = await open_store(where, keys=KEYS)
         ids = await decide(store, 3)
-        await store.commit([later(ids[0], FeedbackBody(comment="secret"))])
-        copy = await store.head()
-        assert await store.erase(ids[0])
-        assert await store.verify(copy) == []
-        await store.prune(before=time.time() + 1)
-        await store.seal()
-        assert await store.verify(copy) == []
+        await store.run(events.commit, [later(ids[0], FeedbackBody(comment="secret"))])
+        copy = await store.run(integrity.head)
+        assert await store.run(integrity.erase, ids[0])
+        assert await integrity.verify(store, copy) == []
+        await integrity.prune(store, before=time.time() + 1)
+        await integrity.seal(store)
+        assert await integrity.verify(store, copy) == []
         await decide(store, 3)
         await store.close()
         return copy
@@ -167,7 +179,7 @@ def test_pruning_removes_no_trace_of_a_change(where):
 
     async def prune():
         store = await open_store(where, keys=KEYS)
-        await store.prune(before=1000)
+        await integrity.prune(store, before=1000)
         await store.close()
 
     asyncio.run(prune())
@@ -181,7 +193,7 @@ async def start(where):
     """Sign what is there, as a gateway does when it starts."""
     store = await open_store(where, keys=KEYS)
     try:
-        await store.seal(everything=True)
+        await integrity.seal(store, everything=True)
     finally:
         await store.close()
 
@@ -221,12 +233,12 @@ def test_a_changed_reply_is_not_sent_and_a_rotated_secret_still_verifies(where):
     async def story():
         store = await open_store(where, keys=(b"n" * 32, *KEYS))
         with pytest.raises(Exception, match="was changed"):
-            await store.claim("k1", "one", "0" * 64, lease=1)
-        assert isinstance(await store.claim("k1", "two", "0" * 64, lease=1), SavedResponse)
-        assert isinstance(await store.claim("k1", "three", "0" * 64, lease=1), Claim)
+            await store.run(claims.take, "k1", "one", "0" * 64, lease=1)
+        assert isinstance(await store.run(claims.take, "k1", "two", "0" * 64, lease=1), SavedResponse)
+        assert isinstance(await store.run(claims.take, "k1", "three", "0" * 64, lease=1), Claim)
         await decide(store, 3)
-        await store.seal()
-        faults = await store.verify()
+        await integrity.seal(store)
+        faults = await integrity.verify(store)
         await store.close()
         return faults
 
@@ -239,9 +251,9 @@ def test_an_open_audit_keeps_its_question_and_is_pruned_once_closed(where):
         store = await open_store(where, keys=KEYS)
         [id] = await decide(store)
         question = MenuQuestion(context="?", actions=("a", "b"))
-        await store.commit([], audits=[Audit(id=id, policy="support", question=question)])
-        assert await store.prune(before=time.time() + 1) == 0
-        [audit] = await store.take_audits(limit=1, lease=1)
+        await store.run(events.commit, [], audits=[Audit(id=id, policy="support", question=question)])
+        assert await integrity.prune(store, before=time.time() + 1) == 0
+        [audit] = await store.run(outbox.take_audits, limit=1, lease=1)
         assert audit.question == question
         await store.close()
 

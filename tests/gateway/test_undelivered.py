@@ -6,6 +6,7 @@ import pytest
 import requests
 
 from conformal_arbitrage import ScoreLog
+from conformal_arbitrage.store import integrity
 from tests.gateway.house import CHAT, DECISION, UNSURE, error_of, failing, hanging, says, until, votes
 from tests.gateway.test_modes import exported
 
@@ -40,7 +41,7 @@ def test_a_retry_keeps_the_decision_and_the_primary_s_leg_and_asks_the_guardian_
     assert record.id == reply.headers["x-arbitrage-decision-id"]
     assert (record.decision.pending, record.completion.finish) == (False, "stop")
     assert [leg.role for leg in record.decision.legs] == ["primary", "guardian"]
-    assert gateway.with_store(lambda store: store.verify()) == []
+    assert gateway.with_store(lambda store: integrity.verify(store)) == []
 
 
 def test_delivery_ends_the_reuse_of_a_leg(house):
@@ -115,7 +116,7 @@ def test_limits_errors_and_callers_who_leave_are_rows_of_the_export(house, mode)
     assert len(log) == len(gateway.primary.bodies) == 8
     assert log.missing.sum() >= 5
     assert not log.no_opinion.any()
-    assert gateway.with_store(lambda store: store.verify()) == []
+    assert gateway.with_store(lambda store: integrity.verify(store)) == []
 
 
 def test_a_drawn_decision_whose_guardian_failed_is_audited_later(house):

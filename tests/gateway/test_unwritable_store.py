@@ -10,7 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from conformal_arbitrage.store.sql_store import PROOF_SECONDS
+from conformal_arbitrage.store import integrity
+from conformal_arbitrage.store.session import PROOF_SECONDS
 from tests.database_faults import fill, small_volume
 from tests.gateway.house import DECISION, MENU, error_of
 
@@ -57,7 +58,7 @@ def refuses_while_full(gateway, volume):
         assert recorded(gateway) == [before]
     ballast.unlink()
     serves(gateway, "after")
-    assert gateway.with_store(lambda store: store.verify()) == []
+    assert gateway.with_store(lambda store: integrity.verify(store)) == []
     gateway.stop()
 
 

@@ -20,7 +20,7 @@ from conformal_arbitrage.gateway import webhooks as sending
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.webhook import WebhookEndpoint, signing_keys
-from conformal_arbitrage.store import SQLiteStore, open_store
+from conformal_arbitrage.store import SQLiteStore, open_store, outbox, policies
 from tests.console.filled import Visit
 from tests.console.test_pages import words
 from tests.gateway.durability import OURS, Gateway, decision_request, encoded, run_sql, write_config
@@ -62,7 +62,7 @@ def told(receiver, **rest):
 
 
 def deliveries(house):
-    return house.with_store(lambda store: store.deliveries())
+    return house.with_store(lambda store: store.run(outbox.deliveries))
 
 
 def done(house):
@@ -166,19 +166,20 @@ def test_how_long_a_retry_waits(tmp_path):
     async def story(receiver):
         store = SQLiteStore(path, webhooks={"alerts": EVENTS})
         endpoint = WebhookEndpoint("alerts", receiver.url, signing_keys(SECRET, source="test"))
-        postpone = store.postpone_delivery
+        run = store.run
 
-        async def noted(delivery, *, seconds, error):
-            waits.append(seconds)
-            await postpone(delivery, seconds=seconds, error=error)
+        async def noted(operation, *arguments, **options):
+            if operation is outbox.postpone_delivery:
+                waits.append(options["seconds"])
+            return await run(operation, *arguments, **options)
 
-        store.postpone_delivery = noted
-        await store.install("support", {}, by="ann")
+        store.run = noted
+        await store.run(policies.install, "support", {}, by="ann")
         sender = sending.WebhookSender(store, [endpoint], Metrics())
         while await sender.send_due(endpoint):
             assert waits[-1:] < [100] or await sender.send_due(endpoint) == 0  # not before its time
             run_sql(str(path), "update deliveries set due = 0")
-        [one] = await store.deliveries()
+        [one] = await store.run(outbox.deliveries)
         await endpoint.close()
         await store.close()
         return one
@@ -285,7 +286,7 @@ def test_kill_9_while_a_message_is_sent_loses_none(database, request, tmp_path):
                 while len(receiver.messages) < 2:
                     await asyncio.sleep(0.02)
                 store = await open_store(where, keys=OURS.record_keys)
-                while not (listed := await store.deliveries())[0].done:
+                while not (listed := await store.run(outbox.deliveries))[0].done:
                     await asyncio.sleep(0.05)
                 await store.close()
             return listed

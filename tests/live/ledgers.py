@@ -16,8 +16,11 @@ from conformal_arbitrage.store import (
     MenuQuestion,
     NewRow,
     Settlement,
+    ledger,
     new_id,
+    policies,
 )
+from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.types import Leg, Spent
 
 DAY = 86400.0
@@ -62,7 +65,7 @@ async def draw_rows(store, losses, *, key, start, stop, cost=True):
         row = NewRow(key=key, drawn=at, due=at + DAY, loss=loss)
         audits.append(Audit(id=id, policy=key.policy, question=QUESTION, ask=False, identities_sha256=MODELS, row=row))
     for low in range(0, len(events), 200):
-        await store.commit(events[low : low + 200], audits=audits[low : low + 200])
+        await store.run(stored_events.commit, events[low : low + 200], audits=audits[low : low + 200])
 
 
 def losses(n, rate, seed):
@@ -73,7 +76,7 @@ async def fill(store, *, now=None, cost=True):
     """Write the story: kept, then red, lifted, and a new certificate that is kept."""
     now = time.time() if now is None else now
     first = certificate(confidence=0.95)
-    one = await store.install("support", first.to_dict(), by="configuration")
+    one = await store.run(policies.install, "support", first.to_dict(), by="configuration")
     key = LedgerKey(policy="support", version=one.version, identities_sha256=MODELS)
     await draw_rows(store, losses(900, 0.03, 1), key=key, start=now - 20 * DAY, stop=now - 10 * DAY, cost=cost)
     await draw_rows(store, losses(200, 0.3, 2), key=key, start=now - 10 * DAY, stop=now - 9 * DAY, cost=cost)
@@ -81,13 +84,15 @@ async def fill(store, *, now=None, cost=True):
         version=one.version, lifts=0, identities_sha256=MODELS, cause="losses", audits=1100, known=1100, missing=0,
         mean=0.08, line=0.05, log_evidence=8.0,
     )  # fmt: skip
-    assert await store.raise_alarm("support", alarm)
-    assert await store.lift("support", reason='the prompt was <b>"taken back"</b> & tested', by="command line")
+    assert await store.run(policies.raise_alarm, "support", alarm)
+    assert await store.run(
+        policies.lift, "support", reason='the prompt was <b>"taken back"</b> & tested', by="command line"
+    )
     lifted = replace(key, lifts=1)
     await draw_rows(store, losses(60, 0.05, 3), key=lifted, start=now - 9 * DAY, stop=now - 8 * DAY, cost=cost)
     created = (datetime.now(UTC) + timedelta(seconds=2)).isoformat(timespec="seconds")  # surely after the alarm
     later = certificate(seed=5, confidence=0.95).to_dict() | {"created": created}
-    two = await store.install("support", later, by="admin <key>")
+    two = await store.run(policies.install, "support", later, by="admin <key>")
     new = LedgerKey(policy="support", version=two.version, identities_sha256=MODELS)
     await draw_rows(
         store, [*losses(700, 0.02, 4), None, None], key=new, start=now - 8 * DAY, stop=now - 0.1 * DAY, cost=cost
@@ -97,5 +102,5 @@ async def fill(store, *, now=None, cost=True):
 
 async def settle_served(store, policy="support"):
     """Mark two decisions as fallbacks."""
-    rows = await store.ledger_changes((await store.ledgers(policy))[-1].key, 0, limit=2)
-    await store.settle_rows([Settlement(id=row.id, news=0, at=time.time(), served=1.0) for row in rows])
+    rows = await store.run(ledger.changes, (await store.run(ledger.ledgers, policy))[-1].key, 0, limit=2)
+    await store.run(ledger.settle, [Settlement(id=row.id, news=0, at=time.time(), served=1.0) for row in rows])

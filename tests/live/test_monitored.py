@@ -11,7 +11,7 @@ from conformal_arbitrage.evaluation.show import save_history
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.monitor import LedgerWatch, drawn_ledgers, drawn_moments, read_history, read_standings
 from conformal_arbitrage.live.report import figure_svg
-from conformal_arbitrage.store import AlarmBody, LedgerKey, Settlement
+from conformal_arbitrage.store import AlarmBody, LedgerKey, Settlement, ledger, policies
 from tests.live.ledgers import DAY, MODELS, certificate, draw_rows, fill, losses, settle_served
 
 
@@ -120,13 +120,13 @@ def net_certificate(n=1200):
 def test_gains_are_shown_in_standings_and_figures(store, tmp_path):
     async def work():
         now = time.time()
-        version = await store.install("support", net_certificate().to_dict(), by="configuration")
+        version = await store.run(policies.install, "support", net_certificate().to_dict(), by="configuration")
         key = LedgerKey(policy="support", version=version.version, identities_sha256=MODELS)
         drawn = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], 900, p=[0.3, 0.6, 0.1]).tolist()
         await draw_rows(store, drawn, key=key, start=now - 9 * DAY, stop=now - DAY)
-        [first, second] = await store.ledger_changes(key, 0, limit=2)
+        [first, second] = await store.run(ledger.changes, key, 0, limit=2)
         gone = Settlement(id=first.id, news=0, at=now, delivered=False)
-        await store.settle_rows([gone, Settlement(id=second.id, news=0, at=now, served=-1.0)])
+        await store.run(ledger.settle, [gone, Settlement(id=second.id, news=0, at=now, served=-1.0)])
         [standing] = await read_standings(store, CONFIG, now=now)
         assert standing.standing.mean == pytest.approx(np.mean(drawn))
         assert standing.standing.limits[0] < np.mean(drawn) < standing.standing.limits[1] < 0

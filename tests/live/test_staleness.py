@@ -16,7 +16,7 @@ from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.graders import SEVERAL, FunctionGrader
 from conformal_arbitrage.models.kinds import load_object
-from conformal_arbitrage.store import open_store
+from conformal_arbitrage.store import open_store, policies
 from tests.live.test_config import GOOD, check, endpoint, pinned_before, save_certificate, write
 
 POLICY = "\n[policies.support]\nmode = 'shadow'\n"
@@ -25,7 +25,7 @@ POLICY = "\n[policies.support]\nmode = 'shadow'\n"
 def install(folder, document):
     async def run():
         store = await open_store(folder / "arbitrage.sqlite")
-        await store.install("support", document, by="test")
+        await store.run(policies.install, "support", document, by="test")
         await store.close()
 
     asyncio.run(run())

@@ -3,14 +3,14 @@
 import asyncio
 import sys
 
-from conformal_arbitrage.store import CompletionBody, new_id, open_store
+from conformal_arbitrage.store import CompletionBody, events, new_id, open_store
 from tests.store.facts import decision, later
 
 
 async def commit_for_ever(store):
     while True:
         id = new_id()
-        await store.commit([decision(id), later(id, CompletionBody(finish="stop"))])
+        await store.run(events.commit, [decision(id), later(id, CompletionBody(finish="stop"))])
         print(id, flush=True)
 
 

@@ -1,6 +1,6 @@
 """Events to write."""
 
-from conformal_arbitrage.store import DecisionBody, Event, new_id
+from conformal_arbitrage.store import DecisionBody, Event, events, new_id
 from conformal_arbitrage.types import Leg, Spent
 
 LEG = Leg(role="primary", scores=(0.1, 0.9), spent=Spent(calls=1), seconds=0.2, served="m")
@@ -18,5 +18,5 @@ def later(id, body):
 async def decide(store, count=1, **options):
     ids = [new_id() for _ in range(count)]
     for id in ids:
-        await store.commit([decision(id, **options)])
+        await store.run(events.commit, [decision(id, **options)])
     return ids

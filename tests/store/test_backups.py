@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conformal_arbitrage.store import open_store
+from conformal_arbitrage.store import integrity, open_store, pages, policies
 from tests.store.facts import decide
 
 KEYS = [b"a key of these backups, 32 bytes."]
@@ -54,10 +54,10 @@ def ways(request, tmp_path):
 async def backed_up_under_load(where, backup):
     """Heads from before and after a backup that was taken while decisions were written; the restored database."""
     store = await open_store(where, keys=KEYS)
-    await store.install("support", {"a": 1}, by="test")
+    await store.run(policies.install, "support", {"a": 1}, by="test")
     await decide(store, 20)
-    await store.seal(everything=True)
-    early = await store.head()
+    await integrity.seal(store, everything=True)
+    early = await store.run(integrity.head)
     stop = asyncio.Event()
 
     async def write():
@@ -69,8 +69,8 @@ async def backed_up_under_load(where, backup):
     await decide(store, 20)
     stop.set()
     await asyncio.gather(*writing)
-    await store.seal(everything=True)
-    late = await store.head()
+    await integrity.seal(store, everything=True)
+    late = await store.run(integrity.head)
     await store.close()
     return early, late, restored
 
@@ -80,14 +80,14 @@ def test_a_restored_backup_verifies_and_only_a_later_head_shows_what_is_missing(
         early, late, restored = await backed_up_under_load(*ways)
         store = await open_store(restored, keys=KEYS)
         try:
-            assert await store.verify() == []
-            assert await store.verify(early) == []
-            assert await store.verify(late) != []
-            assert len(await store.records(limit=1000)) >= 20
+            assert await integrity.verify(store) == []
+            assert await integrity.verify(store, early) == []
+            assert await integrity.verify(store, late) != []
+            assert len(await store.run(pages.records, limit=1000)) >= 20
             await decide(store, 5)  # it goes on from there
-            assert await store.verify() == []
-            assert await store.verify(early) == []
-            [policy] = await store.policies()
+            assert await integrity.verify(store) == []
+            assert await integrity.verify(store, early) == []
+            [policy] = await store.run(policies.active)
             assert policy.intact
         finally:
             await store.close()

@@ -3,7 +3,19 @@ import asyncio
 import pytest
 
 from conformal_arbitrage.errors import LostClaimError
-from conformal_arbitrage.store import Audit, Claim, CompletionBody, MenuQuestion, SavedResponse, new_id
+from conformal_arbitrage.store import (
+    Audit,
+    Claim,
+    CompletionBody,
+    MenuQuestion,
+    SavedResponse,
+    events,
+    integrity,
+    new_id,
+    outbox,
+    pages,
+)
+from conformal_arbitrage.store import claims as stored_claims
 from tests.store.facts import decide, decision, later
 
 QUESTION = MenuQuestion(context="?", actions=("a", "b"))
@@ -13,37 +25,37 @@ ANSWER = SavedResponse(status=200, headers={"Content-Type": "application/json"},
 
 def test_a_claim_is_granted_once_and_then_under_way(store):
     async def story():
-        assert isinstance(await store.claim("k1", "n", BODY, lease=60), Claim)
-        assert await store.claim("k1", "n", BODY, lease=60) == "under way"
-        assert await store.claim("k1", "n", OTHER, lease=60) == "other body"
-        assert isinstance(await store.claim("k2", "n", OTHER, lease=60), Claim)
+        assert isinstance(await store.run(stored_claims.take, "k1", "n", BODY, lease=60), Claim)
+        assert await store.run(stored_claims.take, "k1", "n", BODY, lease=60) == "under way"
+        assert await store.run(stored_claims.take, "k1", "n", OTHER, lease=60) == "other body"
+        assert isinstance(await store.run(stored_claims.take, "k2", "n", OTHER, lease=60), Claim)
 
     asyncio.run(story())
 
 
 def test_a_finished_claim_returns_the_saved_response(store):
     async def story():
-        claim = await store.claim("k1", "n", BODY, lease=0.05)
-        await store.commit([decision()], claim=claim, response=ANSWER)
+        claim = await store.run(stored_claims.take, "k1", "n", BODY, lease=0.05)
+        await store.run(events.commit, [decision()], claim=claim, response=ANSWER)
         await asyncio.sleep(0.1)
-        assert await store.claim("k1", "n", BODY, lease=60) == ANSWER
-        assert await store.claim("k1", "n", OTHER, lease=60) == "other body"
-        assert not await store.renew(claim, lease=60)
-        await store.release(claim)
-        assert await store.claim("k1", "n", BODY, lease=60) == ANSWER
+        assert await store.run(stored_claims.take, "k1", "n", BODY, lease=60) == ANSWER
+        assert await store.run(stored_claims.take, "k1", "n", OTHER, lease=60) == "other body"
+        assert not await store.run(stored_claims.renew, claim, lease=60)
+        await store.run(stored_claims.release, claim)
+        assert await store.run(stored_claims.take, "k1", "n", BODY, lease=60) == ANSWER
 
     asyncio.run(story())
 
 
 def test_a_decided_claim_stays_under_way_until_it_is_finished(store, sql):
     async def story():
-        claim = await store.claim("k1", "n", BODY, lease=60)
+        claim = await store.run(stored_claims.take, "k1", "n", BODY, lease=60)
         id = new_id()
-        await store.commit([decision(id)], claim=claim)
-        assert await store.claim("k1", "n", BODY, lease=60) == "under way"
+        await store.run(events.commit, [decision(id)], claim=claim)
+        assert await store.run(stored_claims.take, "k1", "n", BODY, lease=60) == "under way"
         assert sql("select state from claims") == [("decided",)]
-        await store.commit([later(id, CompletionBody(finish="stop"))], claim=claim, response=ANSWER)
-        assert await store.claim("k1", "n", BODY, lease=60) == ANSWER
+        await store.run(events.commit, [later(id, CompletionBody(finish="stop"))], claim=claim, response=ANSWER)
+        assert await store.run(stored_claims.take, "k1", "n", BODY, lease=60) == ANSWER
 
     asyncio.run(story())
 
@@ -51,49 +63,49 @@ def test_a_decided_claim_stays_under_way_until_it_is_finished(store, sql):
 @pytest.mark.parametrize("decided", [False, True])
 def test_a_claim_can_be_taken_over_after_its_lease_and_its_old_owner_cannot_write(store, decided):
     async def story():
-        old = await store.claim("k1", "n", BODY, lease=0.05)
+        old = await store.run(stored_claims.take, "k1", "n", BODY, lease=0.05)
         ids = await decide(store)
         if decided:
             ids.append(new_id())
-            await store.commit([decision(ids[-1])], claim=old)
+            await store.run(events.commit, [decision(ids[-1])], claim=old)
         await asyncio.sleep(0.1)
-        assert await store.claim("k1", "n", OTHER, lease=60) == "other body"
-        new = await store.claim("k1", "n", BODY, lease=60)
+        assert await store.run(stored_claims.take, "k1", "n", OTHER, lease=60) == "other body"
+        new = await store.run(stored_claims.take, "k1", "n", BODY, lease=60)
         assert isinstance(new, Claim)
         assert new.owner != old.owner
         late = new_id()
         audit = Audit(id=late, policy="support", question=QUESTION)
         for response in (None, ANSWER):
             with pytest.raises(LostClaimError):
-                await store.commit([decision(late)], claim=old, response=response, audits=[audit])
-        assert await store.record(late) is None
-        assert await store.take_audits(limit=9, lease=1) == []
-        assert not await store.renew(old, lease=60)
-        await store.release(old)
-        assert await store.claim("k1", "n", BODY, lease=60) == "under way"
-        await store.commit([decision()], claim=new, response=ANSWER)
-        assert await store.verify() == []
+                await store.run(events.commit, [decision(late)], claim=old, response=response, audits=[audit])
+        assert await store.run(pages.record, late) is None
+        assert await store.run(outbox.take_audits, limit=9, lease=1) == []
+        assert not await store.run(stored_claims.renew, old, lease=60)
+        await store.run(stored_claims.release, old)
+        assert await store.run(stored_claims.take, "k1", "n", BODY, lease=60) == "under way"
+        await store.run(events.commit, [decision()], claim=new, response=ANSWER)
+        assert await integrity.verify(store) == []
 
     asyncio.run(story())
 
 
 def test_a_renewed_claim_is_kept(store):
     async def story():
-        claim = await store.claim("k1", "n", BODY, lease=0.1)
-        assert await store.renew(claim, lease=60)
+        claim = await store.run(stored_claims.take, "k1", "n", BODY, lease=0.1)
+        assert await store.run(stored_claims.renew, claim, lease=60)
         await asyncio.sleep(0.15)
-        assert await store.claim("k1", "n", BODY, lease=60) == "under way"
+        assert await store.run(stored_claims.take, "k1", "n", BODY, lease=60) == "under way"
 
     asyncio.run(story())
 
 
 def test_a_released_claim_is_free_for_any_body(store):
     async def story():
-        claim = await store.claim("k1", "n", BODY, lease=60)
-        await store.release(claim)
+        claim = await store.run(stored_claims.take, "k1", "n", BODY, lease=60)
+        await store.run(stored_claims.release, claim)
         with pytest.raises(LostClaimError):
-            await store.commit([decision()], claim=claim)
-        assert isinstance(await store.claim("k1", "n", OTHER, lease=60), Claim)
+            await store.run(events.commit, [decision()], claim=claim)
+        assert isinstance(await store.run(stored_claims.take, "k1", "n", OTHER, lease=60), Claim)
 
     asyncio.run(story())
 
@@ -101,12 +113,12 @@ def test_a_released_claim_is_free_for_any_body(store):
 def test_a_name_expires_after_a_day_and_its_rows_are_deleted(store, sql):
     async def story():
         for name in ("n", "m"):
-            claim = await store.claim("k1", name, BODY, lease=60)
-            await store.commit([decision()], claim=claim, response=ANSWER)
+            claim = await store.run(stored_claims.take, "k1", name, BODY, lease=60)
+            await store.run(events.commit, [decision()], claim=claim, response=ANSWER)
         sql("update claims set expires = expires - 86400.5")
         sql("update replays set expires = expires - 86400.5")
-        store._swept -= 61
-        again = await store.claim("k1", "n", OTHER, lease=60)
+        await integrity.sweep(store)
+        again = await store.run(stored_claims.take, "k1", "n", OTHER, lease=60)
         assert isinstance(again, Claim)
         assert sql("select name, state from claims") == [("n", "pending")]
         assert sql("select name from replays") == []
@@ -118,7 +130,7 @@ def test_two_gateways_that_race_for_a_claim_have_one_owner(where, opened):
     async def story():
         stores = [opened(where), opened(where)]
         for k in range(200):
-            races = [store.claim("k1", f"n{k}", BODY, lease=60) for store in (*stores, *stores)]
+            races = [store.run(stored_claims.take, "k1", f"n{k}", BODY, lease=60) for store in (*stores, *stores)]
             claims = await asyncio.gather(*races)
             assert sorted(isinstance(claimed, Claim) for claimed in claims) == [False, False, False, True]
             assert [claimed for claimed in claims if not isinstance(claimed, Claim)] == ["under way"] * 3
@@ -130,10 +142,10 @@ def test_two_gateways_that_race_to_take_over_a_claim_have_one_owner(where, opene
     async def story():
         stores = [opened(where), opened(where)]
         for k in range(50):
-            old = await stores[0].claim("k1", f"n{k}", BODY, lease=-1)
+            old = await stores[0].run(stored_claims.take, "k1", f"n{k}", BODY, lease=-1)
             *claims, _ = await asyncio.gather(
-                *(store.claim("k1", f"n{k}", BODY, lease=60) for store in stores),
-                stores[0].commit([decision()], claim=old),
+                *(store.run(stored_claims.take, "k1", f"n{k}", BODY, lease=60) for store in stores),
+                stores[0].run(events.commit, [decision()], claim=old),
                 return_exceptions=True,
             )
             assert sorted(isinstance(claimed, Claim) for claimed in claims) == [False, True]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from conformal_arbitrage.store import Audit, Claim, MenuQuestion, new_id
+from conformal_arbitrage.store import Audit, Claim, MenuQuestion, claims, events, new_id, outbox, pages
 from tests.store.facts import decision
 
 HOUR = 3600.0
@@ -33,23 +33,23 @@ def clock(monkeypatch):
 def test_a_gateway_an_hour_ahead_does_not_hold_a_key_for_an_hour(store, clock):
     async def story():
         clock.wrong_by = HOUR
-        assert isinstance(await store.claim("k", "n", BODY, lease=1), Claim)
+        assert isinstance(await store.run(claims.take, "k", "n", BODY, lease=1), Claim)
         clock.wrong_by = 0.0
-        assert await store.claim("k", "n", BODY, lease=6) == "under way"
+        assert await store.run(claims.take, "k", "n", BODY, lease=6) == "under way"
         await asyncio.sleep(1.1)
-        assert isinstance(await store.claim("k", "n", BODY, lease=6), Claim)
+        assert isinstance(await store.run(claims.take, "k", "n", BODY, lease=6), Claim)
 
     asyncio.run(story())
 
 
 def test_a_gateway_an_hour_ahead_does_not_take_a_key_that_is_held_nor_forget_one_that_is_answered(store, clock):
     async def story():
-        held = await store.claim("k", "n", BODY, lease=6)
+        held = await store.run(claims.take, "k", "n", BODY, lease=6)
         clock.wrong_by = HOUR
-        assert await store.claim("k", "n", BODY, lease=6) == "under way"
-        assert await store.renew(held, lease=6)
+        assert await store.run(claims.take, "k", "n", BODY, lease=6) == "under way"
+        assert await store.run(claims.renew, held, lease=6)
         clock.wrong_by = 25 * HOUR
-        assert await store.claim("k", "n", "b" * 64, lease=6) == "other body"
+        assert await store.run(claims.take, "k", "n", "b" * 64, lease=6) == "other body"
 
     asyncio.run(story())
 
@@ -57,10 +57,10 @@ def test_a_gateway_an_hour_ahead_does_not_take_a_key_that_is_held_nor_forget_one
 @pytest.mark.parametrize("wrong_by", [HOUR, -HOUR])
 def test_a_clock_that_is_set_in_between_does_not_block_a_key(store, sql, clock, wrong_by):
     async def story():
-        assert isinstance(await store.claim("k", "n", BODY, lease=6), Claim)
+        assert isinstance(await store.run(claims.take, "k", "n", BODY, lease=6), Claim)
         sql(f"update claims set lease = lease + {wrong_by}")  # as if the database's clock had been set
-        assert isinstance(await store.claim("k", "n", BODY, lease=6), Claim)
-        assert await store.claim("k", "n", BODY, lease=6) == "under way"
+        assert isinstance(await store.run(claims.take, "k", "n", BODY, lease=6), Claim)
+        assert await store.run(claims.take, "k", "n", BODY, lease=6) == "under way"
 
     asyncio.run(story())
 
@@ -69,14 +69,14 @@ def test_a_gateway_an_hour_ahead_does_not_hold_audits_for_an_hour(store, clock):
     async def story():
         id = new_id()
         audit = Audit(id=id, policy="support", question=MenuQuestion(context="?", actions=("a", "b")))
-        await store.commit([decision(id)], audits=[audit])
+        await store.run(events.commit, [decision(id)], audits=[audit])
         clock.wrong_by = HOUR
-        assert [taken.id for taken in await store.take_audits(limit=9, lease=1)] == [id]
-        assert await store.take_audits(limit=9, lease=1) == []
+        assert [taken.id for taken in await store.run(outbox.take_audits, limit=9, lease=1)] == [id]
+        assert await store.run(outbox.take_audits, limit=9, lease=1) == []
         clock.wrong_by = 0.0
-        assert await store.take_audits(limit=9, lease=1) == []
+        assert await store.run(outbox.take_audits, limit=9, lease=1) == []
         await asyncio.sleep(1.1)
-        assert [taken.id for taken in await store.take_audits(limit=9, lease=6)] == [id]
+        assert [taken.id for taken in await store.run(outbox.take_audits, limit=9, lease=6)] == [id]
 
     asyncio.run(story())
 
@@ -86,10 +86,10 @@ def test_records_of_gateways_that_share_a_server_have_the_servers_time(postgres,
         store = opened(postgres)
         clock.wrong_by = HOUR
         ahead = decision()
-        await store.commit([ahead])
+        await store.run(events.commit, [ahead])
         clock.wrong_by = 0.0
         behind = decision()
-        await store.commit([behind])
-        assert (await store.record(ahead.id)).created < (await store.record(behind.id)).created
+        await store.run(events.commit, [behind])
+        assert (await store.run(pages.record, ahead.id)).created < (await store.run(pages.record, behind.id)).created
 
     asyncio.run(story())

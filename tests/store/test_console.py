@@ -7,12 +7,14 @@ import time
 
 import pytest
 
-from conformal_arbitrage.store import AuditBody, CompletionBody, marks, new_id, reviews, tallies
-from conformal_arbitrage.store.base import Audit
-from conformal_arbitrage.store.console_base import MarkedDecisions
-from conformal_arbitrage.store.dialect import SQLITE, Session
-from conformal_arbitrage.store.ledger_base import LedgerKey, NewRow
+from conformal_arbitrage.store import AuditBody, CompletionBody, integrity, keys, new_id, pages, reviews
+from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store import pages as stored_pages
+from conformal_arbitrage.store.ledger import LedgerKey, NewRow
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.pages import MarkedDecisions
 from conformal_arbitrage.store.record import DecisionBody, MenuQuestion
+from conformal_arbitrage.store.session import SQLITE, Session
 from conformal_arbitrage.types import Leg, Spent
 from tests.store.facts import decision, later
 
@@ -28,30 +30,30 @@ def body(*legs, **facts):
 
 
 def tally(store, since=0.0):
-    [one] = asyncio.run(store.tallies(since=since))
+    [one] = asyncio.run(store.run(stored_events.tallies, since=since))
     return one
 
 
 def commit(store, *events, **options):
-    asyncio.run(store.commit(list(events), **options))
+    asyncio.run(store.run(stored_events.commit, list(events), **options))
 
 
 def test_a_sign_in_lasts_its_time_and_ends_with_its_key(store):
     async def use():
-        await store.create_key(id="k", sha256="0" * 64, scope="review", label="reviewer-1", policies=["a"])
-        await store.sign_in("c" * 64, "k", seconds=60)
-        await store.sign_in("d" * 64, "k", seconds=-1)
-        signed = await store.find_sign_in("c" * 64)
+        await store.run(keys.create, id="k", sha256="0" * 64, scope="review", label="reviewer-1", policies=["a"])
+        await store.run(keys.sign_in, "c" * 64, "k", seconds=60)
+        await store.run(keys.sign_in, "d" * 64, "k", seconds=-1)
+        signed = await store.run(keys.find_sign_in, "c" * 64)
         assert (signed.key_id, signed.scope, signed.label, signed.policies) == ("k", "review", "reviewer-1", ("a",))
         assert signed.valid
         assert signed.idle < 30
-        assert await store.find_sign_in("d" * 64) is None
-        assert await store.find_sign_in("e" * 64) is None
-        await store.note_sign_in("c" * 64)
-        await store.revoke_key("k")
-        assert not (await store.find_sign_in("c" * 64)).valid
-        await store.sign_out("c" * 64)
-        assert await store.find_sign_in("c" * 64) is None
+        assert await store.run(keys.find_sign_in, "d" * 64) is None
+        assert await store.run(keys.find_sign_in, "e" * 64) is None
+        await store.run(keys.note_sign_in, "c" * 64)
+        await store.run(keys.revoke, "k")
+        assert not (await store.run(keys.find_sign_in, "c" * 64)).valid
+        await store.run(keys.sign_out, "c" * 64)
+        assert await store.run(keys.find_sign_in, "c" * 64) is None
 
     asyncio.run(use())
 
@@ -65,16 +67,16 @@ def test_decisions_are_counted_by_who_made_them_and_what_they_cost(store):
     commit(store, decision(id, body=body(PRIMARY, audited=True)))
     commit(store, later(id, AuditBody(scores=(1.0, 0.0), cost=0.3)))
     commit(store, later(id, AuditBody(error="it failed", cost=9.0)))
-    assert asyncio.run(store.fold_tallies()) == 7
+    assert asyncio.run(stored_events.fold_tallies(store)) == 7
     one = tally(store)
     assert (one.decisions, one.by_primary, one.by_guardian, one.by_fallback) == (4, 2, 1, 1)
     assert (one.no_guarantee, one.unknown_cost) == (1, 1)
     assert one.cost == pytest.approx(0.53)
     assert (one.guardian_calls, one.guardian_cost) == (1, 0.5)
     assert (one.audit_calls, one.audit_cost) == (2, pytest.approx(0.8))
-    assert asyncio.run(store.fold_tallies()) == 0
+    assert asyncio.run(stored_events.fold_tallies(store)) == 0
     assert tally(store) == one
-    assert asyncio.run(store.tallies(since=time.time() + 7200)) == []
+    assert asyncio.run(store.run(stored_events.tallies, since=time.time() + 7200)) == []
 
 
 def test_a_decision_that_ends_later_is_counted_as_it_ended_whatever_the_order(store, opened, where):
@@ -85,21 +87,21 @@ def test_a_decision_that_ends_later_is_counted_as_it_ended_whatever_the_order(st
     for k, id in enumerate(ids):
         commit(stores[k % 2], decision(id, body=body(PRIMARY, action=None, pending=True), decided_by="guardian"))
         if rng.random() < 0.5:
-            asyncio.run(store.fold_tallies())
+            asyncio.run(stored_events.fold_tallies(store))
         commit(stores[(k + 1) % 2], later(id, CompletionBody(finish="failed", leg=GUARDIAN, cost=0.2)))
         if rng.random() < 0.5:
-            asyncio.run(other.fold_tallies())
+            asyncio.run(stored_events.fold_tallies(other))
         whole = CompletionBody(
             finish="stop", leg=GUARDIAN, action=0, cost=0.51, decided_by="fallback", no_guarantee="so"
         )
         commit(stores[k // 2 % 2], later(id, whole))
-    asyncio.run(store.fold_tallies())
+    asyncio.run(stored_events.fold_tallies(store))
     one = tally(store)
     assert (one.decisions, one.by_guardian, one.by_fallback, one.no_guarantee) == (12, 0, 12, 12)
     assert one.cost == pytest.approx(12 * 0.51)
     assert one.unknown_cost == 0
     for mark in ("no guarantee", "fallback"):
-        marked = asyncio.run(store.marked_decisions(mark, policy="support")).records
+        marked = asyncio.run(store.run(stored_pages.marked_decisions, mark, policy="support")).records
         assert [record.id for record in marked] == sorted(ids, reverse=True)
 
 
@@ -109,30 +111,32 @@ def test_what_a_safe_action_answered_is_listed_at_once_or_after_the_guardian_fai
     commit(store, decision(alone, body=body(PRIMARY, no_guarantee="so"), decided_by="fallback"))
     commit(store, decision(replaced, body=body(PRIMARY, no_guarantee="so"), decided_by="guardian"))
     commit(store, decision(other, body=body(PRIMARY, no_guarantee="so")))
-    asyncio.run(store.fold_tallies())
+    asyncio.run(stored_events.fold_tallies(store))
     assert listed(store, "fallback") == [alone]
     commit(store, later(replaced, replacing))
-    asyncio.run(store.fold_tallies())
+    asyncio.run(stored_events.fold_tallies(store))
     assert listed(store, "fallback") == listed(store, "fallback", policy="support") == [replaced, alone]
     assert listed(store, "fallback", policy="other") == []
     assert listed(store, "no guarantee") == [other, replaced, alone]
     assert sql("select count(*) from unguaranteed where fallback = 1") == [(2,)]
-    by = {who: asyncio.run(store.records(decided_by=who)) for who in ("guardian", "fallback", "primary")}
+    by = {
+        who: asyncio.run(store.run(stored_pages.records, decided_by=who)) for who in ("guardian", "fallback", "primary")
+    }
     assert {who: [record.id for record in records] for who, records in by.items()} == {
         "guardian": [], "fallback": [replaced, alone], "primary": [other],
     }  # fmt: skip
 
 
 def listed(store, mark, **options):
-    return [record.id for record in asyncio.run(store.marked_decisions(mark, **options)).records]
+    return [record.id for record in asyncio.run(store.run(stored_pages.marked_decisions, mark, **options)).records]
 
 
 def test_pruned_decisions_leave_the_list_and_stay_counted(store, sql):
     commit(store, decision(body=body(PRIMARY, no_guarantee="so")))
-    asyncio.run(store.fold_tallies())
-    asyncio.run(store.prune(before=time.time() - 3600))
-    assert len(asyncio.run(store.marked_decisions("no guarantee")).records) == 1
-    asyncio.run(store.prune(before=time.time() + 3600))
+    asyncio.run(stored_events.fold_tallies(store))
+    asyncio.run(integrity.prune(store, before=time.time() - 3600))
+    assert len(asyncio.run(store.run(stored_pages.marked_decisions, "no guarantee")).records) == 1
+    asyncio.run(integrity.prune(store, before=time.time() + 3600))
     assert sql("select count(*) from unguaranteed") == [(0,)]
     assert tally(store).no_guarantee == 1
 
@@ -143,7 +147,7 @@ def test_several_gateways_count_each_event_once(store, opened, where):
         commit(store if k % 2 else other, decision(body=body(PRIMARY)))
 
     async def together():
-        return await asyncio.gather(*(one.fold_tallies() for one in (store, other) * 3))
+        return await asyncio.gather(*(stored_events.fold_tallies(one) for one in (store, other) * 3))
 
     assert sum(asyncio.run(together())) == 40
     assert tally(store).decisions == 40
@@ -161,7 +165,9 @@ def test_marked_decisions_come_in_pages(store):
 
     async def pages(**options):
         found, before = [], None
-        while batch := (await store.marked_decisions("audited", before=before, limit=3, **options)).records:
+        while batch := (
+            await store.run(stored_pages.marked_decisions, "audited", before=before, limit=3, **options)
+        ).records:
             found += [record.id for record in batch]
             before = batch[-1].id
         return found
@@ -172,7 +178,9 @@ def test_marked_decisions_come_in_pages(store):
     assert asyncio.run(pages(policy="other")) == []
     assert asyncio.run(pages(since=time.time() + 60)) == []
     assert asyncio.run(pages(until=time.time() + 60)) == expected
-    assert asyncio.run(store.marked_decisions("no guarantee")) == MarkedDecisions(records=[], end=None)
+    assert asyncio.run(store.run(stored_pages.marked_decisions, "no guarantee")) == MarkedDecisions(
+        records=[], end=None
+    )
 
 
 @pytest.mark.parametrize("sql_text", [
@@ -180,8 +188,8 @@ def test_marked_decisions_come_in_pages(store):
     "select id from ledger where id > 'a' and id < 'b' order by id desc limit 50",
     "select id from unguaranteed where policy = 'x' and id > 'a' and id < 'b' order by id desc limit 50",
     "select policy from tallies where hour >= 1",
-    f"{tallies.COMPLETED} ('a', 'b')",
-    tallies.COMPLETIONS.replace("?", "'a'"),
+    f"{stored_events.COMPLETED} ('a', 'b')",
+    stored_events.COMPLETIONS.replace("?", "'a'"),
     "select k.id from sign_ins s join keys k on k.id = s.key_id where s.sha256 = 'x'",
     "select count(*) from reviews where state = 'open' and team in ('a', 'b')",
     "select held from votes where at >= 1 and reviewer = 'x' and withdrawn is null",
@@ -240,7 +248,7 @@ def test_every_filter_of_the_decisions_page_is_answered_by_an_index(store, monke
         facts = {"audited": True} if who == "primary" else {"no_guarantee": "it is so"}
         audit = Audit(id=id, policy="support", question=question, row=NewRow(key=key, drawn=1.0, due=2.0))
         commit(store, decision(id, body=body(PRIMARY, **facts), decided_by=who), audits=[audit])
-    asyncio.run(store.fold_tallies())
+    asyncio.run(stored_events.fold_tallies(store))
     asked, rows, own = [], Session.rows, threading.local()
 
     def noted(session, text, *values):
@@ -248,8 +256,8 @@ def test_every_filter_of_the_decisions_page_is_answered_by_an_index(store, monke
             asked.append((text, values))
         return rows(session, text, *values)
 
-    def marked(run):
-        def job_of(job):
+    def marked(execute):
+        def run(mode, job):
             def inside(session):
                 own.inside = True
                 try:
@@ -257,26 +265,29 @@ def test_every_filter_of_the_decisions_page_is_answered_by_an_index(store, monke
                 finally:
                     del own.inside
 
-            return run(inside)
+            return execute(mode, inside)
 
-        return job_of
+        return run
 
     monkeypatch.setattr(Session, "rows", noted)
-    for name in ("_read", "_scan"):
-        monkeypatch.setattr(store, name, marked(getattr(store, name)))
+    monkeypatch.setattr(store, "execute", marked(store.execute))
     for wanted in (one | more for one in FILTERS for more in ({}, {"before": ids[-1]})):
-        page = asyncio.run(store.marked_decisions(**wanted) if "mark" in wanted else store.records(**wanted))
+        page = asyncio.run(
+            store.run(stored_pages.marked_decisions, **wanted)
+            if "mark" in wanted
+            else store.run(stored_pages.records, **wanted)
+        )
         assert getattr(page, "records", page) or "before" in wanted, wanted
     monkeypatch.undo()
     queries = {text: values for text, values in asked if text.startswith(("select", "with"))}
-    hidden = reviews.under_review(ids)
+    hidden = reviews.under_review.job(ids)
     queries[hidden.sql] = hidden.values
     assert len(queries) >= 8
 
     def explain(session):
         return {text: steps(session, text, values) for text, values in queries.items()}
 
-    for text, plan in asyncio.run(store._scan(explain)).items():
+    for text, plan in asyncio.run(store.execute("scan", explain)).items():
         whole = [
             one
             for one in plan
@@ -313,7 +324,9 @@ def test_a_page_of_marked_decisions_reads_no_record_that_it_does_not_show(store,
         return batch
 
     monkeypatch.setattr(Session, "rows", noted)
-    page = asyncio.run(store.marked_decisions("audited", policy="support", decided_by="guardian", limit=25))
+    page = asyncio.run(
+        store.run(stored_pages.marked_decisions, "audited", policy="support", decided_by="guardian", limit=25)
+    )
     assert [one.id for one in page.records] == [id for id, who in ids if who == "guardian"][:25]
     assert len(loaded) == 25
     assert len(statements) <= 5, statements
@@ -322,7 +335,7 @@ def test_a_page_of_marked_decisions_reads_no_record_that_it_does_not_show(store,
 def test_no_filter_takes_many_more_statements_than_another(store, monkeypatch):
     """Each is a way to the server and back: with all of them on PostgreSQL, one filter once took four times another."""
     audited(store, [("primary", "guardian", "fallback")[k % 3] for k in range(180)])
-    asyncio.run(store.fold_tallies())
+    asyncio.run(stored_events.fold_tallies(store))
     statements, rows = [], Session.rows
 
     def noted(session, text, *values):
@@ -332,13 +345,17 @@ def test_no_filter_takes_many_more_statements_than_another(store, monkeypatch):
     monkeypatch.setattr(Session, "rows", noted)
     for wanted in FILTERS:
         statements.clear()
-        page = store.marked_decisions(**wanted, limit=51) if "mark" in wanted else store.records(**wanted, limit=51)
+        page = (
+            store.run(stored_pages.marked_decisions, **wanted, limit=51)
+            if "mark" in wanted
+            else store.run(stored_pages.records, **wanted, limit=51)
+        )
         asyncio.run(page)
         assert len(statements) <= 10, (wanted, statements)
 
 
 def test_a_search_among_marks_says_where_it_stopped_and_goes_on_from_there(store, monkeypatch):
-    monkeypatch.setattr(marks, "_LOOKS", (3, 5))
+    monkeypatch.setattr(pages, "_LOOKS", (3, 5))
     ids = audited(store, ["guardian" if k in (3, 4, 29) else "fallback" if k == 10 else "primary" for k in range(30)])
     # a decision that was recorded as the Guardian's, and that a safe action replaced
     commit(store, later(ids[25][0], CompletionBody(finish="stop", decided_by="fallback")))
@@ -347,7 +364,9 @@ def test_a_search_among_marks_says_where_it_stopped_and_goes_on_from_there(store
     def every(decided_by, limit):
         found, before, looks = [], None, 0
         while looks == 0 or before is not None:
-            page = asyncio.run(store.marked_decisions("audited", decided_by=decided_by, before=before, limit=limit))
+            page = asyncio.run(
+                store.run(stored_pages.marked_decisions, "audited", decided_by=decided_by, before=before, limit=limit)
+            )
             assert len(page.records) <= limit
             found += [one.id for one in page.records]
             before, looks = page.end, looks + 1

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from conformal_arbitrage.store import new_id
-from conformal_arbitrage.store.base import Conversation
+from conformal_arbitrage.store import claims, integrity, new_id
+from conformal_arbitrage.store.claims import Conversation
 
 
 def test_a_conversation_is_settled_once_extended_by_its_own_id_and_ends(store):
@@ -11,24 +11,26 @@ def test_a_conversation_is_settled_once_extended_by_its_own_id_and_ends(store):
         one, two = new_id(), new_id()
         first = Conversation("k", "p", "n", one, "primary", 1)
         other = Conversation("k", "p", "n", two, "guardian", 2)
-        assert await store.conversation("k", "p", "n") is None
-        assert await store.settle_conversation(first, idle=60.0) == first
-        assert await store.settle_conversation(other, idle=60.0) == first
-        assert await store.conversation("k", "p", "n") == first
-        assert await store.settle_conversation(first, idle=-1.0) == first
-        assert await store.conversation("k", "p", "n") is None
-        assert await store.settle_conversation(other, idle=60.0) == other
-        assert await store.conversation("k2", "p", "n") is None
+        assert await store.run(claims.find_conversation, "k", "p", "n") is None
+        assert await store.run(claims.settle_conversation, first, idle=60.0) == first
+        assert await store.run(claims.settle_conversation, other, idle=60.0) == first
+        assert await store.run(claims.find_conversation, "k", "p", "n") == first
+        assert await store.run(claims.settle_conversation, first, idle=-1.0) == first
+        assert await store.run(claims.find_conversation, "k", "p", "n") is None
+        assert await store.run(claims.settle_conversation, other, idle=60.0) == other
+        assert await store.run(claims.find_conversation, "k2", "p", "n") is None
 
     asyncio.run(story())
 
 
-def test_conversations_that_are_over_are_removed(store, monkeypatch):
+def test_conversations_that_are_over_are_removed(store):
     async def story():
         for k in range(3):
-            await store.settle_conversation(Conversation("k", "p", f"n{k}", new_id(), "primary", 1), idle=-1.0)
-        monkeypatch.setattr("conformal_arbitrage.store.sql_store._SWEEP_EVERY", 0.0)
-        await store.settle_conversation(Conversation("k", "p", "new", new_id(), "primary", 1), idle=60.0)
-        return await store._scan(lambda session: session.rows("select name from conversations"))
+            await store.run(
+                claims.settle_conversation, Conversation("k", "p", f"n{k}", new_id(), "primary", 1), idle=-1.0
+            )
+        await store.run(claims.settle_conversation, Conversation("k", "p", "new", new_id(), "primary", 1), idle=60.0)
+        await integrity.sweep(store)
+        return await store.execute("scan", lambda session: session.rows("select name from conversations"))
 
     assert asyncio.run(story()) == [("new",)]

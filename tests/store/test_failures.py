@@ -14,7 +14,19 @@ from importlib.util import find_spec
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import Content, DecisionBody, PostgresStore, SQLiteStore, new_id, open_store, sqlite
+from conformal_arbitrage.store import (
+    Content,
+    DecisionBody,
+    PostgresStore,
+    SQLiteStore,
+    events,
+    integrity,
+    keys,
+    new_id,
+    open_store,
+    pages,
+    sqlite,
+)
 from conformal_arbitrage.store.schema import MIGRATIONS
 from tests.store.facts import decide, decision
 
@@ -33,10 +45,10 @@ def test_a_killed_process_loses_no_commit_that_returned(where, opened, round):
         assert len(ids[0]) == 26
         for id in ids:
             if len(id) == 26:  # the last line may be truncated
-                assert (await store.record(id)).completion.finish == "stop"
-        assert await store.verify() == []
+                assert (await store.run(pages.record, id)).completion.finish == "stop"
+        assert await integrity.verify(store) == []
         await decide(store, 3)
-        assert await store.verify() == []
+        assert await integrity.verify(store) == []
 
     asyncio.run(story())
 
@@ -55,7 +67,7 @@ def test_many_gateways_can_open_a_new_database_at_once(where):
     async def story():
         stores = await asyncio.gather(*(open_store(where) for _ in range(6)))
         await asyncio.gather(*(decide(store) for store in stores))
-        assert len(await stores[0].records()) == 6
+        assert len(await stores[0].run(pages.records)) == 6
         for store in stores:
             await store.close()
 
@@ -64,11 +76,11 @@ def test_many_gateways_can_open_a_new_database_at_once(where):
 
 def test_a_closed_store_refuses_calls_and_can_be_closed_twice(store):
     async def story():
-        pending = [asyncio.ensure_future(store.commit([decision()])) for _ in range(20)]
+        pending = [asyncio.ensure_future(store.run(events.commit, [decision()])) for _ in range(20)]
         await asyncio.sleep(0)
         await store.close()
         await asyncio.gather(*pending)
-        for call in (store.commit([]), store.change_count(), store.records()):
+        for call in (store.run(events.commit, []), store.change_count(), store.run(pages.records)):
             with pytest.raises(StoreError, match="closed"):
                 await call
         await store.close()
@@ -95,12 +107,14 @@ def test_a_locked_file_fails_commits_until_it_is_unlocked(tmp_path, opened):
     async def story():
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("begin immediate")
-            outcomes = await asyncio.gather(*(store.commit([decision()]) for _ in range(5)), return_exceptions=True)
+            outcomes = await asyncio.gather(
+                *(store.run(events.commit, [decision()]) for _ in range(5)), return_exceptions=True
+            )
             assert all("another process is writing" in str(outcome) for outcome in outcomes)
-            assert await store.records() == []
+            assert await store.run(pages.records) == []
             other.execute("rollback")
         await decide(store, 3)
-        assert await store.verify() == []
+        assert await integrity.verify(store) == []
 
     asyncio.run(story())
 
@@ -113,7 +127,7 @@ def test_a_locked_file_delays_a_commit_only_once(tmp_path, opened, monkeypatch):
         other.execute("begin immediate")
         started = time.monotonic()
         with pytest.raises(StoreError, match="another process is writing"):
-            asyncio.run(store.commit([decision()]))
+            asyncio.run(store.run(events.commit, [decision()]))
         assert 0.4 < time.monotonic() - started < 0.9
 
 
@@ -127,7 +141,7 @@ def test_a_full_disk_fails_whole_commits_until_there_is_space(tmp_path, opened):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100_000, limits[1]))
         try:
             commits = [
-                store.commit([decision(new_id(), body=DecisionBody(content=Content(answer="y" * 50_000)))])
+                store.run(events.commit, [decision(new_id(), body=DecisionBody(content=Content(answer="y" * 50_000)))])
                 for _ in range(8)
             ]
             outcomes = await asyncio.gather(*commits, return_exceptions=True)
@@ -136,10 +150,10 @@ def test_a_full_disk_fails_whole_commits_until_there_is_space(tmp_path, opened):
         assert isinstance(outcomes[-1], StoreError)
         assert "s.db: the store failed" in str(outcomes[-1])
         kept += await decide(store, 3)
-        ids = [record.id for record in await store.records()]
+        ids = [record.id for record in await store.run(pages.records)]
         assert set(kept) <= set(ids)
         assert len(ids) == len(kept) + outcomes.count(None)
-        assert await store.verify() == []
+        assert await integrity.verify(store) == []
 
     asyncio.run(story())
 
@@ -178,8 +192,8 @@ def test_a_lost_connection_is_replaced_silently(postgres, opened, server):
         name = postgres.split("/")[3].split("?")[0]
         server.psql(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}';")
         await decide(store, 8)
-        assert len(await store.records()) == 16
-        assert await store.verify() == []
+        assert len(await store.run(pages.records)) == 16
+        assert await integrity.verify(store) == []
 
     asyncio.run(story())
 
@@ -198,15 +212,17 @@ def test_while_the_server_is_unreachable_calls_fail_quickly(start_server, short_
                 listener.bind(str(place))
                 listener.listen(64)
             started = time.monotonic()
-            outcomes = await asyncio.gather(*(store.commit([decision()]) for _ in range(50)), return_exceptions=True)
+            outcomes = await asyncio.gather(
+                *(store.run(events.commit, [decision()]) for _ in range(50)), return_exceptions=True
+            )
         assert all(isinstance(outcome, StoreError) for outcome in outcomes)
         assert time.monotonic() - started < 5
         place.unlink(missing_ok=True)
         server.ensure_postgres_running()
         await asyncio.sleep(0.6)
         kept += await decide(store, 8)
-        assert [record.id for record in await store.records()] == kept[::-1]
-        assert await store.verify() == []
+        assert [record.id for record in await store.run(pages.records)] == kept[::-1]
+        assert await integrity.verify(store) == []
         await store.close()
 
     try:
@@ -218,7 +234,7 @@ def test_while_the_server_is_unreachable_calls_fail_quickly(start_server, short_
 def test_a_database_without_a_table_raises_a_store_error(store, sql):
     sql("drop table changes")
     sql("drop table keys")
-    for call in (store.change_count(), store.find_key("f" * 64), store.keys()):
+    for call in (store.change_count(), store.run(keys.find, "f" * 64), store.run(keys.list_all)):
         with pytest.raises(StoreError, match="the store failed"):
             asyncio.run(call)
 
@@ -231,8 +247,8 @@ def test_a_fault_of_ours_in_one_job_leaves_nobody_waiting(tmp_path, opened):
 
     async def both():
         with pytest.raises(StoreError, match="the store failed, and the log says how"):
-            await asyncio.wait_for(store._write(faulty), 10)
-        return await asyncio.wait_for(store._write(lambda session: session.rows("select 1")), 10)
+            await asyncio.wait_for(store.execute("write", faulty), 10)
+        return await asyncio.wait_for(store.execute("write", lambda session: session.rows("select 1")), 10)
 
     assert list(asyncio.run(both())) == [(1,)]
 
@@ -245,8 +261,8 @@ def test_what_a_faulty_job_wrote_is_not_committed_with_the_next_one(store):
     async def both():
         for _ in range(8):  # on every connection of a pool
             with pytest.raises((StoreError, ZeroDivisionError)):
-                await asyncio.wait_for(store._write(faulty), 30)
-        await asyncio.gather(*(store._write(lambda session: session.rows("select 1")) for _ in range(16)))
-        return await store._read(lambda session: session.rows("select id from probes where id = 'half'"))
+                await asyncio.wait_for(store.execute("write", faulty), 30)
+        await asyncio.gather(*(store.execute("write", lambda session: session.rows("select 1")) for _ in range(16)))
+        return await store.execute("read", lambda session: session.rows("select id from probes where id = 'half'"))
 
     assert list(asyncio.run(both())) == []

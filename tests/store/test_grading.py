@@ -6,8 +6,9 @@ import logging
 from msgspec.structs import replace
 
 from conformal_arbitrage.monitoring.people import GRADE_PAIRS
-from conformal_arbitrage.store import AuditBody, DecisionBody, Event, FeedbackBody, Grades, new_id
-from conformal_arbitrage.store.review_base import NewReview, ReviewOutcome, ReviewQuestion
+from conformal_arbitrage.store import AuditBody, DecisionBody, Event, FeedbackBody, Grades, integrity, new_id, reviews
+from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store.reviews import NewReview, ReviewOutcome, ReviewQuestion
 from tests.store.test_reviews import due, take
 
 POLICY = "support"
@@ -35,8 +36,8 @@ def pair(id, **options):
 
 
 async def put(store, *items, news=None, events=(), graded=()):
-    news = news or await store.grading_news(POLICY)
-    return await store.put_grading(POLICY, news, items=items, events=events, graded=graded)
+    news = news or await store.run(reviews.grading_news, POLICY)
+    return await store.run(reviews.put_grading, POLICY, news, items=items, events=events, graded=graded)
 
 
 def ids(news):
@@ -46,15 +47,15 @@ def ids(news):
 def test_news_are_the_decisions_of_a_policy_and_come_once(store):
     async def story():
         first, second, other = decision(), decision(), decision(policy="menus")
-        await store.commit([first, other])
-        news = await store.grading_news(POLICY)
+        await store.run(stored_events.commit, [first, other])
+        news = await store.run(reviews.grading_news, POLICY)
         assert ids(news) == [first.id]
-        assert ids(await store.grading_news(POLICY)) == [first.id]  # until they were dealt with
+        assert ids(await store.run(reviews.grading_news, POLICY)) == [first.id]  # until they were dealt with
         assert await put(store, pair(first.id), news=news)
-        assert (await store.grading_news(POLICY)).read == {}
-        await store.commit([second])
-        await store.commit([Event(id=first.id, body=AuditBody(answer="theirs"))])
-        news = await store.grading_news(POLICY)
+        assert (await store.run(reviews.grading_news, POLICY)).read == {}
+        await store.run(stored_events.commit, [second])
+        await store.run(stored_events.commit, [Event(id=first.id, body=AuditBody(answer="theirs"))])
+        news = await store.run(reviews.grading_news, POLICY)
         assert set(ids(news)) == {first.id, second.id}
         assert next(record for record in news.records if record.id == first.id).audit.answer == "theirs"
 
@@ -65,9 +66,9 @@ def test_news_come_in_parts_and_none_is_left_out(store):
     async def story():
         events = [decision() for _ in range(7)]
         for event in events:
-            await store.commit([event])
+            await store.run(stored_events.commit, [event])
         seen = []
-        while (news := await store.grading_news(POLICY, limit=3)).read:
+        while (news := await store.run(reviews.grading_news, POLICY, limit=3)).read:
             seen += ids(news)
             assert await put(store, news=news)
         assert sorted(seen) == sorted(event.id for event in events)
@@ -79,16 +80,16 @@ def test_of_two_gateways_with_the_same_news_one_deals_with_it(where, opened, sql
     async def story():
         here, there = opened(where), opened(where)
         event = decision()
-        await here.commit([event])
-        news = [await here.grading_news(POLICY), await there.grading_news(POLICY)]
+        await here.run(stored_events.commit, [event])
+        news = [await here.run(reviews.grading_news, POLICY), await there.run(reviews.grading_news, POLICY)]
         known = [Event(id=event.id, body=FeedbackBody(grades=Grades(1.0, 1.0), by="identical"))]
         dealt = await asyncio.gather(
             *(put(one, news=each, events=known) for one, each in zip((here, there), news, strict=True))
         )
         assert sorted(dealt) == [False, True]
-        [record] = (await here.grading_news(POLICY)).records
+        [record] = (await here.run(reviews.grading_news, POLICY)).records
         assert [one.by for one in record.feedback] == ["identical"]
-        assert await here.verify() == []
+        assert await integrity.verify(here) == []
 
     asyncio.run(story())
 
@@ -100,7 +101,7 @@ def test_grades_are_stored_by_whose_answer_it_is_not_by_what_was_shown_first(sto
         held = await take(store)
         assert (held.question, held.question.kind) == (PAIR, "grade")
         shown = GRADE_PAIRS.index((1.0, 0.5))  # the answer shown first, the Guardian's, is right
-        assert await store.vote_review(held.token, "ann", shown) == 0.0
+        assert await store.run(reviews.vote, held.token, "ann", shown) == 0.0
         item = await due(store)
         assert GRADE_PAIRS[item.votes[0].choice] == (0.5, 1.0)
         assert (item.purpose, item.rule, item.question.grader) == ("grade", "median", GRADER)
@@ -123,8 +124,8 @@ def test_a_decision_that_gets_grades_otherwise_is_withdrawn_and_a_late_grader_is
         await put(store, pair(id), pair(id, purpose="overlap"), pair(other, due=5.0))
         held = await take(store)
         assert await put(store, graded=[id])
-        assert await store.vote_review(held.token, "ann", 0) == 0.0
-        assert await store.under_review([id, other]) == {other}
+        assert await store.run(reviews.vote, held.token, "ann", 0) == 0.0
+        assert await store.run(reviews.under_review, [id, other]) == {other}
 
     asyncio.run(story())
     states = {(row[0], row[1]) for row in sql("select purpose, state from reviews")}
@@ -137,15 +138,17 @@ def test_a_second_opinion_outlives_the_grades_it_is_compared_with(store, sql):
         id = new_id()
         await put(store, pair(id), pair(id, purpose="overlap"))
         held = await take(store)
-        await store.vote_review(held.token, "ann", 8)
+        await store.run(reviews.vote, held.token, "ann", 8)
         body = FeedbackBody(grades=Grades(1.0, 1.0), by="review")
         outcome = ReviewOutcome(state="closed", action=8, size=9)
-        assert await store.end_review(await due(store), "closed", outcome=outcome, events=[Event(id=id, body=body)])
+        assert await store.run(
+            reviews.end, await due(store), "closed", outcome=outcome, events=[Event(id=id, body=body)]
+        )
         assert await put(store, graded=[id])
         second = await take(store, "bob")
-        await store.vote_review(second.token, "bob", 7)
-        assert await store.end_review(await due(store), "closed", outcome=outcome)
-        [(_, opinion)] = await store.second_opinions()
+        await store.run(reviews.vote, second.token, "bob", 7)
+        assert await store.run(reviews.end, await due(store), "closed", outcome=outcome)
+        [(_, opinion)] = await store.run(reviews.second_opinions)
         assert (opinion.first, opinion.second, opinion.size) == (("ann", 8), ("bob", 5), 9)
 
     asyncio.run(story())
@@ -155,11 +158,11 @@ def test_a_second_opinion_outlives_the_grades_it_is_compared_with(store, sql):
 def test_a_damaged_decision_does_not_keep_the_others_from_being_graded(store, sql, caplog):
     async def story():
         bad, good = decision(), decision()
-        await store.commit([bad])
-        await store.commit([good])
+        await store.run(stored_events.commit, [bad])
+        await store.run(stored_events.commit, [good])
         sql(f"update events set body = '{{}}x' where id = '{bad.id}'")
         with caplog.at_level(logging.ERROR):
-            assert ids(await store.grading_news(POLICY)) == [good.id]
+            assert ids(await store.run(reviews.grading_news, POLICY)) == [good.id]
         assert "cannot be graded" in caplog.text
 
     asyncio.run(story())

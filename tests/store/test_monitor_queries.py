@@ -7,6 +7,7 @@ import pytest
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.monitor import LedgerWatch, read_history, read_standings
+from conformal_arbitrage.store import events, ledger, outbox
 from tests.live.ledgers import fill
 from tests.store.test_record_queries import Noted
 
@@ -25,12 +26,12 @@ def test_monitors_and_metrics_never_scan_the_record(store, sql, monkeypatch):
         await watch.follow()
         await watch.follow()
         await watch.refresh_served(2e9)
-        await store.ledger_news(["support"])
+        await store.run(ledger.news, ["support"])
         await store.change_count()
-        await store.decisions_under("support", 1)
+        await store.run(events.decisions_under, "support", 1)
         metrics = Metrics()
         metrics.standings({"support": {"": (watch.standing(2e9), watch)}})
-        metrics.backlog(["support"], await store.audit_backlog())
+        metrics.backlog(["support"], await store.run(outbox.audit_backlog))
         assert b"arbitrage_loss_mean" in metrics.text()
         assert len(plans) > 10, "nothing was watched"
         for statement, plan in plans:
@@ -44,7 +45,9 @@ def test_a_statement_that_scans_the_record_is_caught(store, sql, monkeypatch):
         await fill(store)
         sql("analyze")
         plans = watched_plans(store, monkeypatch)
-        await store._scan(lambda session: session.rows("select count(*) from events where body like '%\"loss\"%'"))
+        await store.execute(
+            "scan", lambda session: session.rows("select count(*) from events where body like '%\"loss\"%'")
+        )
         assert any(scans_the_record(plan) for _, plan in plans)
 
     asyncio.run(story())
@@ -64,18 +67,17 @@ def scans_the_record(plan):
 def watched_plans(store, monkeypatch):
     """Note the plan of every statement that a store runs from now on."""
     plans = []
-    for name in ("_read", "_scan"):
-        run = getattr(store, name)
+    execute = store.execute
 
-        async def noting(work, run=run):
-            def noted(session):
-                watched = Explained(session)
-                try:
-                    return work(watched)
-                finally:
-                    plans.extend(watched.plans)
+    async def noting(mode, work):
+        def noted(session):
+            watched = Explained(session)
+            try:
+                return work(watched)
+            finally:
+                plans.extend(watched.plans)
 
-            return await run(noted)
+        return await execute(mode, noted if mode in ("read", "scan") else work)
 
-        monkeypatch.setattr(store, name, noting)
+    monkeypatch.setattr(store, "execute", noting)
     return plans

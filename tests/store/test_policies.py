@@ -3,22 +3,23 @@ import asyncio
 import pytest
 
 from conformal_arbitrage.errors import OptionError, StoreError
+from conformal_arbitrage.store import keys, policies
 
 DIGEST = "0123456789abcdef" * 4
 
 
 def test_installed_versions_count_from_one_and_the_newest_is_active(store):
     async def story():
-        assert await store.policies() == []
+        assert await store.run(policies.active) == []
         assert await store.change_count() == 0
-        first = await store.install("support", {"alpha": 0.1}, by="ann")
-        second = await store.install("support", {"alpha": 0.2}, by="bob")
-        other = await store.install("sales", {"alpha": 0.3}, by="ann")
+        first = await store.run(policies.install, "support", {"alpha": 0.1}, by="ann")
+        second = await store.run(policies.install, "support", {"alpha": 0.2}, by="bob")
+        other = await store.run(policies.install, "sales", {"alpha": 0.3}, by="ann")
         assert [(v.version, v.active, v.installed_by) for v in (first, second, other)] == [
             (1, True, "ann"), (2, True, "bob"), (1, True, "ann"),
         ]  # fmt: skip
-        assert await store.policies() == [other, second]
-        assert [(v.version, v.active) for v in await store.policy_history("support")] == [(2, True), (1, False)]
+        assert await store.run(policies.active) == [other, second]
+        assert [(v.version, v.active) for v in await store.run(policies.history, "support")] == [(2, True), (1, False)]
         assert await store.change_count() == 3
 
     asyncio.run(story())
@@ -27,20 +28,20 @@ def test_installed_versions_count_from_one_and_the_newest_is_active(store):
 def test_repeated_rollbacks_go_further_back_until_something_is_installed(store):
     async def story():
         async def back():
-            version = await store.rollback("support", by="ann")
+            version = await store.run(policies.rollback, "support", by="ann")
             return None if version is None else (version.version, version.certificate["n"])
 
         assert await back() is None
         for n in (1, 2, 3):
-            await store.install("support", {"n": n}, by="ann")
+            await store.run(policies.install, "support", {"n": n}, by="ann")
         assert await back() == (4, 2)
-        await store.install("support", {"n": 5}, by="ann")
+        await store.run(policies.install, "support", {"n": 5}, by="ann")
         assert await back() == (6, 2)
         assert await back() == (7, 1)
         count = await store.change_count()
         assert await back() is None
         assert await store.change_count() == count == 7
-        assert [v.certificate["n"] for v in await store.policy_history("support")] == [1, 2, 5, 2, 3, 2, 1]
+        assert [v.certificate["n"] for v in await store.run(policies.history, "support")] == [1, 2, 5, 2, 3, 2, 1]
 
     asyncio.run(story())
 
@@ -48,9 +49,11 @@ def test_repeated_rollbacks_go_further_back_until_something_is_installed(store):
 def test_concurrent_installations_never_share_a_version_number(where, opened):
     async def story():
         stores = [opened(where), opened(where)]
-        await stores[0].install("support", {}, by="ann")
+        await stores[0].run(policies.install, "support", {}, by="ann")
         calls = [
-            store.install("support", {}, by="ann") if k % 3 else store.rollback("support", by="ann")
+            store.run(policies.install, "support", {}, by="ann")
+            if k % 3
+            else store.run(policies.rollback, "support", by="ann")
             for k in range(15)
             for store in stores
         ]
@@ -63,16 +66,16 @@ def test_concurrent_installations_never_share_a_version_number(where, opened):
 
 def test_a_key_is_stored_as_its_digest_and_can_be_revoked(store, sql):
     async def story():
-        await store.create_key(id="k1", sha256=DIGEST, scope="review", label="Ann")
-        key = await store.find_key(DIGEST)
+        await store.run(keys.create, id="k1", sha256=DIGEST, scope="review", label="Ann")
+        key = await store.run(keys.find, DIGEST)
         assert (key.id, key.scope, key.label, key.revoked) == ("k1", "review", "Ann", None)
-        assert await store.find_key("f" * 64) is None
-        assert not await store.revoke_key("k2")
-        assert await store.revoke_key("k1")
-        revoked = (await store.find_key(DIGEST)).revoked
+        assert await store.run(keys.find, "f" * 64) is None
+        assert not await store.run(keys.revoke, "k2")
+        assert await store.run(keys.revoke, "k1")
+        revoked = (await store.run(keys.find, DIGEST)).revoked
         assert revoked >= key.created
-        assert await store.revoke_key("k1")
-        assert [k.revoked for k in await store.keys()] == [revoked]
+        assert await store.run(keys.revoke, "k1")
+        assert [k.revoked for k in await store.run(keys.list_all)] == [revoked]
 
     asyncio.run(story())
 
@@ -80,11 +83,11 @@ def test_a_key_is_stored_as_its_digest_and_can_be_revoked(store, sql):
 def test_a_key_itself_is_refused_and_so_is_a_duplicate(store):
     async def story():
         with pytest.raises(OptionError, match="never the key") as caught:
-            await store.create_key(id="k1", sha256="sk-secret", scope="call", label="")
+            await store.run(keys.create, id="k1", sha256="sk-secret", scope="call", label="")
         assert "sk-secret" not in str(caught.value)
-        await store.create_key(id="k1", sha256=DIGEST, scope="call", label="")
+        await store.run(keys.create, id="k1", sha256=DIGEST, scope="call", label="")
         for id, digest in (("k1", "f" * 64), ("k2", DIGEST)):
             with pytest.raises(StoreError, match="already exists"):
-                await store.create_key(id=id, sha256=digest, scope="call", label="")
+                await store.run(keys.create, id=id, sha256=digest, scope="call", label="")
 
     asyncio.run(story())

@@ -18,10 +18,13 @@ from conformal_arbitrage.store import (
     Grades,
     MenuQuestion,
     TextQuestion,
+    events,
     new_id,
+    outbox,
+    pages,
+    policies,
 )
-from conformal_arbitrage.store.encoding import decode_decision, decode_question, encode, encode_json
-from conformal_arbitrage.store.record import document
+from conformal_arbitrage.store.record import decode_decision, decode_question, document, encode, encode_json
 from conformal_arbitrage.types import Leg, Spent
 from tests.store.facts import LEG, decide, decision, later
 
@@ -73,7 +76,7 @@ WRITTEN_BEFORE = """{
 def test_a_decision_is_read_as_it_was_written(store, body):
     async def story():
         [id] = await decide(store, body=body)
-        assert (await store.record(id)).decision == body
+        assert (await store.run(pages.record, id)).decision == body
 
     asyncio.run(story())
 
@@ -82,8 +85,8 @@ def test_later_events_are_read_as_they_were_written_with_their_time(store):
     async def story():
         for body in LATER:
             [id] = await decide(store)
-            await store.commit([later(id, body)])
-            record = await store.record(id)
+            await store.run(events.commit, [later(id, body)])
+            record = await store.run(pages.record, id)
             [read] = [one for one in (record.completion, *record.feedback, record.audit) if one is not None]
             assert read == msgspec.structs.replace(body, at=read.at)
             assert read.at >= record.created
@@ -116,7 +119,7 @@ def test_a_decision_of_a_later_schema_asks_for_an_upgrade(store, sql, rest):
     async def story():
         [id] = await decide(store)
         sql(f"""update events set body = '{{"schema": 2{rest}}}'""")
-        for read in (store.record(id), store.records()):
+        for read in (store.run(pages.record, id), store.run(pages.records)):
             with pytest.raises(StoreError, match=f"decision {id} has schema 2, this release reads up to 1; upgrade"):
                 await read
 
@@ -136,9 +139,9 @@ def test_a_damaged_audit_does_not_stop_the_others(store, sql, caplog):
         ids = [new_id(), new_id()]
         question = TextQuestion(request={})
         for id in ids:
-            await store.commit([decision(id)], audits=[Audit(id=id, policy="support", question=question)])
+            await store.run(events.commit, [decision(id)], audits=[Audit(id=id, policy="support", question=question)])
         sql(f"update audits set payload = '{{}}' where id = '{ids[0]}'")
-        assert [audit.id for audit in await store.take_audits(limit=9, lease=60)] == [ids[1]]
+        assert [audit.id for audit in await store.run(outbox.take_audits, limit=9, lease=60)] == [ids[1]]
         assert f"the audit of {ids[0]} is damaged" in caplog.text
 
     asyncio.run(story())
@@ -184,10 +187,10 @@ def test_a_body_that_is_not_json_is_refused(body):
 def test_a_commit_that_is_not_json_writes_nothing(store):
     async def story():
         with pytest.raises(StoreError, match="is not JSON"):
-            await store.commit([decision(), decision(body=DecisionBody(margin=NAN))])
+            await store.run(events.commit, [decision(), decision(body=DecisionBody(margin=NAN))])
         with pytest.raises(StoreError, match="the certificate of support is not JSON"):
-            await store.install("support", {"alpha": NAN}, by="ann")
-        assert await store.records() == []
+            await store.run(policies.install, "support", {"alpha": NAN}, by="ann")
+        assert await store.run(pages.records) == []
 
     asyncio.run(story())
 
@@ -202,8 +205,8 @@ def test_numpy_floats_and_lone_surrogates_are_written():
 def test_a_document_has_every_field_and_the_time_of_later_events(store):
     async def story():
         [id] = await decide(store, body=FULL)
-        await store.commit([later(id, FeedbackBody(grades=Grades(primary=0.0, guardian=1.0), by="k1"))])
-        return await store.record(id)
+        await store.run(events.commit, [later(id, FeedbackBody(grades=Grades(primary=0.0, guardian=1.0), by="k1"))])
+        return await store.run(pages.record, id)
 
     record = asyncio.run(story())
     shown = document(record)

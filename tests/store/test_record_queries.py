@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from conformal_arbitrage.store import CompletionBody, Content, DecisionBody, new_id, pages
-from conformal_arbitrage.store.pages import PAGE_BYTES, RecordFilter
+from conformal_arbitrage.store import CompletionBody, Content, DecisionBody, keys, new_id, pages, policies
+from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store.pages import PAGE_BYTES
 from tests.gateway.house import DECISION, UNSURE, failing, votes
 from tests.store.facts import BODY, decide, decision, later
 
@@ -35,7 +36,7 @@ async def filled(store):
         for k in range(ROWS)
     ]
     for start in range(0, ROWS, 1000):
-        await store.commit(events[start : start + 1000])
+        await store.run(stored_events.commit, events[start : start + 1000])
 
 
 class Noted:
@@ -60,14 +61,14 @@ def test_every_combination_of_filters_is_a_search_in_an_index(store, sql):
         sql("update events set at = cast(substr(id, 1, 8) as int)")
         sql("analyze")
         for names in COMBINATIONS:
-            wanted = RecordFilter(**{name: FILTERS[name] for name in names})
+            wanted = {name: FILTERS[name] for name in names}
 
             def explained(session, wanted=wanted):
                 noted = Noted(session)
-                page = pages.page(noted, wanted, 20)
+                page = pages.records(noted, **wanted, limit=20)
                 return page, noted.plans
 
-            found, plans = await store._scan(explained)
+            found, plans = await store.execute("scan", explained)
             assert len(found) == 20, names
             for statement, plan in plans:
                 in_order = not names and plan == "SCAN events USING INDEX decisions_by_time"
@@ -83,7 +84,7 @@ def test_every_combination_of_filters_is_a_search_in_an_index(store, sql):
 def test_pages_hold_the_same_records_as_a_filter_over_all_of_them(store):
     async def story():
         await filled(store)
-        everything = await store.records(limit=ROWS)
+        everything = await store.run(pages.records, limit=ROWS)
         assert len(everything) == ROWS
         for names in itertools.chain.from_iterable(
             itertools.combinations(("policy", "key_id", "decided_by"), k) for k in range(4)
@@ -91,7 +92,7 @@ def test_pages_hold_the_same_records_as_a_filter_over_all_of_them(store):
             fields = {name: FILTERS[name] for name in names}
             expected = [r.id for r in everything if all(getattr(r, name) == value for name, value in fields.items())]
             found, before = [], None
-            while page := await store.records(**fields, before=before, limit=700):
+            while page := await store.run(pages.records, **fields, before=before, limit=700):
                 found += [record.id for record in page]
                 before = page[-1].id
             assert found == expected, names
@@ -105,7 +106,7 @@ def test_a_page_of_large_records_is_short_and_the_pages_together_complete(store)
         ids = await decide(store, 20, body=large)
         await decide(store, 3)
         found, before, sizes = [], None, []
-        while page := await store.records(before=before, limit=1000):
+        while page := await store.run(pages.records, before=before, limit=1000):
             found += [record.id for record in page]
             before = page[-1].id
             sizes.append(sum(len(record.decision.content.answer) for record in page if record.decision.content))
@@ -124,17 +125,19 @@ def test_a_decision_that_the_safe_action_replaced_is_found_as_a_fallback_and_not
         )
         ids = await decide(store, 3, body=pending, decided_by="guardian")
         for id in ids[:2]:
-            await store.commit([later(id, CompletionBody(finish="stop", action=0, decided_by="fallback"))])
+            await store.run(
+                stored_events.commit, [later(id, CompletionBody(finish="stop", action=0, decided_by="fallback"))]
+            )
         [plain] = await decide(store, 1, decided_by="fallback")
         for limit in (1, 2, 100):
             found, before = [], None
-            while page := await store.records(decided_by="fallback", before=before, limit=limit):
+            while page := await store.run(pages.records, decided_by="fallback", before=before, limit=limit):
                 found += [record.id for record in page]
                 before = page[-1].id
             assert found == [plain, ids[1], ids[0]]
-        assert [record.id for record in await store.records(decided_by="guardian", limit=1)] == [ids[2]]
-        assert await store.records(decided_by="fallback", policy="sales") == []
-        assert len(await store.records(decided_by="fallback", policy="support", key_id="k1", since=0.0)) == 3
+        assert [record.id for record in await store.run(pages.records, decided_by="guardian", limit=1)] == [ids[2]]
+        assert await store.run(pages.records, decided_by="fallback", policy="sales") == []
+        assert len(await store.run(pages.records, decided_by="fallback", policy="support", key_id="k1", since=0.0)) == 3
 
     asyncio.run(story())
 
@@ -156,14 +159,14 @@ def test_decisions_are_recorded_while_every_reader_is_busy(store):
         held.wait(60)
 
     async def story():
-        readers = [asyncio.ensure_future(store._scan(slow)) for _ in range(8)]
+        readers = [asyncio.ensure_future(store.execute("scan", slow)) for _ in range(8)]
         await asyncio.to_thread(reading.acquire)
         try:
             ids = await asyncio.wait_for(decide(store, 5), 30)
             assert await asyncio.wait_for(store.writable(), 30) >= 0
-            assert (await asyncio.wait_for(store.record(ids[0]), 30)).id == ids[0]
-            assert await asyncio.wait_for(store.policies(), 30) == []
-            assert await asyncio.wait_for(store.keys(), 30) == []
+            assert (await asyncio.wait_for(store.run(pages.record, ids[0]), 30)).id == ids[0]
+            assert await asyncio.wait_for(store.run(policies.active), 30) == []
+            assert await asyncio.wait_for(store.run(keys.list_all), 30) == []
         finally:
             held.set()
         await asyncio.gather(*readers)
@@ -175,7 +178,7 @@ def test_a_page_whose_end_was_removed_goes_on_where_that_was(store):
     async def story():
         ids = await decide(store, 3)
         await asyncio.sleep(0.02)
-        assert [record.id for record in await store.records(before=new_id())] == ids[::-1]
-        assert await store.records(before="no id") == []
+        assert [record.id for record in await store.run(pages.records, before=new_id())] == ids[::-1]
+        assert await store.run(pages.records, before="no id") == []
 
     asyncio.run(story())

@@ -9,17 +9,23 @@ from contextlib import suppress
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import AuditBody, DecisionBody, Event, PostgresStore, SQLiteStore, new_id
-from conformal_arbitrage.store.base import Claim, SavedResponse
-from conformal_arbitrage.store.record import CompletionBody
-from conformal_arbitrage.store.review_base import (
-    NewReview,
-    ReviewOutcome,
-    ReviewQuestion,
-    ReviewRequest,
-    ReviewWork,
+from conformal_arbitrage.store import (
+    AuditBody,
+    DecisionBody,
+    Event,
+    PostgresStore,
+    SQLiteStore,
+    claims,
+    events,
+    integrity,
+    ledger,
+    new_id,
+    outbox,
+    reviews,
 )
-from conformal_arbitrage.store.reviews import _FREE
+from conformal_arbitrage.store.claims import Claim, SavedResponse
+from conformal_arbitrage.store.record import CompletionBody
+from conformal_arbitrage.store.reviews import _FREE, NewReview, ReviewOutcome, ReviewQuestion, ReviewRequest, ReviewWork
 from tests.store.facts import decision
 from tests.store.test_console import steps
 
@@ -35,22 +41,22 @@ def item(id=None, purpose="audit", **options):
 
 async def put(store, *items):
     for start in range(0, len(items), 200):
-        await store.put_reviews(items[start : start + 200])
+        await store.run(reviews.put, items[start : start + 200])
     return [one.decision for one in items]
 
 
 def take(store, who="ann", teams=("team",), leads=(), **options):
-    return store.take_review(who, teams=teams, leads=leads, **options)
+    return store.run(reviews.take, who, teams=teams, leads=leads, **options)
 
 
 async def vote(store, who, choice):
     held = await take(store, who)
     assert held is not None
-    return held.token, await store.vote_review(held.token, who, choice)
+    return held.token, await store.run(reviews.vote, held.token, who, choice)
 
 
 async def due(store):
-    [one] = await store.due_reviews()
+    [one] = await store.run(reviews.due)
     return one
 
 
@@ -73,8 +79,8 @@ def test_the_item_that_is_due_first_comes_first(store):
         ids = await put(store, *(item(due=float(k)) for k in (3, 1, 2)))
         for id in (ids[1], ids[2], ids[0]):
             await vote(store, "ann", 0)
-            [one] = [i for i in await store.due_reviews() if i.decision == id]
-            await store.end_review(one, "closed", outcome=ReviewOutcome(state="closed", action=0))
+            [one] = [i for i in await store.run(reviews.due) if i.decision == id]
+            await store.run(reviews.end, one, "closed", outcome=ReviewOutcome(state="closed", action=0))
 
     asyncio.run(story())
 
@@ -84,13 +90,13 @@ def test_whoever_is_on_two_teams_takes_what_is_due_first_without_sorting_the_que
         dues = {"team": (2.0, 3.0, 5.0), "others": (1.0, 4.0)}
         items = [item(due=due, team=team) for team, times in dues.items() for due in times]
         by_id = dict(zip(await put(store, *items), items, strict=True))
-        await store.note_reader(items[0].decision, "ann")  # whose team does not come first for that
+        await store.run(reviews.note_reader, items[0].decision, "ann")  # whose team does not come first for that
         order = []
         while (held := await take(store, "ann", teams=("team", "others", "empty"))) is not None:
-            assert await store.vote_review(held.token, "ann", 0) == 0.0
-            order += [one.decision for one in await store.due_reviews() if one.votes and one.decision not in order]
+            assert await store.run(reviews.vote, held.token, "ann", 0) == 0.0
+            order += [one.decision for one in await store.run(reviews.due) if one.votes and one.decision not in order]
         assert [by_id[id].due for id in order] == [1.0, 3.0, 4.0, 5.0]
-        plan = await store._scan(lambda session: steps(session, f"select r.id {_FREE}", ("team", 0, "ann")))
+        plan = await store.execute("scan", lambda session: steps(session, f"select r.id {_FREE}", ("team", 0, "ann")))
         assert "open_reviews" in " ".join(plan), plan
         assert not [step for step in plan if "TEMP B-TREE" in step or "Sort" in step], plan
 
@@ -103,11 +109,11 @@ def test_a_lease_that_ends_frees_the_place_and_a_late_token_is_refused(store):
         held = await take(store, "ann", lease=0.05)
         await asyncio.sleep(0.1)
         other = await take(store, "bob")
-        await store.give_back_review(other.token, "bob")
+        await store.run(reviews.give_back, other.token, "bob")
         assert await take(store, "cid") is not None
-        assert not await store.renew_review(held.token, "ann")
-        assert await store.vote_review(held.token, "ann", 1) is None
-        assert not await store.skip_review(held.token, "ann")
+        assert not await store.run(reviews.renew, held.token, "ann")
+        assert await store.run(reviews.vote, held.token, "ann", 1) is None
+        assert not await store.run(reviews.skip, held.token, "ann")
 
     asyncio.run(story())
 
@@ -117,7 +123,7 @@ def test_a_token_votes_after_its_lease_if_nobody_took_the_place(store):
         await put(store, item())
         held = await take(store, "ann", lease=0.05)
         await asyncio.sleep(0.1)
-        assert await store.vote_review(held.token, "ann", 1) == 0.0
+        assert await store.run(reviews.vote, held.token, "ann", 1) == 0.0
 
     asyncio.run(story())
 
@@ -128,11 +134,11 @@ def test_renewing_keeps_an_item(store, sql):
         held = await take(store, "ann")
         for _ in range(2):
             sql("update review_claims set lease = lease - 1000")  # it has ended, and nobody has taken the place yet
-            assert await store.renew_review(held.token, "ann")
+            assert await store.run(reviews.renew, held.token, "ann")
             assert await take(store, "bob") is None
         sql("update review_claims set since = since - 2000")
-        assert not await store.renew_review(held.token, "ann")  # twenty minutes in all
-        await store.give_back_review(held.token, "ann")
+        assert not await store.run(reviews.renew, held.token, "ann")  # twenty minutes in all
+        await store.run(reviews.give_back, held.token, "ann")
         assert await take(store, "bob") is not None
 
     asyncio.run(story())
@@ -142,9 +148,9 @@ def test_the_same_token_twice_is_one_vote_and_another_person_cannot_use_it(store
     async def story():
         await put(store, item(undo=30.0))
         held = await take(store, "ann")
-        assert await store.vote_review(held.token, "bob", 0) is None
-        assert await store.vote_review(held.token, "ann", 2) == 30.0
-        assert 0 < await store.vote_review(held.token, "ann", 1) <= 30.0
+        assert await store.run(reviews.vote, held.token, "bob", 0) is None
+        assert await store.run(reviews.vote, held.token, "ann", 2) == 30.0
+        assert 0 < await store.run(reviews.vote, held.token, "ann", 1) <= 30.0
 
     asyncio.run(story())
     assert [tuple(row) for row in sql("select choice, late from votes")] == [(2, 0)]
@@ -156,12 +162,12 @@ def test_a_vote_can_be_undone_until_it_counts(store):
         await put(store, item(undo=30.0))
         token, counts = await vote(store, "ann", 2)
         assert counts == 30.0
-        assert await store.due_reviews() == []
-        assert (await store.undo_review(token, "bob")) is None
-        assert (await store.undo_review(token, "ann")).token == token
-        assert await store.undo_review(token, "ann") is None
+        assert await store.run(reviews.due) == []
+        assert (await store.run(reviews.undo, token, "bob")) is None
+        assert (await store.run(reviews.undo, token, "ann")).token == token
+        assert await store.run(reviews.undo, token, "ann") is None
         assert await take(store, "bob") is None
-        assert await store.vote_review(token, "ann", 0) == 30.0
+        assert await store.run(reviews.vote, token, "ann", 0) == 30.0
 
     asyncio.run(story())
 
@@ -172,7 +178,7 @@ def test_a_vote_that_counts_cannot_be_undone(store):
         token, _ = await vote(store, "ann", 2)
         one = await due(store)
         assert [(v.reviewer, v.choice) for v in one.votes] == [("ann", 2)]
-        assert await store.undo_review(token, "ann") is None
+        assert await store.run(reviews.undo, token, "ann") is None
 
     asyncio.run(story())
 
@@ -182,9 +188,9 @@ def test_undoing_gives_the_next_item_back(store):
         await put(store, item(undo=30.0, due=1.0), item(due=2.0))
         token, _ = await vote(store, "ann", 1)
         following = await take(store, "ann")
-        assert (await store.undo_review(token, "ann")).token == token
+        assert (await store.run(reviews.undo, token, "ann")).token == token
         assert (await take(store, "ann")).token == token
-        assert await store.vote_review(following.token, "ann", 1) is None
+        assert await store.run(reviews.vote, following.token, "ann", 1) is None
 
     asyncio.run(story())
 
@@ -196,13 +202,13 @@ def test_an_end_that_is_based_on_something_older_changes_nothing(store):
         seen = await due(store)
         await vote(store, "bob", 1)
         outcome = ReviewOutcome(state="closed", action=1)
-        assert not await store.end_review(seen, "closed", outcome=outcome)
-        assert not await store.keep_reviewing(seen, needed=3, level=0)
+        assert not await store.run(reviews.end, seen, "closed", outcome=outcome)
+        assert not await store.run(reviews.keep_open, seen, needed=3, level=0)
         now = await due(store)
         assert [v.choice for v in now.votes] == [1, 1]
-        assert await store.end_review(now, "closed", outcome=outcome)
-        assert not await store.end_review(now, "closed", outcome=outcome)
-        assert await store.due_reviews() == []
+        assert await store.run(reviews.end, now, "closed", outcome=outcome)
+        assert not await store.run(reviews.end, now, "closed", outcome=outcome)
+        assert await store.run(reviews.due) == []
 
     asyncio.run(story())
 
@@ -213,13 +219,13 @@ def test_a_panel_has_so_many_places_and_a_lead_decides_after_it(store):
         await vote(store, "ann", 0)
         await vote(store, "bob", 1)
         assert await take(store, "cid") is None  # two are asked first
-        assert await store.keep_reviewing(await due(store), needed=3, level=0)
-        assert await store.due_reviews() == []
+        assert await store.run(reviews.keep_open, await due(store), needed=3, level=0)
+        assert await store.run(reviews.due) == []
         await vote(store, "cid", 2)
-        assert await store.keep_reviewing(await due(store), needed=1, level=1)
+        assert await store.run(reviews.keep_open, await due(store), needed=1, level=1)
         assert await take(store, "dan") is None
         held = await take(store, "eve", leads=("team",))
-        assert await store.vote_review(held.token, "eve", 2) == 0.0
+        assert await store.run(reviews.vote, held.token, "eve", 2) == 0.0
         last = await due(store)
         assert [v.reviewer for v in last.votes] == ["eve"]
         assert [v.reviewer for v in last.earlier] == ["ann", "bob", "cid"]
@@ -234,9 +240,9 @@ def test_a_vote_after_the_end_is_late_and_looks_the_same(store, sql):
         await vote(store, "ann", 0)
         await vote(store, "bob", 1)
         one = await due(store)
-        assert await store.end_review(one, "failed")
-        assert await store.renew_review(late.token, "cid")
-        assert await store.vote_review(late.token, "cid", 1) == 0.0
+        assert await store.run(reviews.end, one, "failed")
+        assert await store.run(reviews.renew, late.token, "cid")
+        assert await store.run(reviews.vote, late.token, "cid", 1) == 0.0
 
     asyncio.run(story())
     assert sorted(tuple(row) for row in sql("select reviewer, late from votes")) == [("ann", 0), ("bob", 0), ("cid", 1)]
@@ -246,7 +252,7 @@ def test_whoever_skips_is_not_asked_again_about_the_decision(store):
     async def story():
         [id] = await put(store, item())
         held = await take(store, "ann")
-        assert await store.skip_review(held.token, "ann")
+        assert await store.run(reviews.skip, held.token, "ann")
         assert await take(store, "ann") is None
         one = await due(store)
         assert (one.decision, one.votes, one.seen) == (id, (), {"ann"})
@@ -260,61 +266,61 @@ def test_whoever_skips_is_not_asked_again_about_the_decision(store):
 def test_whoever_read_the_record_cannot_vote(store):
     async def story():
         [id] = await put(store, item())
-        assert await store.under_review([id, "other"]) == {id}
+        assert await store.run(reviews.under_review, [id, "other"]) == {id}
         held = await take(store, "ann")
-        await store.note_reader(id, "ann")
-        assert await store.vote_review(held.token, "ann", 1) is None
+        await store.run(reviews.note_reader, id, "ann")
+        assert await store.run(reviews.vote, held.token, "ann", 1) is None
         assert await take(store, "ann") is None
         assert await take(store, "bob") is not None
-        assert await store.under_review([]) == frozenset()
+        assert await store.run(reviews.under_review, []) == frozenset()
 
     asyncio.run(story())
 
 
 async def asked(store, *, drawn=False, deadline=60.0, key="k", **options):
     """A request with one question for people; its claim and the decision."""
-    claim = await store.claim("caller", key, "sha", lease=30.0)
+    claim = await store.run(claims.take, "caller", key, "sha", lease=30.0)
     one = item(purpose="decide", drawn=drawn, deadline=deadline, **options)
     request = ReviewRequest(key_id="caller", name=key, policy="support", route="/v1/decisions", body=b"{}")
     work = ReviewWork(items=[one], request=request, deadline=deadline)
     body = DecisionBody(pending=True, size=3, form="menu", mode="enforce")
     event = decision(one.decision, body, decided_by="guardian")
-    await store.commit([event], claim=claim, begun={0: one.decision}, reviews=work)
+    await store.run(events.commit, [event], claim=claim, begun={0: one.decision}, reviews=work)
     return claim, one.decision
 
 
 async def asked_again(store, id, *, drawn, key="k"):
     """The same request once more, by its caller or by a gateway that completes it."""
-    claim = await store.claim("caller", key, "sha", lease=30.0)
+    claim = await store.run(claims.take, "caller", key, "sha", lease=30.0)
     one = item(id, "decide", drawn=drawn, deadline=60.0)
     request = ReviewRequest(key_id="caller", name=key, policy="support", route="/v1/decisions", body=b"{}")
-    await store.commit([], claim=claim, reviews=ReviewWork(items=[one], request=request, deadline=60.0))
+    await store.run(events.commit, [], claim=claim, reviews=ReviewWork(items=[one], request=request, deadline=60.0))
 
 
 def test_a_request_is_complete_once_its_reply_is_kept(store, sql):
     async def story():
         claim, id = await asked(store)
-        assert await store.decided_requests(limit=20) == []
+        assert await store.run(reviews.decided_requests, limit=20) == []
         await vote(store, "ann", 1)
-        await store.end_review(
-            await due(store), "decided", outcome=ReviewOutcome(state="decided", action=1, team="team")
+        await store.run(
+            reviews.end, await due(store), "decided", outcome=ReviewOutcome(state="decided", action=1, team="team")
         )
-        assert (await store.review_outcomes([id]))[id].action == 1
-        assert await store.decided_requests(limit=20) == []  # its caller is still being served
-        await store.release(claim)
-        [request] = await store.decided_requests(limit=20)
+        assert (await store.run(reviews.outcomes, [id]))[id].action == 1
+        assert await store.run(reviews.decided_requests, limit=20) == []  # its caller is still being served
+        await store.run(claims.release, claim)
+        [request] = await store.run(reviews.decided_requests, limit=20)
         assert (request.name, request.body) == ("k", b"{}")
-        again = await store.claim("caller", "k", "sha", lease=30.0)
+        again = await store.run(claims.take, "caller", "k", "sha", lease=30.0)
         assert again.begun == {0: id}
         reply = SavedResponse(status=200, headers={}, body=b"done")
         done = Event(id=id, body=CompletionBody(finish="stop", action=1))
-        await store.commit([done], claim=again, response=reply, reviews=ReviewWork(ended=True))
-        assert await store.decided_requests(limit=20) == []
-        request, outcome = await store.review_request(id)
+        await store.run(events.commit, [done], claim=again, response=reply, reviews=ReviewWork(ended=True))
+        assert await store.run(reviews.decided_requests, limit=20) == []
+        request, outcome = await store.run(reviews.request_of, id)
         assert (request.body, outcome.state) == (b"", "decided")
-        assert (await store.saved_response("caller", "k")).body == b"done"
-        assert await store.saved_response("caller", "none") is None
-        assert await store.review_request("none") is None
+        assert (await store.run(claims.saved_response, "caller", "k")).body == b"done"
+        assert await store.run(claims.saved_response, "caller", "none") is None
+        assert await store.run(reviews.request_of, "none") is None
 
     asyncio.run(story())
     assert [tuple(row) for row in sql("select state, payload from reviews")] == [("closed", None)]
@@ -325,8 +331,8 @@ def test_what_was_drawn_goes_on_as_an_audit_when_its_caller_gets_something_else(
     async def story():
         claim, id = await asked(store, drawn=drawn)
         reply = SavedResponse(status=200, headers={}, body=b"safe")
-        await store.commit([], claim=claim, response=reply, reviews=ReviewWork(ended=True))
-        assert (await store.review_outcomes([id]))[id].state == "expired"
+        await store.run(events.commit, [], claim=claim, response=reply, reviews=ReviewWork(ended=True))
+        assert (await store.run(reviews.outcomes, [id]))[id].state == "expired"
         assert (await take(store) is not None) == drawn
         await put(store, item(id))  # the auditor's own attempt makes no second item
 
@@ -340,9 +346,9 @@ def test_what_was_drawn_goes_on_as_an_audit_when_its_caller_gets_something_else(
 def test_a_caller_who_left_withdraws_the_question_and_may_come_back(store, sql, drawn):
     async def story():
         claim, id = await asked(store, drawn=drawn)
-        await store.withdraw_request("caller", "k")
+        await store.run(reviews.withdraw_request, "caller", "k")
         assert (await take(store, "zoe") is not None) == drawn
-        await store.release(claim)
+        await store.run(claims.release, claim)
         return id
 
     id = asyncio.run(story())
@@ -351,10 +357,10 @@ def test_a_caller_who_left_withdraws_the_question_and_may_come_back(store, sql, 
     async def back():
         await asked_again(store, id, drawn=drawn)
         held = await take(store, "zoe")
-        await store.vote_review(held.token, "zoe", 1)
+        await store.run(reviews.vote, held.token, "zoe", 1)
         verdict = ReviewOutcome(state="decided", action=1, team="team")
-        await store.end_review(await due(store), "decided", outcome=verdict)
-        return (await store.review_outcomes([id]))[id].action
+        await store.run(reviews.end, await due(store), "decided", outcome=verdict)
+        return (await store.run(reviews.outcomes, [id]))[id].action
 
     assert asyncio.run(back()) == 1
     assert [tuple(row) for row in sql("select purpose, state from reviews")] == [("decide", "decided")]
@@ -365,14 +371,14 @@ def test_a_drawn_question_is_not_asked_twice_after_its_deadline_or_its_verdict_a
     async def story():
         claim, id = await asked(store, drawn=True, deadline=0.0)
         if verdict:  # which people gave after the caller had left for a while
-            await store.withdraw_request("caller", "k")
+            await store.run(reviews.withdraw_request, "caller", "k")
             await vote(store, "ann", 2)
-            await store.end_review(await due(store), "closed", outcome=ReviewOutcome(state="closed", action=2))
+            await store.run(reviews.end, await due(store), "closed", outcome=ReviewOutcome(state="closed", action=2))
         else:
-            await store.end_review(await due(store), "expired")
-        await store.release(claim)
+            await store.run(reviews.end, await due(store), "expired")
+        await store.run(claims.release, claim)
         await asked_again(store, id, drawn=True)  # as whoever completes the request does
-        return (await store.review_outcomes([id]))[id]
+        return (await store.run(reviews.outcomes, [id]))[id]
 
     outcome = asyncio.run(story())
     assert (outcome.state, outcome.action) == (("closed", 2) if verdict else ("expired", None))
@@ -383,13 +389,13 @@ def test_a_drawn_question_is_not_asked_twice_after_its_deadline_or_its_verdict_a
 def test_a_deadline_ends_a_question(store):
     async def story():
         claim, id = await asked(store, deadline=0.05)
-        await store.release(claim)
+        await store.run(claims.release, claim)
         await asyncio.sleep(0.1)
         one = await due(store)
         assert one.overdue
-        assert await store.end_review(one, "expired")
-        assert (await store.review_outcomes([id]))[id].state == "expired"
-        assert len(await store.decided_requests(limit=20)) == 1
+        assert await store.run(reviews.end, one, "expired")
+        assert (await store.run(reviews.outcomes, [id]))[id].state == "expired"
+        assert len(await store.run(reviews.decided_requests, limit=20)) == 1
 
     asyncio.run(story())
 
@@ -403,8 +409,8 @@ def test_what_was_begun_outlives_a_long_deadline(store, sql):
 def test_an_erased_or_pruned_decision_leaves_no_question(store, sql):
     async def story():
         _, id = await asked(store)
-        assert await store.prune(before=4e9) == 0  # people have yet to judge it
-        assert await store.erase(id)
+        assert await integrity.prune(store, before=4e9) == 0  # people have yet to judge it
+        assert await store.run(integrity.erase, id)
         assert await take(store) is None
 
     asyncio.run(story())
@@ -417,13 +423,13 @@ def test_a_question_that_somebody_still_holds_is_swept_later(store, sql):
         claim, _ = await asked(store)
         await take(store)
         reply = SavedResponse(status=200, headers={}, body=b"safe")
-        await store.commit([], claim=claim, response=reply, reviews=ReviewWork(ended=True))
-        await store.sweep()
+        await store.run(events.commit, [], claim=claim, response=reply, reviews=ReviewWork(ended=True))
+        await integrity.sweep(store)
 
     asyncio.run(story())
     assert sql("select payload is null from reviews")[0][0] in (False, 0)
     sql("update reviews set closed = closed - 2000")
-    asyncio.run(store.sweep())
+    asyncio.run(integrity.sweep(store))
     assert sql("select payload is null from reviews")[0][0] in (True, 1)
 
 
@@ -435,17 +441,17 @@ def test_figures_come_from_votes_skips_and_second_opinions(store):
         ends = {"ann": 0, "bob": 1, "cid": 1}
         for who, choice in ends.items():
             held = await take(store, who)
-            await store.vote_review(held.token, who, choice)
-            for one in await store.due_reviews():
-                await store.end_review(one, "closed", outcome=ReviewOutcome(state="closed", action=1, size=3))
-        [(team, opinion)] = await store.second_opinions()
+            await store.run(reviews.vote, held.token, who, choice)
+            for one in await store.run(reviews.due):
+                await store.run(reviews.end, one, "closed", outcome=ReviewOutcome(state="closed", action=1, size=3))
+        [(team, opinion)] = await store.run(reviews.second_opinions)
         assert (team, opinion.size, opinion.menu) == ("team", 3, "m")
         assert opinion.first[0] != opinion.second[0]
-        day, night = await store.team_backlogs({"team": ("ann", "bob", "zoe"), "night": ("zoe",)})
+        day, night = await store.run(reviews.backlogs, {"team": ("ann", "bob", "zoe"), "night": ("zoe",)})
         assert (day.open, day.votes_last_hour, day.present) == (0, 3, ("ann", "bob"))
         assert (night.open, night.votes_needed, night.oldest, night.present) == (1, 1, None, ())
-        assert {vote.reviewer for vote in await store.cast_votes()} == set(ends)
-        assert await store.present_reviewers(["ann", "zoe"]) == {"ann"}
+        assert {vote.reviewer for vote in await store.run(reviews.cast_votes)} == set(ends)
+        assert await store.run(reviews.present, ["ann", "zoe"]) == {"ann"}
         assert other
 
     asyncio.run(story())
@@ -458,10 +464,10 @@ def test_a_second_opinion_waits_until_the_panel_needs_nobody(store):
         for who, choice in (("ann", 0), ("bob", 1)):
             await vote(store, who, choice)
         assert await take(store, "cid") is None
-        await store.keep_reviewing(await due(store), needed=3, level=0)
+        await store.run(reviews.keep_open, await due(store), needed=3, level=0)
         await vote(store, "cid", 1)
         assert await take(store, "dan") is None
-        await store.end_review(await due(store), "closed", outcome=ReviewOutcome(state="closed", action=1))
+        await store.run(reviews.end, await due(store), "closed", outcome=ReviewOutcome(state="closed", action=1))
         assert await take(store, "ann") is None
         assert await take(store, "dan") is not None
 
@@ -475,19 +481,19 @@ def test_webhooks_are_told_in_the_deciding_transaction_and_not_too_often(where):
     async def story():
         claim, id = await asked(store)
         await vote(store, "ann", 1)
-        await store.end_review(await due(store), "decided", outcome=ReviewOutcome(state="decided", action=1))
+        await store.run(reviews.end, await due(store), "decided", outcome=ReviewOutcome(state="decided", action=1))
         reply = SavedResponse(status=200, headers={}, body=b"done")
         lost = Claim("caller", "k", "someone else")
         with pytest.raises(Exception, match="no longer held"):
-            await store.commit([], claim=lost, response=reply, reviews=ReviewWork(ended=True))
-        assert await store.take_deliveries("pager", limit=9, lease=30.0) == []
-        await store.commit([], claim=claim, response=reply, reviews=ReviewWork(ended=True))
-        [told] = await store.take_deliveries("pager", limit=9, lease=30.0)
+            await store.run(events.commit, [], claim=lost, response=reply, reviews=ReviewWork(ended=True))
+        assert await store.run(outbox.take_deliveries, "pager", limit=9, lease=30.0) == []
+        await store.run(events.commit, [], claim=claim, response=reply, reviews=ReviewWork(ended=True))
+        [told] = await store.run(outbox.take_deliveries, "pager", limit=9, lease=30.0)
         assert told.event == "review.decided"
         assert f'"id":"{id}"' in told.body
         assert "done" not in told.body
-        assert [await store.call_reviewers("team") for _ in range(3)] == [True, False, False]
-        assert await store.call_reviewers("team", every=0.0)
+        assert [await store.run(reviews.call, "team") for _ in range(3)] == [True, False, False]
+        assert await store.run(reviews.call, "team", every=0.0)
 
     async def all_of_it():
         try:
@@ -503,15 +509,15 @@ async def review_all(store):
 
     async def work(who):
         while (held := await take(store, who)) is not None:
-            await store.vote_review(held.token, who, 1)
+            await store.run(reviews.vote, held.token, who, 1)
 
     await asyncio.gather(*(work(f"r{k}") for k in range(CLAIMERS)))
     ended = 0
-    while items := await store.due_reviews():
+    while items := await store.run(reviews.due):
         for one in items:
             event = Event(id=one.decision, body=AuditBody(scores=(0.0, 1.0, 0.0)))
             outcome = ReviewOutcome(state="closed", action=1)
-            ended += await store.end_review(one, "closed", outcome=outcome, events=[event])
+            ended += await store.run(reviews.end, one, "closed", outcome=outcome, events=[event])
     return ended
 
 
@@ -521,13 +527,13 @@ def test_a_thousand_reviews_verify_and_one_changed_verdict_is_found(where, store
     async def story():
         await put(store, *(item() for _ in range(count)))
         assert await review_all(store) == count
-        assert await store.verify() == []
+        assert await integrity.verify(store) == []
 
     asyncio.run(story())
     assert sql("select count(*) from votes") == sql("select count(*) from events where kind = 'audit'") == [(count,)]
     middle = f"(select id from events where kind = 'audit' order by id limit 1 offset {count // 2})"
     sql(f"update events set body = replace(body, '0.0,1.0,0.0', '1.0,0.0,0.0') where id = {middle}")
-    assert len(asyncio.run(store.verify())) == 1
+    assert len(asyncio.run(integrity.verify(store))) == 1
 
 
 def race(where, take_one, items, claimers=CLAIMERS):
@@ -549,7 +555,7 @@ def race(where, take_one, items, claimers=CLAIMERS):
                     empty = 0 if held else empty + 1
                     if held:
                         got.append((held.token, f"r{number}"))
-                        await store.vote_review(held.token, f"r{number}", 0)
+                        await store.run(reviews.vote, held.token, f"r{number}", 0)
             finally:
                 await store.close()
 
@@ -606,13 +612,13 @@ def test_counting_places_in_another_table_fails_the_same_test(postgres, opened):
     asyncio.run(put(store, *(item(lease=600.0) for _ in range(RACES))))
 
     async def take_one(store, who):
-        return await store._write(lambda session: counting_take(session, who))
+        return await store.execute("write", lambda session: counting_take(session, who))
 
     race(postgres, take_one, RACES)
 
     async def doubles():
-        return await store._scan(
-            lambda session: session.rows("select item from votes group by item having count(*) > 1")
+        return await store.execute(
+            "scan", lambda session: session.rows("select item from votes group by item having count(*) > 1")
         )
 
     assert asyncio.run(doubles())
@@ -625,15 +631,15 @@ def test_names_are_values_whatever_they_hold(store):
     async def story():
         await put(store, *(item(name) for name in odd), item("plain"))
         for name in odd:
-            assert await store.under_review([name, "other"]) == {name}
-            assert await store.ledgers(name) == []
+            assert await store.run(reviews.under_review, [name, "other"]) == {name}
+            assert await store.run(ledger.ledgers, name) == []
             held = await take(store, name)
-            assert await store.held_question(held.token, name) == QUESTION
-            assert await store.held_question(held.token, "other") is None
-            assert await store.held_question(name, name) is None
+            assert await store.run(reviews.held_question, held.token, name) == QUESTION
+            assert await store.run(reviews.held_question, held.token, "other") is None
+            assert await store.run(reviews.held_question, name, name) is None
         for name in ("a\0b", "\ud800"):  # which a database may have no text for
             with suppress(StoreError):
-                assert await store.under_review([name]) == frozenset()
-        assert await store.under_review([*odd, "plain"]) == {*odd, "plain"}
+                assert await store.run(reviews.under_review, [name]) == frozenset()
+        assert await store.run(reviews.under_review, [*odd, "plain"]) == {*odd, "plain"}
 
     asyncio.run(story())

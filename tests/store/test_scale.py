@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from conformal_arbitrage.store.base import Audit
-from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.ids import id_at
-from conformal_arbitrage.store.ledger_base import LedgerKey, NewRow
-from conformal_arbitrage.store.record import MenuQuestion
+from conformal_arbitrage.store import events, pages
+from conformal_arbitrage.store.ledger import LedgerKey, NewRow
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import MenuQuestion, id_at
+from conformal_arbitrage.store.session import Session
 from tests.store.facts import decision
 from tests.store.test_console import FILTERS, GUARDIAN, PRIMARY, body, commit
 
@@ -72,7 +72,11 @@ class Filled:
 
         with monkeypatch.context() as watching:
             watching.setattr(Session, "rows", noted)
-            page = self.store.marked_decisions(**wanted) if "mark" in wanted else self.store.records(**wanted)
+            page = (
+                self.store.run(pages.marked_decisions, **wanted)
+                if "mark" in wanted
+                else self.store.run(pages.records, **wanted)
+            )
             assert asyncio.run(page), wanted
         return [query for query in queries if query[0].startswith(("select", "with"))]
 
@@ -89,7 +93,7 @@ def filled(tmp_path, opened):
                 row = NewRow(key=key, drawn=1.0, due=2.0)
                 question = MenuQuestion(context="?", actions=("a", "b"))
                 commit(store, event, audits=[Audit(id=event.id, policy=policy, question=question, row=row)])
-        asyncio.run(store.fold_tallies())
+        asyncio.run(events.fold_tallies(store))
         now = time.time() + 60
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("pragma synchronous = off")

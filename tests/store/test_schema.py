@@ -6,7 +6,7 @@ import re
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import PostgresStore, open_store, schema
+from conformal_arbitrage.store import PostgresStore, integrity, open_store, pages, schema
 from conformal_arbitrage.store.schema import ADDITIVE, MIGRATIONS
 from tests.store.facts import decide
 
@@ -50,8 +50,8 @@ async def written(where, count, **options):
     """Record decisions; return how many there are then, after a check of the chains."""
     store = await open_store(where, **options)
     await decide(store, count)
-    total = len(await store.records())
-    assert await store.verify() == []
+    total = len(await store.run(pages.records))
+    assert await integrity.verify(store) == []
     await store.close()
     return total
 
@@ -107,7 +107,7 @@ def test_a_migration_that_waits_for_a_backup_does_not_keep_decisions_waiting(pos
             backup.rollback()
             later = await migrating
         await decide(store)
-        schema, total = later.schema, len(await store.records())
+        schema, total = later.schema, len(await store.run(pages.records))
         await later.close()
         await store.close()
         return schema.version, total

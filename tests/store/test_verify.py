@@ -5,7 +5,18 @@ import time
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import Audit, AuditBody, FeedbackBody, MenuQuestion, integrity, new_id, open_store
+from conformal_arbitrage.store import (
+    Audit,
+    AuditBody,
+    FeedbackBody,
+    MenuQuestion,
+    integrity,
+    new_id,
+    open_store,
+    outbox,
+    pages,
+)
+from conformal_arbitrage.store import events as stored_events
 from tests.store.facts import decide, decision, later
 
 SWAP = (
@@ -19,7 +30,7 @@ SWAP = (
 def chained(where, opened):
     """A store with seven events, written by one writer in one transaction."""
     store = opened(where)
-    asyncio.run(store.commit([decision() for _ in range(7)]))
+    asyncio.run(store.run(stored_events.commit, [decision() for _ in range(7)]))
     return store
 
 
@@ -36,10 +47,10 @@ def chained(where, opened):
     ],
 )
 def test_damage_is_named(chained, sql, damage, events, fault):
-    assert asyncio.run(chained.verify()) == []
+    assert asyncio.run(integrity.verify(chained)) == []
     for statement in damage:
         sql(statement)
-    faults = asyncio.run(chained.verify())
+    faults = asyncio.run(integrity.verify(chained))
     assert len(faults) == len(events)
     for message, seq in zip(faults, events, strict=True):
         assert f", event {seq} (" in message
@@ -49,37 +60,39 @@ def test_damage_is_named(chained, sql, damage, events, fault):
 def test_every_damage_is_reported(chained, sql):
     sql("update events set body = '{}' where seq in (2, 3, 6)")
     sql("delete from events where seq = 4")
-    assert len(asyncio.run(chained.verify())) == 4
+    assert len(asyncio.run(integrity.verify(chained))) == 4
 
 
 def test_a_malformed_row_raises_a_store_error(chained, sql):
     sql("update events set body = '{' where seq = 4")
     with pytest.raises(StoreError, match="verify"):
-        asyncio.run(chained.records())
-    assert len(asyncio.run(chained.verify())) == 1
+        asyncio.run(chained.run(pages.records))
+    assert len(asyncio.run(integrity.verify(chained))) == 1
 
 
 def test_pruning_removes_old_decisions_entirely_and_the_chain_still_holds(store, sql):
     async def story():
         old = await decide(store, 20)
-        await store.commit(
-            [], audits=[Audit(id=old[0], policy="support", question=MenuQuestion(context="?", actions=("a", "b")))]
+        await store.run(
+            stored_events.commit,
+            [],
+            audits=[Audit(id=old[0], policy="support", question=MenuQuestion(context="?", actions=("a", "b")))],
         )
         await asyncio.sleep(0.01)
         cut = time.time()
         young = await decide(store, 5)
         for id in (old[3], young[0], old[4]):
-            await store.commit([later(id, FeedbackBody(comment="secret"))])
-        assert await store.prune(before=cut) == 19, "an open audit keeps its question"
-        await store.commit([later(old[0], AuditBody(error="too late"))])
-        assert await store.prune(before=cut) == 1
-        assert [record.id for record in await store.records()] == young[::-1]
-        assert await store.record(old[3]) is None
-        assert len((await store.record(young[0])).feedback) == 1
-        assert await store.take_audits(limit=9, lease=1) == []
-        assert await store.verify() == []
+            await store.run(stored_events.commit, [later(id, FeedbackBody(comment="secret"))])
+        assert await integrity.prune(store, before=cut) == 19, "an open audit keeps its question"
+        await store.run(stored_events.commit, [later(old[0], AuditBody(error="too late"))])
+        assert await integrity.prune(store, before=cut) == 1
+        assert [record.id for record in await store.run(pages.records)] == young[::-1]
+        assert await store.run(pages.record, old[3]) is None
+        assert len((await store.run(pages.record, young[0])).feedback) == 1
+        assert await store.run(outbox.take_audits, limit=9, lease=1) == []
+        assert await integrity.verify(store) == []
         await decide(store, 10)
-        assert await store.verify() == []
+        assert await integrity.verify(store) == []
         return old
 
     old = asyncio.run(story())
@@ -95,10 +108,10 @@ def test_pruning_again_moves_the_checkpoint_on(store, sql):
         for _ in range(3):
             await decide(store, 12)
             await asyncio.sleep(0.005)
-            assert await store.prune(before=time.time()) == 12
-            assert await store.verify() == []
+            assert await integrity.prune(store, before=time.time()) == 12
+            assert await integrity.verify(store) == []
         await decide(store, 3)
-        assert await store.verify() == []
+        assert await integrity.verify(store) == []
 
     asyncio.run(story())
     assert sql("select count(*) from events where body is null") == [(0,)]
@@ -108,10 +121,10 @@ def test_pruning_again_moves_the_checkpoint_on(store, sql):
 def test_pruning_handles_more_than_one_chunk(tmp_path, opened):
     async def story():
         store = opened(str(tmp_path / "s.db"))
-        await store.commit([decision(new_id()) for _ in range(1234)])
+        await store.run(stored_events.commit, [decision(new_id()) for _ in range(1234)])
         await asyncio.sleep(0.005)
-        assert await store.prune(before=time.time()) == 1234
-        assert await store.verify() == []
+        assert await integrity.prune(store, before=time.time()) == 1234
+        assert await integrity.verify(store) == []
 
     asyncio.run(story())
 
@@ -127,12 +140,12 @@ def test_pruning_handles_more_than_one_chunk(tmp_path, opened):
 )
 def test_damage_to_checkpoints_and_tombstones_is_found(chained, sql, damage):
     async def story():
-        records = (await chained.records())[::-1]
+        records = (await chained.run(pages.records))[::-1]
         sql(f"update events set at = 0 where id in ('{records[0].id}', '{records[1].id}', '{records[3].id}')")
-        await chained.prune(before=1)
-        assert await chained.verify() == []
+        await integrity.prune(chained, before=1)
+        assert await integrity.verify(chained) == []
         sql(damage)
-        assert len(await chained.verify()) == 1
+        assert len(await integrity.verify(chained)) == 1
 
     asyncio.run(story())
 
@@ -141,11 +154,11 @@ def test_commits_continue_while_others_prune_and_verify(store):
     async def story():
         async def tidy():
             for _ in range(5):
-                await store.prune(before=time.time())
-                assert await store.verify() == []
+                await integrity.prune(store, before=time.time())
+                assert await integrity.verify(store) == []
 
         await asyncio.gather(tidy(), tidy(), *(decide(store, 20) for _ in range(8)))
-        assert await store.verify() == []
+        assert await integrity.verify(store) == []
 
     asyncio.run(story())
 
@@ -160,10 +173,10 @@ def test_verification_reads_a_snapshot_even_while_everything_is_pruned(store):
         return integrity.chain_faults(session), before == session.rows("select seq from events")
 
     async def story():
-        await store.commit([decision() for _ in range(700)])
-        check = asyncio.ensure_future(store._scan(slowly))
+        await store.run(stored_events.commit, [decision() for _ in range(700)])
+        check = asyncio.ensure_future(store.execute("scan", slowly))
         await asyncio.to_thread(begun.wait)
-        assert await store.prune(before=time.time() + 1) == 700
+        assert await integrity.prune(store, before=time.time() + 1) == 700
         pruned.set()
         assert await check == ([], True)
 
@@ -176,9 +189,9 @@ def test_gateways_that_sign_at_the_same_time_do_not_wait_for_each_other(postgres
     async def story():
         stores = [await open_store(postgres, keys=keys, connections=6) for _ in range(3)]
         for _ in range(8):
-            await asyncio.gather(*(store.commit([decision()]) for store in stores * 12))
-            await asyncio.gather(*(store.seal(everything=k % 2 == 0) for k, store in enumerate(stores * 4)))
-        faults = await stores[0].verify()
+            await asyncio.gather(*(store.run(stored_events.commit, [decision()]) for store in stores * 12))
+            await asyncio.gather(*(integrity.seal(store, everything=k % 2 == 0) for k, store in enumerate(stores * 4)))
+        faults = await integrity.verify(stores[0])
         for store in stores:
             await store.close()
         return faults

@@ -26,7 +26,7 @@ from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.gateway.requests import DecisionRoutes
 from conformal_arbitrage.live.config import GatewayConfig, PolicyConfig
 from conformal_arbitrage.models.port import Scores
-from conformal_arbitrage.store import AuditBody, Event, SQLiteStore
+from conformal_arbitrage.store import AuditBody, Event, SQLiteStore, events, integrity, pages
 from conformal_arbitrage.types import Spent
 from tests.validity.simulation import keeps, log_of
 
@@ -151,7 +151,7 @@ async def recalibrated(folder, *, bug):
         gateway = routes(store, policy, world, rule, audit_rate=1.0)
         for j in range(QUERIES):
             await send(gateway, world, f"{policy}-{j}")
-        records = (await store.records(policy=policy, limit=1000))[::-1]
+        records = (await store.run(pages.records, policy=policy, limit=1000))[::-1]
         names = list(world.truth)[-QUERIES:]
         delivered = [not record.decision.pending for record in records]
         audits = [
@@ -159,12 +159,12 @@ async def recalibrated(folder, *, bug):
             for record, name, whole in zip(records, names, delivered, strict=True)
             if whole
         ]
-        await store.commit(audits)
+        await store.run(events.commit, audits)
         log = await score_log_of(store, policy)
         assert len(log) == world.calls.total() == QUERIES  # for every Primary leg there is a row
         rows = log.select(np.flatnonzero(delivered)) if bug else log
         means.append(world.loss(calibrate(rows, ALPHA, guardian_sees="all", missing_guardian="worst_case")))
-    assert await store.verify() == []
+    assert await integrity.verify(store) == []
     await store.close()
     return float(np.mean(means)), float(np.std(means, ddof=1) / TIMES**0.5)
 
@@ -192,7 +192,7 @@ async def retried(folder, *, keyed):
                 break
         wrong = answer is not None and answer[1] == "primary" and world.truth[f"q{k}"][0] == 0
         losses.append(float(wrong))
-    assert await store.verify() == []
+    assert await integrity.verify(store) == []
     await store.close()
     return (float(np.mean(losses)), float(np.std(losses, ddof=1) / REQUESTS**0.5)), world.calls
 

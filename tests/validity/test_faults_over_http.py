@@ -16,7 +16,7 @@ from conformal_arbitrage import calibrate
 from conformal_arbitrage.collecting.records import score_log_of
 from conformal_arbitrage.errors import UpstreamError
 from conformal_arbitrage.models import FunctionScorer
-from conformal_arbitrage.store import open_store
+from conformal_arbitrage.store import integrity, open_store
 from tests.gateway.durability import LOST, OURS, Gateway, _note, all_records, calls_by_name, encoded, named_in, run_sql
 from tests.validity.simulation import log_of
 
@@ -119,7 +119,7 @@ async def story(folder, relaxation):
                         await asyncio.sleep(0.2)
     store = await open_store(where, keys=OURS.record_keys)
     try:
-        return delivered, await all_records(store), await score_log_of(store, "p"), await store.verify()
+        return delivered, await all_records(store), await score_log_of(store, "p"), await integrity.verify(store)
     finally:
         await store.close()
 

@@ -13,7 +13,7 @@ import pytest
 from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate
 from conformal_arbitrage.collecting.renewal import RenewablePolicy, install_successor, outlook, successor
 from conformal_arbitrage.models.port import fingerprint
-from conformal_arbitrage.store import AuditBody, DecisionBody, Event, SQLiteStore, new_id
+from conformal_arbitrage.store import AuditBody, DecisionBody, Event, SQLiteStore, events, new_id, policies
 from conformal_arbitrage.types import Leg, Spent
 
 pytestmark = pytest.mark.proof
@@ -64,16 +64,16 @@ class Traffic:
 async def relaxations(store, traffic, name):
     """Return the relaxations of a policy's certificates, from the first to the last renewal."""
     policy = RenewablePolicy(name=name, identities=IDENTITIES, human_guardian=False, secret=SECRET)
-    await store.install(name, traffic.certificate().to_dict(), by="test")
+    await store.run(policies.install, name, traffic.certificate().to_dict(), by="test")
     await asyncio.sleep(0.003)  # rows count from the millisecond after
     rows = 0
     for renewal in range(1, RENEWALS + 1):
-        await store.commit(list(traffic.events(name, FIRST * 2 ** (renewal - 1) - rows)))
+        await store.run(events.commit, list(traffic.events(name, FIRST * 2 ** (renewal - 1) - rows)))
         rows = FIRST * 2 ** (renewal - 1)
         ahead = await outlook(store, policy, now=time.time() + 2 * DAY)
         assert (ahead.renewal, ahead.due) == (renewal, True)
         await install_successor(store, ahead, await successor(store, policy, ahead), by="test")
-    history = await store.policy_history(name)
+    history = await store.run(policies.history, name)
     return [Certificate.from_dict(dict(version.certificate)).relaxation for version in reversed(history)]
 
 

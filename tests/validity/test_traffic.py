@@ -14,7 +14,7 @@ from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.models import ReplayScorer
-from conformal_arbitrage.store import AuditBody, Event, SQLiteStore
+from conformal_arbitrage.store import AuditBody, Event, SQLiteStore, events, pages
 from tests.validity.simulation import World, keeps, log_of, regret
 
 pytestmark = pytest.mark.proof
@@ -47,7 +47,7 @@ async def serve(store, name, rng, rule):
     outcomes = [[step async for step in decider.steps(policy, Query("", ACTIONS, id=id), "caller")][-1] for id in ids]
     drawn = [one.audit.id for one in outcomes if one.audit]
     audits = [Event(id=id, body=await audited(models, id)) for id in drawn]
-    await store.commit([*(one.event for one in outcomes), *audits])
+    await store.run(events.commit, [*(one.event for one in outcomes), *audits])
 
 
 async def audited(models, id):
@@ -66,7 +66,7 @@ async def calibration_rows(store, name, *, bug):
 
 
 async def deciders(store, name):
-    return [record.decided_by for record in (await store.records(policy=name, limit=1000))[::-1]]
+    return [record.decided_by for record in (await store.run(pages.records, policy=name, limit=1000))[::-1]]
 
 
 async def losses(folder, *, bug):

@@ -43,8 +43,10 @@ from conformal_arbitrage.live.webhooks import send_test, webhooks_of
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.models.wrappers import dollars
-from conformal_arbitrage.store import PolicyVersion, Store, new_id
-from conformal_arbitrage.store.heads import Head
+from conformal_arbitrage.store import PolicyVersion, Store, integrity, new_id, outbox
+from conformal_arbitrage.store import keys as stored_keys
+from conformal_arbitrage.store import policies as stored_policies
+from conformal_arbitrage.store.integrity import Head
 
 # --- The commands of the gateway ---
 
@@ -84,7 +86,7 @@ def serve_command(*, config: str, host: str | None, port: int | None, no_migrate
 
 async def _has_keys(store: Store) -> bool:
     """Tell whether calls will need a key, that of the environment included."""
-    return bool(os.environ.get(FIRST_KEY) or await store.keys())
+    return bool(os.environ.get(FIRST_KEY) or await store.run(stored_keys.list_all))
 
 
 @click.group("keys", cls=options.WrappingGroup)
@@ -129,8 +131,10 @@ def keys_create_command(
     id = new_id()
 
     async def create(store: Store) -> bool:
-        first = not await store.keys()
-        await store.create_key(id=id, sha256=sha256, scope=scope, label=label, expires=ends, policies=policies or None)
+        first = not await store.run(stored_keys.list_all)
+        await store.run(
+            stored_keys.create, id=id, sha256=sha256, scope=scope, label=label, expires=ends, policies=policies or None
+        )
         return first
 
     first = options.with_store(config, create)
@@ -171,7 +175,7 @@ def keys_generate_command(*, as_json: bool) -> None:
 @options.as_json
 def keys_list_command(*, config: str, as_json: bool) -> None:
     """List all keys, without their secrets."""
-    keys = options.with_store(config, lambda store: store.keys())
+    keys = options.with_store(config, lambda store: store.run(stored_keys.list_all))
     if as_json:
         print_json([asdict(key) for key in keys])
         return
@@ -187,7 +191,7 @@ def keys_list_command(*, config: str, as_json: bool) -> None:
 @options.config_file
 def keys_revoke_command(id: str, *, config: str) -> None:
     """Revoke a key immediately."""
-    if not options.with_store(config, lambda store: store.revoke_key(id)):
+    if not options.with_store(config, lambda store: store.run(stored_keys.revoke, id)):
         raise StoreError(f"there is no key {id!r}; list all with `arbitrage keys list`")
     click.echo(f"Revoked: {id}")
 
@@ -229,7 +233,7 @@ def records_prune_command(*, older_than: float, yes: bool, config: str, as_json:
     if not yes and not as_json and has_terminal():
         question = f"Remove all decisions older than {older_than:g} days, with all that is recorded about them?"
         click.confirm(question, abort=True, err=True)
-    removed = options.with_store(config, lambda store: store.prune(before=time.time() - older_than * 86400))
+    removed = options.with_store(config, lambda store: integrity.prune(store, before=time.time() - older_than * 86400))
     if as_json:
         print_json({"removed": removed})
     else:
@@ -271,7 +275,7 @@ def _verified(config: str, copy: Head | None) -> tuple[bool, list[str]]:
     if "://" not in database and not (Path(database).is_file() and Path(database).stat().st_size):
         return signed, [f"{database}: there is no database, or it is empty; restore a backup"]
     try:
-        return signed, options.with_store(config, lambda store: store.verify(copy))
+        return signed, options.with_store(config, lambda store: integrity.verify(store, copy))
     except DamagedError as error:
         return signed, [str(error)]
 
@@ -294,7 +298,7 @@ def records_head_command(*, config: str) -> None:
     \b
     arbitrage records head > head-$(date +%F).json
     """
-    head = options.with_store(config, lambda store: store.head())
+    head = options.with_store(config, lambda store: store.run(integrity.head))
     click.echo(msgspec.json.format(msgspec.json.encode(head)).decode())
 
 
@@ -308,7 +312,7 @@ def records_erase_command(id: str, *, config: str, as_json: bool) -> None:
     \b
     arbitrage records erase 01kabcdefghjkmnpqrstvwxyz0
     """
-    if not options.with_store(config, lambda store: store.erase(id)):
+    if not options.with_store(config, lambda store: store.run(integrity.erase, id)):
         raise StoreError(f"there is no decision {id!r}; find its id with `arbitrage records export`, or in the reply")
     if as_json:
         print_json({"erased": id})
@@ -642,7 +646,7 @@ def policies_lift_command(policy: str, *, reason: str, version: int | None, conf
     if not reason.strip():
         raise click.UsageError("--reason must say why; the record keeps it")
     lifted = options.with_store(
-        config, lambda store: store.lift(policy, reason=reason, by="command line", version=version)
+        config, lambda store: store.run(stored_policies.lift, policy, reason=reason, by="command line", version=version)
     )
     if lifted is None:
         named = "its newest version" if version is None else f"version {version}"
@@ -732,7 +736,7 @@ async def _send_tests(webhooks: list[WebhookEndpoint]) -> list[dict[str, Any]]:
 @options.as_json
 def webhooks_list_command(*, limit: int, config: str, as_json: bool) -> None:
     """List the newest messages to webhooks, of the last thirty days."""
-    deliveries = options.with_store(config, lambda store: store.deliveries(limit=limit))
+    deliveries = options.with_store(config, lambda store: store.run(outbox.deliveries, limit=limit))
     if as_json:
         print_json([asdict(delivery) for delivery in deliveries])
         return

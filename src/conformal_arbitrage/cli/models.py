@@ -49,7 +49,7 @@ from conformal_arbitrage.models.wrappers import dollars, stored_cost
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_text
-from conformal_arbitrage.store import PolicyVersion, open_store
+from conformal_arbitrage.store import PolicyVersion, open_store, policies
 from conformal_arbitrage.types import ChatRequest, Decision, Query
 
 
@@ -126,7 +126,7 @@ def _installed(config: Config) -> list[PolicyVersion]:
     async def read() -> list[PolicyVersion]:
         store = await open_store(database_of(config))
         try:
-            return await store.policies()
+            return await store.run(policies.active)
         finally:
             await store.close()
 

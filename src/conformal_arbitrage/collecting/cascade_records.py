@@ -15,8 +15,8 @@ from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.live.rule import top_choice, top_of
 from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
-from conformal_arbitrage.store.base import Store
 from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import Leg
 
 _NAN = float("nan")

@@ -19,8 +19,9 @@ from conformal_arbitrage.live.graders import COMPARISONS, Grader, JudgeGrader
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.port import spent_of, together
 from conformal_arbitrage.models.wrappers import RateLimit, SpendingLimit
-from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store import events, keys
 from conformal_arbitrage.store.record import DecisionRecord, Event, FeedbackBody, Grades
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import ChatRequest, Role, Spent, as_object
 
 BY = "records grade"
@@ -100,7 +101,7 @@ async def read_backlog(store: Store, config: Config, policy: str, *, grade: str,
     settings = config.policies.get(policy)
     trusted: Collection[str | None] | None = None
     if settings is None or not settings.callers_grade:
-        trusted = {_OPEN, *(key.id for key in await store.keys() if key.scope != "call")}
+        trusted = {_OPEN, *(key.id for key in await store.run(keys.list_all) if key.scope != "call")}
     records = await fit_records(store, policy)
     if any(record.decision.form == "menu" for record in records):
         raise StoreError(f"policy {policy!r} chooses from menus, whose rows need no grades; export them as they are")
@@ -262,7 +263,7 @@ class _Run:
         grades, spent, problem = await _graded(self._grader, row)
         if grades is not None:
             body = FeedbackBody(grades=grades, by=BY, grader=dict(self._grader.identity))
-            await self._store.commit([Event(id=row.id, body=body)])
+            await self._store.run(events.commit, [Event(id=row.id, body=body)])
         self.progress.done += 1
         self.progress.spent += spent
         if problem is None:

@@ -19,9 +19,10 @@ from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT, column_texts
 from conformal_arbitrage.scorelog.log import ROUTER_ACTIONS, ScoreLog, join_logs
 from conformal_arbitrage.scorelog.tables import strings
-from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store import pages
+from conformal_arbitrage.store.events import CalibrationRow, all_guardian_scores, first_graded, fit, scores_of
 from conformal_arbitrage.store.record import DecisionRecord, Grades, JSONObject
-from conformal_arbitrage.store.row_base import CalibrationRow, all_guardian_scores, first_graded, fit, scores_of
+from conformal_arbitrage.store.session import Store
 
 # --- Rows of sessions ---
 
@@ -480,8 +481,8 @@ async def decisions_of(store: Store, policy: str, window: TimeWindow = ALWAYS) -
 async def decision_pages(store: Store, policy: str, window: TimeWindow) -> AsyncIterator[list[DecisionRecord]]:
     """Yield the decisions of a policy, newest first, a page at a time; those whose caller left are not among them."""
     before: str | None = None
-    while page := await store.records(
-        policy=policy, since=window.since, until=window.until, before=before, limit=_PAGE
+    while page := await store.run(
+        pages.records, policy=policy, since=window.since, until=window.until, before=before, limit=_PAGE
     ):
         before = page[-1].id
         wanted = window.wanted

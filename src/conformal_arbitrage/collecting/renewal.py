@@ -30,10 +30,11 @@ from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.store.base import PolicyVersion, Store
-from conformal_arbitrage.store.ids import id_at
-from conformal_arbitrage.store.record import AlarmBody
-from conformal_arbitrage.store.row_base import CalibrationRow
+from conformal_arbitrage.store import events, policies
+from conformal_arbitrage.store.events import CalibrationRow
+from conformal_arbitrage.store.policies import PolicyVersion
+from conformal_arbitrage.store.record import AlarmBody, id_at
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY, as_object
 
 # --- The looking part of a policy's rows ---
@@ -245,7 +246,7 @@ async def outlook(store: Store, policy: RenewablePolicy, *, now: float) -> Outlo
         CertificateError: it is not signed with the project's secret.
         OptionError: stored rows cannot renew this kind of certificate.
     """
-    await store.gather_rows()
+    await events.gather_rows(store)
     history = await _history(store, policy.name)
     _refuse_replaced(history, policy)
     certificate = _certificate(history[0], policy.secret)
@@ -285,12 +286,14 @@ def _renewals_made(history: Sequence[PolicyVersion], chain: RenewalChain) -> int
 
 async def _last_alarm(store: Store, policy: str) -> float | None:
     """Return when the last alarm of a policy was raised."""
-    alarms = [notice.body.at for notice in await store.notices(policy) if isinstance(notice.body, AlarmBody)]
+    alarms = [
+        notice.body.at for notice in await store.run(policies.notices, policy) if isinstance(notice.body, AlarmBody)
+    ]
     return max((at for at in alarms if at is not None), default=None)
 
 
 async def _history(store: Store, policy: str) -> list[PolicyVersion]:
-    history = await store.policy_history(policy)
+    history = await store.run(policies.history, policy)
     if not history:
         raise StoreError(f"policy {policy!r} has no certificate to renew; calibrate one and start the gateway with it")
     if not history[0].intact:
@@ -337,19 +340,23 @@ class _Rows:
 
     async def count(self, since: float, *, until: float | None = None) -> int:
         key = self.policy.identities_sha256
-        return await self.store.count_rows(self.policy.name, identities_sha256=key, since=since, until=until)
+        return await self.store.run(
+            events.count_rows, self.policy.name, identities_sha256=key, since=since, until=until
+        )
 
     async def live(self, since: float, limit: int | None = None) -> list[CalibrationRow]:
         key = self.policy.identities_sha256
-        return await self.store.calibration_rows(self.policy.name, identities_sha256=key, since=since, limit=limit)
+        return await self.store.run(
+            events.calibration_rows, self.policy.name, identities_sha256=key, since=since, limit=limit
+        )
 
     async def collected(self, history: Sequence[PolicyVersion], chain: RenewalChain) -> list[CalibrationRow]:
         """Return the rows of the log that the chain began with, if they were imported."""
-        return await self.store.imported_rows(self.policy.name, _first_log(history, chain))
+        return await self.store.run(events.imported_rows, self.policy.name, _first_log(history, chain))
 
     async def count_collected(self, history: Sequence[PolicyVersion], chain: RenewalChain) -> int:
         """Count them."""
-        return await self.store.count_imported(self.policy.name, _first_log(history, chain))
+        return await self.store.run(events.count_imported, self.policy.name, _first_log(history, chain))
 
 
 def _first_log(history: Sequence[PolicyVersion], chain: RenewalChain) -> str:
@@ -464,7 +471,7 @@ async def tighter(store: Store, policy: RenewablePolicy, ahead: Outlook, *, now:
 
 async def install_successor(store: Store, ahead: Outlook, next: Successor, *, by: str) -> PolicyVersion | None:
     """Install a successor, whatever came out; return None if a version was installed or an alarm raised meanwhile."""
-    return await store.succeed(ahead.policy, next.certificate.to_dict(), by=by, after=ahead.version)
+    return await store.run(policies.succeed, ahead.policy, next.certificate.to_dict(), by=by, after=ahead.version)
 
 
 async def import_log(store: Store, policy: RenewablePolicy, path: Path) -> str | None:
@@ -475,7 +482,7 @@ async def import_log(store: Store, policy: RenewablePolicy, path: Path) -> str |
     Raises:
         ConfigError: it is not the log of a certificate of this policy.
     """
-    await store.gather_rows()
+    await events.gather_rows(store)
     history = await _history(store, policy.name)
     for version in reversed(history):
         certificate = Certificate.from_dict(dict(version.certificate), source=f"policy {policy.name}")
@@ -495,7 +502,7 @@ async def import_log(store: Store, policy: RenewablePolicy, path: Path) -> str |
 async def _import(
     store: Store, policy: RenewablePolicy, version: PolicyVersion, log: ScoreLog, certificate: Certificate
 ) -> str | None:
-    if await store.count_imported(policy.name, certificate.log_sha256):
+    if await store.run(events.count_imported, policy.name, certificate.log_sha256):
         return None
     arrived = await _Rows(store, policy).count(version.installed)
     if arrived:
@@ -503,5 +510,5 @@ async def _import(
             f"the log was not imported: {arrived} rows have arrived since version {version.version} was installed, and what "
             "the first renewal takes has to be settled before; it takes live rows only"
         )
-    await store.import_rows(policy.name, certificate.log_sha256, log_rows(log, certificate))
+    await store.run(events.import_rows, policy.name, certificate.log_sha256, log_rows(log, certificate))
     return None

@@ -22,7 +22,11 @@ from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.live.webhooks import send_test
 from conformal_arbitrage.models.completions import PASSED_ON
 from conformal_arbitrage.models.webhook import WebhookAttempt, WebhookEndpoint
-from conformal_arbitrage.store.base import PolicyVersion, SavedResponse, Scope, Store
+from conformal_arbitrage.store import claims, events, pages, reviews
+from conformal_arbitrage.store import policies as stored_policies
+from conformal_arbitrage.store.claims import SavedResponse
+from conformal_arbitrage.store.keys import Scope
+from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.store.record import (
     AuditBody,
     Content,
@@ -34,7 +38,8 @@ from conformal_arbitrage.store.record import (
     JSONObject,
     document,
 )
-from conformal_arbitrage.store.review_base import ReviewOutcome, ReviewRequest
+from conformal_arbitrage.store.reviews import ReviewOutcome, ReviewRequest
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import Leg
 
 # --- The routes for reading records, sending feedback and managing policies ---
@@ -90,8 +95,8 @@ class RecordRoutes:
 
     async def many(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/records: newest first; a key of scope call sees its own."""
-        records = await self._store.records(
-            **_own_policy(_filters(request), request.caller), key_id=request.caller.sees_only
+        records = await self._store.run(
+            pages.records, **_own_policy(_filters(request), request.caller), key_id=request.caller.sees_only
         )
         under = frozenset[str]() if request.caller.scope == "call" else await self._under_review(records)
         if "decided_by" in request.query_params:  # which would tell who decided
@@ -112,7 +117,7 @@ class RecordRoutes:
         if caller.scope != "call" and await self._under_review([record]):
             if caller.scope != "admin":
                 return json_response(withheld(record))
-            await self._store.note_reader(record.id, caller.label or caller.id)
+            await self._store.run(reviews.note_reader, record.id, caller.label or caller.id)
         return json_response(self._shown(record, caller))
 
     async def _under_review(self, records: Sequence[DecisionRecord]) -> frozenset[str]:
@@ -134,7 +139,7 @@ class RecordRoutes:
         if feedback.grades is not None:
             self._check_grades(feedback, record, request.caller)
         body = FeedbackBody(**msgspec.structs.asdict(feedback), by=request.caller.id)
-        await self._store.commit([Event(id=record.id, body=body)])
+        await self._store.run(events.commit, [Event(id=record.id, body=body)])
         return json_response({"id": record.id, "status": "recorded"})
 
     def _check_grades(self, feedback: Feedback, record: DecisionRecord, caller: Caller) -> None:
@@ -157,7 +162,7 @@ class RecordRoutes:
             )  # fmt: skip
 
     async def _own(self, request: Incoming) -> DecisionRecord:
-        record = await self._store.record(str(request.path_params["id"])[:64])
+        record = await self._store.run(pages.record, str(request.path_params["id"])[:64])
         own = request.caller.sees_only
         bound = request.caller.policies
         elsewhere = record is not None and bound is not None and record.policy not in bound
@@ -169,7 +174,7 @@ class RecordRoutes:
         """GET /v1/arbitrage/policies/{name}: what is in force, and what was."""
         policy = self._policies.named(str(request.path_params["name"]))
         request.caller.check_policy(policy.name)
-        history = await self._store.policy_history(policy.name)
+        history = await self._store.run(stored_policies.history, policy.name)
         return json_response(
             {"name": policy.name, "version": policy.version, "history": [_version(version) for version in history]}
         )
@@ -302,7 +307,9 @@ class MonitorRoutes:
             raise RequestError(
                 f"say why, in 1 to {_LONGEST_REASON} characters: the record keeps it", status=422, param="reason"
             )
-        lifted = await self._store.lift(policy.name, reason=body.reason, by=request.caller.id, version=policy.version)
+        lifted = await self._store.run(
+            stored_policies.lift, policy.name, reason=body.reason, by=request.caller.id, version=policy.version
+        )
         if lifted is None:
             raise RequestError(f"policy {policy.name} has no alarm that stands", status=409, code="no_alarm")
         await self._policies.refresh(await self._store.change_count())
@@ -418,12 +425,12 @@ class ReviewRoutes:
             await asyncio.sleep(TICK)
 
     async def _progress(self, request: Incoming, decision: str) -> dict[str, object]:
-        review = await self._store.review_request(decision)
+        review = await self._store.run(reviews.request_of, decision)
         if review is None or review[0].key_id != request.caller.id:  # a reviewer may be asked about it next
             raise RequestError("there is no such review", status=404, code="review_not_found")
         waiting, outcome = review
         request.caller.check_policy(waiting.policy)
-        reply = None if waiting.body else await self._store.saved_response(waiting.key_id, waiting.name)
+        reply = None if waiting.body else await self._store.run(claims.saved_response, waiting.key_id, waiting.name)
         return {"id": decision, "status": _status(waiting, outcome, reply), "reply": _reply(reply)}
 
 

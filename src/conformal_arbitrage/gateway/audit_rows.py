@@ -21,15 +21,15 @@ from conformal_arbitrage.monitoring.outcomes import (
     served_loss,
     session_slot,
 )
-from conformal_arbitrage.store.base import Audit
-from conformal_arbitrage.store.ids import time_of
-from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerNews, NewRow, Settlement
+from conformal_arbitrage.store.ledger import LedgerKey, LedgerNews, NewRow, Settlement
+from conformal_arbitrage.store.outbox import Audit
 from conformal_arbitrage.store.record import (
     UNDELIVERED,
     AuditQuestion,
     DecisionRecord,
     FeedbackBody,
     MenuQuestion,
+    time_of,
 )
 from conformal_arbitrage.types import DAY, DecidedBy, Decision
 

@@ -31,10 +31,13 @@ from conformal_arbitrage.live.rule import leg_of
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.port import IN_BACKGROUND, Answer, Scores, checked_scores, fingerprint
 from conformal_arbitrage.monitoring.people import GRADES
-from conformal_arbitrage.store.base import Audit, Store
+from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store import outbox, pages, reviews
+from conformal_arbitrage.store.events import fit, scores_of
+from conformal_arbitrage.store.outbox import Audit
 from conformal_arbitrage.store.record import AuditBody, DecisionRecord, Event, FeedbackBody, Grades, MenuQuestion
-from conformal_arbitrage.store.review_base import GradingNews, NewReview
-from conformal_arbitrage.store.row_base import fit, scores_of
+from conformal_arbitrage.store.reviews import GradingNews, NewReview
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import ChatRequest, Leg, Query, transcript
 
 # --- Answers for people to grade ---
@@ -76,7 +79,7 @@ class GradingFeed:
     async def run_once(self) -> None:
         """Deal with all that is new."""
         for policy, terms in self._terms.items():
-            while (news := await self._store.grading_news(policy)).read:
+            while (news := await self._store.run(reviews.grading_news, policy)).read:
                 await self._deal_with(policy, terms, news)
 
     async def _deal_with(self, policy: str, terms: GradingTerms, news: GradingNews) -> None:
@@ -94,7 +97,7 @@ class GradingFeed:
                     events.append(Event(id=row.id, body=body))
                 else:
                     items += self._items(record, row, terms)
-        await self._store.put_grading(policy, news, items=items, events=events, graded=graded)
+        await self._store.run(reviews.put_grading, policy, news, items=items, events=events, graded=graded)
 
     def _items(self, record: DecisionRecord, row: Gradable, terms: GradingTerms) -> list[NewReview]:
         """Return what to put into the queue about a row: both answers, and perhaps a second opinion on them."""
@@ -148,7 +151,9 @@ async def yet_to_judge(
 ) -> frozenset[str]:
     """Return the ids of decisions that people have yet to judge, or are about to."""
     about_to = [record.id for record in records if awaits_grades(record, policies.get(record.policy))]
-    under_way = await store.under_review([record.id for record in records]) if records else frozenset[str]()
+    under_way = (
+        await store.run(reviews.under_review, [record.id for record in records]) if records else frozenset[str]()
+    )
     return under_way.union(about_to)
 
 
@@ -199,8 +204,8 @@ class Auditor:
 
     async def run_once(self) -> int:
         """Run a batch of queued audits; return how many there were."""
-        audits = await self._store.take_audits(
-            limit=AT_ONCE, lease=LEASE, policies=self._ready(), overdue=self._deadline
+        audits = await self._store.run(
+            outbox.take_audits, limit=AT_ONCE, lease=LEASE, policies=self._ready(), overdue=self._deadline
         )
         if not audits:
             return 0
@@ -238,18 +243,18 @@ class Auditor:
         while True:
             await asyncio.sleep(LEASE / 3)
             with suppress(StoreError):  # unreachable for now
-                await self._store.renew_audits(ids, lease=LEASE)
+                await self._store.run(outbox.renew_audits, ids, lease=LEASE)
 
     async def _audit(self, audit: Audit) -> _Ending:
         IN_BACKGROUND.set(True)  # in the context of this task alone
         try:
             if (items := await self._for_people(audit)) is not None:
-                await self._store.put_reviews(items)
+                await self._store.run(reviews.put, items)
                 return self._ended(audit, "given to people")
             body = await self._ask(audit)
         except (QuotaError, RequestError, UpstreamError, OtherModelError) as error:
             return await self._try_later(audit, error)
-        await self._store.commit([Event(id=audit.id, body=body)])
+        await self._store.run(stored_events.commit, [Event(id=audit.id, body=body)])
         return self._ended(audit, "answered" if body.error is None else "failed")
 
     async def _for_people(self, audit: Audit) -> list[NewReview] | None:
@@ -259,7 +264,7 @@ class Auditor:
         if self._desk is None or terms is None or not isinstance(question, MenuQuestion):
             return None
         query = Query(question.context, question.actions, id=audit.id, ordered=question.ordered)
-        record = await self._store.record(audit.id) if terms.shows_primary else None
+        record = await self._store.run(pages.record, audit.id) if terms.shows_primary else None
         if terms.shows_primary and record is None:  # without the Primary's choice people could tell it from a question
             raise RequestError("the record with the Primary's choice is gone", code="no_record")
         return self._desk.items(
@@ -280,10 +285,10 @@ class Auditor:
         if left > 0:
             delay = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(audit.attempts, 16)) * random.uniform(0.5, 1.0)
             wait = error.retry_after if isinstance(error, QuotaError | UpstreamError) else None
-            await self._store.postpone_audit(audit.id, seconds=min(left, max(delay, wait or 0.0)))
+            await self._store.run(outbox.postpone_audit, audit.id, seconds=min(left, max(delay, wait or 0.0)))
             return self._ended(audit, "postponed")
         reason = f"missing: no answer in {audit.age:.0f} s, at the end {type(error).__name__}"
-        await self._store.commit([Event(id=audit.id, body=AuditBody(error=reason))])
+        await self._store.run(stored_events.commit, [Event(id=audit.id, body=AuditBody(error=reason))])
         return self._ended(audit, "missing")
 
     def _ended(self, audit: Audit, ending: _Ending) -> _Ending:

@@ -9,8 +9,10 @@ import time
 from dataclasses import dataclass
 
 from conformal_arbitrage.errors import ConfigError, RequestError, StoreError
-from conformal_arbitrage.store.base import KeyInfo, Scope, Store
-from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.store import keys
+from conformal_arbitrage.store.keys import KeyInfo, Scope
+from conformal_arbitrage.store.record import new_id
+from conformal_arbitrage.store.session import Store
 
 _ALLOWS: dict[Scope, frozenset[Scope]] = {
     "call": frozenset({"call"}),
@@ -90,12 +92,12 @@ async def admit_first_key(store: Store) -> str | None:
         raise ConfigError(
             f"{FIRST_KEY} must be the SHA-256 of a key, 64 hexadecimal digits; `arbitrage keys generate` prints both"
         )
-    if await store.find_key(sha256) is not None:
+    if await store.run(keys.find, sha256) is not None:
         return None
     try:
-        await store.create_key(id=(id := new_id()), sha256=sha256, scope="admin", label=f"from {FIRST_KEY}")
+        await store.run(keys.create, id=(id := new_id()), sha256=sha256, scope="admin", label=f"from {FIRST_KEY}")
     except StoreError:
-        if await store.find_key(sha256) is None:  # otherwise another gateway was faster
+        if await store.run(keys.find, sha256) is None:  # otherwise another gateway was faster
             raise
         return None
     return id
@@ -153,7 +155,7 @@ class Authenticator:
         if change_count <= self._change_count:
             return
         if self._needs_no_key:
-            no_keys = not await self._store.keys()
+            no_keys = not await self._store.run(keys.list_all)
             self._needs_no_key = self._needs_no_key and no_keys  # a concurrent refresh may have seen a key
         if change_count > self._change_count:
             self._change_count, self._known = change_count, {}
@@ -189,7 +191,7 @@ class Authenticator:
 
     async def _find(self, sha256: str) -> KeyInfo | None:
         known = self._known  # a refresh while the store is queried replaces the cache, and this entry may be stale
-        info = known.get(sha256) or await self._store.find_key(sha256)
+        info = known.get(sha256) or await self._store.run(keys.find, sha256)
         if info is not None:
             known[sha256] = info
         return info

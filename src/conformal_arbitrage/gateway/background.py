@@ -9,7 +9,8 @@ from contextlib import suppress
 from prometheus_client import Counter
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store import events, integrity
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
 
 # --- Background work of a gateway ---
@@ -38,16 +39,16 @@ class Housekeeper:
     async def run(self) -> None:
         """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(_repeat(self._store.seal, SIGN_EVERY))
-            group.create_task(_repeat(self._store.sweep, SWEEP_EVERY))
-            group.create_task(_repeat(self._store.fold_tallies, COUNT_EVERY))
-            group.create_task(_repeat(self._store.gather_rows, GATHER_EVERY))
+            group.create_task(_repeat(lambda: integrity.seal(self._store), SIGN_EVERY))
+            group.create_task(_repeat(lambda: integrity.sweep(self._store), SWEEP_EVERY))
+            group.create_task(_repeat(lambda: events.fold_tallies(self._store), COUNT_EVERY))
+            group.create_task(_repeat(lambda: events.gather_rows(self._store), GATHER_EVERY))
             if self._retain_days is not None:
                 group.create_task(_repeat(self._prune, PRUNE_EVERY))
 
     async def _prune(self) -> None:
         if self._retain_days is not None:
-            removed = await self._store.prune(before=time.time() - self._retain_days * DAY)
+            removed = await integrity.prune(self._store, before=time.time() - self._retain_days * DAY)
             if removed:
                 _log.info("removed %d decisions older than %g days (retain_days)", removed, self._retain_days)
 

@@ -18,7 +18,7 @@ from conformal_arbitrage.gateway.http import failure_of
 from conformal_arbitrage.gateway.policies import LivePolicy
 from conformal_arbitrage.live.config import KEY_LABEL, GatewayConfig
 from conformal_arbitrage.models.completions import PASSED_ON, SETTINGS, checked_settings
-from conformal_arbitrage.store.base import SavedResponse
+from conformal_arbitrage.store.claims import SavedResponse
 from conformal_arbitrage.store.record import JSONObject
 from conformal_arbitrage.types import (
     JSON,

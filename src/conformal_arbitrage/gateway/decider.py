@@ -43,7 +43,9 @@ from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, overridden
 from conformal_arbitrage.models.port import IN_BACKGROUND
 from conformal_arbitrage.models.rendering import unseen, unseen_by
-from conformal_arbitrage.store.base import Audit, Conversation, Reservation, Shortage, Store
+from conformal_arbitrage.store import claims
+from conformal_arbitrage.store.claims import Conversation, Reservation, Shortage
+from conformal_arbitrage.store.outbox import Audit
 from conformal_arbitrage.store.record import (
     AuditQuestion,
     CompletionBody,
@@ -54,6 +56,7 @@ from conformal_arbitrage.store.record import (
     MenuQuestion,
     TextQuestion,
 )
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import ChatRequest, Chunk, DecidedBy, Decision, Leg, Query, Spent
 
 # --- What the Guardian may use, over all callers and all gateways of one database ---
@@ -86,7 +89,7 @@ class GuardianCalls:
             QuotaError: the quota is used up.
         """
         limit = self._limits[IN_BACKGROUND.get()]
-        outcome = await self._store.reserve("guardian_calls", 1, limit=limit, seconds=60.0, settled=True)
+        outcome = await self._store.run(claims.reserve, "guardian_calls", 1, limit=limit, seconds=60.0, settled=True)
         if isinstance(outcome, Shortage):
             wait = 60.0 if outcome.wait is None else outcome.wait
             raise QuotaError("the Guardian's limit on calls is reached", retry_after=wait)
@@ -130,7 +133,7 @@ class GuardianSpending:
 
     async def _try(self, units: int) -> Reservation | Shortage:
         limit = self._limits[IN_BACKGROUND.get()]
-        return await self._store.reserve("guardian_cost", units, limit=limit, seconds=3600.0)
+        return await self._store.run(claims.reserve, "guardian_cost", units, limit=limit, seconds=3600.0)
 
     async def _next_settlement(self) -> None:
         """Wait until a call of this gateway is settled, or for a moment, since another gateway's may be."""
@@ -148,7 +151,7 @@ class GuardianSpending:
 
     async def _settle(self, reservation: Reservation, units: int) -> None:
         try:
-            await self._store.settle(reservation, units)
+            await self._store.run(claims.settle, reservation, units)
         except StoreError as error:
             _log.error("the cost of a Guardian call could not be stored, so its reservation stays: %s", error)
         self._settled.set()

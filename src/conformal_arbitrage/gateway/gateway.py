@@ -53,7 +53,10 @@ from conformal_arbitrage.live.config import ROLES, Config, GatewayConfig
 from conformal_arbitrage.live.people import review_terms
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.models.wrappers import Breaker
-from conformal_arbitrage.store.base import Scope, Store
+from conformal_arbitrage.store import keys, outbox
+from conformal_arbitrage.store import reviews as stored_reviews
+from conformal_arbitrage.store.keys import Scope
+from conformal_arbitrage.store.session import Store
 
 # --- Advice for whoever starts a gateway ---
 
@@ -366,11 +369,13 @@ class _Routes:
         self._metrics.ages(self.watcher.ages())
         with suppress(StoreError):  # the other figures matter all the more
             names = [policy.name for policy in self._parts.policies.all()]
-            self._metrics.backlog(names, await self._parts.store.audit_backlog())
+            self._metrics.backlog(names, await self._parts.store.run(outbox.audit_backlog))
             if self._parts.desk.teams:
-                self._metrics.review_backlogs(await self._parts.store.team_backlogs(self._parts.desk.people()))
+                self._metrics.review_backlogs(
+                    await self._parts.store.run(stored_reviews.backlogs, self._parts.desk.people())
+                )
             if webhooks := [webhook.name for webhook in self._parts.webhooks]:
-                self._metrics.webhook_backlog(webhooks, await self._parts.store.delivery_backlog())
+                self._metrics.webhook_backlog(webhooks, await self._parts.store.run(outbox.delivery_backlog))
         text = self._metrics.text(blind=request.caller.scope == "review")
         return Response(text, media_type="text/plain; version=0.0.4")
 
@@ -405,7 +410,7 @@ class _Home:
                 "console": "/console",
             },
         }
-        if not await self._parts.store.keys():
+        if not await self._parts.store.run(keys.list_all):
             about["policies"] = [policy.name for policy in self._parts.policies.all()]
         await json_response(about)(scope, receive, send)
 

@@ -27,7 +27,7 @@ from conformal_arbitrage.errors import (
 from conformal_arbitrage.gateway.auth import Authenticator, Caller
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import GatewayConfig
-from conformal_arbitrage.store.base import Scope
+from conformal_arbitrage.store.keys import Scope
 from conformal_arbitrage.store.record import JSONObject
 
 # --- How many requests one gateway serves ---

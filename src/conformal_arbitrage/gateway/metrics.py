@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from conformal_arbitrage.gateway.decider import Outcome
 from conformal_arbitrage.live.monitor import Age, LedgerWatch, ServedFigure, as_evidence
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Standing
-from conformal_arbitrage.store.base import AuditBacklog, DeliveryBacklog
-from conformal_arbitrage.store.review_base import TeamBacklog
+from conformal_arbitrage.store.outbox import AuditBacklog, DeliveryBacklog
+from conformal_arbitrage.store.reviews import TeamBacklog
 from conformal_arbitrage.types import Leg, Role
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from conformal_arbitrage.monitoring.people import (
     quantiles,
     waiting_time,
 )
-from conformal_arbitrage.store.base import Store
+from conformal_arbitrage.store import reviews
 from conformal_arbitrage.store.record import AuditBody, Event, FeedbackBody, Grades, ReviewFacts, ReviewVote
-from conformal_arbitrage.store.review_base import (
+from conformal_arbitrage.store.reviews import (
     CastVote,
     HeldReview,
     NewReview,
@@ -42,6 +42,7 @@ from conformal_arbitrage.store.review_base import (
     ReviewRequest,
     TeamBacklog,
 )
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY, Query, Spent
 
 # --- What a reviewer's vote means ---
@@ -284,7 +285,7 @@ class Desk:
 
     async def outcome(self, decision: str, *, wait: float) -> ReviewOutcome:
         """Wait for people to decide; return how far they have come in the end."""
-        outcome = (await self._store.review_outcomes([decision])).get(decision, _OPEN)
+        outcome = (await self._store.run(reviews.outcomes, [decision])).get(decision, _OPEN)
         if outcome.state != "open" or wait <= 0 or self._closed:
             return outcome
         waiter = _Waiter(decision, asyncio.get_running_loop().create_future())
@@ -292,7 +293,7 @@ class Desk:
         try:
             return await asyncio.wait_for(waiter.outcome, wait)
         except TimeoutError:
-            return (await self._store.review_outcomes([decision])).get(decision, _OPEN)
+            return (await self._store.run(reviews.outcomes, [decision])).get(decision, _OPEN)
         finally:
             self._waiting.discard(waiter)
 
@@ -300,7 +301,7 @@ class Desk:
         """Tell callers who wait here how far their questions have come."""
         if not self._waiting:
             return
-        outcomes = await self._store.review_outcomes({waiter.decision for waiter in self._waiting})
+        outcomes = await self._store.run(reviews.outcomes, {waiter.decision for waiter in self._waiting})
         for waiter in tuple(self._waiting):
             outcome = outcomes.get(waiter.decision, _OPEN)
             if outcome.state != "open" and not waiter.outcome.done():
@@ -315,7 +316,7 @@ class Desk:
 
     async def someone_is_there(self, team: str) -> bool:
         """Return whether anybody of a team has been seen lately."""
-        return bool(await self._store.present_reviewers(self._people(team)))
+        return bool(await self._store.run(reviews.present, self._people(team)))
 
     def _people(self, team: str) -> tuple[str, ...]:
         one = self.teams[team]
@@ -350,7 +351,7 @@ class Desk:
 
     async def take(self, seat: Seat) -> Assignment | None:
         """Give a reviewer the question they hold already, or the next; None if there is none."""
-        held = await self._store.take_review(seat.reviewer, teams=seat.teams, leads=seat.leads)
+        held = await self._store.run(reviews.take, seat.reviewer, teams=seat.teams, leads=seat.leads)
         return None if held is None else self._assignment(held)
 
     def _assignment(self, held: HeldReview) -> Assignment:
@@ -368,15 +369,15 @@ class Desk:
 
     async def renew(self, seat: Seat, token: str) -> bool:
         """Hold a question longer; return False if it is no longer theirs."""
-        return await self._store.renew_review(token, seat.reviewer)
+        return await self._store.run(reviews.renew, token, seat.reviewer)
 
     async def give_back(self, seat: Seat, token: str) -> None:
         """Give a question back."""
-        await self._store.give_back_review(token, seat.reviewer)
+        await self._store.run(reviews.give_back, token, seat.reviewer)
 
     async def skip(self, seat: Seat, token: str) -> bool:
         """Leave a question to someone else; return False if it is no longer theirs."""
-        skipped = await self._store.skip_review(token, seat.reviewer)
+        skipped = await self._store.run(reviews.skip, token, seat.reviewer)
         self.wake.set()
         return skipped
 
@@ -395,16 +396,16 @@ class Desk:
         Raises:
             RequestError: there is no such option or grade, or the question takes the other kind of vote.
         """
-        question = await self._store.held_question(token, seat.reviewer)
+        question = await self._store.run(reviews.held_question, token, seat.reviewer)
         place = place_of_vote(question, vote)
-        counts = await self._store.vote_review(token, seat.reviewer, place, active=active)
+        counts = await self._store.run(reviews.vote, token, seat.reviewer, place, active=active)
         if counts is not None:
             asyncio.get_running_loop().call_later(counts, self.wake.set)
         return counts
 
     async def undo(self, seat: Seat, token: str) -> Assignment | None:
         """Take a vote back and show its question again; None if the vote counts already."""
-        held = await self._store.undo_review(token, seat.reviewer)
+        held = await self._store.run(reviews.undo, token, seat.reviewer)
         return None if held is None else self._assignment(held)
 
     async def pause(self) -> None:
@@ -504,10 +505,10 @@ class Concluder:
         if time.monotonic() - self._rechecked > _RECHECK_EVERY:
             await self._recheck_teams()
             self._rechecked = time.monotonic()
-        for item in await self._store.due_reviews():
+        for item in await self._store.run(reviews.due):
             await self._settle(item)
         await self._desk.look()
-        for request in await self._store.decided_requests(limit=_AT_ONCE + len(self._completing)):
+        for request in await self._store.run(reviews.decided_requests, limit=_AT_ONCE + len(self._completing)):
             key = request.key_id, request.name
             if key not in self._completing:
                 task = self._completing[key] = asyncio.create_task(self._finish(request))
@@ -519,8 +520,8 @@ class Concluder:
     async def _recheck_teams(self) -> None:
         """Look for items that nobody can answer, since who is on a team may have changed while they were open."""
         for name, team in self._desk.teams.items():
-            await self._store.mark_exhausted(name, members=team.members, leads=team.leads)
-        for name, count in (await self._store.stranded_reviews(self._desk.teams)).items():
+            await self._store.run(reviews.mark_exhausted, name, members=team.members, leads=team.leads)
+        for name, count in (await self._store.run(reviews.stranded, self._desk.teams)).items():
             _log.warning(
                 "%d open questions are for the team %r, which is not configured here; add [teams.%s] for people to answer",
                 *(count, name, name),
@@ -539,9 +540,9 @@ class Concluder:
 
     async def _call_someone(self) -> None:
         """Tell webhooks of questions that callers wait for while nobody is there."""
-        for backlog in await self._store.team_backlogs(self._desk.people()):
+        for backlog in await self._store.run(reviews.backlogs, self._desk.people()):
             if backlog.untaken and not backlog.present:
-                await self._store.call_reviewers(backlog.team)
+                await self._store.run(reviews.call, backlog.team)
 
     async def _settle(self, item: ReviewItem) -> None:
         """Bring an item as far as its counted votes allow."""
@@ -550,14 +551,14 @@ class Concluder:
         if tally.verdict is not None:
             await self._decide(item, tally.verdict)
         elif item.overdue and item.next_count is None:  # a vote that was cast in time is waited for
-            await self._store.end_review(item, "expired")
+            await self._store.run(reviews.end, item, "expired")
         elif tally.split or (item.next_count is None and self._left(item, item.level) == set()):
             if item.escalates and item.level == 0 and self._left(item, 1) != set():
-                await self._store.keep_reviewing(item, needed=1, level=1)
+                await self._store.run(reviews.keep_open, item, needed=1, level=1)
             else:
                 await self._fail(item)
         else:
-            await self._store.keep_reviewing(item, needed=tally.needed, level=item.level)
+            await self._store.run(reviews.keep_open, item, needed=tally.needed, level=item.level)
 
     def _left(self, item: ReviewItem, level: int) -> set[str] | None:
         """Return who could still vote at a level: who has neither voted nor skipped it; None if the team is unknown here."""
@@ -567,11 +568,11 @@ class Concluder:
     async def _decide(self, item: ReviewItem, verdict: int) -> None:
         outcome = outcome_of(item, verdict)
         end = "decided" if item.purpose == "decide" else "closed"
-        await self._store.end_review(item, end, outcome=outcome, events=verdict_events(item, outcome))
+        await self._store.run(reviews.end, item, end, outcome=outcome, events=verdict_events(item, outcome))
 
     async def _fail(self, item: ReviewItem) -> None:
         """End an item on which nobody can decide; the row of an audit stays, without a score."""
-        await self._store.end_review(item, "failed", events=failure_events(item))
+        await self._store.run(reviews.end, item, "failed", events=failure_events(item))
 
 
 # --- Figures of teams of reviewers ---
@@ -624,10 +625,10 @@ class TeamFigures:
 
 async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFigures]:
     """Return the figures of every team; `blind` leaves out whether callers wait, which would tell audits from the rest."""
-    backlogs = await store.team_backlogs(desk.people())
+    backlogs = await store.run(reviews.backlogs, desk.people())
     if blind:
         backlogs = [replace(backlog, oldest=None, untaken=False) for backlog in backlogs]
-    cast, pairs = await store.cast_votes(), await store.second_opinions()
+    cast, pairs = await store.run(reviews.cast_votes), await store.run(reviews.second_opinions)
     figures: list[TeamFigures] = []
     for backlog in backlogs:
         own = [vote for vote in cast if vote.team == backlog.team]

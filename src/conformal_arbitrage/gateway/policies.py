@@ -41,9 +41,11 @@ from conformal_arbitrage.live.rule import (
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.kinds import Quota, QuotaAnswerer, QuotaScorer
 from conformal_arbitrage.models.port import Answerer, Identity, Scorer, fingerprint
-from conformal_arbitrage.store.base import PolicyVersion, Store
-from conformal_arbitrage.store.ledger_base import LedgerKey
+from conformal_arbitrage.store import policies
+from conformal_arbitrage.store.ledger import LedgerKey
+from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.store.record import AlarmBody, JSONObject
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY, ChatRequest, Decision, Leg, Query, Spent, is_object
 
 # --- What changes about a policy in force while its version stays ---
@@ -194,8 +196,8 @@ async def _install_file(
     """
     document = certificate_document(path)
     sha256 = fingerprint(document)
-    last = await store.configured(name)
-    history = await store.policy_history(name)
+    last = await store.run(policies.configured, name)
+    history = await store.run(policies.history, name)
     known = any(version.certificate == document for version in history)
     changed = sha256 != last and (last is not None or not known)
     active = bool(history) and history[0].intact and history[0].certificate == document
@@ -203,11 +205,11 @@ async def _install_file(
     if not history or (changed and not active):
         check(name, document)
         newest = history[0].version if history else 0
-        version = await store.install(name, document, by="configuration", after=newest)
+        version = await store.run(policies.install, name, document, by="configuration", after=newest)
         if version is None:  # another gateway was first, most likely with the same file
             return await _install_file(store, name, path, check)
     if sha256 != last:
-        await store.note_configured(name, sha256)
+        await store.run(policies.note_configured, name, sha256)
     return version
 
 
@@ -217,7 +219,7 @@ async def require_installed(config: Config, store: Store) -> None:
     Raises:
         StoreError: one has none.
     """
-    installed = {version.name for version in await store.policies()}
+    installed = {version.name for version in await store.run(policies.active)}
     for name, settings in config.policies.items():
         if settings.certificate and name not in installed:
             raise StoreError(
@@ -430,7 +432,7 @@ class PolicyTable:
         """
         if count <= self._seen:
             return
-        for version in await self._store.policies():
+        for version in await self._store.run(policies.active):
             if version.name in self._config.policies:
                 await self._take_up(version)
         self._seen = max(self._seen, count)  # a concurrent refresh may have seen more
@@ -441,7 +443,7 @@ class PolicyTable:
         if not isinstance(bound, NOT_OURS):
             self._put_in_force(newest, newest, bound)
             return
-        for version in await self._store.policy_history(newest.name):
+        for version in await self._store.run(policies.history, newest.name):
             own = self._bound(version) if version.version < newest.version else bound
             if not isinstance(own, NOT_OURS):
                 self._put_in_force(newest, version, own)
@@ -657,24 +659,24 @@ class PolicyTable:
         self._check(name, certificate)
         if dry_run:
             return None
-        version = await self._store.install(name, certificate, by=by)
+        version = await self._store.run(policies.install, name, certificate, by=by)
         if version is not None:
             await self._take_up(version)
         return version
 
     async def forfeits(self, name: str, certificate: JSONObject) -> str | None:
         """Return why decisions would have no guarantee if a certificate were installed now; None if they would have one."""
-        return self.bind(name, certificate, await self._store.prospect(name, certificate)).forfeited
+        return self.bind(name, certificate, await self._store.run(policies.prospect, name, certificate)).forfeited
 
     async def rollback(self, name: str, *, by: str) -> PolicyVersion:
         """Go back to the version before the active one, if it fits the models."""
         self._known(name)
-        history = {version.version: version for version in await self._store.policy_history(name)}
+        history = {version.version: version for version in await self._store.run(policies.history, name)}
         earlier = history.get(history[max(history)].origin - 1) if history else None
         if earlier is not None:
             self._check(name, earlier.certificate)
             self._check_history(earlier)
-        version = await self._store.rollback(name, by=by)
+        version = await self._store.run(policies.rollback, name, by=by)
         if version is None:
             raise RequestError(f"policy {name} has no earlier version", status=409, code="nothing_to_roll_back")
         await self._take_up(version)

@@ -26,7 +26,8 @@ from conformal_arbitrage.errors import ArbitrageError, CertificateError
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, identities_of_pair
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.store.base import PolicyVersion, Store
+from conformal_arbitrage.store.policies import PolicyVersion
+from conformal_arbitrage.store.session import Store
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 RENEW_EVERY = 60.0

@@ -51,11 +51,15 @@ from conformal_arbitrage.live.people import ReviewTerms
 from conformal_arbitrage.live.rule import ConformalArbitrage, guardian_failure
 from conformal_arbitrage.models.endpoint import delta_of
 from conformal_arbitrage.monitoring.people import waiting_time
-from conformal_arbitrage.store.base import Audit, Claim, Claimed, Conversation, SavedResponse, Store
-from conformal_arbitrage.store.ids import new_id
-from conformal_arbitrage.store.pruning import GONE
-from conformal_arbitrage.store.record import CompletionBody, DecisionBody, DecisionRecord, Event
-from conformal_arbitrage.store.review_base import ReviewRequest, ReviewWork
+from conformal_arbitrage.store import claims, pages
+from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store import reviews as stored_reviews
+from conformal_arbitrage.store.claims import Claim, Claimed, Conversation, SavedResponse
+from conformal_arbitrage.store.integrity import GONE
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import CompletionBody, DecisionBody, DecisionRecord, Event, new_id
+from conformal_arbitrage.store.reviews import ReviewRequest, ReviewWork
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import ChatRequest, Chunk, Query
 
 # --- Sessions ---
@@ -73,7 +77,11 @@ class Sessions:
 
     async def current(self, policy: LivePolicy, caller_id: str, name: str | None) -> Conversation | None:
         """Return the caller's session of that name, unless it has not begun or is over."""
-        return None if name is None else await self._store.conversation(caller_id, policy.name, _digest(name))
+        return (
+            None
+            if name is None
+            else await self._store.run(claims.find_conversation, caller_id, policy.name, _digest(name))
+        )
 
     async def settled(
         self, steps: AsyncGenerator[Outcome | Chunk], policy: LivePolicy, caller_id: str, name: str, version: int
@@ -102,7 +110,7 @@ class Sessions:
         session = outcome.session or str(outcome.decision.id)
         chosen = outcome.held or ("primary" if outcome.decision.decided_by == "primary" else "guardian")
         mine = Conversation(caller_id, policy.name, _digest(name), session, chosen, version)
-        in_force = await self._store.settle_conversation(mine, idle=policy.settings.session_idle)
+        in_force = await self._store.run(claims.settle_conversation, mine, idle=policy.settings.session_idle)
         if in_force.id != session:
             raise RequestError(
                 "another request has begun this session meanwhile; send this turn again", status=409, code="session_begun",
@@ -185,10 +193,17 @@ class Turn:
         self._committing += 1
         try:
             if self.claim is None:
-                await self._store.commit(events, audits=audits, news=news)
+                await self._store.run(stored_events.commit, events, audits=audits, news=news)
             else:
-                await self._store.commit(
-                    events, claim=self.claim, response=response, audits=audits, begun=begun, news=news, reviews=reviews
+                await self._store.run(
+                    stored_events.commit,
+                    events,
+                    claim=self.claim,
+                    response=response,
+                    audits=audits,
+                    begun=begun,
+                    news=news,
+                    reviews=reviews,
                 )
             self.response = response
         finally:
@@ -233,11 +248,17 @@ class Turn:
             news: ids of those drawn for an audit.
         """
         if self.claim is None:
-            await self._store.commit(events, audits=audits, undelivered=digests, news=news)
+            await self._store.run(stored_events.commit, events, audits=audits, undelivered=digests, news=news)
         else:
             without_key = digests if self.renewing is not None else None
-            await self._store.commit(
-                events, claim=self.claim, audits=audits, begun=begun, news=news, undelivered=without_key
+            await self._store.run(
+                stored_events.commit,
+                events,
+                claim=self.claim,
+                audits=audits,
+                begun=begun,
+                news=news,
+                undelivered=without_key,
             )
 
     async def end_early(self, finish: str) -> None:
@@ -247,8 +268,11 @@ class Turn:
             event = Event(id=self.opened, body=CompletionBody(finish=finish))
             own = [outcome for outcome in self.outcomes.values() if outcome.event.id == self.opened]
             audits = [still_unanswered(outcome.audit, outcome.decision) for outcome in own]
-            await self._store.commit(
-                [event], audits=[audit for audit in audits if audit is not None], news=[self.opened]
+            await self._store.run(
+                stored_events.commit,
+                [event],
+                audits=[audit for audit in audits if audit is not None],
+                news=[self.opened],
             )
 
     def leave(self, _: object) -> None:
@@ -312,7 +336,7 @@ class Idempotency:
             if turn.renewing is not None and turn.claim is not None:
                 turn.renewing.cancel()
                 if turn.response is None:
-                    await asyncio.shield(self._store.release(turn.claim))
+                    await asyncio.shield(self._store.run(claims.release, turn.claim))
 
     async def hold(self, turn: Turn, request: Incoming, name: str) -> Claim:
         """Return the claim of a turn; one without a key gets a claim under a name, by which its caller can come back.
@@ -350,7 +374,7 @@ class Idempotency:
         finally:
             renewing.cancel()
             if turn.response is None:
-                await asyncio.shield(self._store.release(claimed))
+                await asyncio.shield(self._store.run(claims.release, claimed))
 
     def _replay(self, turn: Turn, response: SavedResponse) -> None:
         turn.response, turn.replayed = response, True
@@ -378,12 +402,14 @@ class Idempotency:
         claimed = await self._claim(caller_id, key, sha256)
         if isinstance(claimed, SavedResponse):
             return claimed
-        await asyncio.shield(self._store.release(claimed))  # it failed too: let the caller's retry start over
+        await asyncio.shield(
+            self._store.run(claims.release, claimed)
+        )  # it failed too: let the caller's retry start over
         raise _in_progress()
 
     async def _try_claim(self, caller_id: str, key: str, sha256: str) -> Claimed:
         """Ask for the claim; release one that is granted after the request was cancelled."""
-        claiming = asyncio.ensure_future(self._store.claim(caller_id, key, sha256, lease=LEASE))
+        claiming = asyncio.ensure_future(self._store.run(claims.take, caller_id, key, sha256, lease=LEASE))
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -394,14 +420,14 @@ class Idempotency:
         with suppress(StoreError):  # then its lease ends it
             claimed = await claiming
             if isinstance(claimed, Claim):
-                await self._store.release(claimed)
+                await self._store.run(claims.release, claimed)
 
     async def _renew(self, claim: Claim) -> None:
         held = True
         while held:
             await asyncio.sleep(LEASE / 3)
             with suppress(StoreError):  # unreachable for now; the lease leaves time for another attempt
-                held = await self._store.renew(claim, lease=LEASE)
+                held = await self._store.run(claims.renew, claim, lease=LEASE)
 
     async def _record_departure(self, turn: Turn, caller_id: str, policy: str) -> None:
         """Record that the caller left before the answer, or in the middle of it."""
@@ -412,7 +438,7 @@ class Idempotency:
             return  # each has its own record
         body = DecisionBody(cancelled=True)
         event = Event(id=new_id(), body=body, policy=policy, key_id=caller_id, decided_by="cancelled")
-        await self._store.commit([event])
+        await self._store.run(stored_events.commit, [event])
 
 
 def _listed(audit: Audit | None) -> list[Audit]:
@@ -536,8 +562,12 @@ class ReviewTurns:
         id = next(outcome.event.id for outcome in turn.outcomes.values() if outcome.decision.answer is None)
         team = terms.name
         keyed = turn.renewing is None
-        [backlog] = await self._store.team_backlogs({team: self._desk.people()[team]})
-        votes = [vote.held for vote in await self._store.cast_votes(days=_PACE_DAYS) if vote.team == team and vote.held]
+        [backlog] = await self._store.run(stored_reviews.backlogs, {team: self._desk.people()[team]})
+        votes = [
+            vote.held
+            for vote in await self._store.run(stored_reviews.cast_votes, days=_PACE_DAYS)
+            if vote.team == team and vote.held
+        ]
         median = sorted(votes)[len(votes) // 2] if votes else None
         forecast = waiting_time(backlog.votes_needed, median, len(backlog.present))
         soon = _SOON if backlog.present else _LONGEST_RETRY
@@ -560,11 +590,11 @@ class ReviewTurns:
     async def withdraw(self, turn: Turn) -> None:
         """Withdraw the questions of a caller who left without a key to come back with."""
         if turn.renewing is not None and turn.claim is not None:
-            await self._store.withdraw_request(turn.claim.key_id, turn.claim.name)
+            await self._store.run(stored_reviews.withdraw_request, turn.claim.key_id, turn.claim.name)
 
     async def with_facts(self, events: Sequence[Event]) -> list[Event]:
         """Return events in which the completions of decisions by people say how they voted."""
-        outcomes = await self._store.review_outcomes({event.id for event in events})
+        outcomes = await self._store.run(stored_reviews.outcomes, {event.id for event in events})
         return [
             replace(event, body=replace(event.body, review=outcomes[event.id].facts))
             if isinstance(event.body, CompletionBody) and event.id in outcomes
@@ -846,8 +876,8 @@ class DecisionRoutes:
         if turn.claim is not None:
             id = turn.claim.begun.get(place)
         elif self._store.has_undelivered:
-            id = await self._store.take_undelivered(self._decider.digest(question))
-        record = None if id is None else await self._store.record(id)
+            id = await self._store.run(claims.take_undelivered, self._decider.digest(question))
+        record = None if id is None else await self._store.run(pages.record, id)
         if record is None or not is_continuable(record, policy):
             if record is not None and turn.claim is not None:
                 raise begun_otherwise(policy.name)

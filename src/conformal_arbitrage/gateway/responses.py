@@ -27,7 +27,7 @@ from conformal_arbitrage.gateway.chat import (
 from conformal_arbitrage.gateway.decider import Outcome
 from conformal_arbitrage.gateway.policies import LivePolicy
 from conformal_arbitrage.live.config import GatewayConfig
-from conformal_arbitrage.store.base import SavedResponse
+from conformal_arbitrage.store.claims import SavedResponse
 from conformal_arbitrage.store.record import JSONObject
 from conformal_arbitrage.types import JSON, as_list, as_object, is_list, is_object
 

@@ -47,8 +47,9 @@ from conformal_arbitrage.live.people import review_terms
 from conformal_arbitrage.live.webhooks import webhooks_of
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.wrappers import Breaker
-from conformal_arbitrage.store.base import PolicyVersion, Store
-from conformal_arbitrage.store.schema import StoreSchema
+from conformal_arbitrage.store import integrity, keys
+from conformal_arbitrage.store.policies import PolicyVersion
+from conformal_arbitrage.store.session import Store, StoreSchema
 
 if TYPE_CHECKING:
     from conformal_arbitrage.gateway.telemetry import Telemetry
@@ -247,7 +248,7 @@ async def application(
     spending = spending_limit(store, config.gateway)
     telemetry = _telemetry() if config.gateway.otel else None
     try:
-        await store.seal(everything=True)
+        await integrity.seal(store, everything=True)
         traced, share = None if telemetry is None else telemetry.port, config.gateway.live_share
         extras = Extras(breaker=True, guardian_spending=spending, live_share=share, traced=traced)
         async with Models(config, extras) as models:
@@ -256,7 +257,7 @@ async def application(
             policies = await _policies(config, store, models, secret, desk, installing=migrating)
             renewer = Renewer(config, store, policies, secret, clock)
             await renewer.import_logs()
-            check_binding(config.gateway.host, has_keys=bool(await store.keys()))
+            check_binding(config.gateway.host, has_keys=bool(await store.run(keys.list_all)))
             yield create_app(
                 Parts(
                     config=config,
@@ -470,7 +471,7 @@ async def prepare(config: Config) -> Preparation:
     secret = secret_of(config)
     store = await open_record(config)
     try:
-        await store.seal(everything=True)
+        await integrity.seal(store, everything=True)
         key = await admit_first_key(store)
         policies = PolicyTable(config, store, pairs_of(Models(config, Extras(keyless=True))), secret)
         installed = await policies.install_files()

@@ -27,9 +27,12 @@ from conformal_arbitrage.live.monitor import (
     worst_of,
 )
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, Standing
-from conformal_arbitrage.store.base import Store
-from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerNews, Settlement
+from conformal_arbitrage.store import events, ledger, pages
+from conformal_arbitrage.store import keys as stored_keys
+from conformal_arbitrage.store import policies as stored_policies
+from conformal_arbitrage.store.ledger import LedgerKey, LedgerNews, Settlement
 from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, FeedbackBody
+from conformal_arbitrage.store.session import Store
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 PAUSE = 0.25
@@ -92,7 +95,7 @@ class Watcher:
         """Return how many decisions all gateways made under a version, as far as they are counted, if that matters."""
         if live.settings.max_decisions is None:
             return None
-        total = self._totals[live.name] = await self._store.decisions_under(live.name, live.version)
+        total = self._totals[live.name] = await self._store.run(events.decisions_under, live.name, live.version)
         return total
 
     async def _follow(self, live: LivePolicy) -> None:
@@ -114,7 +117,7 @@ class Watcher:
         """Return the ledgers that may have news: of many, one query tells which."""
         if len(watches) <= 1:
             return list(watches)
-        newest = {one.key: one.change for one in await self._store.ledgers(live.name)}
+        newest = {one.key: one.change for one in await self._store.run(ledger.ledgers, live.name)}
         return [watch for watch in watches if watch.is_behind(newest.get(watch.key, 0))]
 
     def _put(self, live: LivePolicy, changed: LivePolicy) -> None:
@@ -161,7 +164,7 @@ class Watcher:
             line=line,
             log_evidence=evidence,
         )
-        if await self._store.raise_alarm(live.name, alarm):
+        if await self._store.run(stored_policies.raise_alarm, live.name, alarm):
             _log.error(
                 "red%s: %s; the policy serves in safe mode until the alarm is lifted or a certificate is installed",
                 f", group {key.group!r:.80}" if key.group else "",
@@ -173,7 +176,7 @@ class Watcher:
     async def _settle(self) -> bool:
         """Write the losses that became known into the ledger; return whether there may be more."""
         names = [live.name for live in self._policies.all()]
-        news = await self._store.ledger_news(names, limit=_AT_ONCE)
+        news = await self._store.run(ledger.news, names, limit=_AT_ONCE)
         settlements: list[Settlement] = []
         for one in news:
             record = await self._record(one.id)
@@ -182,13 +185,13 @@ class Watcher:
                 await self._learn_callers(record.feedback)
             settlements.append(settlement(one, record, facts, self._clock(), self._trusts(one.key.policy)))
             await asyncio.sleep(0)  # decisions first
-        await self._store.settle_rows(settlements)
+        await self._store.run(ledger.settle, settlements)
         return len(news) == _AT_ONCE
 
     async def _record(self, id: str) -> DecisionRecord | None:
         """Return a decision; None if it was pruned or is damaged, so that its outcome stays unknown and others do not."""
         try:
-            return await self._store.record(id)
+            return await self._store.run(pages.record, id)
         except DamagedError as error:
             _log.error("an audited decision cannot be read, and counts as missing when it is due: %s", error)
             return None
@@ -197,14 +200,14 @@ class Watcher:
         """Return what losses under a version depend on."""
         name, version = news.key.policy, news.key.version
         if (name, version) not in self._facts:
-            for one in await self._store.policy_history(name):
+            for one in await self._store.run(stored_policies.history, name):
                 self._facts[name, one.version] = _facts(one.certificate)
         return self._facts.get((name, version))
 
     async def _learn_callers(self, feedback: tuple[FeedbackBody, ...]) -> None:
         """Look up which keys are callers' own."""
         if any(one.by is not None and one.by not in self._callers for one in feedback):
-            self._callers |= {key.id: key.scope == "call" for key in await self._store.keys()}
+            self._callers |= {key.id: key.scope == "call" for key in await self._store.run(stored_keys.list_all)}
 
     def _trusts(self, policy: str) -> Callable[[FeedbackBody], bool]:
         """Return what tells whether a label counts: a caller could hide its losses with labels of its own."""

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.models.webhook import GONE, TIMEOUT, WebhookAttempt, WebhookEndpoint
-from conformal_arbitrage.store.base import Delivery, Store
+from conformal_arbitrage.store import outbox
+from conformal_arbitrage.store.outbox import Delivery
+from conformal_arbitrage.store.session import Store
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 PAUSE = 1.0
@@ -59,7 +61,7 @@ class WebhookSender:
 
     async def send_due(self, webhook: WebhookEndpoint) -> int:
         """Send some of the messages that are due; return how many there were."""
-        deliveries = await self._store.take_deliveries(webhook.name, limit=AT_ONCE, lease=LEASE)
+        deliveries = await self._store.run(outbox.take_deliveries, webhook.name, limit=AT_ONCE, lease=LEASE)
         outcomes = await asyncio.gather(
             *(self._attempt(webhook, delivery) for delivery in deliveries), return_exceptions=True
         )
@@ -77,22 +79,22 @@ class WebhookSender:
         """Note how an attempt ended."""
         name, problem = delivery.endpoint, attempt.problem
         if problem is None:
-            await self._store.finish_delivery(delivery)
+            await self._store.run(outbox.finish_delivery, delivery)
             self._metrics.webhook(name, "delivered")
         elif attempt.status == GONE:
-            count = await self._store.abandon_deliveries(name, error=problem)
+            count = await self._store.run(outbox.abandon_deliveries, name, error=problem)
             self._metrics.webhook(name, "given_up", count)
             _log.error(
                 "webhook %s wants no more messages (status 410); %d are given up", name, count, extra=_named(delivery)
             )
         elif not delivery.intact or delivery.attempts > len(DELAYS):
-            await self._store.finish_delivery(delivery, error=problem)
+            await self._store.run(outbox.finish_delivery, delivery, error=problem)
             self._metrics.webhook(name, "given_up")
             _log.error("a message to webhook %s is given up: %s", name, problem, extra=_named(delivery))
         else:
             delay = DELAYS[delivery.attempts - 1] * random.uniform(0.8, 1.2)
             wait = min(LONGEST_DELAY, max(delay, attempt.retry_after or 0.0))
-            await self._store.postpone_delivery(delivery, seconds=wait, error=problem)
+            await self._store.run(outbox.postpone_delivery, delivery, seconds=wait, error=problem)
             self._metrics.webhook(name, "postponed")
             _log.warning(
                 "a message to webhook %s is sent again in %.0f s: %s", name, wait, problem, extra=_named(delivery)

@@ -17,7 +17,7 @@ from conformal_arbitrage.live.people import grading_terms
 from conformal_arbitrage.models.completions import served_by
 from conformal_arbitrage.models.kinds import Form, ModelConfig, Pinned, Section
 from conformal_arbitrage.models.port import spent_of
-from conformal_arbitrage.store.base import PolicyVersion
+from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.types import ChatRequest, Query, Spent, as_object
 
 # --- Repeat noise ---

@@ -24,7 +24,7 @@ from conformal_arbitrage.models.webhook import url_mistake
 from conformal_arbitrage.monitoring.lines import AlarmLine
 from conformal_arbitrage.monitoring.people import PANELS
 from conformal_arbitrage.scorelog.tables import write_text
-from conformal_arbitrage.store.base import WebhookEvent
+from conformal_arbitrage.store.session import WebhookEvent
 from conformal_arbitrage.types import Role, as_object
 
 # --- The sections of arbitrage.toml about people who answer as a Guardian, or grade answers ---

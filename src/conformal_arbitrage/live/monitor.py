@@ -32,9 +32,12 @@ from conformal_arbitrage.monitoring.lines import (
     next_range,
 )
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, LedgerRow, Monitor, Standing, ledger_history
-from conformal_arbitrage.store.base import PolicyVersion, Store
-from conformal_arbitrage.store.ledger_base import AuditRow, LedgerKey, LedgerRows, Notice
+from conformal_arbitrage.store import ledger as stored_ledger
+from conformal_arbitrage.store import policies
+from conformal_arbitrage.store.ledger import AuditRow, LedgerKey, LedgerRows
+from conformal_arbitrage.store.policies import Notice, PolicyVersion
 from conformal_arbitrage.store.record import AlarmBody
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
 
 # --- The losses of a ledger that are known ---
@@ -419,10 +422,10 @@ class LedgerWatch:
     async def follow(self) -> bool:
         """Take what is new in the ledger; return whether there was anything."""
         if self._cursor is None:
-            ledger = await self._store.ledger(self.key)
+            ledger = await self._store.run(stored_ledger.read, self.key)
             self._take_all(ledger)
             return True
-        rows = await self._store.ledger_changes(self.key, self._cursor)
+        rows = await self._store.run(stored_ledger.changes, self.key, self._cursor)
         for row in rows:
             same = row.served is None and row.delivered
             (self._differing.discard if same else self._differing.add)(row.seq)
@@ -449,7 +452,7 @@ class LedgerWatch:
         self._served_at = -1 if self._cursor is None else self._cursor
         figure = None
         if self._differing:
-            rows = await self._store.ledger(self.key)
+            rows = await self._store.run(stored_ledger.read, self.key)
             figure = await asyncio.to_thread(served_figure, rows, self.lines, now)
         self.served = figure
 
@@ -637,7 +640,7 @@ async def read_standings(
     Raises:
         OptionError: there is no policy of that name.
     """
-    versions = await store.policies()
+    versions = await store.run(policies.active)
     if policy is not None and policy not in {version.name for version in versions}:
         known = ", ".join(version.name for version in versions) or "none yet"
         raise OptionError(f"there is no policy {policy!r} in this database; there are {known}")
@@ -657,13 +660,13 @@ async def read_history(store: Store, config: Config, policy: str) -> PolicyHisto
     Raises:
         OptionError: there is no policy of that name.
     """
-    versions = tuple(reversed(await store.policy_history(policy)))
+    versions = tuple(reversed(await store.run(policies.history, policy)))
     if not versions:
         raise OptionError(f"there is no policy {policy!r} in this database; `arbitrage monitor` lists them")
     settings = config.policies.get(policy, PolicyConfig())
     ledgers = [one for version in versions for one in await _ledgers(store, version, settings)]
     return PolicyHistory(
-        name=policy, versions=versions, ledgers=tuple(ledgers), notices=tuple(await store.notices(policy))
+        name=policy, versions=versions, ledgers=tuple(ledgers), notices=tuple(await store.run(policies.notices, policy))
     )
 
 
@@ -709,8 +712,10 @@ def _cause(alarm: AlarmBody | None) -> Cause | None:
 
 async def _ledgers(store: Store, version: PolicyVersion, settings: PolicyConfig) -> list[WatchedLedger]:
     """Return the ledgers of a version, those with the newest rows last."""
-    keys = [one.key for one in await store.ledgers(version.name) if one.key.version == version.version]
-    ledgers = [_watched(key, version, settings, await store.ledger(key)) for key in keys]
+    keys = [
+        one.key for one in await store.run(stored_ledger.ledgers, version.name) if one.key.version == version.version
+    ]
+    ledgers = [_watched(key, version, settings, await store.run(stored_ledger.read, key)) for key in keys]
     return sorted(ledgers, key=lambda one: float(one.rows.drawn.max(initial=0.0)))
 
 

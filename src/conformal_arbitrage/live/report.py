@@ -27,10 +27,12 @@ from conformal_arbitrage.live.monitor import (
     voided,
 )
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Standing
-from conformal_arbitrage.store.base import PolicyVersion, Store
-from conformal_arbitrage.store.heads import Head
-from conformal_arbitrage.store.ledger_base import LedgerKey, LedgerRows, Notice
+from conformal_arbitrage.store import integrity, pages
+from conformal_arbitrage.store.integrity import Head
+from conformal_arbitrage.store.ledger import LedgerKey, LedgerRows
+from conformal_arbitrage.store.policies import Notice, PolicyVersion
 from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, LiftBody
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
 
 # --- The style sheet of report pages ---
@@ -360,8 +362,8 @@ async def read_month(
         in_force=_in_force(history.versions, month),
         notices=tuple(notice for notice in history.notices if month.has(notice.body.at)),
         use=await _use(store, policy, month),
-        head=await store.head(),
-        problems=tuple(await store.verify()),
+        head=await store.run(integrity.head),
+        problems=tuple(await integrity.verify(store)),
         signed=signed,
     )
 
@@ -397,7 +399,9 @@ async def _use(store: Store, policy: str, month: Month) -> Use:
     """Count the recorded decisions of a month, page by page."""
     tally, before = _Tally(), None
     while True:
-        page = await store.records(policy=policy, since=month.start, until=month.end, before=before, limit=_PAGE)
+        page = await store.run(
+            pages.records, policy=policy, since=month.start, until=month.end, before=before, limit=_PAGE
+        )
         if not page:
             return tally.use()
         for record in page:

@@ -9,7 +9,7 @@ import msgspec
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import Config, WebhookConfig
 from conformal_arbitrage.models.webhook import WebhookAttempt, WebhookEndpoint, signing_keys
-from conformal_arbitrage.store.ids import new_id
+from conformal_arbitrage.store.record import new_id
 
 
 def webhooks_of(config: Config) -> list[WebhookEndpoint]:

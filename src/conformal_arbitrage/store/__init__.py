@@ -1,34 +1,15 @@
-"""The decision record and everything else a gateway must not lose: one protocol, over SQLite or PostgreSQL."""
+"""The decision record and everything else a gateway must not lose, over SQLite or PostgreSQL.
 
-from conformal_arbitrage.store.base import (
-    Audit,
-    AuditBacklog,
-    Claim,
-    Claimed,
-    Delivery,
-    DeliveryBacklog,
-    KeyInfo,
-    PolicyVersion,
-    Reservation,
-    SavedResponse,
-    Scope,
-    Shortage,
-    Store,
-    Subscriptions,
-    WebhookEvent,
-)
-from conformal_arbitrage.store.ids import new_id
-from conformal_arbitrage.store.ledger_base import (
-    AuditRow,
-    Ledger,
-    LedgerKey,
-    LedgerNews,
-    LedgerRows,
-    NewRow,
-    Notice,
-    Settlement,
-)
+A store runs operations, which are functions: `await store.run(reviews.take, "ann", teams=["support"])`. Knows nothing of
+HTTP, models, what a certificate means, or how a verdict is reached.
+"""
+
+from conformal_arbitrage.store.claims import Claim, Claimed, Reservation, SavedResponse, Shortage
+from conformal_arbitrage.store.keys import KeyInfo, Scope
+from conformal_arbitrage.store.ledger import AuditRow, Ledger, LedgerKey, LedgerNews, LedgerRows, NewRow, Settlement
 from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.outbox import Audit, AuditBacklog, Delivery, DeliveryBacklog
+from conformal_arbitrage.store.policies import Notice, PolicyVersion
 from conformal_arbitrage.store.postgres import PostgresStore
 from conformal_arbitrage.store.record import (
     AlarmBody,
@@ -48,7 +29,9 @@ from conformal_arbitrage.store.record import (
     MenuQuestion,
     NoticeBody,
     TextQuestion,
+    new_id,
 )
+from conformal_arbitrage.store.session import Store, Subscriptions, WebhookEvent
 from conformal_arbitrage.store.sqlite import SQLiteStore
 
 __all__ = [

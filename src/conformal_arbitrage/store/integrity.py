@@ -1,20 +1,367 @@
-"""Verification: everything in a store that is not as it was written, in words.
+"""Integrity: signed heads, verification, and removing what is old or was to be erased, with the chains intact.
 
-Knows nothing of threads, or of how a transaction begins and ends.
+A chain shows by itself that its middle was changed. That its end, a whole writer or the newest version of a policy is
+missing shows only against a signed head; that everything was taken back to an earlier state, only against a copy of one
+that is kept elsewhere. A removed event leaves a tombstone with writer, number and hash; an erased one stays without its
+content. Both are sealed, so that no one else can remove or change an event this way.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.hash_chain import Checkpoint, Reading, StoredLink
-from conformal_arbitrage.store.heads import CHUNK, VERSION, Head, Roster, read_roster, rows_of, vouches
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from conformal_arbitrage.errors import DamagedError, StoreError
+from conformal_arbitrage.store.claims import sweep_claims, sweep_conversations
+from conformal_arbitrage.store.events import forget_pruned, keep, row_faults
+from conformal_arbitrage.store.outbox import sweep_deliveries
+from conformal_arbitrage.store.record import (
+    AuditBody,
+    CompletionBody,
+    EventBody,
+    FeedbackBody,
+    decode_decision,
+    decode_later,
+    encode,
+)
+from conformal_arbitrage.store.reviews import erase_reviews, sweep_reviews
+from conformal_arbitrage.store.session import CHUNK, LINK, Checkpoint, Job, Link, Session, Store, StoredLink, operation
+from conformal_arbitrage.types import DAY, Leg
+
+# --- Heads ---
+
+
+class Roster(Struct, frozen=True, kw_only=True):
+    """All writers, and the newest version of each policy with its seal."""
+
+    writers: tuple[str, ...] = ()
+    policies: Mapping[str, tuple[int, str]] = {}
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """The state of a store, for safe keeping elsewhere.
+
+    Attributes:
+        at: when it was read.
+        writers: number and hash of each writer's last event.
+        policies: newest version of each policy, and its seal.
+        seal: the signature over everything else; None if the store was opened without keys.
+    """
+
+    at: float
+    writers: Mapping[str, tuple[int, str]]
+    policies: Mapping[str, tuple[int, str]]
+    seal: str | None = None
+
+    def content(self) -> tuple[object, ...]:
+        """Return what the seal covers."""
+        return self.at, sorted(self.writers.items()), sorted(self.policies.items())
+
+
+def read_roster(session: Session) -> tuple[Roster | None, bool]:
+    """Return the list of writers and policies, and whether its signature is valid; None if there is none."""
+    rows = session.rows("select document, seal from roster")
+    if not rows:
+        return None, False
+    document, seal = rows[0]
+    try:
+        roster = msgspec.json.decode(document, type=Roster)
+    except (msgspec.DecodeError, UnicodeError):
+        return Roster(), False
+    return roster, len(rows) == 1 and session.seals.fits(seal, "roster", document)
+
+
+def enrol(session: Session, writers: Iterable[str] = (), policies: Mapping[str, tuple[int, str]] | None = None) -> None:
+    """Add to the signed list; one that is not there, or not as it was signed, stays so, for `verify` to find.
+
+    Every change of the list locks the same row first, so that two gateways do not lose each other's.
+    """
+    if not session.seals:
+        return
+    session.run("update changes set count = count")
+    roster, valid = read_roster(session)
+    if roster is None or not valid:
+        return
+    new = Roster(writers=tuple(sorted({*roster.writers, *writers})), policies={**roster.policies, **(policies or {})})
+    if new != roster:
+        session.run("delete from roster")
+        _write_roster(session, new)
+
+
+def start_roster(session: Session) -> None:
+    """Sign the list of writers and policies of an empty database, once.
+
+    Raises:
+        StoreError: the database is not empty, so its list was removed, or it was filled without the project's secret.
+    """
+    if session.rows("select 1 from roster"):
+        return
+    session.run("update changes set count = count")
+    if session.rows("select 1 from roster"):  # another gateway was first
+        return
+    for table in ("events", "checkpoints", "heads", "policies", "replays"):
+        if session.rows(f"select 1 from {table} limit 1"):
+            raise StoreError(
+                "the database has no signed list of writers: someone removed it, or filled the database without the "
+                "project's secret; run `arbitrage records verify`, and restore a backup or name another database"
+            )
+    _write_roster(session, Roster())
+
+
+def _write_roster(session: Session, roster: Roster) -> None:
+    document = msgspec.json.encode(roster).decode()
+    session.run("insert into roster (document, seal) values (?, ?)", document, session.seals.sign("roster", document))
+
+
+async def seal(store: Store, *, everything: bool = False) -> None:
+    """Sign how far the chains of this process have come; with `everything`, all chains, as at the start."""
+    if store.seals and (everything or store.seals.signed):
+        await store.run(sign_all_heads if everything else sign_own_heads)
+
+
+@operation("write")
+def sign_own_heads(session: Session) -> None:
+    """Sign the ends of this process's chains that have grown.
+
+    What counts is what the database has committed. A chain that was cut there since the last head keeps that head, which
+    shows it.
+    """
+    grown: dict[str, Checkpoint] = {}
+    for writer, known in list(session.seals.signed.items()):
+        rows = session.rows("select seq from heads where writer = ?", writer)
+        signed = max([known, *(int(seq) for (seq,) in rows)])
+        end = _end(session, writer)
+        session.seals.note_signed(writer, signed, complete=end.seq <= signed)
+        if end.seq > signed:
+            grown[writer] = end
+    _sign(session, grown)
+
+
+@operation("write")
+def sign_all_heads(session: Session) -> None:
+    """Sign the ends of all chains, such as those whose process was killed.
+
+    Of a chain that has a head, only events that follow from it under its key are added.
+
+    Raises:
+        StoreError: the database has no signed list of writers, and is not empty.
+    """
+    if not session.seals:
+        return
+    start_roster(session)
+    writers = [writer for (writer,) in session.rows("select writer from events union select writer from checkpoints")]
+    heads = dict(_heads(session))
+    ends = {
+        writer: _intact_end(session, writer, heads.get(writer, Checkpoint())) for writer in writers if "-" in writer
+    }
+    _sign(session, {writer: end for writer, end in ends.items() if end.seq > heads.get(writer, Checkpoint()).seq})
+
+
+def _sign(session: Session, ends: Mapping[str, Checkpoint]) -> None:
+    """Sign these ends; all gateways lock them in the same order, or two of them would wait for each other."""
+    for writer, (seq, hash) in sorted(ends.items()):
+        now = time.time()
+        session.run(
+            "insert into heads (writer, seq, hash, at, seal) values (?, ?, ?, ?, ?) on conflict (writer) do update "
+            "set seq = excluded.seq, hash = excluded.hash, at = excluded.at, seal = excluded.seal "
+            "where excluded.seq > heads.seq",
+            *(writer, seq, hash, now, session.seals.sign("head", writer, seq, hash, now)),
+        )
+    if any(session.seals.signed.get(writer, 0) == 0 for writer in ends):
+        enrol(session, ends)
+
+
+def _heads(session: Session) -> list[tuple[str, Checkpoint]]:
+    return [
+        (writer, Checkpoint(seq, hash)) for writer, seq, hash in session.rows("select writer, seq, hash from heads")
+    ]
+
+
+def _end(session: Session, writer: str) -> Checkpoint:
+    """Return the last event of a writer."""
+    for table in ("events", "checkpoints"):
+        rows = session.rows(f"select seq, hash from {table} where writer = ? order by seq desc limit 1", writer)
+        if rows:
+            return Checkpoint(*rows[0])
+    return Checkpoint()
+
+
+def _intact_end(session: Session, writer: str, head: Checkpoint) -> Checkpoint:
+    """Return the last event of a writer that follows from its head without a fault."""
+    try:
+        reading = Reading(session.seals.key_of(writer), vouches(session), needs_seal=True)
+    except KeyError:
+        return head
+    while rows := _rows(session, "writer = ? and seq > ?", writer, head.seq):
+        for row in rows:
+            if any(reading.faults([row], head)):
+                return head
+            head = reading.end
+    return head
+
+
+def rows_of(session: Session) -> Iterable[StoredLink]:
+    """Yield all events by writer and number, reading some at a time."""
+    last: tuple[Any, ...] = ("", 0)
+    while rows := _rows(session, "(writer, seq) > (?, ?)", *last):
+        yield from rows
+        last = rows[-1].link[:2]
+
+
+def _rows(session: Session, where: str, *values: Any) -> list[StoredLink]:
+    rows = session.rows(f"select {LINK}, seal from events where {where} order by writer, seq limit ?", *values, CHUNK)
+    return [StoredLink(Link._make(row[:-1]), row[-1]) for row in rows]
+
+
+def vouches(session: Session) -> Callable[[StoredLink], bool]:
+    """Return a function that tells whether a replaced event is signed."""
+    return lambda row: session.seals.fits(row.seal, "event", *row.link)
+
+
+VERSION = "name, version, origin, certificate, installed, installed_by"
+
+
+def version_seal(session: Session, row: Sequence[Any], previous: str) -> str | None:
+    """Return the seal of a policy's version, chained to the seal of the version before it."""
+    return session.seals.sign("policy", previous, *row)
+
+
+def check_versions(session: Session, name: str, newest: int) -> None:
+    """Refuse to add a version to a policy whose newest versions were removed.
+
+    Raises:
+        StoreError: they were.
+    """
+    roster, _ = read_roster(session) if session.seals else (None, False)
+    version = 0 if roster is None else roster.policies.get(name, (0, ""))[0]
+    if version > newest:
+        raise StoreError(
+            f"policy {name}: version {version} was installed, and the store has {newest or 'none'}; someone removed "
+            "versions: run `arbitrage records verify` and restore a backup"
+        )
+
+
+@operation("scan")
+def head(session: Session) -> Head:
+    """Return the present state of all chains and policies, signed, for safe keeping elsewhere."""
+    writers = [writer for (writer,) in session.rows("select writer from events union select writer from checkpoints")]
+    ends: dict[str, tuple[int, str]] = {writer: _end(session, writer) for writer in writers}
+    roster, _ = read_roster(session)
+    state = Head(at=time.time(), writers=ends, policies={} if roster is None else roster.policies)
+    return msgspec.structs.replace(state, seal=session.seals.sign("copy", *state.content()))
+
+
+# --- Verification ---
+
+
+class Reading:
+    """One writer's chain being checked.
+
+    Args:
+        key: behind its hashes; None for plain ones.
+        vouched: tells whether a replaced event is signed.
+        needs_seal: whether a tombstone without a signature is a fault.
+    """
+
+    def __init__(self, key: bytes | None, vouched: Callable[[StoredLink], bool], *, needs_seal: bool) -> None:
+        self._key = key
+        self._vouched = vouched
+        self._needs_seal = needs_seal
+        self.end = Checkpoint()
+
+    def faults(self, rows: Iterable[StoredLink], start: Checkpoint) -> Iterator[str]:
+        """Yield what is wrong, in words, and keep `end`; rows come in the order of their numbers."""
+        self.end = start
+        rest = iter(rows)
+        row = next(rest, None)
+        while row is not None:
+            link, after = row.link, next(rest, None)
+            due, expected = self.end.seq + 1, self.end.hash
+            self.end = Checkpoint(link.seq, link.hash)
+            if link.seq != due:
+                yield f"{_name_of(link)}: event {due} should come here; events were removed"
+            elif row.seal is not None or link.body is None:
+                if not self._is_replacement(row):
+                    yield f"{_name_of(link)}: it was replaced, and no valid signature says so"
+            elif self._follows(link, expected):
+                pass
+            elif after is not None and self._swapped(link, after.link, expected):
+                yield f"{_name_of(link)}: it and event {after.link.seq} were swapped"
+                self.end, after = Checkpoint(after.link.seq, link.hash), next(rest, None)
+            elif after is not None and self._only_hash(link, after.link, expected):
+                yield f"{_name_of(link)}: its hash was changed"
+                self.end = Checkpoint(link.seq, link.digest(expected, self._key))
+            else:
+                yield f"{_name_of(link)}: it is not what was written, or the previous hash was changed"
+            row = after
+
+    def _is_replacement(self, row: StoredLink) -> bool:
+        """Return whether a replaced event is legitimate; the hash is taken as given, and its seal covers it."""
+        if row.seal is None:
+            return not self._needs_seal
+        return self._vouched(row)
+
+    def _follows(self, link: Link, previous: str) -> bool:
+        """Return whether an event is intact and follows that hash."""
+        return link.body is not None and link.hash == link.digest(previous, self._key)
+
+    def _swapped(self, link: Link, after: Link, previous: str) -> bool:
+        """Return whether two adjacent events would fit with their numbers exchanged."""
+        first, second = after._replace(seq=link.seq), link._replace(seq=after.seq)
+        return self._follows(first, previous) and self._follows(second, first.hash)
+
+    def _only_hash(self, link: Link, after: Link, previous: str) -> bool:
+        """Return whether the next event follows from this one's content, although this one's hash does not."""
+        return self._follows(after, link.digest(previous, self._key))
+
+
+def _name_of(link: Link) -> str:
+    content = "pruned" if link.body is None else f"{link.kind} of {link.id}"
+    return f"writer {link.writer}, event {link.seq} ({content})"
+
 
 _UNSIGNED = (
     "nothing vouches for these events: there is no signed list of writers; it was removed, or the database was filled "
     "without the project's secret"
 )
+
+
+async def verify(store: Store, copy: Head | None = None) -> list[str]:
+    """Return everything that is not as it was written, in words; an empty list if nothing is.
+
+    Without keys it finds a changed event, a changed hash, events removed from the middle, and swapped events. With
+    keys it also finds what an unsigned chain cannot show: a missing end, a missing writer, a tombstone that no one
+    signed, changed responses and certificates. That everything was taken back to an earlier state shows only against
+    a copy of a head.
+
+    Args:
+        store: what to verify.
+        copy: a head that was kept elsewhere, to compare with.
+    """
+    checks: Sequence[Job[list[str]]] = (
+        _file_faults,
+        lambda session: chain_faults(session, copy),
+        lambda session: policy_faults(session, copy),
+        replay_faults,
+        row_faults,
+    )
+    faults: list[str] = []
+    for check in checks:
+        try:
+            faults += await store.execute("scan", check)
+        except DamagedError as error:  # what stops one check must not hide what the others find
+            faults.append(str(error))
+    return list(dict.fromkeys(faults))
+
+
+def _file_faults(session: Session) -> list[str]:
+    """Return what the database itself finds wrong with its files."""
+    rows: Sequence[Any] = () if session.dialect.check is None else session.rows(session.dialect.check)
+    return [f"the database's file: {text}" for (text,) in rows if text != "ok"]
 
 
 def chain_faults(session: Session, copy: Head | None = None) -> list[str]:
@@ -170,3 +517,197 @@ def replay_faults(session: Session) -> list[str]:
         faults += [f"the response under the idempotency key {name!r:.80} was changed" for _, name, *_ in changed]
         last = rows[-1][:2]
     return faults
+
+
+# --- Pruning and erasing ---
+
+_BEYOND = 2**62  # above the number of any event
+_ERASED = "erased"
+GONE = 410
+"""The status of a stored response that was erased."""
+
+
+async def prune(store: Store, *, before: float) -> int:
+    """Remove decisions older than a time, with all their events, and stored responses of that age; return how many.
+
+    A tombstone with writer, number and hash replaces each event; tombstones at the start of a chain become one checkpoint,
+    which keeps the chain verifiable. Decisions with an open audit stay until it is closed, and those whose audited loss is
+    not known until it is due. Runs many short transactions, so that other writers are not delayed.
+    """
+    total, now = 0, time.time()
+    while count := await store.run(_prune_some, before=before, now=now):
+        total += count
+    await store.run(_compact)
+    await store.run(_prune_replays, before=before)
+    await store.run(forget_pruned, before=before)
+    await sweep(store)
+    return total
+
+
+async def sweep(store: Store) -> None:
+    """Remove what has expired.
+
+    That is idempotency keys and their responses, decisions that retries may continue, sessions of callers, messages to
+    webhooks, and the questions of reviews. Runs many short transactions, so that other writers are not delayed.
+    """
+    for some in (sweep_claims, sweep_conversations, sweep_deliveries):
+        while await store.run(some):
+            pass
+    await store.run(sweep_reviews)
+
+
+@operation("maintain")
+def _prune_some(session: Session, *, before: float, now: float) -> int:
+    """Turn the events of some old decisions into tombstones; return how many decisions.
+
+    A decision whose audit is open stays until the audit is closed, since it needs the question; one whose loss a grade or
+    a label can still tell stays until that is due. One that is fit for calibration leaves its row.
+    """
+    rows = session.rows(
+        "select id from events where kind = 'decision' and at < ? "
+        "and not exists (select 1 from audits where audits.id = events.id) "
+        "and not exists (select 1 from reviews where reviews.decision = events.id and reviews.state in ('open', 'decided')) "
+        "and not exists (select 1 from ledger where ledger.id = events.id and ledger.loss is null and ledger.due > ?) "
+        f"order by at limit ?{session.dialect.skip_locked}",
+        *(before, now, CHUNK),
+    )
+    for (id,) in rows:
+        keep(session, id)
+        for link, _ in _events_of(session, id):
+            _replace(session, link, Link(*link[:3], *[None] * 7))  # pyright: ignore[reportArgumentType]
+    return len(rows)
+
+
+@operation("maintain")
+def _prune_replays(session: Session, *, before: float) -> None:
+    """Remove the responses, and the claims behind them, that were stored before a time."""
+    for table in ("replays", "begun"):
+        session.run(f"delete from {table} where expires < ?", before + DAY)
+    session.run("delete from claims where expires < ? and state = 'finished'", before + DAY)
+
+
+def _events_of(session: Session, id: str) -> list[StoredLink]:
+    """Return all events of a decision, the decision last: a process that dies meanwhile is run again."""
+    rows = session.rows(f"select {LINK}, seal from events where id = ? order by kind = 'decision', writer, seq", id)
+    return [StoredLink(Link._make(row[:-1]), row[-1]) for row in rows]
+
+
+def _replace(session: Session, link: Link, new: Link) -> None:
+    """Put another row in the place of an event; it is sealed only if the event was what had been written."""
+    seal = session.seals.sign("event", *new) if _is_intact(session, link) else None
+    session.run(
+        "update events set id = ?, kind = ?, at = ?, body = ?, policy = ?, key_id = ?, decided_by = ?, seal = ? "
+        "where writer = ? and seq = ?",
+        *(*new[3:], seal, link.writer, link.seq),
+    )
+
+
+def _is_intact(session: Session, link: Link) -> bool:
+    """Return whether an event is what was written: removing it must not remove the trace of a change."""
+    [(seal,)] = session.rows("select seal from events where writer = ? and seq = ?", *link[:2])
+    if seal is not None:
+        return vouches(session)(StoredLink(link, seal))
+    try:
+        key = session.seals.key_of(link.writer)
+    except KeyError:
+        return False
+    for table in ("events", "checkpoints"):
+        rows = session.rows(f"select hash from {table} where writer = ? and seq = ?", link.writer, link.seq - 1)
+        if rows:
+            return link.hash == link.digest(rows[0][0], key)
+    return link.seq == 1 and link.hash == link.digest("", key)
+
+
+@operation("maintain")
+def _compact(session: Session) -> None:
+    """Replace the tombstones at the start of each chain by a checkpoint, as far as they are sealed."""
+    for (writer,) in session.rows("select distinct writer from events where body is null"):
+        end = _sealed_end(session, writer)
+        if end.seq:
+            session.run(
+                "insert into checkpoints (writer, seq, hash, seal) values (?, ?, ?, ?) on conflict (writer) do update "
+                "set seq = excluded.seq, hash = excluded.hash, seal = excluded.seal where excluded.seq > checkpoints.seq",
+                *(writer, *end, session.seals.sign("checkpoint", writer, *end)),
+            )
+            session.run("delete from events where writer = ? and seq <= ?", writer, end.seq)
+
+
+def _sealed_end(session: Session, writer: str) -> Checkpoint:
+    """Return the last of the tombstones that follow a chain's start without a gap or a missing seal."""
+    start = session.rows("select seq, hash, seal from checkpoints where writer = ?", writer)
+    due = 1
+    if start:
+        seq, hash, seal = start[0]
+        if session.seals and not session.seals.fits(seal, "checkpoint", writer, seq, hash):
+            return Checkpoint()
+        due = int(seq) + 1
+    end = Checkpoint()
+    while rows := session.rows(
+        f"select {LINK}, seal from events where writer = ? and body is null and seq >= ? and seq < coalesce("
+        "(select min(seq) from events where writer = ? and body is not null), ?) order by seq limit ?",
+        *(writer, due, writer, _BEYOND, CHUNK),
+    ):
+        for row in rows:
+            link = Link._make(row[:-1])
+            if link.seq != due or (session.seals and not vouches(session)(StoredLink(link, row[-1]))):
+                return end
+            end, due = Checkpoint(link.seq, link.hash), due + 1
+    return end
+
+
+@operation("write")
+def erase(session: Session, id: str) -> bool:
+    """Erase question, answers, comments and error texts of a decision; return False if there is none.
+
+    Scores, costs and times stay, so the decision still counts in an export.
+    """
+    rows = _events_of(session, id)
+    if not any(row.link.kind == "decision" for row in rows):
+        return False
+    for link, _ in rows:
+        body = _without_content(link)
+        _replace(session, link, link._replace(body=encode(body, id)))
+    session.run("delete from audits where id = ?", id)
+    session.run("delete from undelivered where id = ?", id)
+    erase_reviews(session, id)
+    _erase_replays(session, id.encode())
+    return True
+
+
+def _without_content(link: Link) -> EventBody:
+    text = str(link.body)
+    if link.kind == "decision":
+        body = decode_decision(text, link.id)
+        return replace(body, content=None, legs=tuple(_without_error(leg) for leg in body.legs))
+    later = replace(decode_later(link.kind, text, link.id, link.at), at=None)
+    match later:
+        case CompletionBody():
+            leg = None if later.leg is None else _without_error(later.leg)
+            before = tuple(_without_error(one) for one in later.before)
+            return replace(later, content=None, leg=leg, before=before)
+        case FeedbackBody():
+            return replace(later, comment=None, reason=None if later.reason is None else _ERASED)
+        case AuditBody():
+            return replace(later, answer=None, error=None if later.error is None else _ERASED)
+
+
+def _without_error(leg: Leg) -> Leg:
+    return leg if leg.error is None else replace(leg, error=_ERASED)
+
+
+def _erase_replays(session: Session, id: bytes) -> None:
+    """Replace the stored responses that name a decision by one that says so."""
+    last: Sequence[Any] = ("", "")
+    while rows := session.rows(
+        "select key_id, name, body from replays where (key_id, name) > (?, ?) order by key_id, name limit ?",
+        *last,
+        CHUNK,
+    ):
+        for key_id, name, body in rows:
+            if id in body:
+                row = (key_id, name, GONE, "{}", b"")
+                session.run(
+                    "update replays set status = ?, headers = ?, body = ?, seal = ? where key_id = ? and name = ?",
+                    *(*row[2:], session.seals.sign("replay", *row), key_id, name),
+                )
+        last = rows[-1][:2]

@@ -1,38 +1,182 @@
-"""Operations on ledgers and alarms, each within the transaction of a session.
+"""The ledger: one row for every decision that the audit coin drew, with its loss once that is known; no content.
+
+A ledger belongs to one version of a policy with one set of models, and begins anew when an alarm is lifted. Rows are
+numbered in the order of the draw, by the transaction that records the Primary's leg, and stay when records are pruned.
 
 Every change of a ledger first locks the ledger's own row, so that numbers are given in the order of the commits, and a
-cursor never passes a change that commits later. Every alarm and lift locks the row that installations lock.
-
-Knows nothing of threads, of how a transaction begins and ends, or of what a loss means.
+cursor never passes a change that commits later.
 """
 
 import secrets
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
-from conformal_arbitrage.store.base import PolicyVersion
-from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.encoding import decode_json, decode_notice
-from conformal_arbitrage.store.ledger_base import (
-    AuditRow,
-    Ledger,
-    LedgerKey,
-    LedgerNews,
-    LedgerRows,
-    NewRow,
-    Notice,
-    Settlement,
-)
-from conformal_arbitrage.store.record import AlarmBody, JSONObject, LiftBody, NoticeBody
-from conformal_arbitrage.store.sql_jobs import SingleQuery
-from conformal_arbitrage.types import as_object
+from conformal_arbitrage.core.exact import Bools, Floats, Integers
+from conformal_arbitrage.store.session import Session, SingleQuery, operation, places, prepared
 
-NOTICES = "kind in ('alarm', 'lift')"
-"""The events that are about a policy; a partial index holds them."""
+
+class LedgerKey(Struct, frozen=True, kw_only=True):
+    """Which ledger a row belongs to.
+
+    Attributes:
+        policy: the policy's name.
+        version: its version: installing a certificate begins a new ledger.
+        lifts: how often alarms of this version were lifted: so does lifting one.
+        identities_sha256: fingerprint of the identities of the models: so does another model.
+        group: of a certificate by groups; empty without groups.
+    """
+
+    policy: str
+    version: int
+    lifts: int = 0
+    identities_sha256: str
+    group: str = ""
+
+
+class NewRow(Struct, frozen=True, kw_only=True):
+    """A row to write.
+
+    Attributes:
+        key: which ledger.
+        drawn: when the decision was made, in seconds since 1970.
+        due: the time after which an unknown outcome is missing.
+        loss: as a share of the loss bound; None if it is not known yet.
+        slot: the session and hour of the decision: a second row with the same one is not written. None without a session.
+    """
+
+    key: LedgerKey
+    drawn: float
+    due: float
+    loss: float | None = None
+    slot: str | None = None
+
+
+class AuditRow(Struct, frozen=True, kw_only=True):
+    """A row as it is stored.
+
+    Attributes:
+        seq: its number in the ledger, from 1.
+        id: the decision's.
+        drawn, due, loss: as in `NewRow`; an outcome that can no longer be known is due at the time that became clear.
+        served: the loss of the answer that the caller got where that is another: 1 after a fallback of which nothing more
+            is known; None where it is the loss, or where nothing was delivered.
+        delivered: whether the caller got an answer; losses reach from -1 if gains count, so no loss can say it.
+        known_order: the number of losses known by then, this one included; None while it is unknown.
+        known_at: when it became known.
+        change: grows with every change of any row of the ledger: the cursor of `ledger_changes`.
+    """
+
+    seq: int
+    id: str
+    drawn: float
+    due: float
+    loss: float | None
+    served: float | None
+    known_order: int | None
+    known_at: float | None
+    change: int
+    delivered: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRows:
+    """A whole ledger as arrays, in the order of seq.
+
+    Attributes:
+        drawn, due: of every row.
+        loss: NaN while it is unknown.
+        served: NaN where it is the loss; see `AuditRow`.
+        delivered: whether the caller got an answer.
+        known_order: 0 while the loss is unknown.
+        known_at: NaN while it is unknown.
+        change: the cursor from which `ledger_changes` goes on.
+    """
+
+    drawn: Floats
+    due: Floats
+    loss: Floats
+    served: Floats
+    delivered: Bools
+    known_order: Integers
+    known_at: Floats
+    change: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[float | int | None]], change: int) -> "LedgerRows":
+        """Build the arrays from (drawn, due, loss, served, undelivered, known_order, known_at) of every row."""
+        return cls.of_columns(np.ascontiguousarray(np.array(rows, dtype=np.float64).reshape(-1, 7).T), change)
+
+    @classmethod
+    def of_columns(cls, columns: Floats, change: int) -> "LedgerRows":
+        """Build the arrays from the same seven values, each of all rows, with NaN for what is unknown."""
+        drawn, due, loss, served, undelivered, order, known_at = columns
+        return cls(
+            drawn=drawn, due=due, loss=loss, served=served, delivered=undelivered == 0, known_at=known_at, change=change,
+            known_order=np.nan_to_num(order).astype(np.int64),
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    @property
+    def served_otherwise(self) -> Bools:
+        """Which decisions delivered another answer than the rule's own, or none."""
+        return ~np.isnan(self.served) | ~self.delivered
+
+    def in_known_order(self) -> Floats:
+        """Return the known losses in the order in which they became known."""
+        known = self.known_order > 0
+        return self.loss[known][np.argsort(self.known_order[known], kind="stable")]
+
+
+class Ledger(Struct, frozen=True, kw_only=True):
+    """A ledger that exists: its key, how many rows it has, how many losses are known, and its newest change."""
+
+    key: LedgerKey
+    rows: int
+    known: int
+    change: int
+
+
+class LedgerNews(Struct, frozen=True, kw_only=True):
+    """A row about whose decision something was recorded since the row was last settled.
+
+    Attributes:
+        id: the decision's.
+        key: the row's ledger.
+        news: how many things; passed back in `Settlement`, so that nothing recorded meanwhile is overlooked.
+    """
+
+    id: str
+    key: LedgerKey
+    news: int
+
+
+class Settlement(Struct, frozen=True, kw_only=True):
+    """What is known of a row now.
+
+    Attributes:
+        id: the decision's.
+        news: from `LedgerNews`.
+        at: the time, in seconds since 1970.
+        loss: as a share of the loss bound; None while unknown. The first that is recorded stays.
+        served, delivered: as in `AuditRow`.
+        failed: the outcome can no longer become known: it is missing from now on, not only when it is due.
+    """
+
+    id: str
+    news: int
+    at: float
+    loss: float | None = None
+    served: float | None = None
+    delivered: bool = True
+    failed: bool = False
+
+
 _ROWS_AT_ONCE = 500
 _KEY = "policy, version, lifts, identities, segment"
 _ROW = "seq, id, drawn, due, loss, served, undelivered, known_order, known_at, change"
@@ -99,32 +243,32 @@ def note_news(session: Session, ids: Iterable[str]) -> None:
         session.run("update ledger set news = news + 1 where id = ?", id)
 
 
-def ledger_news(session: Session, policies: Collection[str], limit: int) -> list[LedgerNews]:
-    """Return rows with news, the oldest decisions first."""
-    places = ", ".join("?" * len(policies)) or "null"
+@operation("read")
+def news(session: Session, policies: Collection[str], *, limit: int = 500) -> list[LedgerNews]:
+    """Return rows of policies whose decisions have news: an audit, feedback, or how their attempt ended."""
     rows = session.rows(
         f"select l.id, l.news, {_KEY} from ledger l join ledgers on number = l.ledger where l.news > 0 "
-        f"and policy in ({places}) order by l.id limit ?",
+        f"and policy in ({places(policies)}) order by l.id limit ?",
         *(*policies, limit),
     )
     return [LedgerNews(id=id, news=news, key=_key(key)) for id, news, *key in rows]
 
 
-def settle_rows(session: Session, settlements: Sequence[Settlement]) -> None:
+@operation("write")
+def settle(session: Session, settlements: Sequence[Settlement]) -> None:
     """Write what is known of rows, ledger by ledger in a fixed order, so that two gateways never wait for each other."""
-    by_id = {one.id: one for one in settlements}
-    places = ", ".join("?" * len(by_id))
-    rows = session.rows(f"select distinct ledger from ledger where id in ({places})", *by_id)
+    by_id = {settlement.id: settlement for settlement in settlements}
+    rows = session.rows(f"select distinct ledger from ledger where id in ({places(by_id)})", *by_id)
     for number in sorted(int(number) for (number,) in rows):
         session.run("update ledgers set length = length where number = ?", number)  # others wait from here on
         [(known, changes)] = session.rows("select known, changes from ledgers where number = ?", number)
         count = _Counts(int(known), int(changes))
         columns = "id, due, loss, served, undelivered, known_order, known_at, change"
         own = session.rows(
-            f"select {columns} from ledger where ledger = ? and id in ({places}) order by seq", number, *by_id
+            f"select {columns} from ledger where ledger = ? and id in ({places(by_id)}) order by seq", number, *by_id
         )
         for id, *before in own:
-            _settle(session, by_id[id], before, count)
+            _settle_row(session, by_id[id], before, count)
         session.run("update ledgers set known = ?, changes = ? where number = ?", count.known, count.changes, number)
 
 
@@ -136,7 +280,7 @@ class _Counts:
     changes: int
 
 
-def _settle(session: Session, new: Settlement, before: Sequence[Any], count: _Counts) -> None:
+def _settle_row(session: Session, new: Settlement, before: Sequence[Any], count: _Counts) -> None:
     """Write what is known of one row, after counting the change if there is one."""
     due, loss, served, undelivered, order, known_at, change = before
     after = [due, loss, new.served, int(not new.delivered), order, known_at]
@@ -155,21 +299,23 @@ def _settle(session: Session, new: Settlement, before: Sequence[Any], count: _Co
     )
 
 
-def find_ledgers(policy: str | None) -> SingleQuery:
-    """Return what finds the ledgers there are."""
+@prepared("read")
+def ledgers(policy: str | None = None) -> SingleQuery[list[Ledger]]:
+    """Return all ledgers, or those of a policy; oldest version first."""
     return SingleQuery(
         f"select {_KEY}, length, known, changes from ledgers where policy = coalesce(?, policy) "
         "order by policy, version, lifts, identities, segment",
         (policy,),
+        _ledgers_of,
     )
 
 
-def ledgers_of(rows: Iterable[Sequence[Any]]) -> list[Ledger]:
-    """Return the ledgers in rows of such a query."""
+def _ledgers_of(rows: Iterable[Sequence[Any]]) -> list[Ledger]:
     return [Ledger(key=_key(key), rows=length, known=known, change=changes) for *key, length, known, changes in rows]
 
 
-def ledger(session: Session, key: LedgerKey, after: int = 0, limit: int | None = None) -> LedgerRows:
+@operation("scan")
+def read(session: Session, key: LedgerKey, *, after: int = 0, limit: int | None = None) -> LedgerRows:
     """Return a ledger, or so many of its rows after one of that number; the transaction must be a snapshot."""
     rows = session.rows(f"select number, length, changes from ledgers where ({_KEY}) = (?, ?, ?, ?, ?)", *_values(key))
     if not rows:
@@ -188,8 +334,9 @@ def ledger(session: Session, key: LedgerKey, after: int = 0, limit: int | None =
     return LedgerRows.of_columns(columns[:, :count], changes)
 
 
-def ledger_changes(session: Session, key: LedgerKey, after: int, limit: int) -> list[AuditRow]:
-    """Return rows that changed after a cursor."""
+@operation("read")
+def changes(session: Session, key: LedgerKey, after: int, *, limit: int = 5000) -> list[AuditRow]:
+    """Return the rows that are new or have changed since a cursor, those of the oldest changes first."""
     rows = session.rows(
         f"select {_ROW} from ledger where ledger = ? and change > ? order by change limit ?",
         *(_number(session, key) or 0, after, limit),
@@ -201,84 +348,3 @@ def ledger_changes(session: Session, key: LedgerKey, after: int, limit: int) -> 
         )
         for seq, id, drawn, due, loss, served, undelivered, order, known_at, change in rows
     ]  # fmt: skip
-
-
-def notices(session: Session, policy: str | None = None) -> list[Notice]:
-    """Return alarms and lifts, oldest first."""
-    rows = session.rows(
-        f"select id, policy, kind, body, at from events where {NOTICES} and policy = coalesce(?, policy) "
-        "order by at, writer, seq",
-        policy,
-    )
-    return [Notice(id=id, policy=name, body=decode_notice(kind, text, name, at)) for id, name, kind, text, at in rows]
-
-
-class Notices:
-    """What alarms and lifts say about the versions of policies."""
-
-    def __init__(self, notices: Iterable[Notice]) -> None:
-        self._by_policy: dict[str, list[NoticeBody]] = {}
-        for notice in notices:
-            self._by_policy.setdefault(notice.policy, []).append(notice.body)
-
-    def lifts(self, policy: str, version: int) -> int:
-        """Return how often alarms of a version were lifted."""
-        own = (body.lifts for body in self._of(policy) if isinstance(body, LiftBody) and body.version == version)
-        return max(own, default=0)
-
-    def standing(self, policy: str, version: int) -> AlarmBody | None:
-        """Return the alarm of a version that was not lifted."""
-        lifts = self.lifts(policy, version)
-        own = (alarm for alarm in self.alarms(policy) if (alarm.version, alarm.lifts) == (version, lifts))
-        return next(own, None)
-
-    def alarms(self, policy: str) -> list[AlarmBody]:
-        """Return the alarms that were ever raised on a policy, oldest first."""
-        return [body for body in self._of(policy) if isinstance(body, AlarmBody)]
-
-    def _of(self, policy: str) -> Sequence[NoticeBody]:
-        return self._by_policy.get(policy, ())
-
-
-def notice_id(policy: str, body: NoticeBody) -> str:
-    """Return the name of an alarm or a lift in the record; there is at most one event with it."""
-    return f"{body.kind} {body.lifts} of version {body.version} of {policy}"
-
-
-def alarm_against(session: Session, raised: Notices, version: PolicyVersion) -> AlarmBody | None:
-    """Return the last alarm that speaks against a version: raised on it, or on another before it was installed.
-
-    The rows of a certificate are older than an alarm on the same certificate or on another from the same log, and than one
-    with the same models after it was made: they do not show what the alarm was about. Which came first is told by the
-    numbers of versions where possible, since clocks are set now and then: no alarm is raised on a version once there is
-    a later one for the same models.
-    """
-    alarms = raised.alarms(version.name)
-    if not alarms:
-        return None
-    rows = session.rows("select version, certificate from policies where name = ?", version.name)
-    alarmed = {alarm.version for alarm in alarms}
-    documents = {int(number): decode_json(text, version.name) for number, text in rows if number in alarmed}
-    against = [
-        alarm
-        for alarm in alarms
-        if alarm.version == version.version
-        or (alarm.version < version.version and _is_older(version, documents.get(alarm.version, {}), alarm))
-    ]
-    return against[-1] if against else None
-
-
-def _is_older(version: PolicyVersion, alarmed: JSONObject, alarm: AlarmBody) -> bool:
-    """Tell whether a version's rows are older than an alarm on another certificate, as far as the two documents say."""
-    at, certificate = alarm.at or 0.0, version.certificate
-    log = certificate.get("log_sha256")
-    if certificate == alarmed or (log is not None and log == alarmed.get("log_sha256")):
-        return True
-    if certificate.get("identities") != alarmed.get("identities"):
-        return False
-    if version.origin <= alarm.version:  # it was first installed before
-        return True
-    since, created = as_object(certificate.get("ancestry")).get("since"), certificate.get("created")
-    if since is not None:  # the first row of a renewal; it may be made after the alarm, from rows before it
-        return float(since) < at
-    return isinstance(created, str) and created <= datetime.fromtimestamp(at, UTC).isoformat()

@@ -1,15 +1,12 @@
-"""open_store: open the store that a URL or a file name leads to.
-
-Knows nothing of what is stored.
-"""
+"""open_store: open the store that a URL or a file name leads to."""
 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformal_arbitrage.store.base import Store, Subscriptions
 from conformal_arbitrage.store.postgres import PostgresStore
+from conformal_arbitrage.store.session import Store, Subscriptions
 from conformal_arbitrage.store.sqlite import SQLiteStore
 
 

@@ -1,21 +1,20 @@
-"""Pages of records: find the decisions that a filter selects, newest first, and build their records.
+"""Pages of records: find the decisions that a filter or a mark selects, newest first, and build their records.
 
 A filter selects ranges of an index: one for each value of the columns that it does not name, since there are few policies
 and few who decide. So a page costs what it holds, however many records there are. A page of large records ends early.
 
-Knows nothing of threads, or of who may see a record.
+Marks (audited, without a guarantee, answered by a fallback) lie in tables of their own, in the order of ids. Who decided
+does not, so it is looked up for many marks at a time, and only records that are shown are read; a search that has looked at
+many marks says where it stopped.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
-from typing import Any
+from itertools import chain, groupby
+from typing import Any, Literal
 
 from msgspec import Struct
 
-from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.encoding import decode_decision, decode_later
-from conformal_arbitrage.store.ids import time_of
 from conformal_arbitrage.store.record import (
     AuditBody,
     CompletionBody,
@@ -23,20 +22,24 @@ from conformal_arbitrage.store.record import (
     FeedbackBody,
     LaterBody,
     completion_of_record,
+    decode_decision,
+    decode_later,
+    id_at,
+    time_of,
     with_outcome,
 )
-from conformal_arbitrage.store.schema import REPLACED
+from conformal_arbitrage.store.session import Session, operation, places
 
+REPLACED = """kind = 'completion' and body like '%"decided_by":"fallback"%'"""
+"""The completions by which a safe action replaced the Guardian's; a partial index holds them."""
 PAGE_BYTES = 4 * 2**20
 """How much of stored text a page may hold, beyond its last record."""
-
 _FIRST, _MOST = 8, 64
 """How many records are read at a time: few until they are known to be small, and never so many that other threads wait."""
 _TOGETHER = 50
 """How many ranges of an index are searched by one statement."""
 _MOST_PLACES = 512
 """How many decisions are found at a time, by their ids."""
-
 REPLACING = "fallback"
 """Who may have decided instead of the one that a decision was recorded with."""
 _NOT_REPLACED = f"not exists (select 1 from events r where {REPLACED} and r.id = events.id)"
@@ -59,8 +62,11 @@ class RecordFilter(Struct, frozen=True, kw_only=True):
     before: str | None = None
 
 
+@operation("read")
 def record(session: Session, id: str) -> DecisionRecord | None:
-    """Return a decision with its later events."""
+    """Return a decision and everything recorded about it."""
+    if "\0" in id:
+        return None  # PostgreSQL has no such text
     return next((record for record, _ in _load(session, [id])), None)
 
 
@@ -69,7 +75,27 @@ def load_records(session: Session, ids: Sequence[str]) -> list[DecisionRecord]:
     return [record for record, _ in _load(session, ids)]
 
 
-def page(session: Session, wanted: RecordFilter, limit: int) -> list[DecisionRecord]:
+@operation("scan")
+def records(
+    session: Session,
+    *,
+    policy: str | None = None,
+    key_id: str | None = None,
+    decided_by: str | None = None,
+    since: float | None = None,
+    until: float | None = None,
+    before: str | None = None,
+    limit: int = 100,
+) -> list[DecisionRecord]:
+    """Return decisions, the last recorded first; `before` is the id at which the previous page ended.
+
+    `since` is included, `until` is not. A page of large records is shorter than `limit`; only the end is empty.
+    """
+    wanted = RecordFilter(policy=policy, key_id=key_id, decided_by=decided_by, since=since, until=until, before=before)
+    return _page(session, wanted, limit)
+
+
+def _page(session: Session, wanted: RecordFilter, limit: int) -> list[DecisionRecord]:
     """Return decisions, newest first: at most `limit`, fewer if they are large, none at the end."""
     page: list[DecisionRecord] = []
     ranges = list(_ranges(session, wanted))
@@ -128,60 +154,61 @@ def _values(session: Session, column: str, fixed: Mapping[str, str]) -> Sequence
     return [value for (value,) in rows]
 
 
+def _bounds(wanted: RecordFilter, end: _Place | None, table: str = "") -> dict[str, Sequence[Any]]:
+    """Return conditions on time and place, with their values; `table` comes before the names of columns."""
+    bounds: dict[str, Sequence[Any]] = {}
+    if wanted.since is not None:
+        bounds[f"{table}at >= ?"] = (wanted.since,)
+    if wanted.until is not None:
+        bounds[f"{table}at < ?"] = (wanted.until,)
+    if end is not None:
+        bounds[f"({table}at, {table}id) < (?, ?)"] = end
+    return bounds
+
+
 def _places(
     session: Session, wanted: RecordFilter, ranges: Sequence[Mapping[str, str]], end: _Place | None, count: int
 ) -> list[_Place]:
     """Return the time and id of the next decisions."""
-    bounds: dict[str, Sequence[Any]] = {}
-    if wanted.since is not None:
-        bounds["at >= ?"] = (wanted.since,)
-    if wanted.until is not None:
-        bounds["at < ?"] = (wanted.until,)
-    if end is not None:
-        bounds["(at, id) < (?, ?)"] = end
-    values = [value for group in bounds.values() for value in group]
+    bounds = _bounds(wanted, end)
+    values = list(chain.from_iterable(bounds.values()))
     others = [_NOT_REPLACED] if wanted.decided_by == "guardian" else []
     places: set[_Place] = set()
     for first in range(0, len(ranges), _TOGETHER):
         parts = ranges[first : first + _TOGETHER]
         where = (
-            " and ".join(["kind = 'decision'", *(f"{name} = ?" for name in one), *bounds, *others]) for one in parts
+            " and ".join(["kind = 'decision'", *(f"{name} = ?" for name in part), *bounds, *others]) for part in parts
         )
         sql = " union all ".join(
-            f"select at, id from (select at, id from events where {each} order by at desc, id desc limit ?) part"
-            for each in where
+            f"select at, id from (select at, id from events where {conditions} order by at desc, id desc limit ?) part"
+            for conditions in where
         )
-        rows = session.rows(sql, *(value for one in parts for value in (*one.values(), *values, count)))
+        rows = session.rows(sql, *(value for part in parts for value in (*part.values(), *values, count)))
         places.update((at, id) for at, id in rows)
     if wanted.decided_by == REPLACING:
-        places |= _replaced(session, wanted, bounds, values, count)
+        places |= _replaced(session, wanted, end, count)
     return sorted(places, reverse=True)[:count]
 
 
-def _replaced(
-    session: Session, wanted: RecordFilter, bounds: Iterable[str], values: Sequence[Any], count: int
-) -> set[_Place]:
+def _replaced(session: Session, wanted: RecordFilter, end: _Place | None, count: int) -> set[_Place]:
     """Return the decisions recorded as the Guardian's that a safe action replaced later."""
-    named = {"policy": wanted.policy, "key_id": wanted.key_id}
-    conditions = {f"d.{name} = ?": value for name, value in named.items() if value is not None}
-    where = " and ".join(["d.kind = 'decision'", *conditions, *(_of_decision(bound) for bound in bounds)])
+    named = {"d.policy = ?": wanted.policy, "d.key_id = ?": wanted.key_id}
+    conditions = {name: (value,) for name, value in named.items() if value is not None}
+    conditions |= _bounds(wanted, end, "d.")
+    where = " and ".join(["d.kind = 'decision'", *conditions])
     sql = (
         f"select d.at, d.id from (select distinct id from events where {REPLACED}) r join events d on d.id = r.id "
         f"where {where} order by d.at desc, d.id desc limit ?"
     )
-    return {(at, id) for at, id in session.rows(sql, *conditions.values(), *values, count)}
-
-
-def _of_decision(bound: str) -> str:
-    return bound.replace("at", "d.at").replace("id)", "d.id)")
+    rows = session.rows(sql, *chain.from_iterable(conditions.values()), count)
+    return {(at, id) for at, id in rows}
 
 
 def _load(session: Session, ids: Sequence[str]) -> Iterator[tuple[DecisionRecord, int]]:
     """Yield the records of decisions, newest first, each with the length of its text."""
-    marks = ", ".join("?" * len(ids))
     rows = session.rows(
         "select d.id, d.at, d.policy, d.key_id, d.decided_by, d.body, e.kind, e.at, e.body from events d "
-        f"left join events e on e.id = d.id and e.kind <> 'decision' where d.kind = 'decision' and d.id in ({marks}) "
+        f"left join events e on e.id = d.id and e.kind <> 'decision' where d.kind = 'decision' and d.id in ({places(ids)}) "
         "order by d.at desc, d.id desc, e.at, e.writer, e.seq",
         *ids,
     )
@@ -206,3 +233,121 @@ def _decision(row: Sequence[Any], later: Iterable[Sequence[Any]]) -> DecisionRec
         feedback=tuple(body for body in bodies if isinstance(body, FeedbackBody)),
         audit=next((body for body in bodies if isinstance(body, AuditBody)), None),
     )
+
+
+def event_writers(session: Session) -> Iterator[str]:
+    """Yield the writers of events, each of a chain of its own."""
+    writer: str | None = ""
+    while writer is not None:
+        [(writer,)] = session.rows("select min(writer) from events where writer > ?", writer)
+        if writer is not None:
+            yield writer
+
+
+# --- Marked decisions ---
+
+Mark = Literal["audited", "no guarantee", "fallback"]
+"""What a decision can be looked up by, besides policy, time and who decided."""
+
+
+class MarkedDecisions(Struct, frozen=True, kw_only=True):
+    """Some of the decisions that have a mark.
+
+    Attributes:
+        records: at most as many as were asked for.
+        end: the id where the search stopped, so that it can go on from there; None if there is nothing further back.
+    """
+
+    records: Sequence[DecisionRecord]
+    end: str | None
+
+
+LAST_ID = "~"
+"""Sorts after every id."""
+_LOOKS = (200, 400, 800)
+"""How many marks are looked at together, one time after the other, to find those that someone in particular decided."""
+_Range = tuple[str, tuple[Any, ...]]
+
+
+@operation("scan")
+def marked_decisions(
+    session: Session,
+    mark: Mark,
+    *,
+    policy: str | None = None,
+    decided_by: str | None = None,
+    since: float | None = None,
+    until: float | None = None,
+    before: str | None = None,
+    limit: int = 50,
+) -> MarkedDecisions:
+    """Return marked decisions, those asked last first; times are when they were asked. Pruned ones are left out.
+
+    Decisions without a guarantee, and those that a fallback answered, are found once `fold_tallies` has counted them,
+    audited ones at once.
+    """
+    wanted = RecordFilter(policy=policy, decided_by=decided_by, since=since, until=until, before=before)
+    ranges, low = _marked_ranges(session, mark, wanted.policy), "" if wanted.since is None else id_at(wanted.since)
+    who = None if mark == wanted.decided_by else wanted.decided_by
+    high = min(wanted.before or LAST_ID, LAST_ID if wanted.until is None else id_at(wanted.until))
+    records: list[DecisionRecord] = []
+    for size in _sizes(who, limit):
+        ids = _ids(session, ranges, low, high, size)
+        fitting = _decided(session, ids, who)
+        chosen = fitting[: limit - len(records)]
+        loaded = sorted(load_records(session, chosen), key=lambda one: one.id, reverse=True) if chosen else []
+        records += [one for one in loaded if who in (None, one.decided_by)]
+        if len(chosen) == len(fitting) and len(ids) < size:
+            return MarkedDecisions(records=records, end=None)
+        high = ids[-1] if len(chosen) == len(fitting) else chosen[-1]
+        if len(records) == limit:
+            break
+    return MarkedDecisions(records=records, end=high)
+
+
+def _sizes(who: str | None, limit: int) -> Sequence[int]:
+    """Return how many marks to look at, one time after the other."""
+    return [limit] * len(_LOOKS) if who is None else _LOOKS
+
+
+def _ids(session: Session, ranges: Sequence[_Range], low: str, high: str, limit: int) -> list[str]:
+    """Return the latest marked ids between two ids."""
+    ids = [
+        id
+        for where, values in ranges
+        for (id,) in session.rows(
+            f"select id from {where} id > ? and id < ? order by id desc limit ?", *values, low, high, limit
+        )
+    ]
+    return sorted(ids, reverse=True)[:limit]
+
+
+def _decided(session: Session, ids: Sequence[str], who: str | None) -> Sequence[str]:
+    """Return which decisions someone in particular made, in the same order; the record of each has the last word."""
+    if who is None or not ids:
+        return ids
+    sql, values = (
+        f"select id from events where kind = 'decision' and id in ({places(ids)}) and decided_by = ?",
+        [*ids, who],
+    )
+    if who == REPLACING:
+        sql, values = (
+            f"{sql} union all select id from events where {REPLACED} and id in ({places(ids)})",
+            [*values, *ids],
+        )
+    theirs = {id for (id,) in session.rows(sql, *values)}
+    return [id for id in ids if id in theirs]
+
+
+def _marked_ranges(session: Session, mark: Mark, policy: str | None) -> list[_Range]:
+    """Return the tables to search, each with conditions that an index answers."""
+    if mark != "audited":
+        listed = "unguaranteed where policy = ? and" + (" fallback = 1 and" if mark == "fallback" else "")
+        if policy is not None:
+            return [(listed, (policy,))]
+        names = session.rows("select distinct policy from tallies")
+        return [(listed, (name,)) for (name,) in names]
+    if policy is None:
+        return [("ledger where", ())]
+    numbers = session.rows("select number from ledgers where policy = ?", policy)
+    return [("ledger where ledger = ? and", (number,)) for (number,) in numbers]

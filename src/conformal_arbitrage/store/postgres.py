@@ -15,19 +15,33 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from msgspec import Struct
 
 from conformal_arbitrage.errors import DamagedError, LostClaimError, StoreError
-from conformal_arbitrage.store.base import Subscriptions
-from conformal_arbitrage.store.dialect import POSTGRES, Session, with_placeholders
-from conformal_arbitrage.store.hash_chain import Checkpoint
-from conformal_arbitrage.store.schema import MIGRATIONS, StoreSchema, check_schema, migrate
-from conformal_arbitrage.store.seals import Seals
-from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit
-from conformal_arbitrage.store.sql_jobs import Job, SingleQuery
-from conformal_arbitrage.store.sql_store import BAD_VALUE, DOUBT_BYTES, PROBE_BYTES, PROOF_SECONDS, SQLStore, bad_value
+from conformal_arbitrage.store.events import Commit
+from conformal_arbitrage.store.integrity import seal
+from conformal_arbitrage.store.schema import MIGRATIONS, check_schema, migrate
+from conformal_arbitrage.store.session import (
+    BAD_VALUE,
+    CHANGE_COUNT,
+    DOUBT_BYTES,
+    POSTGRES,
+    PROBE_BYTES,
+    PROOF_SECONDS,
+    Checkpoint,
+    Job,
+    Mode,
+    Seals,
+    Session,
+    SingleQuery,
+    Store,
+    StoreSchema,
+    Subscriptions,
+    bad_value,
+    with_placeholders,
+)
 
 # --- Connections to PostgreSQL whose operations end in time, whatever the server does ---
 
@@ -108,12 +122,12 @@ class Transaction:
 class TimedConnection:
     """One connection with its chain of events, in use until it breaks or a statement fails badly."""
 
-    def __init__(self, connection: Any, psycopg: Any, name: str, seals: Seals) -> None:
+    def __init__(self, connection: Any, psycopg: Any, name: str, seals: Seals, webhooks: Subscriptions | None) -> None:
         self._connection = connection
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))  # stays ours if the driver closes its own
         self._psycopg = psycopg
         self._name = name
-        self._session = Session(self, POSTGRES, seals)
+        self._session = Session(self, POSTGRES, seals, webhooks)
         self._session.start_chain()
         self._due = self._until = math.inf
         self._statement = 0.0
@@ -159,7 +173,7 @@ class TimedConnection:
         end, committing = self._session.chain.end, False
         try:
             if isinstance(job, SingleQuery):
-                return self._whole(job, kind)  # pyright: ignore[reportReturnType] - its rows
+                return self._whole(cast("SingleQuery[_T]", job), kind)
             self._begin(self.execute(kind.prelude))
             outcome = job(self._session)
             committing = True
@@ -182,14 +196,14 @@ class TimedConnection:
         cursor.nextset()
         self._session.began = cursor.fetchone()[-1]
 
-    def _whole(self, query: SingleQuery, kind: Transaction) -> Sequence[Any]:
+    def _whole(self, query: SingleQuery[_T], kind: Transaction) -> _T:
         """Run a transaction of one query in one message, with its values as literals."""
         sql = with_placeholders(query.sql, POSTGRES.placeholder)
         text = self._psycopg.ClientCursor(self._connection).mogrify(sql, query.values)
         cursor = self.execute(f"{kind.prelude}; {text}; commit", None)
         self._begin(cursor)
         cursor.nextset()
-        return cursor.fetchall()
+        return query.read(cursor.fetchall())
 
     def _after(self, error: Exception, end: Checkpoint, *, committing: bool) -> StoreError:
         """Return what a failure means; the connection stays in use if it is as good as before."""
@@ -220,13 +234,15 @@ class PostgresServer:
     Args:
         url: postgresql://USER:PASSWORD@HOST:PORT/DATABASE
         seals: start the chain of each connection.
+        webhooks: whom to tell of what.
 
     Raises:
         StoreError: psycopg is not installed, or the URL is malformed.
     """
 
-    def __init__(self, url: str, seals: Seals) -> None:
+    def __init__(self, url: str, seals: Seals, webhooks: Subscriptions | None) -> None:
         self._seals = seals
+        self._webhooks = webhooks
         self._psycopg = _import_psycopg()
         self._parameters = _parameters(self._psycopg, url)
         address = {"host": "localhost", "port": "5432", "dbname": "", **self._parameters}
@@ -252,7 +268,7 @@ class PostgresServer:
         except self._psycopg.Error as error:
             self.rest()
             raise StoreError(message(self.name, error)) from error
-        timed = TimedConnection(connection, self._psycopg, self.name, self._seals)
+        timed = TimedConnection(connection, self._psycopg, self.name, self._seals, self._webhooks)
         with self._lock:
             self._connections = [*(known for known in self._connections if known.open), timed]
         return timed
@@ -318,13 +334,13 @@ _MIGRATE = Transaction(begin="begin", statement=600.0, lock=1.0, whole=30.0, unl
 _MIGRATION_SECONDS = 600.0
 _CLOSE_SECONDS = 10.0
 
-_COUNT = SingleQuery(CHANGE_COUNT)
+_COUNT = SingleQuery(CHANGE_COUNT, (), lambda rows: rows[0])
 _COUNT_IF_WRITABLE = SingleQuery(
-    "select count, undelivered_until, current_setting('transaction_read_only') from changes"
+    "select count, undelivered_until, current_setting('transaction_read_only') from changes", (), lambda rows: rows[0]
 )
 
 
-class PostgresStore(SQLStore):
+class PostgresStore(Store):
     """A store in PostgreSQL.
 
     Args:
@@ -350,7 +366,7 @@ class PostgresStore(SQLStore):
         migrating: bool = True,
     ) -> None:
         super().__init__(keys, webhooks)
-        self._server = PostgresServer(url, self._seals)
+        self._server = PostgresServer(url, self.seals, webhooks)
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="store")
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="store reader")
         self._local = threading.local()
@@ -388,7 +404,7 @@ class PostgresStore(SQLStore):
     async def close(self) -> None:
         """See `Store.close`. Pending operations end in time; reads that take longer are cut off."""
         with suppress(StoreError):  # what cannot be signed now is signed at the next start
-            await self.seal()
+            await seal(self)
         self._closed = True
         cutting = threading.Timer(_CLOSE_SECONDS, self._server.cut)
         cutting.start()
@@ -404,13 +420,13 @@ class PostgresStore(SQLStore):
 
     async def change_count(self) -> int:
         """See `Store.change_count`. Every request reads it, so this is one message to the server."""
-        [(count, until)] = await self._submit(self._threads, _COUNT, _READ)
+        count, until = await self._submit(self._threads, _COUNT, _READ)
         self.has_undelivered = until > 0
         return int(count)
 
     async def writable(self) -> int:
         """See `Store.writable`."""
-        [(count, until, read_only)] = await self._submit(self._threads, _COUNT_IF_WRITABLE, _WRITE)
+        count, until, read_only = await self._submit(self._threads, _COUNT_IF_WRITABLE, _WRITE)
         self.has_undelivered = until > 0
         if read_only == "on":
             raise StoreError(
@@ -424,10 +440,19 @@ class PostgresStore(SQLStore):
         """Write something, unless another request is doing so: then wait for that."""
         if self._probing is None or self._probing.done():
             size = DOUBT_BYTES if self._doubted else PROBE_BYTES
-            self._probing = asyncio.create_task(self._write(_Probe(size)))
+            self._probing = asyncio.create_task(self.execute("write", _Probe(size)))
         await asyncio.shield(self._probing)
 
+    async def execute(self, mode: Mode, job: Job[_T]) -> _T:
+        """See `Store.execute`."""
+        if mode == "write":
+            return await self._write(job)
+        if mode == "read":
+            return await self._submit(self._threads, job, _READ)
+        return await self._submit(self._readers, job, _SCAN if mode == "scan" else _MAINTAIN)
+
     async def _write(self, job: Job[_T]) -> _T:
+        """Run a job, and note whether it proves that commits succeed."""
         try:
             outcome = await self._submit(self._threads, job, _WRITE)
         except LostClaimError:
@@ -438,15 +463,6 @@ class PostgresStore(SQLStore):
         if isinstance(job, _Probe) or (isinstance(job, Commit) and job.events):
             self._proven, self._doubted = time.monotonic(), False
         return outcome
-
-    async def _maintain(self, job: Job[_T]) -> _T:
-        return await self._submit(self._readers, job, _MAINTAIN)
-
-    async def _read(self, job: Job[_T]) -> _T:
-        return await self._submit(self._threads, job, _READ)
-
-    async def _scan(self, job: Job[_T]) -> _T:
-        return await self._submit(self._readers, job, _SCAN)
 
     async def _submit(self, threads: ThreadPoolExecutor, job: Job[_T], kind: Transaction) -> _T:
         """Run a job in one of these threads; it ends in time, since those before it do."""

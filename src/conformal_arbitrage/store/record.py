@@ -1,25 +1,30 @@
-"""The decision record: what is stored about a decision, as typed bodies.
+"""The decision record: what is stored about a decision, as typed bodies, their ids, and their JSON text.
 
 Everything known about a decision is an event that is appended and never changed: the decision itself, its completion,
-feedback, an audit. An event's kind follows from the type of its body.
-
-Knows nothing of databases, HTTP or how decisions are made.
+feedback, an audit. An event's kind follows from the type of its body. Ids are 26 characters that sort by time, like a ULID.
+Bodies are stored as JSON: sorted, compact, and never a number that is not finite.
 """
 
+import json
+import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from contextlib import suppress
+from math import isfinite
+from typing import Any, ClassVar, Literal, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.types import LearnedUse, Leg
 
 DECISION_SCHEMA = 1
 """The newest schema of `DecisionBody` that this release can read."""
-
 JSONObject = Mapping[str, object]
 """A JSON object that a caller wrote."""
-
 EventKind = Literal["decision", "completion", "feedback", "audit", "alarm", "lift"]
 
 
@@ -402,3 +407,234 @@ def _plain_value(value: Any, without: Mapping[type[Struct], frozenset[str]] | No
     if isinstance(value, Struct):
         return document(value, without=without)
     return [_plain_value(one, without) for one in value] if value.__class__ is tuple else value
+
+
+# --- Ids ---
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_RANDOM_BITS = 80
+_PAIRS = [one + other for one in _ALPHABET for other in _ALPHABET]  # ten bits at a time
+_SHIFTS = range(120, -1, -10)
+
+
+class _Ids:
+    """A source of ids, each above the previous one even if the clock stands still or goes back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def next(self) -> str:
+        random = int.from_bytes(os.urandom(_RANDOM_BITS // 8))
+        candidate = (time.time_ns() // 1_000_000 << _RANDOM_BITS) | random
+        with self._lock:
+            value = self._last = max(candidate, self._last + 1)
+        return "".join([_PAIRS[value >> shift & 1023] for shift in _SHIFTS])
+
+
+_ids = _Ids()
+
+
+def new_id() -> str:
+    """Return a new id: 48 bits of milliseconds, then 80 random bits; ids of one process only grow."""
+    return _ids.next()
+
+
+def time_of(id: str) -> float:
+    """Return when an id was made, in seconds since the epoch."""
+    value = 0
+    for character in id:
+        value = value << 5 | _ALPHABET.index(character)
+    return (value >> _RANDOM_BITS) / 1000
+
+
+def id_at(seconds: float) -> str:
+    """Return what sorts after every id made before a time, and before every id made after it, to the millisecond."""
+    value = (max(0, int(seconds * 1000)) + 1 << _RANDOM_BITS) - 1
+    return "".join([_PAIRS[value >> shift & 1023] for shift in _SHIFTS])
+
+
+# --- JSON ---
+
+_T = TypeVar("_T")
+_sorted = msgspec.json.Encoder(order="sorted")
+as_given = msgspec.json.Encoder()
+_strict = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
+_strict_as_given = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+def encode(body: EventBody | AuditQuestion, id: str) -> str:
+    """Return the JSON text of a body, its keys sorted; those of a question stay in order, since it is sent again as it was.
+
+    Args:
+        body: what to store.
+        id: the decision's, for the error message.
+
+    Raises:
+        StoreError: a number in it is not finite, or a value has no JSON.
+    """
+    with suppress(UnicodeEncodeError, TypeError, RecursionError):  # json writes lone surrogates and NumPy floats
+        if _is_writable(body):
+            return (as_given if isinstance(body, AuditQuestion) else _sorted).encode(body).decode()
+    return encode_strictly(
+        document(body), f"the {type(body).__name__} of {id}", as_given=isinstance(body, AuditQuestion)
+    )
+
+
+def encode_json(mapping: JSONObject, name: str) -> str:
+    """Return the text of a JSON object.
+
+    Raises:
+        StoreError: a number in it is not finite, or a value has no JSON.
+    """
+    with suppress(UnicodeEncodeError, RecursionError):
+        if is_plain(mapping):
+            return _sorted.encode(mapping).decode()
+    return encode_strictly(dict(mapping), name)
+
+
+def encode_strictly(values: Mapping[str, object], name: str, *, as_given: bool = False) -> str:
+    """Return the text of a JSON object with Python's own encoder, which also writes lone surrogates and NumPy floats.
+
+    Raises:
+        StoreError: a number in it is not finite, or a value has no JSON.
+    """
+    try:
+        return (_strict_as_given if as_given else _strict).encode(values)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"{name} is not JSON ({error}); use text, finite numbers, lists and objects") from error
+
+
+def _is_writable(body: EventBody | AuditQuestion) -> bool:
+    """Return whether msgspec writes a body faithfully: NaN would become null, bytes and dates would become text."""
+    match body:
+        case DecisionBody():
+            numbers = _are_finite((body.margin, body.relaxation, body.cost, body.alpha))
+            return numbers and all(map(_is_finite_leg, body.legs)) and _is_plain_content(body.content)
+        case CompletionBody():
+            leg = all(map(_is_finite_leg, body.before)) and (body.leg is None or _is_finite_leg(body.leg))
+            return leg and _are_finite((body.cost,)) and _is_plain_content(body.content)
+        case FeedbackBody():
+            grades = () if body.grades is None else body.grades.values
+            return _are_finite((body.grade, *grades)) and is_plain(body.grader)
+        case AuditBody():
+            return _are_finite((body.cost, *(body.scores or ())))
+        case AlarmBody():
+            return _are_finite((body.mean, body.line, body.log_evidence))
+        case LiftBody():
+            return True
+        case MenuQuestion():
+            return is_plain(body.context)
+        case TextQuestion():
+            return is_plain(body.request)
+
+
+def _is_finite_leg(leg: Leg) -> bool:
+    return isfinite(leg.seconds) and _are_finite((leg.spent.cost, *(leg.scores or ())))
+
+
+def _are_finite(numbers: Sequence[float | None]) -> bool:
+    return all(map(isfinite, filter(None, numbers)))
+
+
+def _is_plain_content(content: Content | None) -> bool:
+    return content is None or all(map(is_plain, (content.context, content.request, content.answer)))
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is what a JSON parser returns, with finite numbers."""
+    kind: Any = value.__class__
+    if kind is str or kind is int or value is None or kind is bool:
+        return True
+    if kind is float:
+        return isfinite(value)
+    if kind is dict:
+        return set(map(type, value)) <= {str} and all(map(is_plain, value.values()))
+    return (kind is list or kind is tuple) and all(map(is_plain, value))
+
+
+class _Version(Struct):
+    """The one field of a decision's body that every release can read."""
+
+    schema: int = 1
+
+
+def decode_decision(text: str, id: str) -> DecisionBody:
+    """Read the body of a decision.
+
+    Raises:
+        StoreError: a newer release wrote it, or it is damaged.
+    """
+    version = decode(text, _Version, f"decision {id}").schema
+    if version > DECISION_SCHEMA:
+        raise StoreError(
+            f"decision {id} has schema {version}, this release reads up to {DECISION_SCHEMA}; upgrade conformal-arbitrage"
+        )
+    return decode(text, DecisionBody, f"decision {id}")
+
+
+_LATER: Mapping[str, type[LaterBody]] = {body.kind: body for body in (CompletionBody, FeedbackBody, AuditBody)}
+
+
+def decode_later(kind: str, text: str, id: str, at: float) -> LaterBody:
+    """Read the body of an event that follows a decision; `at` is when it was recorded.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return replace(decode(text, _LATER[kind], f"the {kind} of {id}"), at=at)
+
+
+_NOTICES: Mapping[str, type[NoticeBody]] = {body.kind: body for body in (AlarmBody, LiftBody)}
+
+
+def decode_notice(kind: str, text: str, policy: str, at: float) -> NoticeBody:
+    """Read the body of an alarm or a lift; `at` is when it was recorded.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return replace(decode(text, _NOTICES[kind], f"the {kind} of policy {policy}"), at=at)
+
+
+def decode_question(text: str, id: str) -> AuditQuestion:
+    """Read the question of an audit.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    name = f"the audit of {id}"
+    kind = TextQuestion if "request" in decode_json(text, name) else MenuQuestion
+    return decode(text, kind, name)
+
+
+def decode_json(text: str, name: str) -> dict[str, object]:
+    """Read a JSON object.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return decode(text, dict[str, object], name)
+
+
+def decode_names(text: str, name: str) -> tuple[str, ...]:
+    """Read a list of names.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return decode(text, tuple[str, ...], name)
+
+
+def decode(text: str, kind: type[_T], name: str) -> _T:
+    """Read a value of some type from its JSON text.
+
+    Raises:
+        DamagedError: it is no such value; the message has its name.
+    """
+    with suppress(msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(text, type=kind)
+    try:  # json reads lone surrogates
+        return msgspec.convert(json.loads(text), kind)
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{name} is damaged in the store ({error}); run `arbitrage records verify`") from error

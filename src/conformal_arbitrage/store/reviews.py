@@ -1,22 +1,298 @@
-"""Operations on the review queue by reviewers: put, take, renew, give back, skip, vote, undo.
+"""The review queue: questions that people answer, with leases, votes and verdicts.
+
+An item is open until counted votes give a verdict, or until its deadline. Every change of an item raises its revision, and
+what ends it names the revision it was based on: so one transition decides, whoever dies meanwhile. What the audit coin drew
+and nobody has decided stays open as an audit, since leaving such rows out would select the others by their difficulty.
 
 How many people hold an item, and how many voted, is counted in the item's own row, which whoever takes it writes: a count
 over another table would not be looked at again once the row is locked, and two people would get one place. An item is locked
 before its claims, and other items that are locked are skipped, so that no two transactions wait for each other.
-
-Knows nothing of threads, teams' members, or how a verdict is reached.
 """
 
+import logging
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
 
-from conformal_arbitrage.monitoring.people import count_votes
-from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.encoding import decode_review_question, encode_review_question
-from conformal_arbitrage.store.ids import new_id
-from conformal_arbitrage.store.review_base import HeldReview, NewReview, ReviewRequest
-from conformal_arbitrage.store.sql_jobs import SingleQuery
+from msgspec import Struct
+
+from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.monitoring.people import ReviewRule, SecondOpinion, count_votes
+from conformal_arbitrage.store import pages
+from conformal_arbitrage.store.claims import Claim
+from conformal_arbitrage.store.ledger import note_news
+from conformal_arbitrage.store.outbox import announce
+from conformal_arbitrage.store.pages import event_writers
+from conformal_arbitrage.store.record import (
+    DecisionRecord,
+    Event,
+    JSONObject,
+    ReviewFacts,
+    ReviewVote,
+    as_given,
+    decode,
+    document,
+    encode,
+    encode_strictly,
+    is_plain,
+    new_id,
+)
+from conformal_arbitrage.store.session import Session, SingleQuery, WebhookEvent, operation, places, prepared
 from conformal_arbitrage.types import DAY
+
+_log = logging.getLogger("conformal_arbitrage.store")
+
+ReviewPurpose = Literal["decide", "audit", "grade", "overlap"]
+ReviewKind = Literal["choose", "grade"]
+ReviewState = Literal["open", "decided", "closed", "expired", "failed", "withdrawn"]
+ReviewEnd = Literal["decided", "closed", "expired", "failed"]
+
+
+class ReviewQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What people are shown of a question.
+
+    Attributes:
+        context: the question, text or messages.
+        options: the actions, or the answers to grade, in the order shown.
+        places: the index of each option in the whole menu; of answers to grade, for every way to grade them as shown, its
+            place among the pairs of grades.
+        size: the number of actions of the whole menu, or of ways to grade the answers.
+        instructions: shown above the question; None for those that the policy has when it is shown.
+        grader: the identity of those who grade, as they are asked; None if it is a choice.
+        primary: the place, as shown, of what the Primary would choose; None if that is not shown.
+    """
+
+    context: str | Sequence[JSONObject]
+    options: tuple[str, ...]
+    places: tuple[int, ...]
+    size: int
+    instructions: str | None = None
+    grader: JSONObject | None = None
+    primary: int | None = None
+
+    @property
+    def kind(self) -> ReviewKind:
+        """Whether people choose an option or grade answers."""
+        return "choose" if self.grader is None else "grade"
+
+
+class NewReview(Struct, frozen=True, kw_only=True):
+    """A question to put into the queue. The database's clock decides, so times are seconds from now.
+
+    Attributes:
+        decision: the decision's id.
+        purpose: whether a caller waits, or it is an audit, or answers are graded, or it is a second opinion.
+        protocol: digest of how people are asked.
+        identities_sha256: fingerprint of the identities of the policy's models.
+        panel, rule: how votes are counted.
+        escalates: whether a lead decides if the panel cannot.
+        price: dollars per vote; None if unknown.
+        due: when it should be taken; the order of the queue.
+        deadline: when it is given up; None for never.
+        lease: how long a reviewer holds it without a sign of life.
+        undo: how long a vote can be taken back.
+        drawn: the audit coin drew the decision.
+        menu: a keyed digest of the options, by which equal menus are recognized.
+    """
+
+    decision: str
+    purpose: ReviewPurpose
+    policy: str
+    team: str
+    question: ReviewQuestion
+    protocol: str
+    identities_sha256: str
+    panel: int = 1
+    rule: ReviewRule = "majority"
+    escalates: bool = False
+    price: float | None = None
+    due: float = 0.0
+    deadline: float | None = None
+    lease: float = 90.0
+    undo: float = 5.0
+    drawn: bool = False
+    menu: str = ""
+
+
+class ReviewRequest(Struct, frozen=True, kw_only=True):
+    """A caller's request that people decide, kept so that any gateway can complete it; `name` is its idempotency key."""
+
+    key_id: str
+    name: str
+    policy: str
+    route: str
+    body: bytes
+
+
+class ReviewWork(Struct, frozen=True, kw_only=True):
+    """What a commit does to the queue.
+
+    Attributes:
+        items: questions to put into it; one that is there already stays, and is reopened if it was withdrawn.
+        request: the request that waits for them.
+        deadline: seconds for which its idempotency key must be kept.
+        ended: the request under the commit's claim is complete: its items are closed.
+    """
+
+    items: Sequence[NewReview] = ()
+    request: ReviewRequest | None = None
+    deadline: float = 0.0
+    ended: bool = False
+
+
+class HeldReview(Struct, frozen=True, kw_only=True):
+    """An item in the hands of a reviewer: what they are shown, and the token to vote with; `lease` is in seconds."""
+
+    token: str
+    policy: str
+    team: str
+    question: ReviewQuestion
+    lease: float
+
+
+class ReviewItem(Struct, frozen=True, kw_only=True):
+    """An item for which something is due.
+
+    Attributes:
+        votes: those that count at this level, with the option's index in the whole menu, or the place of the pair of
+            grades, in order.
+        earlier: those that counted at the level before.
+        withdrawn: how many were undone.
+        next_count: seconds until the next vote counts; None if all do.
+        seen: everybody who voted, skipped it or read its record.
+        overdue: its deadline has passed.
+        age: seconds since it was put into the queue.
+    """
+
+    id: str
+    decision: str
+    purpose: ReviewPurpose
+    policy: str
+    team: str
+    protocol: str
+    identities_sha256: str
+    question: ReviewQuestion | None
+    panel: int
+    rule: ReviewRule
+    escalates: bool
+    price: float | None
+    level: int
+    revision: int
+    drawn: bool
+    votes: tuple[ReviewVote, ...]
+    earlier: tuple[ReviewVote, ...]
+    withdrawn: int
+    next_count: float | None
+    seen: frozenset[str]
+    overdue: bool
+    age: float
+
+
+class ReviewOutcome(Struct, frozen=True, kw_only=True):
+    """How far a caller's question has come.
+
+    Attributes:
+        state: of its item.
+        action: index of the verdict in the whole menu; None without one.
+        size: the number of actions of the whole menu.
+        team: who decided.
+        cost: dollars for all counted votes; None if unknown.
+        facts: how they voted.
+    """
+
+    state: ReviewState
+    action: int | None = None
+    size: int = 0
+    team: str = ""
+    cost: float | None = None
+    facts: ReviewFacts | None = None
+
+
+class TeamBacklog(Struct, frozen=True, kw_only=True):
+    """What a team has before it, and what it did.
+
+    Attributes:
+        open: items that are open.
+        votes_needed: that these still need.
+        oldest: age in seconds of the oldest that a caller waits for; None if none does.
+        untaken: whether one has been waiting for half a minute without anybody having taken it.
+        present: people of the team seen in the last two minutes.
+        votes_last_hour: votes.
+    """
+
+    team: str
+    open: int = 0
+    votes_needed: int = 0
+    oldest: float | None = None
+    untaken: bool = False
+    present: tuple[str, ...] = ()
+    votes_last_hour: int = 0
+
+
+class GradingNews(Struct, frozen=True, kw_only=True):
+    """Decisions of a policy about which something was recorded, that may have answers to grade.
+
+    Attributes:
+        records: the decisions, each as a whole.
+        seen: for every chain of events, how far it had been read before.
+        read: and how far it has been now; passed back, so that each piece of news is dealt with once.
+    """
+
+    records: tuple[DecisionRecord, ...] = ()
+    seen: Mapping[str, int] = {}
+    read: Mapping[str, int] = {}
+
+
+class CastVote(Struct, frozen=True, kw_only=True):
+    """One vote of the last thirty days, for figures; `held` in seconds."""
+
+    reviewer: str
+    team: str
+    at: float
+    held: float
+    skipped: bool = False
+
+
+# --- Questions and verdicts as text ---
+
+
+def encode_review_question(question: ReviewQuestion, id: str) -> str:
+    """Return the JSON text of what people are shown of a question.
+
+    Raises:
+        StoreError: a value has no JSON.
+    """
+    with suppress(UnicodeEncodeError, RecursionError):
+        if is_plain(question.context):
+            return as_given.encode(question).decode()
+    return encode_strictly(document(question), f"the question about {id}", as_given=True)
+
+
+def decode_review_question(text: str, id: str) -> ReviewQuestion:
+    """Read what people are shown of a question.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return decode(text, ReviewQuestion, f"the review {id}")
+
+
+def encode_outcome(outcome: ReviewOutcome) -> str:
+    """Return the JSON text of a verdict."""
+    return as_given.encode(outcome).decode()
+
+
+def decode_outcome(text: str, id: str) -> ReviewOutcome:
+    """Read a verdict.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return decode(text, ReviewOutcome, f"the verdict on {id}")
+
+
+# --- Reviewers: put, take, renew, give back, skip, vote, undo ---
 
 LONGEST_HOLD = 1200.0
 """Seconds that a reviewer can hold an item in all."""
@@ -73,17 +349,26 @@ def put_request(session: Session, request: ReviewRequest, deadline: float) -> st
     return str(id)
 
 
-def put_audits(session: Session, items: Sequence[NewReview]) -> None:
-    """Put audits into the queue in place of those that wait for a model."""
+@operation("write")
+def put(session: Session, items: Sequence[NewReview]) -> None:
+    """Put audits into the queue, in place of what waits among the audits under the same id."""
     put_items(session, items)
     for item in items:
         session.run("delete from audits where id = ?", item.decision)
 
 
+@operation("write")
 def take(
-    session: Session, reviewer: str, *, teams: Collection[str], leads: Collection[str], lease: float | None
+    session: Session, reviewer: str, *, teams: Collection[str], leads: Collection[str], lease: float | None = None
 ) -> HeldReview | None:
-    """Give a reviewer the item they hold, or else the next one for them, those for leads first."""
+    """Give a reviewer the item they hold already, or the next that they have not seen; None if there is none.
+
+    Args:
+        reviewer: who.
+        teams: whose questions they answer.
+        leads: of which they decide what a panel could not.
+        lease: seconds to hold it; as the item says if None.
+    """
     note_presence(session, reviewer)  # which also makes a person's own requests wait for each other
     now = session.now()
     end_leases(session, now)
@@ -205,8 +490,9 @@ def _claim_of(session: Session, token: str, reviewer: str) -> tuple[str, float] 
     return (rows[0][0], rows[0][1]) if rows else None
 
 
-def renew_hold(session: Session, token: str, reviewer: str) -> bool:
-    """Extend a lease, up to the longest time that an item can be held."""
+@operation("write")
+def renew(session: Session, token: str, reviewer: str) -> bool:
+    """Hold an item longer, up to twenty minutes in all; return False if it is no longer theirs."""
     note_presence(session, reviewer)
     now = session.now()
     renewed = session.run(
@@ -217,16 +503,18 @@ def renew_hold(session: Session, token: str, reviewer: str) -> bool:
     return renewed == 1
 
 
+@operation("write")
 def give_back(session: Session, token: str, reviewer: str) -> None:
-    """Free the place."""
+    """Give an item back, for anyone to take."""
     note_presence(session, reviewer)
     claim = _claim_of(session, token, reviewer)
     if claim is not None:
         _drop(session, token, claim[0])
 
 
+@operation("write")
 def skip(session: Session, token: str, reviewer: str) -> bool:
-    """Free the place, and note that the person cannot tell; whether someone else can is looked at soon."""
+    """Give an item back and never offer it to this person again; return False if it is no longer theirs."""
     note_presence(session, reviewer)
     claim = _claim_of(session, token, reviewer)
     if claim is None or not _drop(session, token, claim[0]):
@@ -249,18 +537,31 @@ def _note_seen(session: Session, item: str, reviewer: str, why: str, now: float)
     )
 
 
-def held_question(token: str, reviewer: str) -> SingleQuery:
-    """Return what finds the item and the question of a claim or of a vote, if it is still kept."""
+@prepared("read")
+def held_question(token: str, reviewer: str) -> SingleQuery[ReviewQuestion | None]:
+    """Return the question that a token stands for, held or voted on; None if it is not theirs, or no longer kept."""
     return SingleQuery(
         "select r.id, r.payload from reviews r where r.payload is not null and r.id in "
         "(select item from review_claims where token = ? and reviewer = ? union all "
         "select item from votes where token = ? and reviewer = ?)",
         (token, reviewer, token, reviewer),
+        lambda rows: decode_review_question(rows[0][1], rows[0][0]) if rows else None,
     )
 
 
-def vote(session: Session, token: str, reviewer: str, choice: int, *, active: float | None) -> float | None:
-    """Cast a vote; after the item has ended it is recorded as late, which the reviewer is not told."""
+@operation("write")
+def vote(session: Session, token: str, reviewer: str, choice: int, *, active: float | None = None) -> float | None:
+    """Vote for an option by its place as shown; the same token twice is one vote.
+
+    Args:
+        token: of the claim.
+        reviewer: who votes.
+        choice: the place of the option.
+        active: seconds that they were active.
+
+    Returns:
+        Seconds until the vote counts; None if the place was given to someone else.
+    """
     note_presence(session, reviewer)
     now = session.now()
     rows = session.rows(
@@ -303,8 +604,9 @@ def _cast(
     return float(undo)
 
 
+@operation("write")
 def undo(session: Session, token: str, reviewer: str) -> HeldReview | None:
-    """Withdraw a vote that does not count yet; its item is held again by the same person."""
+    """Take back a vote that does not count yet, and hold the item again; None if it counts."""
     note_presence(session, reviewer)
     rows = session.rows("select item from votes where token = ? and reviewer = ?", token, reviewer)
     if not rows:
@@ -337,6 +639,7 @@ def undo(session: Session, token: str, reviewer: str) -> HeldReview | None:
     return _shown_again(session, item, token)
 
 
+@operation("write")
 def note_presence(session: Session, reviewer: str) -> None:
     """Note that a reviewer is there."""
     session.run(
@@ -345,6 +648,7 @@ def note_presence(session: Session, reviewer: str) -> None:
     )
 
 
+@operation("write")
 def note_reader(session: Session, decision: str, reviewer: str) -> None:
     """Note that somebody read the record of a decision under review; an item of it that they hold goes back."""
     now = session.now()
@@ -366,7 +670,588 @@ def note_reader(session: Session, decision: str, reviewer: str) -> None:
     )
 
 
-def under_review(decisions: Collection[str]) -> SingleQuery:
-    """Return what finds the decisions with an open item, among at least one."""
-    marks = ", ".join("?" * len(decisions))
-    return SingleQuery(f"select decision from reviews where state = 'open' and decision in ({marks})", tuple(decisions))
+@prepared("read")
+def under_review(decisions: Collection[str]) -> SingleQuery[frozenset[str]]:
+    """Return those of some decisions that people have yet to judge."""
+    return SingleQuery(
+        f"select decision from reviews where state = 'open' and decision in ({places(decisions)})",
+        tuple(decisions),
+        lambda rows: frozenset(decision for (decision,) in rows),
+    )
+
+
+# --- Gateways: what is due, verdicts, complete requests ---
+
+PRESENT_SECONDS = 120.0
+"""Somebody seen within so many seconds is there."""
+UNTAKEN_SECONDS = 30.0
+_KEPT_SECONDS = 1500.0
+"""How long a question outlives its item for those who still hold it; longer than anybody can."""
+_ITEM = (
+    "id, decision, purpose, policy, team, protocol, identities, payload, panel, rule, escalates, price, level, revision, "
+    "drawn, deadline, created"
+)
+
+
+def do_review_work(session: Session, work: ReviewWork, claim: Claim | None) -> None:
+    """Put a request's questions into the queue, or close them with the request."""
+    back = work.request is not None and not _is_waiting(session, work.request)
+    request = None if work.request is None else put_request(session, work.request, work.deadline)
+    put_items(session, [one for one in work.items if not _went_on(session, one, request, back=back)], request)
+    if work.ended and claim is not None:
+        close_request(session, claim.key_id, claim.name)
+
+
+def _is_waiting(session: Session, request: ReviewRequest) -> bool:
+    """Return whether a request is in the queue already: its caller has not left, and may have been given up on."""
+    sql = "select 1 from review_requests where key_id = ? and name = ? and body is not null"
+    return bool(session.rows(sql, request.key_id, request.name))
+
+
+def _went_on(session: Session, item: NewReview, request: str | None, *, back: bool) -> bool:
+    """Return whether a caller's question went on as an audit, so that people are not asked twice.
+
+    What a caller left is theirs again if they come back, with the votes or the verdict it has by then. What was not decided
+    by its deadline stays an audit: its request ends without a verdict.
+    """
+    rows = session.rows(
+        "select r.id from reviews r where r.decision = ? and r.purpose = 'audit' and not exists "
+        "(select 1 from reviews d where d.decision = r.decision and d.purpose = 'decide')",
+        item.decision,
+    )
+    if item.purpose != "decide" or not rows:
+        return False
+    if back:
+        deadline = None if item.deadline is None else session.now() + item.deadline
+        session.run(
+            "update reviews set purpose = 'decide', request = ?, due = ?, deadline = ?, revision = revision + 1 "
+            "where id = ?",
+            *(request, session.now() + item.due, deadline, rows[0][0]),
+        )
+    return True
+
+
+def close_request(session: Session, key_id: str, name: str) -> None:
+    """Close the items of a request that is complete; those without a verdict have expired."""
+    for id, policy, decision, state in _items_of(session, key_id, name):
+        if state == "open":
+            _end_without_verdict(session, id, "expired")
+        elif state == "decided":
+            session.run(
+                "update reviews set state = 'closed', closed = ?, payload = case when held > 0 then payload end, "
+                "revision = revision + 1 where id = ?",
+                *(session.now(), id),
+            )
+        decided = state in ("decided", "closed")
+        event: WebhookEvent = "review.decided" if decided else "review.expired"
+        status = "decided" if decided else "expired"
+        announce(session, event, {"id": decision, "policy": policy, "status": status})
+    session.run("update review_requests set body = null where key_id = ? and name = ?", key_id, name)
+
+
+def _items_of(session: Session, key_id: str, name: str) -> Sequence[Any]:
+    """Return the items of a request, in an order that is the same for everybody who locks them."""
+    return session.rows(
+        "select r.id, r.policy, r.decision, r.state from reviews r join review_requests q on r.request = q.id "
+        "where q.key_id = ? and q.name = ? order by r.id",
+        *(key_id, name),
+    )
+
+
+def _end_without_verdict(session: Session, id: str, state: str) -> None:
+    """End an item that nobody has decided; one that the coin drew stays open as an audit, if somebody may still tell."""
+    audited = state != "failed" and session.run(
+        "update reviews set purpose = 'audit', request = null, deadline = null, revision = revision + 1 "
+        "where id = ? and drawn = 1 and state = 'open' and purpose = 'decide' and not exists "
+        "(select 1 from reviews a where a.decision = reviews.decision and a.purpose = 'audit')",
+        id,
+    )
+    if not audited:
+        session.run(
+            "update reviews set state = ?, closed = ?, "
+            "payload = case when held > 0 then payload end, "
+            "revision = revision + 1 where id = ? and state = 'open'",
+            *(state, session.now(), id),
+        )
+        session.run(  # a second opinion needs a first
+            "update reviews set state = ?, closed = ?, payload = null, revision = revision + 1 where purpose = 'overlap' "
+            "and state = 'open' and decision = (select decision from reviews where id = ?) "
+            "and not exists (select 1 from votes v join reviews r on r.id = v.item where r.decision = reviews.decision "
+            "and v.late = 0 and v.withdrawn is null)",
+            *(state, session.now(), id),
+        )
+
+
+@operation("scan")
+def due(session: Session, *, limit: int = 50) -> list[ReviewItem]:
+    """Return items whose votes have come to count, which somebody skipped, or whose deadline has passed."""
+    now = session.now()
+    rows = session.rows(
+        f"select {_ITEM} from reviews where state = 'open' and ready <= ? union "
+        f"select {_ITEM} from reviews where state = 'open' and deadline <= ? limit ?",
+        *(now, now, limit),
+    )
+    return [_due_item(session, row, now) for row in rows]
+
+
+def _due_item(session: Session, row: Sequence[Any], now: float) -> ReviewItem:
+    id, decision, purpose, policy, team, protocol, identities, payload, panel, rule, escalates, price, level, *rest = (
+        row
+    )
+    revision, drawn, deadline, created = rest
+    votes = session.rows(
+        "select reviewer, choice, held, level, counts, withdrawn from votes where item = ? and late = 0 "
+        "order by counts, token",
+        id,
+    )
+    standing = [vote for vote in votes if vote[5] is None]
+    here = [vote for vote in standing if vote[3] == level]
+    later = [counts - now for *_, counts, _ in here if counts > now]
+    seen = session.rows("select reviewer from review_seen where decision = ?", decision)
+    return ReviewItem(
+        id=id,
+        decision=decision,
+        purpose=purpose,
+        policy=policy,
+        team=team,
+        protocol=protocol,
+        identities_sha256=identities,
+        question=None if payload is None else decode_review_question(payload, id),
+        panel=panel,
+        rule=rule,
+        escalates=bool(escalates),
+        price=price,
+        level=level,
+        revision=revision,
+        drawn=bool(drawn),
+        votes=tuple(_vote(vote) for vote in here if vote[4] <= now),
+        earlier=tuple(_vote(vote) for vote in standing if vote[3] < level),
+        withdrawn=sum(withdrawn is not None for *_, withdrawn in votes),
+        next_count=min(later, default=None),
+        seen=frozenset(reviewer for (reviewer,) in seen),
+        overdue=deadline is not None and deadline <= now,
+        age=max(0.0, now - created),
+    )
+
+
+def _vote(row: Sequence[Any]) -> ReviewVote:
+    reviewer, choice, held, level, _, _ = row
+    return ReviewVote(reviewer=reviewer, choice=choice, held=held, level=level)
+
+
+@operation("read")
+def present(session: Session, names: Collection[str]) -> frozenset[str]:
+    """Return those of some people who have been seen in the last two minutes."""
+    since = session.now() - PRESENT_SECONDS
+    rows = session.rows(
+        f"select reviewer from presence where seen > ? and reviewer in ({places(names)})", since, *names
+    )
+    return frozenset(reviewer for (reviewer,) in rows)
+
+
+@operation("write")
+def end(
+    session: Session,
+    item: ReviewItem,
+    end: ReviewEnd,
+    *,
+    outcome: ReviewOutcome | None = None,
+    events: Sequence[Event] = (),
+) -> bool:
+    """End an item, with its verdict and what is to be recorded of it.
+
+    One that the coin drew and that ends without a verdict stays open as an audit.
+
+    Returns:
+        Whether it was still as it was read; otherwise nothing was written.
+    """
+    if not _end_as_read(session, item, end, outcome):
+        return False
+    _record(session, events)
+    return True
+
+
+def _record(session: Session, events: Sequence[Event]) -> None:
+    """Append events about decisions, which the ledger is told of."""
+    session.append([(event, encode(event.body, event.id)) for event in events])
+    note_news(session, [event.id for event in events])
+
+
+def _end_as_read(session: Session, item: ReviewItem, end: ReviewEnd, outcome: ReviewOutcome | None) -> bool:
+    if outcome is None:
+        held = session.run(
+            "update reviews set ready = null, revision = revision + 1 where id = ? and revision = ? and state = 'open'",
+            *(item.id, item.revision),
+        )
+        if held:
+            _end_without_verdict(session, item.id, end)
+        return held == 1
+    changed = session.run(
+        "update reviews set state = ?, closed = ?, outcome = ?, ready = null, revision = revision + 1, "
+        "payload = case when held > 0 then payload end "
+        "where id = ? and revision = ? and state = 'open'",
+        *(end, session.now(), encode_outcome(outcome), item.id, item.revision),
+    )
+    return changed == 1
+
+
+@operation("write")
+def keep_open(session: Session, item: ReviewItem, *, needed: int, level: int) -> bool:
+    """Ask for so many votes in all at a level; return whether the item was still as it was read."""
+    ready = None if item.next_count is None else session.now() + item.next_count
+    fresh = ", held = 0, votes = 0" if level > item.level else ""
+    changed = session.run(
+        f"update reviews set needed = ?, level = ?, ready = ?, revision = revision + 1{fresh} "
+        "where id = ? and revision = ? and state = 'open'",
+        *(needed, level, ready, item.id, item.revision),
+    )
+    return changed == 1
+
+
+@operation("write")
+def mark_exhausted(session: Session, team: str, *, members: Collection[str], leads: Collection[str]) -> int:
+    """Let open items be looked at again on which nobody of a team is left to vote; return how many there are.
+
+    Who is on a team may change while an item is open, and a second opinion may find that everybody has voted.
+    """
+    now = session.now()
+    return sum(
+        session.run(
+            "update reviews set ready = ? where state = 'open' and ready is null and team = ? and level = ? and "
+            "(select count(*) from review_seen s where s.decision = reviews.decision and s.reviewer in "
+            f"({places(names)})) >= ?",
+            *(now, team, level, *names, len(names)),
+        )
+        for level, names in enumerate((set(members), set(leads)))
+    )
+
+
+@operation("read")
+def stranded(session: Session, teams: Collection[str]) -> Mapping[str, int]:
+    """Return how many items are open for other teams than these, by team."""
+    rows = session.rows("select team, count(*) from reviews where state = 'open' group by team order by team")
+    return {team: int(count) for team, count in rows if team not in teams}
+
+
+@operation("read")
+def outcomes(session: Session, decisions: Collection[str]) -> Mapping[str, ReviewOutcome]:
+    """Return how far callers' questions have come; one that went on as an audit has expired."""
+    if not decisions:
+        return {}
+    rows = session.rows(
+        f"select decision, purpose, state, outcome from reviews where decision in ({places(decisions)}) and "
+        "purpose in ('decide', 'audit') order by purpose = 'decide'",
+        *decisions,
+    )
+    return {decision: _outcome(decision, *rest) for decision, *rest in rows}
+
+
+def _outcome(decision: str, purpose: str, state: str, text: str | None) -> ReviewOutcome:
+    if purpose != "decide":
+        return ReviewOutcome(state="expired")
+    if text is not None:
+        return decode_outcome(text, decision)
+    return ReviewOutcome(state=state)  # pyright: ignore[reportArgumentType] - as the state machine wrote it
+
+
+@operation("read")
+def decided_requests(session: Session, *, limit: int) -> list[ReviewRequest]:
+    """Return requests whose items have all ended, and which nobody is completing."""
+    rows = session.rows(
+        "select q.key_id, q.name, q.policy, q.route, q.body from review_requests q where q.body is not null and not exists "
+        "(select 1 from reviews r where r.request = q.id and r.state = 'open') and not exists "
+        "(select 1 from claims c where c.key_id = q.key_id and c.name = q.name and c.lease > ?) order by q.created limit ?",
+        *(session.now(), limit),
+    )
+    return [ReviewRequest(key_id=k, name=n, policy=p, route=r, body=bytes(body)) for k, n, p, r, body in rows]
+
+
+@operation("write")
+def withdraw_request(session: Session, key_id: str, name: str) -> None:
+    """Withdraw the open items of a request whose caller left; those that the coin drew stay open as audits."""
+    for id, _, _, state in _items_of(session, key_id, name):
+        if state == "open":
+            _end_without_verdict(session, id, "withdrawn")
+    session.run("update review_requests set body = null where key_id = ? and name = ?", key_id, name)
+
+
+@operation("read")
+def request_of(session: Session, decision: str) -> tuple[ReviewRequest, ReviewOutcome] | None:
+    """Return the request that a decision belongs to, complete or not, and how far that decision has come."""
+    rows = session.rows(
+        "select q.key_id, q.name, q.policy, q.route, q.body from review_requests q join begun b "
+        "on b.key_id = q.key_id and b.name = q.name where b.id = ?",
+        decision,
+    )
+    for key_id, name, policy, route, body in rows:
+        request = ReviewRequest(key_id=key_id, name=name, policy=policy, route=route, body=bytes(body or b""))
+        return request, outcomes(session, [decision]).get(decision, ReviewOutcome(state="expired"))
+    return None
+
+
+def erase_reviews(session: Session, decision: str) -> None:
+    """Withdraw the items of a decision, and remove their questions and the request they belong to."""
+    session.run(
+        "update review_requests set body = null where id in (select request from reviews where decision = ?)", decision
+    )
+    session.run(
+        "update reviews set payload = null, revision = revision + 1, "
+        "state = case when state = 'open' then 'withdrawn' else state end where decision = ?",
+        decision,
+    )
+
+
+@operation("write")
+def sweep_reviews(session: Session) -> None:
+    """Remove the questions of items that ended a while ago, and requests whose time is over, complete or not."""
+    now = session.now()
+    session.run("update reviews set payload = null where closed < ? and payload is not null", now - _KEPT_SECONDS)
+    session.run("delete from review_requests where expires <= ?", now)
+
+
+@operation("scan")
+def backlogs(session: Session, teams: Mapping[str, Collection[str]]) -> list[TeamBacklog]:
+    """Return the backlog of every team, each given with the names of its people."""
+    now = session.now()
+    waiting = "case when purpose = 'decide' then created end"
+    open_items = session.rows(
+        f"select team, count(*), sum(needed - votes), min({waiting}), min(case when taken is null then {waiting} end) "
+        "from reviews where state = 'open' group by team"
+    )
+    items = {team: rest for team, *rest in open_items}
+    seen = session.rows("select reviewer from presence where seen > ?", now - PRESENT_SECONDS)
+    there = {reviewer for (reviewer,) in seen}
+    cast = session.rows(
+        "select r.team, count(*) from votes v join reviews r on r.id = v.item where v.at > ? and v.withdrawn is null "
+        "group by r.team",
+        now - 3600,
+    )
+    votes = {team: int(count) for team, count in cast}
+    return [
+        _backlog(team, items.get(team), now, tuple(sorted(there & set(people))), votes.get(team, 0))
+        for team, people in teams.items()
+    ]
+
+
+def _backlog(team: str, items: Sequence[Any] | None, now: float, present: tuple[str, ...], votes: int) -> TeamBacklog:
+    count, needed, oldest, untaken = items or (0, 0, None, None)
+    return TeamBacklog(
+        team=team,
+        open=int(count),
+        votes_needed=int(needed),
+        oldest=None if oldest is None else max(0.0, now - oldest),
+        untaken=untaken is not None and now - untaken > UNTAKEN_SECONDS,
+        present=present,
+        votes_last_hour=votes,
+    )
+
+
+@operation("scan")
+def cast_votes(session: Session, *, days: float = 30.0) -> list[CastVote]:
+    """Return votes that were not withdrawn, and skips, oldest first."""
+    since = session.now() - days * DAY
+    votes = session.rows(
+        "select v.reviewer, r.team, v.at, v.held from votes v join reviews r on r.id = v.item "
+        "where v.at > ? and v.withdrawn is null order by v.at",
+        since,
+    )
+    skips = session.rows("select reviewer, team, at from review_seen where at > ? and why = 'skipped'", since)
+    cast = [CastVote(reviewer=who, team=team, at=at, held=held) for who, team, at, held in votes]
+    return [*cast, *(CastVote(reviewer=who, team=team, at=at, held=0.0, skipped=True) for who, team, at in skips)]
+
+
+@operation("scan")
+def second_opinions(session: Session, *, days: float = 90.0) -> list[tuple[str, SecondOpinion]]:
+    """Return the first counted vote on every question with a second opinion, beside that one."""
+    rows = session.rows(
+        "select o.team, o.menu, o.panel, o.decision, v.reviewer, v.choice, o.outcome from reviews o "
+        "join votes v on v.item = o.id and v.withdrawn is null and v.late = 0 "
+        "where o.purpose = 'overlap' and o.state = 'closed' and o.closed > ?",
+        session.now() - days * DAY,
+    )
+    opinions: list[tuple[str, SecondOpinion]] = []
+    for team, menu, _, decision, second, other, text in rows:
+        first = session.rows(
+            "select v.reviewer, v.choice from votes v join reviews r on r.id = v.item where r.decision = ? and "
+            "r.purpose <> 'overlap' and v.withdrawn is null and v.late = 0 and v.level = 0 "
+            "order by v.at, v.token limit 1",
+            decision,
+        )
+        size = decode_outcome(text, decision).size if text is not None else 0
+        for reviewer, choice in first:
+            opinion = SecondOpinion(first=(reviewer, choice), second=(second, other), size=size, menu=menu)
+            opinions.append((team, opinion))
+    return opinions
+
+
+@operation("write")
+def call(session: Session, team: str, policy: str = "", *, every: float = 60.0) -> bool:
+    """Tell webhooks that questions wait for a team and nobody is there; return False if that was told lately."""
+    now = session.now()
+    called = session.run(
+        "insert into review_calls (team, called) values (?, ?) on conflict (team) do update set called = excluded.called "
+        "where review_calls.called <= ?",
+        *(team, now, now - every),
+    )
+    if called:
+        announce(session, "review.waiting", {"team": team, "policy": policy, "status": "waiting"})
+    return called == 1
+
+
+# --- Figures ---
+
+
+@prepared("read")
+def open_places() -> SingleQuery[int]:
+    """Return how many votes the queue of reviews waits for that nobody is about to give."""
+    return SingleQuery("select coalesce(sum(needed - held - votes), 0) from reviews where state = 'open'", (), _number)
+
+
+@prepared("scan")
+def count_open(teams: Collection[str]) -> SingleQuery[int]:
+    """Return how many questions these teams have before them."""
+    return SingleQuery(
+        f"select count(*) from reviews where state = 'open' and team in ({places(teams)})", tuple(teams), _number
+    )
+
+
+def _number(rows: Sequence[Any]) -> int:
+    [(number,)] = rows
+    return int(number)
+
+
+@prepared("scan")
+def own_votes(reviewer: str, *, since: float) -> SingleQuery[list[float]]:
+    """Return for how many seconds a reviewer held each question that they voted on since then."""
+    return SingleQuery(
+        "select held from votes where at >= ? and reviewer = ? and withdrawn is null",
+        (since, reviewer),
+        lambda rows: [held for (held,) in rows],
+    )
+
+
+@operation("scan")
+def answered_in_time(session: Session, policy: str, wait: float, *, days: float = 1.0) -> tuple[int, int]:
+    """Return how many callers' questions people decided within `wait` seconds, of all that ended in the last days."""
+    [(answered, ended)] = session.rows(
+        "select coalesce(sum(case when outcome is not null and closed - created <= ? then 1 else 0 end), 0), count(*) "
+        "from reviews where closed > ? and policy = ? and purpose = 'decide'",
+        *(wait, session.now() - days * DAY, policy),
+    )
+    return int(answered), int(ended)
+
+
+# --- Answers to grade ---
+
+_MOST_EVENTS = 2000
+_KINDS = "('decision', 'completion', 'feedback', 'audit')"
+
+
+@operation("scan")
+def grading_news(session: Session, policy: str, *, limit: int = 50) -> GradingNews:
+    """Return what is new of a policy since its answers were last put into the queue; nothing is noted.
+
+    Args:
+        policy: whose news.
+        limit: how many decisions, at most.
+    """
+    seen, read, ids = _marks(session, policy), dict[str, int](), dict[str, None]()
+    left = _MOST_EVENTS
+    for writer in event_writers(session):
+        events = session.rows(
+            f"select seq, case when kind in {_KINDS} then id end from events where writer = ? and seq > ? "
+            "order by seq limit ?",
+            *(writer, seen.get(writer, 0), left),
+        )
+        left -= len(events)
+        own = _decisions_of(session, policy, [id for _, id in events if id is not None])
+        for seq, id in events:
+            if len(ids) >= limit:
+                break
+            read[writer] = int(seq)
+            if id in own:
+                ids[id] = None
+        if left <= 0 or len(ids) >= limit:
+            break
+    return GradingNews(records=tuple(_records(session, list(ids))), seen=seen, read=read)
+
+
+def _marks(session: Session, policy: str) -> dict[str, int]:
+    rows = session.rows("select writer, seq from grading_marks where policy = ? and writer <> ''", policy)
+    return {writer: int(seq) for writer, seq in rows}
+
+
+def _decisions_of(session: Session, policy: str, ids: Sequence[str]) -> frozenset[str]:
+    """Return those of some decisions that are a policy's."""
+    if not ids:
+        return frozenset()
+    rows = session.rows(
+        f"select id from events where kind = 'decision' and policy = ? and id in ({places(ids)})",
+        *(policy, *ids),
+    )
+    return frozenset(id for (id,) in rows)
+
+
+def _records(session: Session, ids: Sequence[str]) -> Iterator[DecisionRecord]:
+    for id in ids:
+        try:
+            record = pages.record(session, id)
+        except StoreError as error:  # one that is damaged must not stop the others
+            _log.error("answers cannot be graded: %s", error, extra={"id": id})
+        else:
+            if record is not None:
+                yield record
+
+
+@operation("write")
+def put_grading(
+    session: Session,
+    policy: str,
+    news: GradingNews,
+    *,
+    items: Sequence[NewReview],
+    events: Sequence[Event],
+    graded: Collection[str],
+) -> bool:
+    """Deal with news: put answers into the queue, record what is known without people, and note how far that was read.
+
+    Args:
+        session: a transaction.
+        policy: whose news.
+        news: from `grading_news`.
+        items: answers to grade.
+        events: grades that need no person.
+        graded: decisions whose answers have grades: what people were to grade of them is withdrawn.
+
+    Returns:
+        Whether nobody else had dealt with it; otherwise nothing was written.
+    """
+    session.run(
+        "insert into grading_marks (policy, writer, seq) values (?, '', 0) on conflict (policy, writer) do update "
+        "set seq = excluded.seq",
+        policy,
+    )  # one gateway at a time
+    if _marks(session, policy) != news.seen:
+        return False
+    for writer, seq in news.read.items():
+        session.run(
+            "insert into grading_marks (policy, writer, seq) values (?, ?, ?) on conflict (policy, writer) do update "
+            "set seq = excluded.seq",
+            *(policy, writer, seq),
+        )
+    put_items(session, items)
+    for id in graded:
+        _withdraw(session, id)
+    _record(session, events)
+    return True
+
+
+def _withdraw(session: Session, decision: str) -> None:
+    """Withdraw what people were to grade of a decision, unless they have; and a second opinion, which needs a first."""
+    withdrawn = (
+        "update reviews set state = 'withdrawn', closed = ?, payload = case when held > 0 then payload end, "
+        "revision = revision + 1 where decision = ? and state = 'open' and "
+    )
+    now = session.now()
+    if session.run(f"{withdrawn} purpose = 'grade'", now, decision):
+        session.run(f"{withdrawn} purpose = 'overlap'", now, decision)

@@ -7,14 +7,11 @@ can share a database while one replaces the other.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store.dialect import Session
-from conformal_arbitrage.store.heads import start_roster
-
-REPLACED = """kind = 'completion' and body like '%"decided_by":"fallback"%'"""
-"""The completions by which a safe action replaced the Guardian's; a partial index holds them."""
+from conformal_arbitrage.store.integrity import start_roster
+from conformal_arbitrage.store.pages import REPLACED
+from conformal_arbitrage.store.session import Session, StoreSchema
 
 TABLES = """
 -- The record: append-only; a tombstone keeps only writer, seq and hash, and what replaces an event is sealed. Every filter
@@ -247,24 +244,8 @@ def create_tables(session: Session) -> None:
 
 MIGRATIONS: Sequence[Callable[[Session], None]] = (create_tables,)
 """The function at index k takes a database from version k to k + 1."""
-
 ADDITIVE: frozenset[Callable[[Session], None]] = frozenset()
 """Those that leave a database usable for releases that do not know them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreSchema:
-    """Which tables a database has.
-
-    Attributes:
-        version: how many migrations were made.
-        readable_by: how many of them a release has to know.
-        before: how many had been made when it was opened.
-    """
-
-    version: int
-    readable_by: int
-    before: int
 
 
 def least_reader() -> int:

@@ -17,18 +17,23 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from conformal_arbitrage.errors import DamagedError, LostClaimError, StoreError
-from conformal_arbitrage.store.base import Subscriptions
-from conformal_arbitrage.store.dialect import SQLITE, Session
-from conformal_arbitrage.store.schema import StoreSchema, check_schema, migrate
-from conformal_arbitrage.store.seals import Seals
-from conformal_arbitrage.store.sql import CHANGE_COUNT, Commit, append
-from conformal_arbitrage.store.sql_jobs import Job
-from conformal_arbitrage.store.sql_store import (
+from conformal_arbitrage.store.events import Commit
+from conformal_arbitrage.store.integrity import seal
+from conformal_arbitrage.store.schema import check_schema, migrate
+from conformal_arbitrage.store.session import (
     BAD_VALUE,
+    CHANGE_COUNT,
     DOUBT_BYTES,
     PROBE_BYTES,
     PROOF_SECONDS,
-    SQLStore,
+    SQLITE,
+    Job,
+    Mode,
+    Seals,
+    Session,
+    Store,
+    StoreSchema,
+    Subscriptions,
     bad_value,
 )
 
@@ -72,7 +77,7 @@ _T = TypeVar("_T")
 _Pending = tuple[Job[Any], "asyncio.Future[Any]"]
 
 
-class SQLiteStore(SQLStore):
+class SQLiteStore(Store):
     """A store in a file, for one machine; several processes may share it.
 
     Args:
@@ -97,10 +102,10 @@ class SQLiteStore(SQLStore):
         self._path = Path(path)
         if not migrating and not self._path.exists():
             raise StoreError(f"{path}: there is no database yet; run `arbitrage records migrate` first")
-        self._writer = _Writer(self._path, self._seals, migrating=migrating)
+        self._writer = _Writer(self._path, self.seals, webhooks, migrating=migrating)
         self.schema = self._writer.schema
         self._reader = _connect(self._path)
-        self._session = Session(self._reader, SQLITE, self._seals)
+        self._session = Session(self._reader, SQLITE, self.seals)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="store reader")
         self._scanning: set[sqlite3.Connection] = set()
         self._writer.start()
@@ -108,7 +113,7 @@ class SQLiteStore(SQLStore):
     async def close(self) -> None:
         """See `Store.close`. Reads that take long are interrupted, and a disk that hangs is not waited for."""
         with suppress(StoreError):  # what cannot be signed now is signed at the next start
-            await self.seal()
+            await seal(self)
         self._writer.finish()
         for connection in tuple(self._scanning):
             connection.interrupt()
@@ -134,35 +139,25 @@ class SQLiteStore(SQLStore):
             await writer.submit(_probe_more if writer.doubted else _probe)
         return await self.change_count()
 
-    async def _write(self, job: Job[_T]) -> _T:
-        return await self._writer.submit(job)
-
-    async def _maintain(self, job: Job[_T]) -> _T:
-        return await self._writer.submit(job)
-
-    async def _read(self, job: Job[_T]) -> _T:
+    async def execute(self, mode: Mode, job: Job[_T]) -> _T:
+        """See `Store.execute`. Short reads run here, on the event loop."""
+        if mode in ("write", "maintain"):
+            return await self._writer.submit(job)
         self._writer.check_open()
+        if mode == "scan":
+            self._writer.check_file()
+            return await asyncio.get_running_loop().run_in_executor(self._readers, self._on_snapshot, job)
         try:
             return job(self._session)
         except _FAILURES as error:
             raise _translated(self._path, error) from error
-
-    async def _scan(self, job: Job[_T]) -> _T:
-        self._writer.check_open()
-        self._writer.check_file()
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._on_snapshot, job)
-
-    def _damage(self, session: Session) -> list[str]:
-        """Run SQLite's own check of the whole file."""
-        rows = session.rows("pragma integrity_check(20)")
-        return [f"{self._path}: {text}" for (text,) in rows if text != "ok"]
 
     def _on_snapshot(self, job: Job[_T]) -> _T:
         with closing(_connect(self._path, create=False)) as connection:
             self._scanning.add(connection)
             try:
                 self._writer.check_open()
-                session = Session(connection, SQLITE, self._seals)
+                session = Session(connection, SQLITE, self.seals)
                 session.run(f"pragma cache_size = -{_SCAN_CACHE}")
                 session.run(SQLITE.snapshot)
                 return job(session)
@@ -188,7 +183,7 @@ class _Writer(threading.Thread):
 
     schema: StoreSchema
 
-    def __init__(self, path: Path, seals: Seals, *, migrating: bool) -> None:
+    def __init__(self, path: Path, seals: Seals, webhooks: Subscriptions | None, *, migrating: bool) -> None:
         super().__init__(name=f"store {path}", daemon=True)
         self.proven = 0.0
         self.doubted = False
@@ -196,7 +191,7 @@ class _Writer(threading.Thread):
         self._files = (path, path.with_name(f"{path.name}-wal"))
         self._queue: SimpleQueue[_Pending | None] = SimpleQueue()
         self._connection = _connect(path, create=migrating)
-        self._session = Session(self._connection, SQLITE, seals)
+        self._session = Session(self._connection, SQLITE, seals, webhooks)
         self._session.start_chain()
         self._finished = False
         self._last_batch = 0
@@ -287,7 +282,9 @@ class _Writer(threading.Thread):
         outcomes = self._commit_together(jobs)
         if tuple(map(_identity, self._files)) != self._identities:
             outcomes = [self._moved() for _ in jobs]
-        failed = any(isinstance(one, StoreError) and not isinstance(one, LostClaimError) for one in outcomes)
+        failed = any(
+            isinstance(outcome, StoreError) and not isinstance(outcome, LostClaimError) for outcome in outcomes
+        )
         if failed or any(job in _PROBES or (isinstance(job, Commit) and job.events) for job in jobs):
             self.doubted, self.proven = failed, 0.0 if failed else time.monotonic()
         return outcomes
@@ -303,7 +300,7 @@ class _Writer(threading.Thread):
         if len(commits) < len(jobs) or len(events) > _MOST_TOGETHER:
             return False
         try:
-            append(self._session, events)
+            self._session.append(events)
         except sqlite3.OperationalError:
             raise
         except _FAILURES:  # running each job on its own shows which one is at fault

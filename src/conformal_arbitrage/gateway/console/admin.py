@@ -13,9 +13,12 @@ from conformal_arbitrage.errors import RequestError, StoreError
 from conformal_arbitrage.gateway.auth import new_key
 from conformal_arbitrage.gateway.console.render import ConsoleParts, Visit, Visitor, redirect
 from conformal_arbitrage.models.webhook import WebhookAttempt
-from conformal_arbitrage.store.base import DeliveryBacklog, Scope
-from conformal_arbitrage.store.ids import new_id
-from conformal_arbitrage.store.review_base import TeamBacklog
+from conformal_arbitrage.store import keys as stored_keys
+from conformal_arbitrage.store import outbox, reviews
+from conformal_arbitrage.store.keys import Scope
+from conformal_arbitrage.store.outbox import DeliveryBacklog
+from conformal_arbitrage.store.record import new_id
+from conformal_arbitrage.store.reviews import TeamBacklog
 from conformal_arbitrage.store.schema import MIGRATIONS
 from conformal_arbitrage.types import DAY
 
@@ -62,7 +65,8 @@ class KeysPage:
             )
         key, sha256 = new_key()
         id = new_id()
-        await self._parts.store.create_key(
+        await self._parts.store.run(
+            stored_keys.create,
             id=id,
             sha256=sha256,
             scope=scope,
@@ -80,13 +84,13 @@ class KeysPage:
         id = visit.form.get("id", "")[:200]
         if id == visit.who.key_id:
             raise RequestError("You are signed in with this key; sign in with another one to revoke it.", status=409)
-        if not await self._parts.store.revoke_key(id):
+        if not await self._parts.store.run(stored_keys.revoke, id):
             raise RequestError("There is no such key.", status=404)
         _log.info("key %s was revoked by %s", id, visit.who.key_id)
         return redirect("/console/keys")
 
     async def _page(self, visit: Visit, made: str | None = None) -> Response:
-        keys = list(reversed(await self._parts.store.keys()))
+        keys = list(reversed(await self._parts.store.run(stored_keys.list_all)))
         return self._parts.pages.page(
             "keys.html", visit, keys=[(one, self._teams(one.label)) for one in keys], made=made, scopes=_SCOPES,
             names=list(self._parts.config.policies), now=time.time(),
@@ -141,9 +145,9 @@ class HealthPage:
             visit,
             error=None,
             took=took,
-            audits=await store.audit_backlog(),
+            audits=await store.run(outbox.audit_backlog),
             teams=await self._teams(visit.who),
-            webhooks=_lines(webhooks, await store.delivery_backlog()) if webhooks else [],
+            webhooks=_lines(webhooks, await store.run(outbox.delivery_backlog)) if webhooks else [],
             tested=tested,
             attempt=attempt,
         )
@@ -152,7 +156,7 @@ class HealthPage:
         """Return the teams with something before them; reviewers see their own."""
         people = self._parts.desk.people()
         own = {team: names for team, names in people.items() if visitor.is_admin or visitor.name in names}
-        return [one for one in await self._parts.store.team_backlogs(own) if one.open]
+        return [one for one in await self._parts.store.run(reviews.backlogs, own) if one.open]
 
     def without_store(self, visit: Visit, error: StoreError) -> Response:
         """Show what is known without the store; what it said itself is for those who are signed in."""

@@ -23,7 +23,7 @@ from conformal_arbitrage.gateway.console.render import (
 )
 from conformal_arbitrage.gateway.console.review import ReviewPage
 from conformal_arbitrage.gateway.http import SENT, failure_of
-from conformal_arbitrage.store.base import Scope
+from conformal_arbitrage.store.keys import Scope
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 ConsoleHandler = Callable[[Visit], Awaitable[Response]]

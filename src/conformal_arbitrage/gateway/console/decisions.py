@@ -13,9 +13,9 @@ from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.audits import yet_to_judge
 from conformal_arbitrage.gateway.console.charts import Bar, confidence_chart, score_chart
 from conformal_arbitrage.gateway.console.render import ConsoleParts, Visit, Visitor, redirect
-from conformal_arbitrage.store.console_base import Mark
-from conformal_arbitrage.store.ids import time_of
-from conformal_arbitrage.store.record import DecisionRecord, ReviewFacts, document
+from conformal_arbitrage.store import pages, reviews
+from conformal_arbitrage.store.pages import Mark
+from conformal_arbitrage.store.record import DecisionRecord, ReviewFacts, document, time_of
 from conformal_arbitrage.types import Leg
 
 # --- Lists of decisions with filters; every filter is answered by an index, so a page costs what it holds ---
@@ -125,10 +125,15 @@ class DecisionsPage:
 
     async def _in_order(self, wanted: DecisionFilter) -> tuple[list[DecisionRecord], str | None]:
         async def read(before: str | None, limit: int) -> list[DecisionRecord]:
-            return await self._parts.store.records(
-                policy=wanted.policy or None, decided_by=wanted.who or None, before=before, limit=limit,
-                since=wanted.since, until=wanted.until,
-            )  # fmt: skip
+            return await self._parts.store.run(
+                pages.records,
+                policy=wanted.policy or None,
+                decided_by=wanted.who or None,
+                before=before,
+                limit=limit,
+                since=wanted.since,
+                until=wanted.until,
+            )
 
         page = await read(wanted.before or None, PAGE + 1)
         if len(page) > PAGE:
@@ -137,10 +142,16 @@ class DecisionsPage:
 
     async def _marked(self, wanted: DecisionFilter, mark: Mark) -> tuple[list[DecisionRecord], str | None]:
         """Return those of marked decisions that someone in particular decided, as far as it is looked for them at once."""
-        page = await self._parts.store.marked_decisions(
-            mark, policy=wanted.policy or None, decided_by=wanted.who or None, since=wanted.since, until=wanted.until,
-            before=wanted.before or None, limit=PAGE + 1,
-        )  # fmt: skip
+        page = await self._parts.store.run(
+            pages.marked_decisions,
+            mark,
+            policy=wanted.policy or None,
+            decided_by=wanted.who or None,
+            since=wanted.since,
+            until=wanted.until,
+            before=wanted.before or None,
+            limit=PAGE + 1,
+        )
         records = list(page.records)
         return (records[:PAGE], records[PAGE - 1].id) if len(records) > PAGE else (records, page.end)
 
@@ -214,7 +225,7 @@ class DecisionPage:
     async def decision(self, visit: Visit) -> Response:
         """Show one decision."""
         id = visit.named("id")
-        record = await self._parts.store.record(id[:64])
+        record = await self._parts.store.run(pages.record, id[:64])
         if record is None or not visit.who.sees(record.policy):
             raise RequestError("There is no such decision: it was never recorded, or it was pruned.", status=404)
         open = await self._is_open(visit, record)
@@ -232,7 +243,7 @@ class DecisionPage:
         if not await yet_to_judge(self._parts.store, self._parts.config.policies, [record]):
             return False
         if visit.who.is_admin:
-            await self._parts.store.note_reader(record.id, visit.who.name)
+            await self._parts.store.run(reviews.note_reader, record.id, visit.who.name)
         return True
 
 

@@ -41,11 +41,14 @@ from conformal_arbitrage.live.monitor import ServedFigure, voided
 from conformal_arbitrage.monitoring.lines import Lines
 from conformal_arbitrage.monitoring.monitor import LedgerCourse, Standing
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
-from conformal_arbitrage.store.base import PolicyVersion, Store
-from conformal_arbitrage.store.console_base import PolicyTally
-from conformal_arbitrage.store.ledger_base import Ledger, LedgerKey
+from conformal_arbitrage.store import events, policies, reviews
+from conformal_arbitrage.store import ledger as stored_ledger
+from conformal_arbitrage.store.events import PolicyTally
+from conformal_arbitrage.store.ledger import Ledger, LedgerKey
+from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.store.record import JSONObject
-from conformal_arbitrage.store.review_base import TeamBacklog
+from conformal_arbitrage.store.reviews import TeamBacklog
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
 
 # --- Where a policy stands, in words for people ---
@@ -173,7 +176,7 @@ class Courses:
         if watched is None or group not in watched.lines:
             return None
         key = with_fields(watched.key, group=group)
-        ledger = next((one for one in await self._store.ledgers(live.name) if one.key == key), None)
+        ledger = next((one for one in await self._store.run(stored_ledger.ledgers, live.name) if one.key == key), None)
         if ledger is None:
             return None
         cached = self._kept.get(live.name)
@@ -195,7 +198,9 @@ class Courses:
             return None
         course, times, latest = LedgerCourse(lines, ledger.rows, points=_POINTS), list[float](), 0.0
         for after in range(0, ledger.rows, _ROWS_AT_ONCE):
-            rows = await self._store.ledger(ledger.key, after=after, limit=min(_ROWS_AT_ONCE, ledger.rows - after))
+            rows = await self._store.run(
+                stored_ledger.read, ledger.key, after=after, limit=min(_ROWS_AT_ONCE, ledger.rows - after)
+            )
             places = await asyncio.to_thread(course.take, rows.loss)
             # requests at the same time are numbered as they are recorded
             drawn = np.maximum(np.maximum.accumulate(rows.drawn), latest)
@@ -268,7 +273,7 @@ class OverviewPage:
         parts = self._parts
         since = await parts.changes(visit)
         now = parts.clock()
-        tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
+        tallies = summed(await parts.store.run(events.tallies, since=now - DAYS * DAY))
         visible = [live for live in parts.policies.all() if visit.who.sees(live.name)]
         # what needs someone first
         visible.sort(key=lambda live: (live.alarm is None, live.mode == "shadow", live.name))
@@ -288,7 +293,7 @@ class OverviewPage:
         rows = None
         if shadow:
             identities = live.identities_sha256
-            rows = await self._parts.store.count_rows(live.name, identities_sha256=identities, since=0.0)
+            rows = await self._parts.store.run(events.count_rows, live.name, identities_sha256=identities, since=0.0)
         return PolicyCard(
             live=live,
             standing=standing,
@@ -313,7 +318,7 @@ class OverviewPage:
         name, people = guardian_name(live), self._parts.desk.people()
         if live.pair.guardian.identity.get("kind") != "human" or name not in people:
             return None
-        [backlog] = await self._parts.store.team_backlogs({name: people[name]})
+        [backlog] = await self._parts.store.run(reviews.backlogs, {name: people[name]})
         return backlog
 
 
@@ -463,9 +468,13 @@ class Frontiers:
         if live.pair.models:
             return "a cascade has several thresholds; export a log and use `arbitrage evaluate --path`"
         store, certificate = self._parts.store, live.certificate
-        await store.gather_rows()
-        rows = await store.latest_rows(
-            live.name, identities_sha256=live.identities_sha256, limit=_LATEST, wanted=self._looking.shows
+        await events.gather_rows(store)
+        rows = await store.run(
+            events.latest_rows,
+            live.name,
+            identities_sha256=live.identities_sha256,
+            limit=_LATEST,
+            wanted=self._looking.shows,
         )
         kind = AuditedDecision(
             decided_by="primary", form=live.pair.form, binarized=certificate is not None and certificate.binarized
@@ -553,10 +562,14 @@ class PolicyPage:
     async def _page(self, visit: Visit, live: LivePolicy, **more: Any) -> Response:
         parts, now = self._parts, self._parts.clock()
         since = await parts.changes(visit)
-        tallies = summed(await parts.store.tallies(since=now - DAYS * DAY))
-        history = [_shown(version) for version in await parts.store.policy_history(live.name)]
+        tallies = summed(await parts.store.run(events.tallies, since=now - DAYS * DAY))
+        history = [_shown(version) for version in await parts.store.run(policies.history, live.name)]
         earlier = _earlier(history)
-        void = None if earlier is None else voided(await parts.store.prospect(live.name, earlier.version.certificate))
+        void = (
+            None
+            if earlier is None
+            else voided(await parts.store.run(policies.prospect, live.name, earlier.version.certificate))
+        )
         card = await self._overview.card(live, tallies)
         values: dict[str, Any] = {
             "live": live, "certificate": live.certificate, "days": DAYS, "history": history, "earlier": earlier,
@@ -619,7 +632,7 @@ class PolicyPage:
         name, reason = self._name(visit), visit.form.get("reason", "").strip()
         if not 0 < len(reason) <= _LONGEST_REASON:
             raise RequestError(f"Say why, in 1 to {_LONGEST_REASON} characters: the record keeps it.", status=422)
-        if await self._parts.store.lift(name, reason=reason, by=visit.who.key_id) is None:
+        if await self._parts.store.run(policies.lift, name, reason=reason, by=visit.who.key_id) is None:
             raise RequestError(f"Policy {name} has no alarm that stands.", status=409)
         await self._parts.policies.refresh(await self._parts.store.change_count())
         return self._done(visit, name, "lifted", None)

@@ -26,7 +26,10 @@ from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.wrappers import Breaker
-from conformal_arbitrage.store.base import Scope, Store
+from conformal_arbitrage.store import keys, reviews
+from conformal_arbitrage.store import ledger as stored_ledger
+from conformal_arbitrage.store.keys import Scope
+from conformal_arbitrage.store.session import Store
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -185,15 +188,15 @@ class Doorkeeper:
                 key_id=ANONYMOUS, name=ANONYMOUS, scope="admin", csrf=self._token("no keys yet"), keyless=True
             )
         token = request.cookies.get(self.cookie_name(request), "")
-        signed = await self._store.find_sign_in(_digest(token)) if token else None
+        signed = await self._store.run(keys.find_sign_in, _digest(token)) if token else None
         if signed is None:
             raise SignInNeededError("Sign in with an API key of scope review or admin.")
         if not signed.valid or signed.idle > IDLE:
-            await self._store.sign_out(_digest(token))
+            await self._store.run(keys.sign_out, _digest(token))
             reason = "an hour has passed without a page" if signed.valid else "the key is no longer valid"
             raise SignInNeededError(f"You were signed out: {reason}.")
         if signed.idle > _NOTE_EVERY and POLL not in request.headers:
-            await self._store.note_sign_in(_digest(token))
+            await self._store.run(keys.note_sign_in, _digest(token))
         return Visitor(
             key_id=signed.key_id,
             name=signed.label or signed.key_id,
@@ -213,7 +216,7 @@ class Doorkeeper:
             raise SignInNeededError("That is not a valid API key of scope review or admin.")
         await self.sign_out(request)
         token = secrets.token_urlsafe(32)
-        await self._store.sign_in(_digest(token), key.id, seconds=SIGNED_IN)
+        await self._store.run(keys.sign_in, _digest(token), key.id, seconds=SIGNED_IN)
         response.set_cookie(
             self.cookie_name(request), token, httponly=True, samesite="strict", path="/", secure=self._is_secure
         )
@@ -222,7 +225,7 @@ class Doorkeeper:
         """Forget the sign-in of a request, and let the response remove its cookie."""
         name = self.cookie_name(request)
         if token := request.cookies.get(name):
-            await self._store.sign_out(_digest(token))
+            await self._store.run(keys.sign_out, _digest(token))
         if response is not None:
             response.delete_cookie(name, path="/", httponly=True, samesite="strict", secure=self._is_secure)
 
@@ -516,8 +519,10 @@ class ConsoleParts:
 
         Reviewers are told nothing of figures, which change when an audit is drawn.
         """
-        policies, queue = await self.store.change_count(), await self.store.open_places()
-        figures = sum(ledger.change for ledger in await self.store.ledgers()) if visit.who.is_admin else 0
+        policies, queue = await self.store.change_count(), await self.store.run(reviews.open_places)
+        figures = (
+            sum(ledger.change for ledger in await self.store.run(stored_ledger.ledgers)) if visit.who.is_admin else 0
+        )
         return f"{policies}-{figures}-{queue}"
 
     def policy(self, visit: Visit) -> LivePolicy:

@@ -16,6 +16,7 @@ from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.console.render import ConsoleParts, Visit, Visitor, sentence
 from conformal_arbitrage.gateway.people import Assignment, Seat, Vote, own_figures, team_figures
+from conformal_arbitrage.store import reviews
 from conformal_arbitrage.types import DAY
 
 _LONGEST_TOKEN = 64
@@ -97,7 +98,7 @@ class ReviewPage:
         for live in self._parts.policies.all():
             terms = live.pair.review
             if terms is not None and terms.name == team:
-                in_time, total = await self._parts.store.answered_in_time(live.name, terms.settings.wait)
+                in_time, total = await self._parts.store.run(reviews.answered_in_time, live.name, terms.settings.wait)
                 answered, ended = answered + in_time, ended + total
         return answered, ended
 
@@ -114,13 +115,13 @@ class ReviewPage:
         since = await self._parts.changes(visit)
         waiting, day = 0, ReviewerDay(done=0, median=None)
         if seat is not None:
-            waiting = await self._parts.store.open_reviews({*seat.teams, *seat.leads})
+            waiting = await self._parts.store.run(reviews.count_open, {*seat.teams, *seat.leads})
             day = await self._day(seat.reviewer)
         return self._parts.pages.page("review.html", visit, since=since, waiting=waiting, day=day, **values)
 
     async def _day(self, reviewer: str) -> ReviewerDay:
         now = time.time()
-        held = await self._parts.store.own_votes(reviewer, since=now - now % DAY)
+        held = await self._parts.store.run(reviews.own_votes, reviewer, since=now - now % DAY)
         return ReviewerDay(done=len(held), median=median(held) if held else None)
 
 

@@ -1,0 +1,384 @@
+"""The versions of policies, each an installed certificate, and the alarms raised on them.
+
+Every installation, alarm and lift locks the same row, `changes`, whose count tells gateways to read policies again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from math import inf
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.store.integrity import VERSION, check_versions, enrol, read_roster, version_seal
+from conformal_arbitrage.store.outbox import announce
+from conformal_arbitrage.store.record import (
+    AlarmBody,
+    Event,
+    JSONObject,
+    LiftBody,
+    NoticeBody,
+    decode_json,
+    decode_notice,
+    encode,
+    encode_json,
+)
+from conformal_arbitrage.store.session import CHANGED, Session, WebhookEvent, operation
+from conformal_arbitrage.types import as_object
+
+
+class PolicyVersion(Struct, frozen=True, kw_only=True):
+    """An installed certificate of a policy.
+
+    Attributes:
+        origin: the version that first installed this certificate.
+        intact: whether it is what was installed, as far as the store's keys can tell.
+        lifts: how often alarms of this version were lifted.
+        alarm: the alarm that stands, if any: the policy serves in safe mode.
+        alarmed: the last alarm that speaks against this certificate: raised on this version; or, before it was installed,
+            on the same certificate, on another from the same log, or on one of the same models after this one was made.
+    """
+
+    name: str
+    version: int
+    origin: int
+    certificate: JSONObject
+    installed: float
+    installed_by: str
+    active: bool
+    intact: bool = True
+    lifts: int = 0
+    alarm: AlarmBody | None = None
+    alarmed: AlarmBody | None = None
+
+
+class Notice(Struct, frozen=True, kw_only=True):
+    """An alarm of a policy, or its lift; `id` is its name in the record."""
+
+    id: str
+    policy: str
+    body: NoticeBody
+
+
+NOTICES = "kind in ('alarm', 'lift')"
+"""The events that are about a policy; a partial index holds them."""
+
+
+class Notices:
+    """What alarms and lifts say about the versions of policies."""
+
+    def __init__(self, notices: Iterable[Notice]) -> None:
+        self._by_policy: dict[str, list[NoticeBody]] = {}
+        for notice in notices:
+            self._by_policy.setdefault(notice.policy, []).append(notice.body)
+
+    def lifts(self, policy: str, version: int) -> int:
+        """Return how often alarms of a version were lifted."""
+        own = (body.lifts for body in self._of(policy) if isinstance(body, LiftBody) and body.version == version)
+        return max(own, default=0)
+
+    def standing(self, policy: str, version: int) -> AlarmBody | None:
+        """Return the alarm of a version that was not lifted."""
+        lifts = self.lifts(policy, version)
+        own = (alarm for alarm in self.alarms(policy) if (alarm.version, alarm.lifts) == (version, lifts))
+        return next(own, None)
+
+    def alarms(self, policy: str) -> list[AlarmBody]:
+        """Return the alarms that were ever raised on a policy, oldest first."""
+        return [body for body in self._of(policy) if isinstance(body, AlarmBody)]
+
+    def _of(self, policy: str) -> Sequence[NoticeBody]:
+        return self._by_policy.get(policy, ())
+
+
+_VERSIONS = (
+    "select p.name, p.version, p.origin, p.certificate, p.installed, p.installed_by, p.seal, "
+    "(select q.seal from policies q where q.name = p.name and q.version = p.version - 1), "
+    "(select max(version) from policies q where q.name = p.name) from policies p "
+)
+
+
+@operation("read")
+def active(session: Session) -> list[PolicyVersion]:
+    """Return the newest version of every policy."""
+    newest = "where p.version = (select max(version) from policies q where q.name = p.name) order by p.name"
+    return _versions(session, session.rows(_VERSIONS + newest))
+
+
+@operation("scan")
+def history(session: Session, name: str) -> list[PolicyVersion]:
+    """Return all versions of a policy, newest first."""
+    return _versions(session, session.rows(_VERSIONS + "where p.name = ? order by p.version desc", name))
+
+
+@operation("scan")
+def prospect(session: Session, name: str, certificate: JSONObject) -> PolicyVersion:
+    """Return the version that a certificate would be if it were installed now, with the alarm that speaks against it."""
+    [(newest,)] = session.rows("select coalesce(max(version), 0) from policies where name = ?", name)
+    version = PolicyVersion(
+        name=name, version=int(newest) + 1, origin=int(newest) + 1, certificate=certificate, installed=session.now(),
+        installed_by="", active=False,
+    )  # fmt: skip
+    return _watched(session, Notices(notices(session, name)), version)
+
+
+@operation("write")
+def install(
+    session: Session, name: str, certificate: JSONObject, *, by: str, after: int | None = None
+) -> PolicyVersion | None:
+    """Make a certificate the active version of a policy; return None if another one was since version `after`."""
+    version = _next_version(session, name)
+    if after is not None and version != after + 1:
+        return None
+    return _install(session, name, version, certificate, by=by)
+
+
+@operation("write")
+def succeed(session: Session, name: str, certificate: JSONObject, *, by: str, after: int) -> PolicyVersion | None:
+    """Make a certificate the active version if version `after` still is; otherwise change nothing, return None.
+
+    Nor is a renewal installed that takes rows from before an alarm: only a person ends safe mode.
+    """
+    since = float(as_object(certificate.get("ancestry")).get("since", inf))
+    version = _next_version(session, name)
+    if version != after + 1 or any((alarm.at or 0.0) > since for alarm in Notices(notices(session)).alarms(name)):
+        return None
+    return _install(session, name, version, certificate, by=by)
+
+
+@operation("write")
+def rollback(session: Session, name: str, *, by: str) -> PolicyVersion | None:
+    """Add a version with the certificate that was active before the active one was first installed.
+
+    A version's origin is the version that first installed its certificate; the certificate active before that has the
+    number below. So a second rollback goes back a second step.
+
+    Raises:
+        StoreError: that version is not what was installed.
+    """
+    version = _next_version(session, name)
+    versions = {known.version: known for known in history(session, name)}
+    earlier = versions.get(versions[version - 1].origin - 1) if version - 1 in versions else None
+    if earlier is None:
+        return None
+    if not earlier.intact:
+        raise StoreError(f"policy {name}, version {earlier.version}: it is not what was installed; restore a backup")
+    certificate = encode_json(earlier.certificate, f"the certificate of {name}")
+    added = _add_version(session, name, version, origin=earlier.origin, certificate=certificate, by=by)
+    announce(session, "certificate.rolled_back", _version_facts(added))
+    return added
+
+
+@operation("read")
+def configured(session: Session, policy: str) -> str | None:
+    """Return the digest of a policy's certificate file at the last start; None if there was none."""
+    rows = session.rows("select sha256 from configured where policy = ?", policy)
+    return rows[0][0] if rows else None
+
+
+@operation("write")
+def note_configured(session: Session, policy: str, sha256: str) -> None:
+    """Note the digest of a policy's certificate file."""
+    session.run(
+        "insert into configured (policy, sha256) values (?, ?) on conflict (policy) do update set sha256 = excluded.sha256",
+        *(policy, sha256),
+    )
+
+
+def _versions(session: Session, rows: Sequence[Sequence[Any]]) -> list[PolicyVersion]:
+    """Build versions, each with whether it is what was installed; the newest has to be the one in the signed list."""
+    roster, valid = read_roster(session) if session.seals else (None, False)
+    listed: Mapping[str, tuple[int, str]] = {} if roster is None else roster.policies
+    raised = Notices(notices(session))
+    return [
+        _watched(session, raised, _version(row, intact=_is_intact(session, row, listed) and (roster is None or valid)))
+        for row in rows
+    ]
+
+
+def _watched(session: Session, raised: Notices, version: PolicyVersion) -> PolicyVersion:
+    """Return a version with the alarms that are about it."""
+    name, number = version.name, version.version
+    return replace(
+        version,
+        lifts=raised.lifts(name, number),
+        alarm=raised.standing(name, number),
+        alarmed=alarm_against(session, raised, version),
+    )
+
+
+def _is_intact(session: Session, row: Sequence[Any], listed: Mapping[str, tuple[int, str]]) -> bool:
+    *values, seal, previous, newest = row
+    if not session.seals:
+        return True
+    if listed.get(values[0], (0, ""))[0] != newest:
+        return False
+    return session.seals.fits(seal, "policy", previous or "", *values)
+
+
+def _version(row: Sequence[Any], *, intact: bool) -> PolicyVersion:
+    name, version, origin, certificate, installed, by, _, _, newest = row
+    return PolicyVersion(
+        name=name,
+        version=version,
+        origin=origin,
+        certificate=decode_json(certificate, f"the certificate of {name}"),
+        installed=installed,
+        installed_by=by,
+        active=version == newest,
+        intact=intact,
+    )
+
+
+def _next_version(session: Session, name: str) -> int:
+    """Return the number of a policy's next version, after locking the row that every installation must lock.
+
+    Raises:
+        StoreError: its newest versions were removed.
+    """
+    session.run("update changes set count = count")
+    [(newest,)] = session.rows("select coalesce(max(version), 0) from policies where name = ?", name)
+    check_versions(session, name, int(newest))
+    return int(newest) + 1
+
+
+def _install(session: Session, name: str, version: int, certificate: JSONObject, *, by: str) -> PolicyVersion:
+    """Add a version with a new certificate, and announce it."""
+    text = encode_json(certificate, f"the certificate of {name}")
+    added = _add_version(session, name, version, origin=version, certificate=text, by=by)
+    chain = as_object(certificate.get("ancestry"))
+    if chain:
+        data = {**_version_facts(added), "step": chain.get("step"), "renewal": chain.get("renewal")}
+        announce(session, "certificate.renewed", data)
+    else:
+        announce(session, "certificate.installed", _version_facts(added))
+    return added
+
+
+def _add_version(session: Session, name: str, version: int, *, origin: int, certificate: str, by: str) -> PolicyVersion:
+    rows = session.rows("select seal from policies where name = ? and version = ?", name, version - 1)
+    previous = "" if not rows else rows[0][0] or ""
+    row = (name, version, origin, certificate, session.now(), by)
+    seal = version_seal(session, row, previous)
+    session.run(f"insert into policies ({VERSION}, seal) values (?, ?, ?, ?, ?, ?, ?)", *row, seal)
+    enrol(session, policies={name: (version, seal or "")})
+    session.run(CHANGED)
+    added = _version((*row, seal, previous, version), intact=True)
+    return _watched(session, Notices(notices(session, name)), added)
+
+
+def _version_facts(version: PolicyVersion) -> dict[str, object]:
+    return {
+        "policy": version.name,
+        "version": version.version,
+        "origin": version.origin,
+        "installed_by": version.installed_by,
+        "alpha": version.certificate.get("alpha"),
+    }
+
+
+# --- Alarms ---
+
+
+@operation("write")
+def raise_alarm(session: Session, policy: str, alarm: AlarmBody) -> bool:
+    """Record an alarm, as an event of the chain; return False if one stands already, or the version is not in force.
+
+    Every gateway serves the policy in safe mode from its next request on: the change count grows. While gateways of two
+    releases or two pairs of models serve side by side, each has a version of its own in force: one is out of force
+    everywhere once a later one was installed for the same models.
+    """
+    versions = _locked_history(session, policy)
+    own = next((version for version in versions if version.version == alarm.version), None)
+    if own is None or own.alarm is not None or own.lifts != alarm.lifts:
+        return False
+    models = own.certificate.get("identities")
+    if any(later.version > own.version and later.certificate.get("identities") == models for later in versions):
+        return False
+    _append_notice(session, policy, alarm)
+    return True
+
+
+@operation("write")
+def lift(session: Session, policy: str, *, reason: str, by: str, version: int | None = None) -> LiftBody | None:
+    """Lift the alarm that stands on a version, the newest unless given, as an event of the chain; None if none does."""
+    versions = _locked_history(session, policy)
+    own = next((known for known in versions if version in (None, known.version)), None)
+    if own is None or own.alarm is None:
+        return None
+    lifted = LiftBody(version=own.version, lifts=own.lifts + 1, reason=reason, by=by)
+    _append_notice(session, policy, lifted)
+    return lifted
+
+
+def _locked_history(session: Session, policy: str) -> list[PolicyVersion]:
+    """Return a policy's versions, newest first, after locking the row that every installation, alarm and lift must lock."""
+    session.run("update changes set count = count")
+    return history(session, policy)
+
+
+def _append_notice(session: Session, policy: str, body: NoticeBody) -> None:
+    """Append an alarm or a lift to the chain, and announce it."""
+    id = notice_id(policy, body)
+    session.append([(Event(id=id, body=body, policy=policy), encode(body, id))])
+    session.run(CHANGED)
+    event: WebhookEvent = "alarm.raised" if isinstance(body, AlarmBody) else "alarm.lifted"
+    facts = {name: value for name, value in asdict(body).items() if name not in ("at", "identities_sha256")}
+    announce(session, event, {"policy": policy, **facts})
+
+
+@operation("scan")
+def notices(session: Session, policy: str | None = None) -> list[Notice]:
+    """Return all alarms and lifts, or those of a policy, oldest first."""
+    rows = session.rows(
+        f"select id, policy, kind, body, at from events where {NOTICES} and policy = coalesce(?, policy) "
+        "order by at, writer, seq",
+        policy,
+    )
+    return [Notice(id=id, policy=name, body=decode_notice(kind, text, name, at)) for id, name, kind, text, at in rows]
+
+
+def notice_id(policy: str, body: NoticeBody) -> str:
+    """Return the name of an alarm or a lift in the record; there is at most one event with it."""
+    return f"{body.kind} {body.lifts} of version {body.version} of {policy}"
+
+
+def alarm_against(session: Session, raised: Notices, version: PolicyVersion) -> AlarmBody | None:
+    """Return the last alarm that speaks against a version: raised on it, or on another before it was installed.
+
+    The rows of a certificate are older than an alarm on the same certificate or on another from the same log, and than one
+    with the same models after it was made: they do not show what the alarm was about. Which came first is told by the
+    numbers of versions where possible, since clocks are set now and then: no alarm is raised on a version once there is
+    a later one for the same models.
+    """
+    alarms = raised.alarms(version.name)
+    if not alarms:
+        return None
+    rows = session.rows("select version, certificate from policies where name = ?", version.name)
+    alarmed = {alarm.version for alarm in alarms}
+    documents = {int(number): decode_json(text, version.name) for number, text in rows if number in alarmed}
+    against = [
+        alarm
+        for alarm in alarms
+        if alarm.version == version.version
+        or (alarm.version < version.version and _is_older(version, documents.get(alarm.version, {}), alarm))
+    ]
+    return against[-1] if against else None
+
+
+def _is_older(version: PolicyVersion, alarmed: JSONObject, alarm: AlarmBody) -> bool:
+    """Tell whether a version's rows are older than an alarm on another certificate, as far as the two documents say."""
+    at, certificate = alarm.at or 0.0, version.certificate
+    log = certificate.get("log_sha256")
+    if certificate == alarmed or (log is not None and log == alarmed.get("log_sha256")):
+        return True
+    if certificate.get("identities") != alarmed.get("identities"):
+        return False
+    if version.origin <= alarm.version:  # it was first installed before
+        return True
+    since, created = as_object(certificate.get("ancestry")).get("since"), certificate.get("created")
+    if since is not None:  # the first row of a renewal; it may be made after the alarm, from rows before it
+        return float(since) < at
+    return isinstance(created, str) and created <= datetime.fromtimestamp(at, UTC).isoformat()

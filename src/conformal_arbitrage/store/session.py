@@ -1,0 +1,462 @@
+"""Sessions, and the operations that stores run in them.
+
+An operation is a function of a session, the body of one short transaction, the same for SQLite and PostgreSQL. Statements
+are written once, with `?` for a value and `{integer}` for a column type. Leases and expiry go by the database's clock, so
+gateways whose clocks disagree can share one.
+"""
+
+import hashlib
+import hmac
+import secrets
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from itertools import chain
+from typing import Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from conformal_arbitrage.errors import DamagedError, StoreError
+from conformal_arbitrage.store.record import Event
+
+# --- Dialects ---
+
+
+class Cursor(Protocol):
+    """The result of a statement."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows it changed."""
+        ...
+
+    def fetchall(self) -> Sequence[Any]:
+        """Return all its rows."""
+        ...
+
+
+class Connection(Protocol):
+    """A connection of sqlite3 or psycopg, in a mode in which it begins no transactions by itself."""
+
+    def execute(self, sql: str, parameters: Sequence[Any], /) -> Cursor:
+        """Run one statement."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """The differences between the two databases.
+
+    Attributes:
+        placeholder: the mark for a value.
+        types: the column types; text sorts by bytes.
+        skip_locked: the clause that makes a select lock its rows and skip those that other transactions hold.
+        migration_lock: waits until no one else migrates; None where writing transactions exclude each other anyway.
+        has_schema: the query for whether a database has been migrated before.
+        snapshot: begins a transaction whose reads all see the same state.
+        now: the database's time as an expression, in seconds since 1970.
+        check: the query for what the database finds wrong with its own files; None where there is none.
+    """
+
+    placeholder: str
+    types: Mapping[str, str]
+    skip_locked: str
+    migration_lock: str | None
+    has_schema: str
+    snapshot: str
+    now: str
+    check: str | None
+
+
+SQLITE = Dialect(
+    placeholder="?",
+    types={"text": "text", "integer": "integer", "real": "real", "bytes": "blob"},
+    skip_locked="",
+    migration_lock=None,
+    has_schema="select count(*) from sqlite_master where name = 'schema_version'",
+    snapshot="begin",
+    now="((julianday('now') - 2440587.5) * 86400.0)",
+    check="pragma integrity_check(20)",
+)
+POSTGRES = Dialect(
+    placeholder="%s",
+    types={"text": 'text collate "C"', "integer": "bigint", "real": "double precision", "bytes": "bytea"},
+    skip_locked=" for update skip locked",
+    migration_lock="select pg_advisory_xact_lock(7364027115)",
+    has_schema="select to_regclass('schema_version') is not null",
+    snapshot="begin isolation level repeatable read read only",
+    now="extract(epoch from clock_timestamp())::double precision",
+    check=None,
+)
+
+
+# --- Chains and seals ---
+
+_lenient = msgspec.json.Encoder(enc_hook=str)  # a damaged row may hold anything
+
+
+class Link(NamedTuple):
+    """An event as it is stored; without a body, the tombstone of a pruned one."""
+
+    writer: str
+    seq: int
+    hash: str
+    id: str
+    kind: str
+    at: float
+    body: str | None
+    policy: str | None
+    key_id: str | None
+    decided_by: str | None
+
+    def digest(self, previous: str, key: bytes | None = None) -> str:
+        """Return the hash this event must have if it follows that hash."""
+        content = _lenient.encode([previous, *self[:2], *self[3:]])
+        if key is None:
+            return hashlib.sha256(content).hexdigest()
+        return hashlib.blake2b(content, key=key, digest_size=32).hexdigest()
+
+
+class StoredLink(NamedTuple):
+    """A link with the seal of whatever replaced the event: a tombstone, or the event without its content."""
+
+    link: Link
+    seal: str | None
+
+
+class Checkpoint(NamedTuple):
+    """Where a writer's chain starts: after the last event that was pruned without a tombstone."""
+
+    seq: int = 0
+    hash: str = ""
+
+
+class Chain:
+    """The chain of one writer: its random id and its last event.
+
+    Args:
+        name: fingerprint of the key.
+        key: makes hashes that only its holders can make; None for plain ones.
+    """
+
+    def __init__(self, name: str = "", key: bytes | None = None) -> None:
+        self.writer = secrets.token_hex(8) if key is None else f"{name}-{secrets.token_hex(8)}"
+        self.end = Checkpoint()
+        self._key = key
+
+    def append(self, event: Event, body: str, at: float) -> Link:
+        """Return the next event; reset `end` if its transaction fails."""
+        seq, previous = self.end.seq + 1, self.end.hash
+        fields = (event.id, event.body.kind, at, body, event.policy, event.key_id, event.decided_by)
+        digest = Link(self.writer, seq, "", *fields).digest(previous, self._key)
+        self.end = Checkpoint(seq, digest)
+        return Link(self.writer, seq, digest, *fields)
+
+
+LINK = "writer, seq, hash, id, kind, at, body, policy, key_id, decided_by"
+CHUNK = 500
+"""How many rows a long operation handles at a time."""
+
+
+class Seals:
+    """Signs rows and checks them; starts the chains of one process and knows how far each is signed.
+
+    Args:
+        keys: the first signs, all verify. Without keys nothing is signed, and nothing that was can be checked.
+
+    Attributes:
+        signed: number of the last event under a signed head, by writer, for the chains of this process.
+    """
+
+    def __init__(self, keys: Sequence[bytes] = ()) -> None:
+        self._keys = {_fingerprint(key): key for key in keys}
+        self._chains: dict[str, weakref.ref[Chain]] = {}
+        self.signed: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        """Return whether there are keys."""
+        return bool(self._keys)
+
+    def chain(self) -> Chain:
+        """Start a chain, keyed if there are keys."""
+        name, key = next(iter(self._keys.items()), ("", None))
+        chain = Chain(name, key)
+        if key is not None:
+            self._chains[chain.writer] = weakref.ref(chain)
+            self.signed[chain.writer] = 0
+        return chain
+
+    def note_signed(self, writer: str, seq: int, *, complete: bool) -> None:
+        """Note how far a chain of this process is signed; forget one that has ended and is signed to its end."""
+        self.signed[writer] = seq
+        if complete and self._chains[writer]() is None:
+            del self._chains[writer], self.signed[writer]
+
+    def key_of(self, writer: str) -> bytes | None:
+        """Return the key behind a writer's hashes.
+
+        Raises:
+            KeyError: it is keyed with a secret that is not among these.
+        """
+        name, dash, _ = writer.partition("-")
+        return self._keys[name] if dash else None
+
+    def sign(self, kind: str, *values: object) -> str | None:
+        """Return a seal over values; None without keys."""
+        for name, key in self._keys.items():
+            return f"{name}:{_signature(key, kind, values)}"
+        return None
+
+    def fits(self, seal: object, kind: str, *values: object) -> bool:
+        """Return whether a seal was made with one of the keys over exactly these values."""
+        name, _, signature = str(seal).partition(":")
+        key = self._keys.get(name)
+        return key is not None and hmac.compare_digest(_signature(key, kind, values).encode(), signature.encode())
+
+
+def _fingerprint(key: bytes) -> str:
+    return hmac.digest(key, b"fingerprint v1", "sha256").hex()[:8]
+
+
+def _signature(key: bytes, kind: str, values: Sequence[object]) -> str:
+    return hmac.digest(key, _lenient.encode([kind, *values]), "sha256").hex()
+
+
+# --- Sessions ---
+
+WebhookEvent = Literal[
+    "alarm.raised",
+    "alarm.lifted",
+    "certificate.installed",
+    "certificate.renewed",
+    "certificate.rolled_back",
+    "review.waiting",
+    "review.decided",
+    "review.expired",
+]
+"""What a webhook can be told of."""
+Subscriptions = Mapping[str, Collection[WebhookEvent]]
+"""The names of webhooks, and what each is told of."""
+
+
+class Session:
+    """A connection, its dialect, the keys that sign what is stored and, if it writes, its chain of events.
+
+    Attributes:
+        webhooks: whom to tell of what; messages are queued in the transaction of the event that they announce.
+        began: the database's time at the start of the transaction, where starting one tells it.
+    """
+
+    def __init__(
+        self, connection: Connection, dialect: Dialect, seals: Seals, webhooks: Subscriptions | None = None
+    ) -> None:
+        self.dialect = dialect
+        self.seals = seals
+        self.webhooks: Subscriptions = webhooks or {}
+        self.chain = Chain()
+        self.began: float | None = None
+        self._connection = connection
+
+    def start_chain(self) -> None:
+        """Begin to write a chain of its own."""
+        self.chain = self.seals.chain()
+
+    def run(self, sql: str, *values: Any) -> int:
+        """Run a statement; return how many rows it changed."""
+        return self._execute(sql, values).rowcount
+
+    def rows(self, sql: str, *values: Any) -> Sequence[Any]:
+        """Run a query; return all its rows."""
+        return self._execute(sql, values).fetchall()
+
+    def now(self) -> float:
+        """Return the database's time, in seconds since 1970; all gateways that share a database go by it."""
+        return self.began or float(self.rows(f"select {self.dialect.now}")[0][0])
+
+    def append(self, events: Sequence[tuple[Event, str]]) -> None:
+        """Append events, each with the text of its body, to the chain.
+
+        Up to `CHUNK` go into one statement, since the number of values in a statement is limited.
+        """
+        now = self.began or time.time()
+        for start in range(0, len(events), CHUNK):
+            links = [self.chain.append(event, body, now) for event, body in events[start : start + CHUNK]]
+            rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(links))
+            self.run(f"insert into events ({LINK}) values {rows}", *chain.from_iterable(links))
+
+    def define(self, *statements: str) -> None:
+        """Run statements that name column types."""
+        for sql in statements:
+            self.run(sql.format_map(self.dialect.types))
+
+    def _execute(self, sql: str, values: Sequence[Any]) -> Cursor:
+        return self._connection.execute(with_placeholders(sql, self.dialect.placeholder), values)
+
+
+@lru_cache(maxsize=256)
+def with_placeholders(sql: str, placeholder: str) -> str:
+    """Return a statement with a database's own placeholders in place of question marks."""
+    if placeholder != "?":
+        sql = sql.replace("%", "%%").replace("?", placeholder)
+    return sql
+
+
+def places(values: Collection[object]) -> str:
+    """Return the placeholders of a list of values for `in (...)`; of none, a null, which nothing equals."""
+    return ", ".join("?" * len(values)) or "null"
+
+
+# --- Operations ---
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+Job = Callable[[Session], _T]
+Mode = Literal["write", "read", "scan", "maintain"]
+"""How an operation runs: write commits, and so does maintain, which may take long and appends nothing; read takes
+microseconds; scan may take long, and sees one snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[_P, _T]):
+    """What can be done with a store: `await store.run(operation, ...)`, or `operation(session, ...)` within another.
+
+    Attributes:
+        mode: how it runs.
+        job: takes the arguments; returns the body of the transaction.
+    """
+
+    mode: Mode
+    job: Callable[_P, Job[_T]]
+
+    def __call__(self, session: Session, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run within a transaction."""
+        return self.job(*args, **kwargs)(session)
+
+
+def operation(mode: Mode) -> Callable[[Callable[Concatenate[Session, _P], _T]], Operation[_P, _T]]:
+    """Make an operation of a function that is the body of a transaction."""
+
+    def decorate(function: Callable[Concatenate[Session, _P], _T]) -> Operation[_P, _T]:
+        def job(*args: _P.args, **kwargs: _P.kwargs) -> Job[_T]:
+            return lambda session: function(session, *args, **kwargs)
+
+        return Operation(mode, wraps(function)(job))
+
+    return decorate
+
+
+def prepared(mode: Mode) -> Callable[[Callable[_P, Job[_T]]], Operation[_P, _T]]:
+    """Make an operation of a function that returns the body of a transaction, and itself runs before it begins."""
+    return lambda function: Operation(mode, function)
+
+
+class SingleQuery(Struct, Generic[_T], frozen=True):
+    """A job that is one query; a server may get it in one message, with the beginning and the end of its transaction.
+
+    Attributes:
+        read: makes the result of the rows.
+    """
+
+    sql: str
+    values: tuple[str | float | None, ...]
+    read: Callable[[Sequence[Any]], _T]
+
+    def __call__(self, session: Session) -> _T:
+        """Run within a transaction."""
+        return self.read(session.rows(self.sql, *self.values))
+
+
+# --- Stores ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSchema:
+    """Which tables a database has.
+
+    Attributes:
+        version: how many migrations were made.
+        readable_by: how many of them a release has to know.
+        before: how many had been made when it was opened.
+    """
+
+    version: int
+    readable_by: int
+    before: int
+
+
+CHANGE_COUNT = "select count, undelivered_until from changes"
+CHANGED = "update changes set count = count + 1"
+BAD_VALUE = (ValueError, TypeError, LookupError, OverflowError)
+"""What a job raises for a value that a database cannot store, or a row that is malformed; see `bad_value`."""
+PROOF_SECONDS = 0.25
+"""How long a commit proves that another would succeed."""
+PROBE_BYTES, DOUBT_BYTES = 4000, 256_000
+"""How much is written to prove it; more after a failure, since a disk that is nearly full takes a little."""
+
+
+def bad_value(location: object, error: Exception) -> StoreError:
+    """Translate one of `BAD_VALUE`; return an error of this package as it is."""
+    if isinstance(error, StoreError):
+        return error
+    return DamagedError(
+        f"{location}: a value cannot be stored or read ({error}); check the arguments, and run `arbitrage records verify`"
+    )
+
+
+class Store(ABC):
+    """What a gateway must not lose. Every operation that writes returns once the write is committed.
+
+    Args:
+        keys: sign what is stored; the first signs, all verify.
+        webhooks: whom to tell of what.
+
+    Attributes:
+        seals: sign what is stored.
+        schema: which tables the database has.
+        has_undelivered: whether there may be decisions for `claims.take_undelivered`, as of the last `change_count`.
+    """
+
+    schema: StoreSchema
+
+    def __init__(self, keys: Sequence[bytes], webhooks: Subscriptions | None) -> None:
+        self.seals = Seals(keys)
+        self.has_undelivered = False
+        self._webhooks = webhooks
+
+    async def run(self, operation: Operation[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run an operation in a transaction of its own.
+
+        Raises:
+            StoreError: it failed, and nothing was written.
+        """
+        return await self.execute(operation.mode, operation.job(*args, **kwargs))
+
+    @abstractmethod
+    async def execute(self, mode: Mode, job: Job[_T]) -> _T:
+        """Run a job in a transaction of its own; return once it is committed."""
+
+    @abstractmethod
+    async def change_count(self) -> int:
+        """Return a number that grows whenever any gateway changes a policy or a key.
+
+        It installs or rolls back a policy, raises or lifts an alarm, or creates or revokes a key.
+        """
+
+    @abstractmethod
+    async def writable(self) -> int:
+        """Return the change count, once it is clear that a commit would succeed: the first step before models are paid.
+
+        A commit a moment ago is proof enough; otherwise something is written.
+
+        Raises:
+            StoreError: a commit would fail: the disk is full, the database is read-only, or its file was moved or
+                replaced.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish pending operations and release the connections."""
