@@ -19,7 +19,7 @@ import aiohttp
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.gateway import server, webhooks  # noqa: F401 - imported once, for all children
 from conformal_arbitrage.gateway.people import Concluder
-from conformal_arbitrage.gateway.requests import Turn
+from conformal_arbitrage.gateway.requests import Attempt
 from conformal_arbitrage.gateway.webhooks import WebhookSender
 from conformal_arbitrage.store import Store, reviews
 from tests.gateway.durability import SECRET
@@ -116,7 +116,7 @@ def _plant(fuse):
         return wrapped
 
     _wrap(Store, "run", running)
-    _wrap(Turn, "commit", replying)
+    _wrap(Attempt, "commit", replying)
     _wrap(aiohttp.ClientSession, "post", posting)
 
 

@@ -1,13 +1,13 @@
 """Claims, commits and policies while the database is slow or briefly unreachable."""
 
 import asyncio
+from hashlib import sha256
+from types import SimpleNamespace
 
 import pytest
 
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
 from conformal_arbitrage.gateway import requests
-from conformal_arbitrage.gateway.auth import Caller
-from conformal_arbitrage.gateway.http import Incoming
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import PolicyTable, pairs_of
 from conformal_arbitrage.gateway.requests import Idempotency
@@ -22,21 +22,17 @@ from tests.store.facts import decision, later
 REPLY = SavedResponse(status=200, headers={}, body=b"{}")
 
 
-def request(until_gone):
-    """A request under an idempotency key, whose caller disconnects when something has happened."""
+ASKED = SimpleNamespace(caller_id="k", key="n", content=b"{}", policy=SimpleNamespace(name="support"))
+
+
+def leaving(until_gone):
+    """A connection whose caller disconnects when something has happened."""
 
     async def receive():
         await until_gone()
         return {"type": "http.disconnect"}
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "headers": [],
-        "arbitrage.caller": Caller("k", "call"),
-        "arbitrage.headers": {b"idempotency-key": b"n"},
-    }
-    return Incoming(scope, receive, None, b"{}")
+    return receive
 
 
 async def stays():
@@ -44,11 +40,11 @@ async def stays():
 
 
 async def answer(store, work, until_gone=stays):
-    """Answer a request in its turn, as a route does; the turn afterwards."""
-    async with Idempotency(store, Metrics()).turn(request(until_gone), "support") as turn:
-        if turn.response is None:
-            await work(turn)
-    return turn
+    """Answer a request under an idempotency key, as a route does; the attempt afterwards."""
+    async with Idempotency(store, Metrics()).attempt(ASKED, leaving(until_gone)) as attempt:
+        if attempt.response is None:
+            await work(attempt)
+    return attempt
 
 
 @pytest.fixture
@@ -83,19 +79,19 @@ def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
     monkeypatch.setattr(store, "run", renewing)
     works = []
 
-    async def work(turn):
-        works.append(turn)
+    async def work(attempt):
+        works.append(attempt)
         await asyncio.sleep(1.2)
-        await turn.commit([], response=REPLY)
+        await attempt.commit([], response=REPLY)
 
     async def story():
         return await asyncio.gather(*(answer(store, work) for _ in range(3)))
 
-    turns = asyncio.run(story())
+    attempts = asyncio.run(story())
     assert failures == []
     assert len(works) == 1
-    assert sorted(turn.replayed for turn in turns) == [False, True, True]
-    assert [turn.response for turn in turns] == [REPLY] * 3
+    assert sorted(attempt.replayed for attempt in attempts) == [False, True, True]
+    assert [attempt.response for attempt in attempts] == [REPLY] * 3
 
 
 def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, store, monkeypatch):
@@ -170,8 +166,8 @@ def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_de
     monkeypatch.setattr(store, "run", slow)
     event = decision()
 
-    async def work(turn):
-        await turn.commit([event], response=REPLY)
+    async def work(attempt):
+        await attempt.commit([event], response=REPLY)
 
     async def story():
         left = await answer(store, work, begun.wait)
@@ -190,7 +186,7 @@ def test_a_caller_who_leaves_while_the_key_is_being_claimed_does_not_hold_it(sto
         for _ in range(moment):
             await asyncio.sleep(0)
 
-    async def work(turn):
+    async def work(attempt):
         await asyncio.sleep(60)
 
     async def story():
@@ -205,11 +201,11 @@ def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_served_a
     slow, begun = slowed(store.run)
     works = []
 
-    async def work(turn):
-        works.append(turn)
-        await store.run(claims.release, turn.claim)
+    async def work(attempt):
+        works.append(attempt)
+        await store.run(claims.release, attempt.claim)
         monkeypatch.setattr(store, "run", slow)
-        await turn.commit([decision()], response=REPLY)
+        await attempt.commit([decision()], response=REPLY)
 
     async def story():
         with pytest.raises(RequestError, match="disconnected"):
@@ -224,8 +220,8 @@ def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_served_a
 def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_caller_left(store, monkeypatch):
     slow, begun = slowed(store.run)
 
-    async def work(turn):
-        await turn.commit([decision()], response=REPLY)
+    async def work(attempt):
+        await attempt.commit([decision()], response=REPLY)
 
     async def story():
         monkeypatch.setattr(store, "run", slow)
@@ -244,12 +240,12 @@ def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_ca
 def test_an_answer_that_was_opened_is_not_started_over_when_its_claim_is_lost(store):
     works = []
 
-    async def work(turn):
-        works.append(turn)
+    async def work(attempt):
+        works.append(attempt)
         event = decision()
-        await turn.open(event, None)
-        await store.run(claims.release, turn.claim)
-        await turn.commit([later(event.id, CompletionBody(finish="stop"))], response=REPLY)
+        await attempt.open(event, None)
+        await store.run(claims.release, attempt.claim)
+        await attempt.commit([later(event.id, CompletionBody(finish="stop"))], response=REPLY)
 
     with pytest.raises(LostClaimError):
         asyncio.run(asyncio.wait_for(answer(store, work), 2))
@@ -259,20 +255,20 @@ def test_an_answer_that_was_opened_is_not_started_over_when_its_claim_is_lost(st
 def test_a_claim_that_another_gateway_took_over_ends_with_its_response(store):
     other = SavedResponse(status=200, headers={"x": "other"}, body=b"{}")
 
-    async def work(turn):
-        await store.run(claims.release, turn.claim)
-        claim = await store.run(claims.take, "k", "n", requests.hashlib.sha256(b"{}").hexdigest(), lease=6)
+    async def work(attempt):
+        await store.run(claims.release, attempt.claim)
+        claim = await store.run(claims.take, "k", "n", sha256(b"{}").hexdigest(), lease=6)
         await store.run(stored_events.commit, [decision()], claim=claim, response=other)
-        await turn.commit([decision()], response=REPLY)
+        await attempt.commit([decision()], response=REPLY)
 
-    turn = asyncio.run(answer(store, work))
-    assert (turn.response, turn.replayed) == (other, True)
+    attempt = asyncio.run(answer(store, work))
+    assert (attempt.response, attempt.replayed) == (other, True)
 
 
 def test_a_claim_that_another_gateway_took_over_and_gave_up_asks_the_caller_to_retry(store):
-    async def work(turn):
-        await store.run(claims.release, turn.claim)
-        await turn.commit([decision()], response=REPLY)
+    async def work(attempt):
+        await store.run(claims.release, attempt.claim)
+        await attempt.commit([decision()], response=REPLY)
 
     with pytest.raises(RequestError, match="in progress") as caught:
         asyncio.run(answer(store, work))

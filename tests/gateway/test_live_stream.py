@@ -11,7 +11,7 @@ import openai
 import pytest
 import requests
 
-from conformal_arbitrage.gateway.requests import Turn
+from conformal_arbitrage.gateway.requests import Attempt
 from conformal_arbitrage.gateway.server import database_of
 from conformal_arbitrage.store import CompletionBody, Content, integrity, outbox
 from tests.gateway.durability import run_sql
@@ -819,13 +819,13 @@ def test_a_key_of_scope_call_sees_its_live_record(house):
 @pytest.mark.parametrize(("headers", "kept"), [({}, False), (KEY, True)], ids=["without a key", "under a key"])
 def test_a_stream_keeps_what_it_sent_only_if_it_may_be_sent_again(house, monkeypatch, headers, kept):
     responses = []
-    commit = Turn.commit
+    commit = Attempt.commit
 
     async def watched(self, events, *, response=None, **rest):
         responses.append(response)
         await commit(self, events, response=response, **rest)
 
-    monkeypatch.setattr(Turn, "commit", watched)
+    monkeypatch.setattr(Attempt, "commit", watched)
     gateway = live(house, "one ", "two")
     assert content(chunks(gateway.chat(STREAM, headers=headers))) == "one two"
     assert (b"one " in responses[-1].body) is kept

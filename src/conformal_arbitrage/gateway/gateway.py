@@ -237,7 +237,7 @@ def create_app(parts: Parts) -> ASGIApp:
                 "housekeeping": Housekeeper(parts.store, parts.config.gateway.retain_days).run,
                 "webhooks": WebhookSender(parts.store, parts.webhooks, parts.metrics).run,
                 "renewal": partial(parts.renewer.run, routes.watcher),
-                "reviews": Concluder(parts.store, parts.desk, routes.deciding.complete).run,
+                "reviews": Concluder(parts.store, parts.desk, routes.deciding.finish).run,
                 "grading": GradingFeed(parts.store, parts.config, parts.secret).run,
             }
         )

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from conformal_arbitrage.errors import (
@@ -127,21 +127,6 @@ class Incoming(Request):
         self.send = send
         key: bytes | None = scope[_HEADERS].get(b"idempotency-key")
         self.idempotency_key = None if key is None else key.decode("latin-1")
-
-
-def incoming_again(caller: Caller, path: str, idempotency_key: str, content: bytes) -> Incoming:
-    """Return a request of a caller who is not there: it never leaves, and what is sent to it goes nowhere."""
-    headers = {b"idempotency-key": idempotency_key.encode("latin-1")}
-    scope: ASGIScope = {"type": "http", "method": "POST", "path": path, _CALLER: caller, _HEADERS: headers}
-    return Incoming(scope, _never, _nowhere, content)
-
-
-async def _never() -> Message:
-    return await asyncio.get_running_loop().create_future()
-
-
-async def _nowhere(message: Message) -> None:
-    """Drop a message."""
 
 
 class Sent(Protocol):

@@ -417,6 +417,10 @@ class Desk:
         self.wake.clear()
 
 
+class StillDecidingError(RequestError):
+    """People have not decided yet, and have time left."""
+
+
 class ReviewScorer:
     """People as a Guardian: scores the option of their verdict 1, the others 0.
 
@@ -442,7 +446,7 @@ class ReviewScorer:
         Raises:
             DeadlineError: nobody decided in time.
             UpstreamError: nobody could tell.
-            RequestError: 409 if nobody has decided yet, and the caller is to come back.
+            StillDecidingError: nobody has decided yet, and the caller is to come back.
         """
         if self._desk is None:
             raise UpstreamError(f"the team {self.terms.name!r} answers through a gateway only; start `arbitrage serve`")
@@ -453,7 +457,7 @@ class ReviewScorer:
         if outcome.action is not None:
             return _scores(outcome, query)
         if outcome.state == "open" and not late:
-            raise RequestError("people are still deciding; send the same request again", status=409, code=PENDING)
+            raise StillDecidingError("people are still deciding; send the same request again", status=409, code=PENDING)
         if outcome.state == "failed":
             raise UpstreamError(f"nobody on the team {self.terms.name!r} could tell")
         raise DeadlineError(f"nobody on the team {self.terms.name!r} decided in time")
@@ -473,7 +477,7 @@ class Concluder:
     Args:
         store: holds the queue.
         desk: where callers wait.
-        complete: sends a stored request down the road of requests again.
+        complete: finishes a stored request.
     """
 
     def __init__(self, store: Store, desk: Desk, complete: Callable[[ReviewRequest], Awaitable[None]]) -> None:
@@ -531,8 +535,6 @@ class Concluder:
         try:
             await self._complete(request)
         except ArbitrageError as error:
-            if isinstance(error, RequestError) and error.code == EXPIRED:
-                return  # which is kept as the reply
             _log.warning(
                 "a request that people decided is not complete yet: %s", error, extra={"policy": request.policy}
             )

@@ -1,20 +1,20 @@
 """The road of a request: claim, decide, render, commit, send; idempotency, sessions, replies while a review is pending."""
 
 import asyncio
-import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive
 
 from conformal_arbitrage.errors import (
-    ArbitrageError,
     GuardianError,
     LostClaimError,
     QuotaError,
@@ -29,7 +29,6 @@ from conformal_arbitrage.gateway.chat import (
     CompletionRequest,
     EventStream,
     LiveEvents,
-    Menu,
     ReplyShape,
     decisions_reply,
     event_stream,
@@ -41,9 +40,9 @@ from conformal_arbitrage.gateway.chat import (
     reply_headers,
 )
 from conformal_arbitrage.gateway.decider import Decider, Outcome, awaits_guardian
-from conformal_arbitrage.gateway.http import DECISION_ID, POLICY, Incoming, caller_left, error_document, incoming_again
+from conformal_arbitrage.gateway.http import DECISION_ID, POLICY, Incoming, caller_left, error_document
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import EXPIRED, PENDING, Desk
+from conformal_arbitrage.gateway.people import EXPIRED, PENDING, Desk, StillDecidingError
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, remedy_of
 from conformal_arbitrage.gateway.responses import ResponseShape, read_response
 from conformal_arbitrage.live.config import KEY_LABEL, GatewayConfig
@@ -61,6 +60,57 @@ from conformal_arbitrage.store.record import CompletionBody, DecisionBody, Decis
 from conformal_arbitrage.store.reviews import ReviewRequest, ReviewWork
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import ChatRequest, Chunk, Query
+
+# --- What is asked ---
+
+
+DECISIONS, CHAT, RESPONSES = "/v1/decisions", "/v1/chat/completions", "/v1/responses"
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """A request as it was read, whether or not its caller waits for the reply.
+
+    Attributes:
+        route: the path that it was sent to.
+        content: its body, from which any gateway can read it again.
+        caller_id: whose key it came with.
+        key: its idempotency key, if any.
+        policy: the policy in force.
+        questions: each with an id of its own.
+        render: makes the reply from the outcomes, one for each question.
+        live: renders an answer in free text while it is being written, if the reply is streamed.
+        streams: whether the reply is a stream of events.
+        session: the session that the request belongs to, under a policy that decides by session.
+        conversation: the caller's name for the conversation, under any other.
+    """
+
+    route: str
+    content: bytes
+    caller_id: str
+    key: str | None
+    policy: LivePolicy
+    questions: Sequence[Query] | Sequence[ChatRequest]
+    render: Callable[[Sequence[Outcome]], SavedResponse]
+    live: Callable[[Outcome], LiveEvents] | None = None
+    streams: bool = False
+    session: str | None = None
+    conversation: str | None = None
+
+    def identity(self, place: int) -> tuple[object, ...]:
+        """Return what a retry without a key is recognized by: a question with its caller and policy."""
+        question, asked_by = self.questions[place], (self.caller_id, self.policy.name)
+        if isinstance(question, Query):
+            return (*asked_by, question.context, question.actions, question.group)
+        if self.policy.settings.sticky is not None:
+            return (*asked_by, question.body, self.session)
+        return (*asked_by, question.body)
+
+
+class Waiting(Struct, frozen=True):
+    """A request that people have yet to decide, with what its caller is told meanwhile."""
+
+    error: RequestError
+
 
 # --- Sessions ---
 
@@ -83,13 +133,11 @@ class Sessions:
             else await self._store.run(claims.find_conversation, caller_id, policy.name, _digest(name))
         )
 
-    async def settled(
-        self, steps: AsyncGenerator[Outcome | Chunk], policy: LivePolicy, caller_id: str, name: str, version: int
-    ) -> AsyncGenerator[Outcome | Chunk]:
-        """Pass on the steps of a turn; with the first outcome its session begins or goes on, before anything is sent.
+    async def settle(self, outcome: Outcome, policy: LivePolicy, caller_id: str, name: str, version: int) -> None:
+        """Let a session begin or go on with the first outcome of a turn, before anything is sent.
 
         Args:
-            steps: of the turn.
+            outcome: of the turn.
             policy: a sticky policy.
             caller_id: whose session it is.
             name: the session's name.
@@ -98,15 +146,6 @@ class Sessions:
         Raises:
             RequestError: 409 if another request has begun the session meanwhile.
         """
-        begun = False
-        async with aclosing(steps):
-            async for step in steps:
-                if isinstance(step, Outcome) and not begun:
-                    await self._settle(step, policy, caller_id, name, version)
-                    begun = True
-                yield step
-
-    async def _settle(self, outcome: Outcome, policy: LivePolicy, caller_id: str, name: str, version: int) -> None:
         session = outcome.session or str(outcome.decision.id)
         chosen = outcome.held or ("primary" if outcome.decision.decided_by == "primary" else "guardian")
         mine = Conversation(caller_id, policy.name, _digest(name), session, chosen, version)
@@ -137,37 +176,34 @@ LEASE = 6.0
 LONGEST_WAIT = 120.0
 
 
-class Turn:
-    """One request being answered.
+class Attempt:
+    """One attempt to answer a request: what was decided so far, and what of it is durable.
 
     A commit that has begun is never cancelled: if the caller leaves meanwhile, the decision stands. An answer under an
     idempotency key that is being sent is finished even if the caller leaves, so that the key has one reply.
 
     Attributes:
-        response: the reply under the request's idempotency key; set before the turn if the key was used earlier, and
-            after it if another gateway answered first.
-        replayed: whether another turn made the response.
-        opened: id of the decision whose answer is being sent already.
-        outcomes: how far each decision of the request has come, by the place of its question.
-        questions: each question with its caller, by place.
+        asked: the request.
+        claim: of its idempotency key; a request without one has a claim once people are asked.
+        outcomes: how far each decision has come, by the place of its question.
         recorded: ids of the decisions that are in the store already.
+        reviewed: whether people are asked about a question.
+        opened: id of the decision whose answer is being sent already.
+        response: the reply, once it is durable.
+        replayed: whether another attempt made the response.
         left: whether the caller has disconnected.
-        several: whether the request has several questions, of which one may wait for its Guardian while others are decided.
-        reviewed: whether people are asked about a question of the request.
-        renewing: renews the claim of a request without a key of its own, which has one once people are asked.
     """
 
-    def __init__(self, store: Store, metrics: Metrics) -> None:
-        self.response: SavedResponse | None = None
-        self.replayed = False
-        self.opened: str | None = None
+    def __init__(self, asked: Asked, store: Store, metrics: Metrics) -> None:
+        self.asked = asked
+        self.claim: Claim | None = None
         self.outcomes: dict[int, Outcome] = {}
         self.recorded: set[str] = set()
-        self.questions: dict[int, object] = {}
-        self.left = self.several = False
-        self.claim: Claim | None = None
         self.reviewed = False
-        self.renewing: asyncio.Task[None] | None = None
+        self.opened: str | None = None
+        self.response: SavedResponse | None = None
+        self.replayed = False
+        self.left = False
         self._store = store
         self._metrics = metrics
         self._task = asyncio.current_task()
@@ -184,7 +220,7 @@ class Turn:
         news: Sequence[str] = (),
         reviews: ReviewWork | None = None,
     ) -> None:
-        """Make events durable, with audits, with the response that ends the turn, and as news of these decisions.
+        """Make events durable, with audits, with the response that ends the attempt, and as news of these decisions.
 
         Raises:
             LostClaimError: another gateway took over the idempotency key; nothing was written.
@@ -250,7 +286,7 @@ class Turn:
         if self.claim is None:
             await self._store.run(stored_events.commit, events, audits=audits, undelivered=digests, news=news)
         else:
-            without_key = digests if self.renewing is not None else None
+            without_key = digests if self.asked.key is None else None
             await self._store.run(
                 stored_events.commit,
                 events,
@@ -276,12 +312,12 @@ class Turn:
             )
 
     def leave(self, _: object) -> None:
-        """Cancel the turn because its caller has left; a commit finishes first, and after the last it is too late."""
+        """Cancel the attempt because its caller has left; a commit finishes first, and after the last it is too late."""
         self.left = True
         self._stop()
 
     def _stop(self) -> None:
-        """Cancel the turn, unless it is being committed, is over, or is an answer that its key will be asked for."""
+        """Cancel the attempt, unless it is being committed, is over, or is an answer that its key will be asked for."""
         begun = self.opened is not None and self.claim is not None
         if self._task is not None and not self._committing and self.response is None and not begun:
             self._task.cancel()
@@ -302,82 +338,89 @@ class Idempotency:
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store = store
         self._metrics = metrics
+        self._renewing: dict[str, asyncio.Task[None]] = {}  # the claims of requests without a key, by owner
 
     @asynccontextmanager
-    async def turn(self, request: Incoming, policy: str) -> AsyncGenerator[Turn]:
-        """Take a request's turn to be answered; its body runs only while the caller waits.
+    async def attempt(self, asked: Asked, receive: Receive | None = None) -> AsyncGenerator[Attempt]:
+        """Attempt to answer a request; the body runs only while the caller waits, if there is one.
 
-        If the turn begins with a response, the key was used before and the body has nothing to do. A claim that another
-        gateway takes over during the turn ends it with that gateway's response.
+        If the attempt begins with a response, the key was used before and the body has nothing to do. A claim that another
+        gateway takes over meanwhile ends it with that gateway's response.
+
+        Args:
+            asked: the request.
+            receive: tells when the caller disconnects; None if nobody waits for the reply.
 
         Raises:
             RequestError: 422 if the key belongs to another body, 409 if its first request does not end, 499 if the caller
                 left before the reply was complete, which is recorded.
             LostClaimError: another gateway took over after part of the answer was sent.
         """
-        turn = Turn(self._store, self._metrics)
-        watching = asyncio.create_task(_disconnected(request.receive))
-        watching.add_done_callback(turn.leave)
+        attempt = Attempt(asked, self._store, self._metrics)
+        watching = None if receive is None else asyncio.create_task(_disconnected(receive))
+        if watching is not None:
+            watching.add_done_callback(attempt.leave)
         try:
-            key = request.idempotency_key
-            if key is None:
-                yield turn
+            if asked.key is None:
+                yield attempt
             else:
-                async with self._claimed(turn, request, key):
-                    yield turn
+                async with self._claimed(attempt, asked.key):
+                    yield attempt
         except asyncio.CancelledError:
-            if not turn.was_cancelled_by_caller():
+            if not attempt.was_cancelled_by_caller():
                 raise
-            await self._record_departure(turn, request.caller.id, policy)
+            await self._record_departure(attempt)
             raise caller_left() from None
         finally:
-            watching.remove_done_callback(turn.leave)
-            watching.cancel()
-            if turn.renewing is not None and turn.claim is not None:
-                turn.renewing.cancel()
-                if turn.response is None:
-                    await asyncio.shield(self._store.run(claims.release, turn.claim))
+            if watching is not None:
+                watching.remove_done_callback(attempt.leave)
+                watching.cancel()
+            if asked.key is None and attempt.claim is not None:
+                self._renewing.pop(attempt.claim.owner).cancel()
+                if attempt.response is None:
+                    await asyncio.shield(self._store.run(claims.release, attempt.claim))
 
-    async def hold(self, turn: Turn, request: Incoming, name: str) -> Claim:
-        """Return the claim of a turn; one without a key gets a claim under a name, by which its caller can come back.
+    async def hold(self, attempt: Attempt, name: str) -> Claim:
+        """Return the claim of an attempt; one without a key gets a claim under a name, by which its caller can come back.
 
         Raises:
             RequestError: 409 if another attempt holds that name.
         """
-        if turn.claim is None:
-            sha256 = hashlib.sha256(request.content).hexdigest()
-            claimed = await self._try_claim(request.caller.id, name, sha256)
+        if attempt.claim is None:
+            claimed = await self._try_claim(attempt.asked.caller_id, name, _sha256(attempt.asked))
             if not isinstance(claimed, Claim):
                 raise _in_progress()
-            turn.claim, turn.renewing = claimed, asyncio.create_task(self._renew(claimed))
-        return turn.claim
+            attempt.claim = claimed
+            self._renewing[claimed.owner] = asyncio.create_task(self._renew(claimed))
+        return attempt.claim
 
     @asynccontextmanager
-    async def _claimed(self, turn: Turn, request: Incoming, key: str) -> AsyncGenerator[None]:
-        """Hold a key's claim during a turn, or find the response that was given before."""
-        sha256 = hashlib.sha256(request.content).hexdigest()
-        claimed = await self._claim(request.caller.id, key, sha256)
+    async def _claimed(self, attempt: Attempt, key: str) -> AsyncGenerator[None]:
+        """Hold a key's claim during an attempt, or find the response that was given before."""
+        caller_id, sha256 = attempt.asked.caller_id, _sha256(attempt.asked)
+        claimed = await self._claim(caller_id, key, sha256)
         if isinstance(claimed, SavedResponse):
             if claimed.status == GONE:
                 raise RequestError("the reply under this Idempotency-Key was erased", status=GONE, code="erased")
-            self._replay(turn, claimed)
+            self._replay(attempt, claimed)
             yield
             return
-        turn.claim = claimed
+        attempt.claim = claimed
         renewing = asyncio.create_task(self._renew(claimed))
         try:
             yield
         except LostClaimError:
-            if turn.opened is not None:
+            if attempt.opened is not None:
                 raise  # what was sent cannot be taken back
-            self._replay(turn, await self._taken_over(request.caller.id, key, sha256))
+            self._replay(attempt, await self._taken_over(caller_id, key, sha256))
         finally:
             renewing.cancel()
-            if turn.response is None:
+            if attempt.response is None:
                 await asyncio.shield(self._store.run(claims.release, claimed))
 
-    def _replay(self, turn: Turn, response: SavedResponse) -> None:
-        turn.response, turn.replayed = response, True
+    def _replay(self, attempt: Attempt, response: SavedResponse) -> None:
+        attempt.response = response
+        attempt.replayed = True
         self._metrics.replays.inc()
 
     async def _claim(self, caller_id: str, key: str, sha256: str) -> Claim | SavedResponse:
@@ -429,16 +472,20 @@ class Idempotency:
             with suppress(StoreError):  # unreachable for now; the lease leaves time for another attempt
                 held = await self._store.run(claims.renew, claim, lease=LEASE)
 
-    async def _record_departure(self, turn: Turn, caller_id: str, policy: str) -> None:
+    async def _record_departure(self, attempt: Attempt) -> None:
         """Record that the caller left before the answer, or in the middle of it."""
-        if turn.opened is not None:
-            await turn.end_early("cancelled")
+        if attempt.opened is not None:
+            await attempt.end_early("cancelled")
             return
-        if turn.outcomes:
+        if attempt.outcomes:
             return  # each has its own record
-        body = DecisionBody(cancelled=True)
-        event = Event(id=new_id(), body=body, policy=policy, key_id=caller_id, decided_by="cancelled")
+        asked, body = attempt.asked, DecisionBody(cancelled=True)
+        event = Event(id=new_id(), body=body, policy=asked.policy.name, key_id=asked.caller_id, decided_by="cancelled")
         await self._store.run(stored_events.commit, [event])
+
+
+def _sha256(asked: Asked) -> str:
+    return sha256(asked.content).hexdigest()
 
 
 def _listed(audit: Audit | None) -> list[Audit]:
@@ -477,7 +524,7 @@ _SHORTEST_RETRY, _SOON, _LONGEST_RETRY = 1, 3, 30
 """Seconds after which a caller is told to come back: a quarter of the forecast, if there is one."""
 
 
-class ReviewTurns:
+class ReviewedRequests:
     """The part of a request's road that leads past people.
 
     Args:
@@ -494,21 +541,13 @@ class ReviewTurns:
         self._idempotency = idempotency
         self._claiming = asyncio.Lock()
 
-    async def put(
-        self,
-        turn: Turn,
-        place: int,
-        policy: LivePolicy,
-        terms: ReviewTerms,
-        query: Query,
-        outcome: Outcome,
-        request: Incoming,
-    ) -> None:
+    async def put(self, attempt: Attempt, place: int, terms: ReviewTerms, query: Query, outcome: Outcome) -> None:
         """Record a pending decision and put its question into the queue, in one transaction."""
+        asked, policy = attempt.asked, attempt.asked.policy
         id, pending, size = outcome.event.id, outcome.decision, len(query.actions)
         async with self._claiming:  # several questions of one request share its claim
-            claim = await self._idempotency.hold(turn, request, f"review:{id}")
-        turn.reviewed = True
+            claim = await self._idempotency.hold(attempt, f"review:{id}")
+        attempt.reviewed = True
         rule = policy.rule
         if isinstance(rule, ConformalArbitrage) and policy.mode != "shadow":
             query = rule.menu(query, pending)
@@ -523,45 +562,33 @@ class ReviewTurns:
             drawn=outcome.audit is not None and whole,
             primary=next((leg.scores for leg in pending.legs if leg.role == "primary"), None),
         )
-        path = str(request.scope["path"])
         waiting = ReviewRequest(
-            key_id=claim.key_id, name=claim.name, policy=policy.name, route=path, body=request.content
+            key_id=claim.key_id, name=claim.name, policy=policy.name, route=asked.route, body=asked.content
         )
         work = ReviewWork(items=items, request=waiting, deadline=terms.settings.deadline)
-        if id in turn.recorded:
-            await turn.commit([], begun={place: id}, reviews=work)
+        if id in attempt.recorded:
+            await attempt.commit([], begun={place: id}, reviews=work)
             return
         audits = [] if outcome.audit is None else [replace(outcome.audit, ask=outcome.audit.ask and not whole)]
-        await turn.commit([outcome.event], audits=audits, begun={place: id}, reviews=work)
-        turn.recorded.add(id)
+        await attempt.commit([outcome.event], audits=audits, begun={place: id}, reviews=work)
+        attempt.recorded.add(id)
 
-    async def refusal(self, turn: Turn, policy: LivePolicy, error: ArbitrageError) -> RequestError | None:
-        """Return what a caller is told whose request people have not decided, for now or for good; None of other errors.
-
-        What is for good is recorded, and kept as the reply.
-        """
-        if isinstance(error, RequestError) and error.code == PENDING:
-            return error if policy.pair.review is None else await self._pending(turn, policy.pair.review)
-        if not isinstance(error, GuardianError):
-            return None
-        refusal = _expired(policy, list(turn.outcomes.values()))
-        await self._commit_refusal(turn, policy, saved_error(refusal))
-        return refusal
-
-    async def _commit_refusal(self, turn: Turn, policy: LivePolicy, reply: SavedResponse) -> None:
+    async def commit_expired(self, attempt: Attempt) -> None:
         """Keep the reply to a request that people have not decided, and record that its decisions have no action."""
-        outcomes = turn.outcomes.values()
+        policy, outcomes = attempt.asked.policy, attempt.outcomes.values()
         ends = [self._decider.completion(policy, outcome, "failed") for outcome in outcomes]
         news = [outcome.event.id for outcome in outcomes if outcome.audit is not None]
-        new = [outcome for outcome in outcomes if outcome.event.id not in turn.recorded]
+        new = [outcome for outcome in outcomes if outcome.event.id not in attempt.recorded]
         audits = [outcome.audit for outcome in new if outcome.audit is not None]
         events = [*(outcome.event for outcome in new), *ends]
-        await turn.commit(events, audits=audits, response=reply, news=news, reviews=ENDED)
+        reply = saved_error(_expired(policy, list(outcomes)))
+        await attempt.commit(events, audits=audits, response=reply, news=news, reviews=ENDED)
 
-    async def _pending(self, turn: Turn, terms: ReviewTerms) -> RequestError:
-        id = next(outcome.event.id for outcome in turn.outcomes.values() if outcome.decision.answer is None)
+    async def waiting(self, attempt: Attempt, terms: ReviewTerms) -> Waiting:
+        """Return what a caller is told until people have decided."""
+        id = next(outcome.event.id for outcome in attempt.outcomes.values() if outcome.decision.answer is None)
         team = terms.name
-        keyed = turn.renewing is None
+        keyed = attempt.asked.key is not None
         [backlog] = await self._store.run(stored_reviews.backlogs, {team: self._desk.people()[team]})
         votes = [
             vote.held
@@ -573,7 +600,7 @@ class ReviewTurns:
         soon = _SOON if backlog.present else _LONGEST_RETRY
         retry = soon if forecast is None else round(forecast / 4)
         location = f"/v1/arbitrage/reviews/{id}"
-        name = "" if turn.claim is None else turn.claim.name
+        name = "" if attempt.claim is None else attempt.claim.name
         again = (
             "send the same request with the same Idempotency-Key again to wait for their decision"
             if keyed
@@ -585,12 +612,13 @@ class ReviewTurns:
             "location": location,
             DECISION_ID: id,
         }
-        return RequestError(f"people are still deciding; {again}", status=409, code=PENDING, headers=headers)
+        message = f"people are still deciding; {again}"
+        return Waiting(RequestError(message, status=409, code=PENDING, headers=headers))
 
-    async def withdraw(self, turn: Turn) -> None:
+    async def withdraw(self, attempt: Attempt) -> None:
         """Withdraw the questions of a caller who left without a key to come back with."""
-        if turn.renewing is not None and turn.claim is not None:
-            await self._store.run(stored_reviews.withdraw_request, turn.claim.key_id, turn.claim.name)
+        if attempt.asked.key is None and attempt.claim is not None:
+            await self._store.run(stored_reviews.withdraw_request, attempt.claim.key_id, attempt.claim.name)
 
     async def with_facts(self, events: Sequence[Event]) -> list[Event]:
         """Return events in which the completions of decisions by people say how they voted."""
@@ -625,28 +653,26 @@ def error_again(saved: SavedResponse) -> RequestError:
     return RequestError(str(error["message"]), status=saved.status, code=str(error["code"]), headers=headers)
 
 
-def request_again(request: ReviewRequest) -> Incoming:
-    """Return a stored request as if its caller had sent it again, and did not leave."""
-    return incoming_again(Caller(request.key_id, "call"), request.route, request.name, request.body)
+# --- The road of a request ---
 
 
-# --- Attempts at a request ---
+_Result = TypeVar("_Result")
 
 
-async def all_settled(calls: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Outcome]:
+async def all_settled(calls: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
     """Run calls concurrently, all to their end, then raise the first error: what the others decided is not lost."""
     if len(calls) == 1:
         return [await calls[0]]
-    outcomes: list[Outcome] = []
+    results: list[_Result] = []
     errors: list[BaseException] = []
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):
             errors.append(result)
         else:
-            outcomes.append(result)
+            results.append(result)
     if errors:
         raise errors[0]
-    return outcomes
+    return results
 
 
 def is_continuable(record: DecisionRecord, policy: LivePolicy) -> bool:
@@ -660,37 +686,12 @@ def is_continuable(record: DecisionRecord, policy: LivePolicy) -> bool:
     return same and (body.pending or (body.form == "menu" and body.action is not None))
 
 
-async def end_undelivered(
-    turn: Turn, policy: LivePolicy, finish: str, decider: Decider, metrics: Metrics, reviews: ReviewTurns
-) -> None:
-    """Record how far each decision of a turn came, and keep those of which nothing was sent for another attempt."""
-    if turn.opened is not None:
-        await turn.end_early(finish)
-        return
-    if finish == "cancelled":
-        await reviews.withdraw(turn)
-    metrics.undelivered(policy.name, turn.outcomes.values(), finish)
-    events: list[Event] = []
-    audits: list[Audit] = []
-    news = [outcome.event.id for outcome in turn.outcomes.values() if outcome.audit is not None]
-    for outcome in turn.outcomes.values():
-        audit = None if turn.reviewed else still_unanswered(outcome.audit, outcome.decision)
-        if outcome.event.id in turn.recorded:
-            events += [] if finish == "waiting" else [decider.completion(policy, outcome, finish)]
-        else:
-            events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
-            audit = audit or outcome.audit
-        audits += [] if audit is None else [audit]
-    begun = {place: outcome.event.id for place, outcome in turn.outcomes.items()}
-    digests = {id: decider.digest(turn.questions[place]) for place, id in begun.items()}
-    await turn.end_undelivered(events, audits, begun, digests, news)
-
-
-# --- The routes that decide. A request takes one road ---
-
-
 class DecisionRoutes:
-    """POST /v1/decisions, /v1/chat/completions and /v1/responses."""
+    """POST /v1/decisions, /v1/chat/completions and /v1/responses.
+
+    A request is read, its idempotency key claimed, its questions decided, the reply rendered and committed with the
+    decisions, and only then sent.
+    """
 
     def __init__(
         self, config: GatewayConfig, store: Store, policies: PolicyTable, decider: Decider, metrics: Metrics, desk: Desk
@@ -702,71 +703,148 @@ class DecisionRoutes:
         self._metrics = metrics
         self._idempotency = Idempotency(store, metrics)
         self._sessions = Sessions(store)
-        self._reviews = ReviewTurns(store, desk, self._idempotency, decider)
+        self._reviews = ReviewedRequests(store, desk, self._idempotency, decider)
 
-    async def decisions(self, request: Incoming) -> Response:
+    async def decisions(self, request: Incoming) -> Response | EventStream:
         """Answer POST /v1/decisions."""
-        body = read_decisions(request.content, self._config)
-        policy = self._policy_of(request, body.model)
-        async with self._turn(request, policy) as turn:
-            if turn.response is None:
-                start = time.perf_counter()
-                group = policy.settings.group and body.group_at(policy.settings.group, request.caller.label)
-                queries = [query_of(body, question, new_id(), group) for question in body.questions]
-                turn.several = len(queries) > 1
-                calls = [self._choose(turn, place, policy, query, request) for place, query in enumerate(queries)]
-                outcomes = await all_settled(calls)
-                _require_answers(policy, outcomes)
-                await self._commit(turn, policy, outcomes, decisions_reply(policy, body.questions, outcomes), start)
-        return _response(turn)
+        return await self._answer(request, DECISIONS)
 
     async def completions(self, request: Incoming) -> Response | EventStream:
         """Answer POST /v1/chat/completions."""
-        chat = read_completion(request.content, self._config)
-        return await self._answer(request, chat, ChatShape(chat.include_usage))
+        return await self._answer(request, CHAT)
 
     async def responses(self, request: Incoming) -> Response | EventStream:
         """Answer POST /v1/responses."""
-        body = read_response(request.content, self._config)
-        return await self._answer(request, body.chat, ResponseShape(body.echo))
+        return await self._answer(request, RESPONSES)
 
-    def _policy_of(self, request: Incoming, model: str) -> LivePolicy:
-        """Return the policy that a request names, once its caller is known to be allowed to use it."""
-        policy = self._policies.named(model)
-        if request.caller.policies is not None:
-            request.caller.check_policy(policy.name)
-        request.scope[POLICY] = policy.name
-        return policy
+    async def finish(self, request: ReviewRequest) -> None:
+        """Finish a request that people have decided, and keep the reply for its caller, who does not wait here.
 
-    async def _answer(self, request: Incoming, chat: CompletionRequest, shape: ReplyShape) -> Response | EventStream:
-        policy = self._policy_of(request, chat.model)
-        chat = chat if policy.settings.group != KEY_LABEL else replace(chat, label=request.caller.label)
+        Raises:
+            RequestError: people have not decided all of it.
+        """
+        asked = self._read(request.route, Caller(request.key_id, "call"), request.name, request.body)
+        async with self._attempt(asked) as attempt:
+            waiting = None if attempt.response is not None else await self._reply(attempt)
+        if waiting is not None:
+            raise waiting.error
+
+    # Reading
+
+    def _read(self, route: str, caller: Caller, key: str | None, content: bytes) -> Asked:
+        """Read a request to one of the routes, whose caller must be allowed to use the policy that it names."""
+        if route == DECISIONS:
+            return self._read_decisions(caller, key, content)
+        if route == CHAT:
+            chat = read_completion(content, self._config)
+            return self._read_chat(route, caller, key, content, chat, ChatShape(chat.include_usage))
+        body = read_response(content, self._config)
+        return self._read_chat(route, caller, key, content, body.chat, ResponseShape(body.echo))
+
+    def _read_decisions(self, caller: Caller, key: str | None, content: bytes) -> Asked:
+        body = read_decisions(content, self._config)
+        policy = self._policy_of(caller, body.model)
+        group = policy.settings.group and body.group_at(policy.settings.group, caller.label)
+        return Asked(
+            route=DECISIONS,
+            content=content,
+            caller_id=caller.id,
+            key=key,
+            policy=policy,
+            questions=[query_of(body, question, new_id(), group) for question in body.questions],
+            render=partial(decisions_reply, policy, body.questions),
+        )
+
+    def _read_chat(
+        self, route: str, caller: Caller, key: str | None, content: bytes, chat: CompletionRequest, shape: ReplyShape
+    ) -> Asked:
+        policy = self._policy_of(caller, chat.model)
+        settings = policy.settings
+        chat = chat if settings.group != KEY_LABEL else replace(chat, label=caller.label)
         text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
         menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
-        if chat.stream:
-            async with event_stream(request.send, policy.name, patient=policy.pair.review is not None) as events:
-                await self._stream(request, chat, policy, menu, events, shape)
+        group = settings.group and chat.group_at(settings.group)
+        if menu is not None:
+            questions = [Query(chat.messages, menu.actions, id=new_id(), group=group)]
+        else:
+            questions = [ChatRequest(chat.body, id=new_id(), group=group if settings.sticky is None else None)]
+        whole = shape.streamed if chat.stream else shape.whole
+        user = chat.body.get("user")
+        return Asked(
+            route=route,
+            content=content,
+            caller_id=caller.id,
+            key=key,
+            policy=policy,
+            questions=questions,
+            render=lambda outcomes: whole(policy, outcomes[0], menu),
+            live=partial(shape.live, policy) if chat.stream and menu is None else None,
+            streams=chat.stream,
+            session=chat.session,
+            conversation=chat.session or (user if isinstance(user, str) else None),
+        )
+
+    def _policy_of(self, caller: Caller, model: str) -> LivePolicy:
+        """Return the policy that a request names, once its caller is known to be allowed to use it."""
+        policy = self._policies.named(model)
+        if caller.policies is not None:
+            caller.check_policy(policy.name)
+        return policy
+
+    # Answering
+
+    async def _answer(self, request: Incoming, route: str) -> Response | EventStream:
+        asked = self._read(route, request.caller, request.idempotency_key, request.content)
+        request.scope[POLICY] = asked.policy.name
+        if asked.streams:
+            patient = asked.policy.pair.review is not None
+            async with event_stream(request.send, asked.policy.name, patient=patient) as events:
+                await self._stream(asked, request.receive, events)
             return events
-        async with self._turn(request, policy) as turn:
-            if turn.response is None:
-                start = time.perf_counter()
-                outcome = await self._decide(turn, policy, chat, menu, request)
-                _require_answers(policy, [outcome])
-                reply = shape.whole(policy, outcome, menu)
-                await self._commit(turn, policy, [outcome], reply, start)
-        return _response(turn)
+        async with self._attempt(asked, request.receive) as attempt:
+            waiting = None if attempt.response is not None else await self._reply(attempt)
+        if waiting is not None:
+            raise waiting.error
+        return _response(attempt)
+
+    async def _stream(self, asked: Asked, receive: Receive, events: EventStream) -> None:
+        waiting = None
+        async with self._attempt(asked, receive) as attempt:
+            if attempt.response is not None:
+                pass
+            elif asked.live is not None:
+                await self._stream_text(attempt, asked.live, events)
+            else:
+                waiting = await self._reply(attempt)
+                await self._send(attempt, events)
+        if waiting is not None:
+            raise waiting.error
+        if attempt.response is not None and attempt.response.status != 200:
+            raise error_again(attempt.response)
+        if attempt.response is not None and attempt.replayed:
+            await events.replay(attempt.response)
+
+    async def _reply(self, attempt: Attempt) -> Waiting | None:
+        """Decide and commit the reply, unless people have yet to decide."""
+        start = time.perf_counter()
+        outcomes = await self._decide(attempt)
+        if isinstance(outcomes, Waiting):
+            return outcomes
+        await self._commit(attempt, outcomes, start)
+        return None
 
     @asynccontextmanager
-    async def _turn(self, request: Incoming, policy: LivePolicy) -> AsyncGenerator[Turn]:
-        """Take a request's turn; however it ends, every decision whose Primary answered is recorded.
+    async def _attempt(self, asked: Asked, receive: Receive | None = None) -> AsyncGenerator[Attempt]:
+        """Attempt to answer a request; however that ends, every decision whose Primary answered is recorded.
 
         Otherwise rows whose Guardian failed, or was too slow for the caller, would be missing from an export, and those
         that remain would be selected by their scores.
         """
-        async with self._idempotency.turn(request, policy.name) as turn:
+        async with self._idempotency.attempt(asked, receive) as attempt:
             finish = "failed"
             try:
-                yield turn
+                yield attempt
+                finish = "waiting"  # without a response, people have yet to decide
             except QuotaError:
                 finish = "limited"
                 raise
@@ -776,156 +854,102 @@ class DecisionRoutes:
             except StoreError:
                 finish = ""  # nothing can be recorded, or another gateway records it
                 raise
-            except (RequestError, GuardianError) as error:
-                refusal = await self._reviews.refusal(turn, policy, error) if turn.reviewed else None
-                if refusal is None:
-                    raise
-                finish = "waiting"
-                raise refusal from error
             finally:
-                if finish and turn.response is None and turn.outcomes:
-                    await end_undelivered(turn, policy, finish, self._decider, self._metrics, self._reviews)
+                if finish and attempt.response is None and attempt.outcomes:
+                    await self._end_undelivered(attempt, finish)
 
-    async def _stream(
-        self,
-        request: Incoming,
-        chat: CompletionRequest,
-        policy: LivePolicy,
-        menu: Menu | None,
-        events: EventStream,
-        shape: ReplyShape,
-    ) -> None:
-        async with self._turn(request, policy) as turn:
-            if turn.response is not None:
-                pass
-            elif menu is None:
-                await self._stream_text(turn, events, policy, chat, request, shape)
-            else:
-                start = time.perf_counter()
-                outcome = await self._decide(turn, policy, chat, menu, request)
-                await self._send_whole(turn, events, policy, shape, outcome, menu, start)
-        if turn.replayed and turn.response is not None:
-            if turn.response.status != 200:
-                raise error_again(turn.response)
-            await events.replay(turn.response)
+    async def _decide(self, attempt: Attempt) -> list[Outcome] | Waiting:
+        """Decide about every question of a request, or say that people have yet to decide about one."""
+        calls = [self._decide_one(attempt, place) for place in range(len(attempt.asked.questions))]
+        results = await all_settled(calls)
+        outcomes = [result for result in results if isinstance(result, Outcome)]
+        terms = attempt.asked.policy.pair.review
+        if len(outcomes) == len(results) or terms is None:
+            return outcomes
+        return await self._reviews.waiting(attempt, terms)
 
-    async def _decide(
-        self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, menu: Menu | None, request: Incoming
-    ) -> Outcome:
-        if menu is not None:
-            group = policy.settings.group and chat.group_at(policy.settings.group)
-            query = Query(chat.messages, menu.actions, id=new_id(), group=group)
-            return await self._choose(turn, 0, policy, query, request, _session(chat))
-        return await _last(await self._text(turn, policy, chat, request))
+    async def _decide_one(self, attempt: Attempt, place: int) -> Outcome | None:
+        """Decide about one question; None if people have yet to decide."""
+        try:
+            return await _last(self._steps(attempt, place))
+        except StillDecidingError:
+            return None
 
-    async def _text(
-        self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, request: Incoming, *, live: bool = False
-    ) -> AsyncGenerator[Outcome | Chunk]:
-        """Return the steps that answer a chat request in free text."""
-        if policy.settings.sticky is not None:
-            return await self._session_text(turn, policy, chat, request, live=live)
-        caller = request.caller.id
-        earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body))
-        group = policy.settings.group and chat.group_at(policy.settings.group)
-        chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id, group=group)
-        steps = self._decider.steps(policy, chat_request, caller, earlier, session=_session(chat), live=live)
-        return self._noted(turn, 0, policy, chat_request, request, steps)
+    async def _steps(self, attempt: Attempt, place: int, *, live: bool = False) -> AsyncGenerator[Outcome | Chunk]:
+        """Decide about one question of a request, or continue what an earlier attempt decided.
 
-    async def _session_text(
-        self, turn: Turn, policy: LivePolicy, chat: CompletionRequest, request: Incoming, *, live: bool
-    ) -> AsyncGenerator[Outcome | Chunk]:
-        """Return the steps that answer one turn of a session; a request that names none is a session of its own."""
-        caller = request.caller.id
-        conversation = await self._sessions.current(policy, caller, chat.session)
-        earlier = await self._earlier(turn, 0, policy, (caller, policy.name, chat.body, chat.session))
-        if earlier is not None and earlier.decision.session != (conversation or earlier).id:
-            if turn.claim is not None:
-                raise other_session()
-            turn.recorded.discard(earlier.id)  # the session began, or ended, since
-            earlier = None
-        chat_request = ChatRequest(chat.body, id=new_id() if earlier is None else earlier.id)
-        if earlier is not None and earlier.id == (conversation or earlier).id:
-            conversation = None  # another attempt at the first turn
-        steps = self._decider.steps(policy, chat_request, caller, earlier, conversation=conversation, live=live)
-        steps = self._noted(turn, 0, policy, chat_request, request, steps)
-        if chat.session is None:
-            return steps
-        version = policy.version if conversation is None else conversation.version
-        return self._sessions.settled(steps, policy, caller, chat.session, version)
-
-    async def _choose(
-        self, turn: Turn, place: int, policy: LivePolicy, query: Query, request: Incoming, session: str | None = None
-    ) -> Outcome:
-        """Decide about one question of a request, or continue what an earlier attempt decided."""
-        caller = request.caller.id
-        question = (caller, policy.name, query.context, query.actions, query.group)
-        earlier = await self._earlier(turn, place, policy, question)
+        Each outcome is noted, and one that must not be lost is recorded before the next model is asked.
+        """
+        asked, policy = attempt.asked, attempt.asked.policy
+        question = asked.questions[place]
+        by_session = policy.settings.sticky is not None and isinstance(question, ChatRequest)
+        conversation = await self._sessions.current(policy, asked.caller_id, asked.session) if by_session else None
+        earlier = await self._earlier(attempt, place)
+        if by_session and earlier is not None:
+            begun = earlier.id if conversation is None else conversation.id
+            if earlier.decision.session != begun:  # the session began, or ended, since
+                if attempt.claim is not None:
+                    raise other_session()
+                earlier = None
+            elif earlier.id == begun:
+                conversation = None  # another attempt at the first turn
         if earlier is not None:
-            query = replace(query, id=earlier.id)
-        steps = self._decider.steps(policy, query, caller, earlier, session=session)
-        return await _last(self._noted(turn, place, policy, query, request, steps))
+            question = replace(question, id=earlier.id)
+            attempt.recorded.add(earlier.id)
+        steps = self._decider.steps(
+            policy, question, asked.caller_id, earlier, conversation=conversation,
+            session=None if by_session else asked.conversation, live=live,
+        )  # fmt: skip
+        unsettled = by_session and asked.session is not None
+        async with aclosing(steps):
+            async for step in steps:
+                if isinstance(step, Outcome):
+                    attempt.outcomes[place] = step
+                    await self._keep(attempt, place, question, step)
+                    if unsettled and asked.session is not None:
+                        version = policy.version if conversation is None else conversation.version
+                        await self._sessions.settle(step, policy, asked.caller_id, asked.session, version)
+                        unsettled = False
+                yield step
 
-    async def _earlier(self, turn: Turn, place: int, policy: LivePolicy, question: object) -> DecisionRecord | None:
+    async def _earlier(self, attempt: Attempt, place: int) -> DecisionRecord | None:
         """Return the decision that an earlier attempt at the same question began under the same version, if any.
 
         Raises:
             RequestError: it was begun under this idempotency key, and cannot be continued: a key has one decision.
         """
-        turn.questions[place] = question
         id = None
-        if turn.claim is not None:
-            id = turn.claim.begun.get(place)
+        if attempt.claim is not None:
+            id = attempt.claim.begun.get(place)
         elif self._store.has_undelivered:
-            id = await self._store.run(claims.take_undelivered, self._decider.digest(question))
+            id = await self._store.run(claims.take_undelivered, self._decider.digest(attempt.asked.identity(place)))
         record = None if id is None else await self._store.run(pages.record, id)
-        if record is None or not is_continuable(record, policy):
-            if record is not None and turn.claim is not None:
-                raise begun_otherwise(policy.name)
-            return None
-        turn.recorded.add(record.id)
-        return record
+        if record is None or is_continuable(record, attempt.asked.policy):
+            return record
+        if attempt.claim is not None:
+            raise begun_otherwise(attempt.asked.policy.name)
+        return None
 
-    async def _noted(
-        self,
-        turn: Turn,
-        place: int,
-        policy: LivePolicy,
-        question: Query | ChatRequest,
-        request: Incoming,
-        steps: AsyncGenerator[Outcome | Chunk],
-    ) -> AsyncGenerator[Outcome | Chunk]:
-        """Pass steps on, noting each outcome; one that must not be lost is recorded before the next model is asked."""
-        async with aclosing(steps):
-            async for step in steps:
-                if isinstance(step, Outcome):
-                    turn.outcomes[place] = step
-                    if awaits_guardian(step.decision):
-                        if policy.pair.review is not None and isinstance(question, Query):
-                            await self._reviews.put(turn, place, policy, policy.pair.review, question, step, request)
-                        else:
-                            await _keep_pending(turn, place, step)
-                    elif turn.several and step.audit is not None:
-                        await _keep_pending(
-                            turn, place, step
-                        )  # or the ledger would have the deferred of a request first
-                yield step
+    async def _keep(self, attempt: Attempt, place: int, question: Query | ChatRequest, outcome: Outcome) -> None:
+        """Record an outcome that must not be lost; a question for people is put into their queue with it."""
+        terms = attempt.asked.policy.pair.review
+        if not awaits_guardian(outcome.decision):
+            if len(attempt.asked.questions) > 1 and outcome.audit is not None:
+                await _keep_pending(attempt, place, outcome)  # or the ledger would have the deferred of a request first
+        elif terms is not None and isinstance(question, Query):
+            await self._reviews.put(attempt, place, terms, question, outcome)
+        else:
+            await _keep_pending(attempt, place, outcome)
 
     async def _stream_text(
-        self,
-        turn: Turn,
-        events: EventStream,
-        policy: LivePolicy,
-        chat: CompletionRequest,
-        request: Incoming,
-        shape: ReplyShape,
+        self, attempt: Attempt, render: Callable[[Outcome], LiveEvents], events: EventStream
     ) -> None:
         """Pass on the Guardian's words as they come; any other answer is sent once it is complete."""
         start = time.perf_counter()
-        live = _LiveAnswer(turn, events, policy, self._metrics, shape)
+        live = _LiveAnswer(attempt, events, self._metrics, render)
         outcome: Outcome | None = None
         try:
-            steps = await self._text(turn, policy, chat, request, live=True)
-            async with aclosing(steps):
+            async with aclosing(self._steps(attempt, 0, live=True)) as steps:
                 async for step in steps:
                     if isinstance(step, Outcome):
                         outcome = step
@@ -934,77 +958,90 @@ class DecisionRoutes:
             if outcome is None:
                 raise AssertionError("a stream ends with its outcome")
             if live.chunks is None:
-                await self._send_whole(turn, events, policy, shape, outcome, None, start)
+                await self._commit(attempt, [outcome], start)
+                await self._send(attempt, events)
             else:
                 await live.finish(outcome, self._decider)
         except (GuardianError, LostClaimError):
-            await turn.end_early("failed")
+            await attempt.end_early("failed")
             raise
 
-    async def _send_whole(
-        self,
-        turn: Turn,
-        events: EventStream,
-        policy: LivePolicy,
-        shape: ReplyShape,
-        outcome: Outcome,
-        menu: Menu | None,
-        start: float,
-    ) -> None:
-        """Commit a finished answer and send it in pieces; record it if the caller leaves before the last."""
-        _require_answers(policy, [outcome])
-        reply = shape.streamed(policy, outcome, menu)
-        await self._commit(turn, policy, [outcome], reply, start)
-        turn.opened = str(outcome.decision.id)
+    async def _send(self, attempt: Attempt, events: EventStream) -> None:
+        """Send a reply that was committed, in pieces; record it if the caller leaves before the last."""
+        reply = attempt.response
+        if reply is None or reply.status != 200:
+            return
+        attempt.opened = attempt.outcomes[0].event.id
         events.headers = reply.headers
         for piece in pieces_of(reply):
             await events.put(piece)
             await asyncio.sleep(0)  # sending alone never waits, and a caller who left would go unnoticed
-            if turn.left:
-                await turn.end_early("cancelled")
+            if attempt.left:
+                await attempt.end_early("cancelled")
                 return
 
-    async def _commit(
-        self, turn: Turn, policy: LivePolicy, outcomes: Sequence[Outcome], reply: SavedResponse, start: float
-    ) -> None:
+    async def _commit(self, attempt: Attempt, outcomes: Sequence[Outcome], start: float) -> None:
+        """Render the reply and commit it with the decisions.
+
+        Raises:
+            GuardianError: the Guardian failed.
+        """
+        policy = attempt.asked.policy
+        if attempt.reviewed and any(outcome.decision.answer is None for outcome in outcomes):
+            await self._reviews.commit_expired(attempt)
+            return
+        _require_answers(policy, outcomes)
+        reply = attempt.asked.render(outcomes)
         events: list[Event] = []
         audits: list[Audit] = []
         news: list[str] = []
         for outcome in outcomes:
-            if outcome.event.id in turn.recorded:
+            if outcome.event.id in attempt.recorded:
                 events.append(self._decider.completion(policy, outcome, _finish_of(policy, outcome)))
                 if outcome.audit is not None and (outcome.known_legs or outcome.decision.decided_by == "fallback"):
                     news.append(outcome.event.id)  # what was served is another answer than the ledger expects
-                    audit = None if turn.reviewed else still_unanswered(outcome.audit, outcome.decision)
-                    audits += [] if audit is None else [audit]
-                continue
-            events.append(outcome.event)
-            if outcome.audit is not None:
-                audits.append(outcome.audit)
-        if turn.reviewed:
+                    audit = None if attempt.reviewed else still_unanswered(outcome.audit, outcome.decision)
+                    audits += _listed(audit)
+            else:
+                events.append(outcome.event)
+                audits += _listed(outcome.audit)
+        if attempt.reviewed:
             events = await self._reviews.with_facts(events)
-            await turn.commit(events, audits=audits, response=reply, news=news, reviews=ENDED)
-        else:
-            await turn.commit(events, audits=audits, response=reply, news=news)
+        await attempt.commit(
+            events, audits=audits, response=reply, news=news, reviews=ENDED if attempt.reviewed else None
+        )
         self._metrics.decided(policy.name, outcomes, time.perf_counter() - start)
 
-    async def complete(self, request: ReviewRequest) -> None:
-        """Complete a request that people have decided, and keep the reply for its caller, who is not waiting here."""
-        handlers = {"/v1/decisions": self.decisions, "/v1/chat/completions": self.completions}
-        await handlers.get(request.route, self.responses)(request_again(request))
+    async def _end_undelivered(self, attempt: Attempt, finish: str) -> None:
+        """Record how far each decision came, and keep those of which nothing was sent for another attempt."""
+        if attempt.opened is not None:
+            await attempt.end_early(finish)
+            return
+        if finish == "cancelled":
+            await self._reviews.withdraw(attempt)
+        policy, outcomes = attempt.asked.policy, attempt.outcomes
+        self._metrics.undelivered(policy.name, outcomes.values(), finish)
+        events: list[Event] = []
+        audits: list[Audit] = []
+        news = [outcome.event.id for outcome in outcomes.values() if outcome.audit is not None]
+        for outcome in outcomes.values():
+            audit = None if attempt.reviewed else still_unanswered(outcome.audit, outcome.decision)
+            if outcome.event.id in attempt.recorded:
+                events += [] if finish == "waiting" else [self._decider.completion(policy, outcome, finish)]
+            else:
+                events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
+                audit = audit or outcome.audit
+            audits += _listed(audit)
+        begun = {place: outcome.event.id for place, outcome in outcomes.items()}
+        digests = {id: self._decider.digest(attempt.asked.identity(place)) for place, id in begun.items()}
+        await attempt.end_undelivered(events, audits, begun, digests, news)
 
 
-async def _keep_pending(turn: Turn, place: int, outcome: Outcome) -> None:
+async def _keep_pending(attempt: Attempt, place: int, outcome: Outcome) -> None:
     """Record a decision before any Guardian is asked, if neither a crash nor a retry may lose it."""
-    lasting = turn.claim is not None or outcome.audit is not None or outcome.session is not None
-    if lasting and outcome.event.id not in turn.recorded:
-        await turn.begin(place, outcome)
-
-
-def _session(chat: CompletionRequest) -> str | None:
-    """Return the caller's name for the conversation: its own field, or whose request it is."""
-    user = chat.body.get("user")
-    return chat.session or (user if isinstance(user, str) else None)
+    lasting = attempt.claim is not None or outcome.audit is not None or outcome.session is not None
+    if lasting and outcome.event.id not in attempt.recorded:
+        await attempt.begin(place, outcome)
 
 
 async def _last(steps: AsyncGenerator[Outcome | Chunk]) -> Outcome:
@@ -1043,14 +1080,14 @@ class _LiveAnswer:
     """
 
     def __init__(
-        self, turn: Turn, events: EventStream, policy: LivePolicy, metrics: Metrics, shape: ReplyShape
+        self, attempt: Attempt, events: EventStream, metrics: Metrics, render: Callable[[Outcome], LiveEvents]
     ) -> None:
         self.chunks: LiveEvents | None = None
-        self._turn = turn
+        self._attempt = attempt
         self._events = events
-        self._policy = policy
+        self._policy = attempt.asked.policy
         self._metrics = metrics
-        self._shape = shape
+        self._render = render
         self._held: list[Mapping[str, Any]] = []
         self._sent: list[bytes] = []
 
@@ -1070,14 +1107,14 @@ class _LiveAnswer:
         body = outcome.event.body
         if isinstance(body, DecisionBody):  # the Guardian has begun to answer
             body = replace(body, action=outcome.decision.action, pending=False)
-        await self._turn.open(replace(outcome.event, body=body), outcome.audit)
+        await self._attempt.open(replace(outcome.event, body=body), outcome.audit)
         self._metrics.decided(self._policy.name, [outcome])
         self._events.headers = {**reply_headers(self._policy, outcome), "x-arbitrage-cost": "unknown", **EVENT_STREAM}
-        self.chunks = self._shape.live(self._policy, outcome)
+        self.chunks = self._render(outcome)
         await self._put(self.chunks.first(outcome, self._held))
 
     async def _put(self, piece: bytes) -> None:
-        if self._turn.claim is not None:  # only a key's response is ever sent again
+        if self._attempt.claim is not None:  # only a key's response is ever sent again
             self._sent.append(piece)
         await self._events.put(piece)
 
@@ -1094,7 +1131,7 @@ class _LiveAnswer:
             raise guardian_failure(leg)
         finish, last = self.chunks.last(outcome)
         reply = SavedResponse(status=200, headers=self._events.headers, body=b"".join([*self._sent, last]))
-        await self._turn.commit([decider.completion(self._policy, outcome, finish)], response=reply)
+        await self._attempt.commit([decider.completion(self._policy, outcome, finish)], response=reply)
         await self._events.put(last)
 
 
@@ -1104,10 +1141,16 @@ def _is_answer(delta: Mapping[str, Any]) -> bool:
     return (isinstance(content, str) and content.strip() != "") or (isinstance(calls, list) and calls != [])
 
 
-def _response(turn: Turn) -> Response:
-    """Return the response that a turn ended with."""
-    saved = turn.response
+def _response(attempt: Attempt) -> Response:
+    """Return the response that an attempt ended with.
+
+    Raises:
+        RequestError: people have not decided in time.
+    """
+    saved = attempt.response
     if saved is None:
-        raise RequestError("the caller disconnected", status=499, code="caller_left")
-    headers = {**saved.headers, "x-arbitrage-replayed": "true"} if turn.replayed else saved.headers
+        raise caller_left()
+    if saved.status != 200 and not attempt.replayed:
+        raise error_again(saved)
+    headers = {**saved.headers, "x-arbitrage-replayed": "true"} if attempt.replayed else saved.headers
     return Response(saved.body, status_code=saved.status, headers=dict(headers))
