@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage.calibration.cascade import PathCertificate, calibrate_cascade
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.collecting.cascade_records import cascade_log_of
+from conformal_arbitrage.collecting.records import cascade_log_of
 from conformal_arbitrage.errors import OptionError, StoreError
 from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config

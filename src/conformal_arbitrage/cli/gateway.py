@@ -28,9 +28,8 @@ from conformal_arbitrage.cli.output import (
     wrapped,
 )
 from conformal_arbitrage.collecting import renewal
-from conformal_arbitrage.collecting.cascade_records import cascade_log_of
 from conformal_arbitrage.collecting.grading import Backlog, GradingResult, estimate_grading, grade_records, read_backlog
-from conformal_arbitrage.collecting.records import TimeWindow, score_log_of, write_record_parts
+from conformal_arbitrage.collecting.records import TimeWindow, cascade_log_of, score_log_of, write_record_parts
 from conformal_arbitrage.collecting.renewal import LookingPart, Outlook, RenewablePolicy, Successor, outlook, renewable
 from conformal_arbitrage.errors import ConfigError, DamagedError, OutputError, StoreError
 from conformal_arbitrage.gateway.auth import FIRST_KEY, new_key

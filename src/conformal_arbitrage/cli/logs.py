@@ -954,7 +954,7 @@ def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_jso
 def _show_progress(progress: Progress) -> None:
     """Print a line after every twentieth of the rows."""
     if progress.done * 20 // progress.total > (progress.done - 1) * 20 // progress.total:
-        failed = progress.primary_failures + progress.guardian_failures
+        failed = sum(progress.failures.values())
         print_progress(
             f"{progress.done} of {progress.total} rows, {failed} failed, cost {dollars(progress.spent.cost)}"
         )

@@ -28,7 +28,7 @@ from conformal_arbitrage.cli.output import (
     warn,
 )
 from conformal_arbitrage.collecting import collect as collecting
-from conformal_arbitrage.collecting.collect import CascadeCollection, replies_path, summary
+from conformal_arbitrage.collecting.collect import Collection, Progress, replies_path, summary
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
 from conformal_arbitrage.live.build import Models
@@ -256,10 +256,10 @@ def _collect_cascade(
     models: Config, rows: Menus | Requests, output: str, limits: dict[str, Any], *, dry_run: bool, as_json: bool
 ) -> None:
 
-    collection = CascadeCollection(config=models, rows=rows.first(limits.pop("limit")), output=output, **limits)
+    collection = Collection(config=models, rows=rows.first(limits.pop("limit")), output=output, **limits)
     if dry_run:
-        return show_estimate(asyncio.run(collection.estimate()), as_json=as_json)
-    log = asyncio.run(collection.run(None if as_json else progress_line))
+        return show_estimate(asyncio.run(collection.estimate(cascade=True)), as_json=as_json)
+    log = asyncio.run(collection.run_cascade(None if as_json else progress_line))
     log.write(output)
     show_collected_cascade(log, output, as_json=as_json)
 
@@ -451,10 +451,10 @@ def _why(decision: Decision) -> str:
     return f"{leads}, exactly the relaxation, and the draw of this id keeps its answer"
 
 
-def progress_line(done: int, total: int) -> None:
+def progress_line(progress: Progress) -> None:
     """Say how far a collection has come, ten times on its way."""
-    if done == total or done % max(1, total // 10) == 0:
-        print_progress(f"{done} of {total} rows")
+    if progress.done == progress.total or progress.done % max(1, progress.total // 10) == 0:
+        print_progress(f"{progress.done} of {progress.total} rows")
 
 
 def show_collected_cascade(log: CascadeLog, output: str, *, as_json: bool) -> None:

@@ -120,6 +120,7 @@ class ProgressBar:
 
     def show(self, progress: CollectProgress) -> None:
         """Update the bar after a row."""
+        failures = ", ".join(f"{role_name(name)} {count}" for name, count in progress.failures.items())
         speed = self._bar.tasks[0].speed
         self._bar.update(
             self._task,
@@ -127,7 +128,7 @@ class ProgressBar:
             completed=progress.done,
             rate="" if speed is None else f"{speed:.1f} rows/s",
             money=f"cost {dollars(progress.spent.cost)}",
-            failures=f"failed: Primary {progress.primary_failures}, Guardian {progress.guardian_failures}",
+            failures=f"failed: {failures}" if failures else "",
         )
 
 

@@ -4,28 +4,33 @@ Only rows that are fit for calibration are graded, and all of them: a choice amo
 pair of grades is committed as it is made, with the identity of the grader, so an interrupted run is resumed by the next.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal
 
-from conformal_arbitrage.collecting.collect import EndpointEstimate, Progress, ProgressCallback, estimated
-from conformal_arbitrage.collecting.records import fit_records
-from conformal_arbitrage.errors import CostLimitError, ScorerError, StoreError
+from conformal_arbitrage.collecting.collect import (
+    FAILURES_IN_A_ROW,
+    EndpointEstimate,
+    Progress,
+    ProgressCallback,
+    estimated,
+)
+from conformal_arbitrage.collecting.records import chain_texts, fit_records, primary_text
+from conformal_arbitrage.errors import ScorerError, StoreError
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.graders import COMPARISONS, Grader, JudgeGrader
 from conformal_arbitrage.models.chat import answer_text
-from conformal_arbitrage.models.port import spent_of, together
+from conformal_arbitrage.models.port import spent_of, work_through
 from conformal_arbitrage.models.wrappers import RateLimit, SpendingLimit
 from conformal_arbitrage.store import events, keys
 from conformal_arbitrage.store.record import DecisionRecord, Event, FeedbackBody, Grades
 from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import ChatRequest, Role, Spent, as_object
+from conformal_arbitrage.types import ChatRequest, Role, Spent
 
 BY = "records grade"
-FAILURES_IN_A_ROW = 20
 Obstacle = Literal["graded", "no_content", "no_guardian", "no_label"]
 _OPEN = "loopback"  # the caller's name on a gateway without keys
 
@@ -143,36 +148,25 @@ def to_grade(
     guardian = _guardian_text(record)
     if guardian is None:
         return "no_guardian"
-    labels = [str(one.label) for one in record.feedback if one.label is not None and _may_label(one, trusted)]
+    labels = [
+        str(feedback.label)
+        for feedback in record.feedback
+        if feedback.label is not None and _may_label(feedback, trusted)
+    ]
     if compares and not labels:
         return "no_label"
     return Gradable(
         id=record.id,
         request=ChatRequest(request, id=record.id),
         expected=labels[0] if labels else None,
-        answers={"primary": _primary_text(record), "guardian": guardian},
+        answers={"primary": primary_text(record), "guardian": guardian},
         chain=chain_texts(record) if chained else (),
     )
-
-
-def chain_texts(record: DecisionRecord) -> tuple[str | None, ...]:
-    """Return what every model said that a cascade asked before the Guardian; None for one that failed."""
-    content = record.decision.content
-    every = None if content is None else content.chain_answers
-    answers = every if isinstance(every, tuple) else (_primary_text(record),)
-    return tuple(text or None for text in answers)
 
 
 def _may_label(feedback: FeedbackBody, trusted: Collection[str | None] | None) -> bool:
     """Return whether a label decides grades: a caller's own would let it steer the calibration of its own policy."""
     return trusted is None or feedback.by in trusted
-
-
-def _primary_text(record: DecisionRecord) -> str | None:
-    content = record.decision.content
-    if content is None or record.decided_by != "primary":
-        return None if content is None else content.primary_answer
-    return answer_text(as_object(content.answer))
 
 
 def _guardian_text(record: DecisionRecord) -> str | None:
@@ -209,15 +203,35 @@ async def grade_records(
         CostLimitError: the next call could exceed max_cost; the grades so far are stored.
         ScorerError: the grader failed on all of the first rows.
     """
+    so_far = Progress(total=len(rows))
+    problems: list[str] = []
     limit = None if max_cost is None else SpendingLimit(max_cost)
     async with Models(config, Extras(gate=RateLimit(concurrency=concurrency), spending_limit=limit)) as models:
-        run = _Run(store, models.grader(grade), Progress(total=len(rows)), progress)
-        waiting = iter(rows)
-        workers = 1 if grade == "human" else min(concurrency, len(rows))
-        await together([run.work(waiting) for _ in range(workers)])
-    done = run.progress.done - len(run.problems)
-    first = run.problems[0] if run.problems else None
-    return GradingResult(graded=done, failed=len(run.problems), spent=run.progress.spent, first_problem=first)
+        grader = models.grader(grade)
+
+        async def work(row: Gradable) -> None:
+            grades, spent, problem = await _graded(grader, row)
+            if grades is not None:
+                body = FeedbackBody(grades=grades, by=BY, grader=dict(grader.identity))
+                await store.run(events.commit, [Event(id=row.id, body=body)])
+            so_far.done += 1
+            so_far.spent += spent
+            if problem is not None:
+                problems.append(problem)
+                if len(problems) == so_far.done == FAILURES_IN_A_ROW:
+                    raise ScorerError(
+                        f"the grader failed on all of the first {FAILURES_IN_A_ROW} rows ({problem}); fix that first"
+                    )
+            if progress is not None:
+                progress(so_far)
+
+        await work_through(rows, work, at_once=1 if grade == "human" else concurrency)
+    return GradingResult(
+        graded=so_far.done - len(problems),
+        failed=len(problems),
+        spent=so_far.spent,
+        first_problem=problems[0] if problems else None,
+    )
 
 
 async def estimate_grading(config: Config, rows: Sequence[Gradable], *, grade: str) -> list[EndpointEstimate]:
@@ -233,46 +247,6 @@ async def estimate_grading(config: Config, rows: Sequence[Gradable], *, grade: s
                         await _one_grade(judge, row, text)
 
     return await estimated(config, ask)
-
-
-class _Run:
-    """One run of a grader over rows."""
-
-    def __init__(self, store: Store, grader: Grader, progress: Progress, callback: ProgressCallback | None) -> None:
-        self.progress = progress
-        self.problems: list[str] = []
-        self._store = store
-        self._grader = grader
-        self._callback = callback
-        self._refused = False
-
-    async def work(self, rows: Iterator[Gradable]) -> None:
-        """Grade one row after the other until none is left, or money has run out."""
-        for row in rows:
-            if self._refused:
-                return
-            try:
-                await self._grade(row)
-            except CostLimitError:
-                self._refused = True
-                raise
-            if self._callback is not None:
-                self._callback(self.progress)
-
-    async def _grade(self, row: Gradable) -> None:
-        grades, spent, problem = await _graded(self._grader, row)
-        if grades is not None:
-            body = FeedbackBody(grades=grades, by=BY, grader=dict(self._grader.identity))
-            await self._store.run(events.commit, [Event(id=row.id, body=body)])
-        self.progress.done += 1
-        self.progress.spent += spent
-        if problem is None:
-            return
-        self.problems.append(problem)
-        if len(self.problems) == self.progress.done == FAILURES_IN_A_ROW:
-            raise ScorerError(
-                f"the grader failed on all of the first {FAILURES_IN_A_ROW} rows ({problem}); fix that first"
-            )
 
 
 async def _graded(grader: Grader, row: Gradable) -> tuple[Grades | None, Spent, str | None]:

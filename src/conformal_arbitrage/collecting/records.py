@@ -12,17 +12,21 @@ import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.options import NET
+from conformal_arbitrage.collecting.collect import call_costs, cascade_log, menu_columns
 from conformal_arbitrage.errors import OutputError, StoreError
 from conformal_arbitrage.live.graders import SEVERAL
+from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import given_settings, logged_settings
 from conformal_arbitrage.models.port import fingerprint
+from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT, column_texts
 from conformal_arbitrage.scorelog.log import ROUTER_ACTIONS, ScoreLog, join_logs
 from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.events import CalibrationRow, all_guardian_scores, first_graded, fit, scores_of
-from conformal_arbitrage.store.record import DecisionRecord, Grades, JSONObject
+from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody, Grades, JSONObject
 from conformal_arbitrage.store.session import Store
+from conformal_arbitrage.types import Leg, as_object
 
 # --- Rows of sessions ---
 
@@ -321,7 +325,7 @@ class RowFacts:
     def _add_grader(self, record: DecisionRecord) -> None:
         feedback = first_graded(record)
         if feedback is not None:
-            grader = feedback.grader or {"kind": "feedback"}
+            grader = feedback.grader or BY_FEEDBACK
             self.graders[fingerprint(grader)] = dict(grader)
 
     def identities(self, models: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -510,7 +514,127 @@ def _router_log(records: Sequence[DecisionRecord]) -> ScoreLog:
 def _first_grades(record: DecisionRecord) -> Grades:
     """Return the first grades of both answers; NaN without any."""
     first = first_graded(record)
-    return Grades(primary=_NAN, guardian=_NAN) if first is None or first.grades is None else first.grades
+    return _NO_GRADES if first is None or first.grades is None else first.grades
+
+
+# --- The shadow rows of a cascade's policy as the log of the cascade ---
+
+
+async def cascade_log_of(
+    store: Store, policy: str, *, models: Sequence[str], guardian: str, identities: Mapping[str, Any] | None = None
+) -> CascadeLog:
+    """Return the shadow decisions of a cascade's policy as its log, oldest first.
+
+    In shadow mode every model is asked. Rows of enforce mode end where the cascade stopped, which depends on scores, so
+    none of them counts, audited or not.
+
+    Args:
+        store: the decision record.
+        policy: the policy's name.
+        models: the cheap models in the order of [cascade].
+        guardian: the Guardian's name.
+        identities: of the models at hand; the log carries them if these models made every row.
+
+    Raises:
+        StoreError: there are no such rows, or they are in free text, or other models made them.
+    """
+    records = [
+        record
+        for record in await decisions_of(store, policy)
+        if record.decision.mode == "shadow" and not record.decision.overridden
+    ]
+    if not records:
+        raise StoreError(
+            f"policy {policy!r} has no rows of shadow mode on record, and only in shadow mode are all models of a cascade "
+            'asked; serve it with mode = "shadow", or use `arbitrage collect --path`'
+        )
+    chains = [[leg for leg in record.decision.legs if leg.role == "primary"] for record in records]
+    for record, chain in zip(records, chains, strict=True):
+        if len(chain) != len(models):
+            raise StoreError(
+                f"policy {policy!r}: decision {record.id} asked {len(chain)} models before the Guardian, and [cascade] has "
+                f"{len(models)}; prune those of the earlier cascade first"
+            )
+    legs: dict[str, list[Leg | None]] = {name: [chain[k] for chain in chains] for k, name in enumerate(models)}
+    legs[guardian] = [next((leg for leg in rec.decision.legs if leg.role == "guardian"), None) for rec in records]
+    sha256 = fingerprint(identities)
+    made_by = identities if all(record.decision.identities_sha256 == sha256 for record in records) else None
+    if any(record.decision.form == "menu" for record in records):
+        columns = menu_columns(legs, _labels(records))
+    else:
+        grader, graded = _chain_grades(records, len(models), policy)
+        columns = _text_columns(records, legs, graded)
+        made_by = None if made_by is None else {**made_by, "grader": dict(grader)}
+    return cascade_log([record.id for record in records], columns, identities=made_by, source="the decision record")
+
+
+def _labels(records: Sequence[DecisionRecord]) -> list[int] | None:
+    """Return the first label of every record; None unless all have one."""
+    labels: list[int] = []
+    for record in records:
+        label = next((feedback.label for feedback in record.feedback if isinstance(feedback.label, int)), None)
+        if label is None:
+            return None
+        labels.append(label)
+    return labels
+
+
+def _chain_grades(
+    records: Sequence[DecisionRecord], models: int, policy: str
+) -> tuple[JSONObject, list[Grades | None]]:
+    """Return the grader that counts, and its grades of every model's answer; None for rows that it has not graded."""
+    graded = [_first_chain_grades(record, models) for record in records]
+    first = next((feedback for feedback in graded if feedback is not None), None)
+    if first is None:
+        raise StoreError(
+            f"policy {policy!r} answers in free text, and no row has grades of every model's answer; run `arbitrage records "
+            f'grade --policy {policy} --grade HOW` first, with content = "full" in the policy'
+        )
+    grader = first.grader or BY_FEEDBACK
+    return grader, [
+        None if feedback is None or (feedback.grader or BY_FEEDBACK) != grader else feedback.grades
+        for feedback in graded
+    ]
+
+
+def _first_chain_grades(record: DecisionRecord, models: int) -> FeedbackBody | None:
+    """Return the first grades of every model's answer, if there are any and the answers were kept."""
+    if len(chain_texts(record)) != models:
+        return None
+    return next(
+        (feedback for feedback in record.feedback if feedback.grades and len(feedback.grades.chain) == models), None
+    )
+
+
+def _text_columns(
+    records: Sequence[DecisionRecord], legs: Mapping[str, Sequence[Leg | None]], graded: Sequence[Grades | None]
+) -> dict[str, ModelColumns]:
+    columns: dict[str, ModelColumns] = {}
+    for place, (name, rows) in enumerate(legs.items()):
+        last = place == len(legs) - 1
+        columns[name] = ModelColumns(
+            confidence=[_NAN if leg is None or leg.scores is None else leg.scores[0] for leg in rows],
+            grade=[_NAN if row is None else row.guardian if last else row.chain[place] for row in graded],
+            cost=call_costs(rows),
+            answer=[None if last else chain_texts(record)[place] for record in records],
+        )
+    return columns
+
+
+def chain_texts(record: DecisionRecord) -> tuple[str | None, ...]:
+    """Return what every model said that a cascade asked before the Guardian; None for one that failed."""
+    content = record.decision.content
+    every = None if content is None else content.chain_answers
+    answers = every if isinstance(every, tuple) else (primary_text(record),)
+    return tuple(text or None for text in answers)
+
+
+def primary_text(record: DecisionRecord) -> str | None:
+    """Return what the Primary answered, if it was kept."""
+    content = record.decision.content
+    if content is None or record.decided_by != "primary":
+        return None if content is None else content.primary_answer
+    return answer_text(as_object(content.answer))
 
 
 # --- Write recorded decisions as a score log in many files, of which only one is in memory at a time ---

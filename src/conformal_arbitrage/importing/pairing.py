@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.live.graders import COMPARISONS, Comparison, FunctionGrader, Grader
 from conformal_arbitrage.models.kinds import load_object
-from conformal_arbitrage.models.port import fingerprint, together
+from conformal_arbitrage.models.port import fingerprint, work_through
 from conformal_arbitrage.models.wrappers import SpendingLimit
 from conformal_arbitrage.scorelog.log import ScoreLog, Usage
 from conformal_arbitrage.scorelog.tables import Table, strings
@@ -300,13 +300,11 @@ async def graded(
 async def _all_graded(pairs: Sequence[Pair], grader: Grader) -> list[Pair]:
     rows: dict[int, Pair] = {}
 
-    async def work(waiting: Iterator[int]) -> None:
-        for row in waiting:
-            first, second = pairs[row]
-            rows[row] = (await _graded(first, second, grader), await _graded(second, first, grader))
+    async def grade(row: int) -> None:
+        first, second = pairs[row]
+        rows[row] = (await _graded(first, second, grader), await _graded(second, first, grader))
 
-    waiting = iter(range(len(pairs)))
-    await together([work(waiting) for _ in range(min(GRADING_AT_ONCE, len(pairs)))])
+    await work_through(range(len(pairs)), grade, at_once=GRADING_AT_ONCE)
     return [rows[row] for row in range(len(pairs))]
 
 

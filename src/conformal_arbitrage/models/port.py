@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeGuard, TypeVar
@@ -18,6 +18,7 @@ from conformal_arbitrage.types import ChatRequest, Chunk, Query, Spent
 # --- Call, Reply, Port ---
 
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 IN_BACKGROUND: ContextVar[bool] = ContextVar("in_background", default=False)
@@ -154,6 +155,29 @@ async def together(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]
     if refused:
         raise refused[0]
     return [results[place] for place in range(len(calls))]
+
+
+async def work_through(items: Sequence[Item], work: Callable[[Item], Awaitable[None]], *, at_once: int) -> None:
+    """Work on every item, several at once; after an error begin no other.
+
+    Raises:
+        CostLimitError: the money ran out; what was in flight was finished first.
+    """
+    waiting = iter(items)
+    out_of_money = False
+
+    async def worker() -> None:
+        nonlocal out_of_money
+        for item in waiting:
+            if out_of_money:
+                return
+            try:
+                await work(item)
+            except CostLimitError:
+                out_of_money = True
+                raise
+
+    await together([worker() for _ in range(min(at_once, len(items)))])
 
 
 def _first(errors: BaseExceptionGroup[ArbitrageError]) -> ArbitrageError:
