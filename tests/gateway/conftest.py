@@ -3,6 +3,7 @@ from itertools import count
 
 import pytest
 
+from tests.gateway.durability import SECRET
 from tests.gateway.house import House
 
 
@@ -18,3 +19,18 @@ def house(tmp_path):
             return started.enter_context(kind(folder, **options))
 
         yield start
+
+
+@pytest.fixture
+def home(where, tmp_path, monkeypatch):
+    """A function that starts a gateway on either database."""
+    monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
+    houses = []
+
+    def start(gateway=None, **options):
+        houses.append(House(tmp_path, gateway={"database": where, **(gateway or {})}, **options))
+        return houses[-1].__enter__()
+
+    yield start
+    for gateway in houses:
+        gateway.__exit__()

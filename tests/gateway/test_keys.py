@@ -1,12 +1,17 @@
 import asyncio
 import json
 import socket
+import time
 
 import pytest
+from click.testing import CliRunner
 
+from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway import application
+from conformal_arbitrage.live.database import database_of
 from conformal_arbitrage.store import keys
+from tests.gateway.durability import run_sql
 from tests.gateway.house import CHAT, DECISION, UNSURE, error_of, says, votes
 
 FEEDBACK = {"grade": 1}
@@ -187,3 +192,67 @@ def test_the_record_and_the_log_do_not_hold_the_key(house, caplog):
     line = json.loads(gateway.lines[-1])
     named = {"level": "info", "route": "POST /v1/decisions", "status": 200, "policy": "support", "id": record.id}
     assert line == {**named, "time": line["time"], "seconds": line["seconds"]}
+
+
+def arbitrage(gateway, *command, code=0):
+    result = CliRunner().invoke(main, [*command, "--config", str(gateway.path)])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def key(gateway, *options):
+    created = json.loads(arbitrage(gateway, "keys", "create", "--json", *options))
+    return created, {"Authorization": f"Bearer {created['key']}"}
+
+
+def test_a_key_for_metrics_scrapes_and_does_nothing_else(home):
+    gateway = home()
+    _, scraper = key(gateway, "--scope", "metrics")
+    assert gateway.get("/metrics", headers=scraper).status_code == 200
+    for path in ("/v1/arbitrage/records", "/v1/models", "/v1/arbitrage/policies/support"):
+        error_of(gateway.get(path, headers=scraper), 403, "insufficient_scope")
+    error_of(gateway.decide(headers=scraper), 403, "insufficient_scope")
+    _, caller = key(gateway)
+    error_of(gateway.get("/metrics", headers=caller), 403, "insufficient_scope")
+    assert gateway.get("/metrics", headers=key(gateway, "--scope", "review")[1]).status_code == 200
+
+
+def test_a_key_expires(home):
+    gateway = home()
+    created, headers = key(gateway, "--expires", "1")
+    assert created["expires"] > time.time() + 86000
+    assert gateway.decide(headers=headers).status_code == 200
+    run_sql(database_of(gateway.config), f"update keys set expires = {time.time()} where id = '{created['id']}'")
+    run_sql(database_of(gateway.config), "update changes set count = count + 1")
+    error_of(gateway.decide(headers=headers), 401, "expired_api_key")
+    [listed] = json.loads(arbitrage(gateway, "keys", "list", "--json"))
+    assert listed["expires"] < time.time()
+    arbitrage(gateway, "keys", "create", "--expires", "-1", code=2)
+
+
+def test_a_key_bound_to_policies_calls_and_sees_no_other(home):
+    gateway = home(**{"policies.support": {}, "policies.sales": {}, "policies.other": {}})
+    _, admin = key(gateway, "--scope", "admin")
+    _, caller = key(gateway, "--policy", "sales")
+    _, reviewer = key(gateway, "--policy", "sales", "--scope", "review")
+    _, two = key(gateway, "--policy", "sales", "--policy", "other", "--scope", "review")
+    error_of(gateway.decide(headers=caller), 403, "insufficient_scope")
+    error_of(
+        gateway.chat({**CHAT, "arbitrage": {"actions": ["a", "b", "c"]}}, headers=caller), 403, "insufficient_scope"
+    )
+    own = gateway.decide({**DECISION, "model": "sales"}, headers=caller).headers["x-arbitrage-decision-id"]
+    elsewhere = gateway.decide(headers=admin).headers["x-arbitrage-decision-id"]
+    for headers in (reviewer, two):
+        assert gateway.get(f"/v1/arbitrage/records/{own}", headers=headers).status_code == 200
+        error_of(gateway.get(f"/v1/arbitrage/records/{elsewhere}", headers=headers), 404)
+        error_of(gateway.get("/v1/arbitrage/records?policy=support", headers=headers), 403)
+        error_of(gateway.get("/v1/arbitrage/policies/support", headers=headers), 403)
+        feedback = gateway.post(f"/v1/arbitrage/records/{elsewhere}/feedback", {"grade": 1}, headers=headers)
+        error_of(feedback, 404)
+    listed = gateway.get("/v1/arbitrage/records", headers=reviewer).json()["data"]
+    assert [record["id"] for record in listed] == [own]
+    error_of(gateway.get("/v1/arbitrage/records", headers=two), 400)
+    assert [p["id"] for p in gateway.get("/v1/models", headers=caller).json()["data"]] == ["sales"]
+    assert len(gateway.get("/v1/models", headers=admin).json()["data"]) == 3
+    assert "sales, other" in arbitrage(gateway, "keys", "list")
+    arbitrage(gateway, "keys", "create", "--policy", "absent", code=2)

@@ -355,3 +355,11 @@ def test_metrics_show_failed_legs_by_error_and_open_breakers(house):
     assert 'arbitrage_upstream_errors_total{error="UpstreamError",policy="support",role="primary"} 10.0' in figures
     resting = {line.split("} ")[1] for line in figures.splitlines() if line.startswith("arbitrage_upstream_resting{")}
     assert resting == {"1.0", "0.0"}
+
+
+def test_a_replaced_decision_under_a_key_is_listed_by_the_gateway_as_a_fallback(house):
+    gateway = house(primary=votes(*UNSURE), guardian=failing(400), task={"safe_action": "c"})
+    reply = gateway.decide(DECISION, headers={"Idempotency-Key": "k"})
+    assert reply.status_code == 200, reply.text
+    listed = gateway.get("/v1/arbitrage/records?decided_by=fallback").json()["data"]
+    assert [record["id"] for record in listed] == [reply.headers["x-arbitrage-decision-id"]]

@@ -17,7 +17,7 @@ from conformal_arbitrage.errors import (
     UpstreamError,
 )
 from conformal_arbitrage.models.endpoint import Endpoint
-from conformal_arbitrage.models.port import Call, Reply
+from conformal_arbitrage.models.port import IN_BACKGROUND, Call, Reply
 from conformal_arbitrage.models.wrappers import (
     Breaker,
     Cache,
@@ -816,3 +816,24 @@ def test_an_endpoint_that_keeps_failing_is_not_called_for_a_while_and_then_tried
         assert len([result for result in await all_of(port, [CALL] * 20) if isinstance(result, Reply)]) == 20
 
     with_endpoint(server, use)
+
+
+def test_calls_in_the_background_wait_behind_none_that_cannot():
+    """With a rate of four a minute, two may be audits: a third waits, and delays no live call behind it."""
+
+    async def story():
+        limit = RateLimit(requests_per_minute=4, live_share=0.5)
+
+        async def audit():
+            IN_BACKGROUND.set(True)
+            await limit.start()
+
+        audits = [asyncio.create_task(audit()) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(1):
+            await limit.start()
+            await limit.start()
+        assert [task.done() for task in audits] == [True, True, False]
+        audits[2].cancel()
+
+    asyncio.run(story())

@@ -241,3 +241,26 @@ def test_bodies_in_the_table_are_sorted_compact_json(tmp_path, opened):
         [(body,)] = connection.execute("select body from events")
     assert body == '{"candidates":[0,2],"content":{"answer":"é"},"size":3}'
     assert body == json.dumps(json.loads(body), separators=(",", ":"), ensure_ascii=False)
+
+
+def test_a_postponed_audit_is_handed_out_again_later_and_counted(store, sql):
+    async def story():
+        ids = [new_id() for _ in range(3)]
+        await store.run(events.commit, [], audits=[Audit(id=id, policy="support", question=QUESTION) for id in ids])
+        await store.run(events.commit, [], audits=[Audit(id="other", policy="gone", question=QUESTION)])
+        first = await store.run(outbox.take_audits, limit=9, lease=60, policies={"support": ""})
+        assert [(audit.id, audit.attempts) for audit in first] == [(id, 0) for id in ids]
+        await store.run(outbox.postpone_audit, ids[1], seconds=0.3)
+        assert await store.run(outbox.take_audits, limit=9, lease=60, policies={"support": ""}) == []
+        await asyncio.sleep(0.35)
+        [again] = await store.run(outbox.take_audits, limit=9, lease=60, policies={"support": ""})
+        assert (again.id, again.attempts) == (ids[1], 1)
+        assert 0.3 < again.age < 30
+        backlogs = {one.policy: one for one in await store.run(outbox.audit_backlog)}
+        assert {name: one.waiting for name, one in backlogs.items()} == {"gone": 1, "support": 3}
+        assert backlogs["gone"].oldest > 0.3
+        [orphan] = await store.run(outbox.take_audits, limit=9, lease=60, policies={}, overdue=0.2)
+        assert orphan.id == "other"
+        assert await store.run(outbox.take_audits, limit=9, lease=60, policies={}, overdue=3600) == []
+
+    asyncio.run(story())

@@ -9,7 +9,6 @@ import pytest
 from conformal_arbitrage.store import CompletionBody, Content, DecisionBody, keys, new_id, pages, policies
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store.pages import PAGE_BYTES
-from tests.gateway.house import DECISION, UNSURE, failing, votes
 from tests.store.facts import BODY, decide, decision, later
 
 ROWS = 6000
@@ -140,14 +139,6 @@ def test_a_decision_that_the_safe_action_replaced_is_found_as_a_fallback_and_not
         assert len(await store.run(pages.records, decided_by="fallback", policy="support", key_id="k1", since=0.0)) == 3
 
     asyncio.run(story())
-
-
-def test_a_replaced_decision_under_a_key_is_listed_by_the_gateway_as_a_fallback(house):
-    gateway = house(primary=votes(*UNSURE), guardian=failing(400), task={"safe_action": "c"})
-    reply = gateway.decide(DECISION, headers={"Idempotency-Key": "k"})
-    assert reply.status_code == 200, reply.text
-    listed = gateway.get("/v1/arbitrage/records?decided_by=fallback").json()["data"]
-    assert [record["id"] for record in listed] == [reply.headers["x-arbitrage-decision-id"]]
 
 
 @pytest.mark.parametrize("where", ["sqlite", "postgres"], indirect=True)
