@@ -3,8 +3,10 @@
 import json
 import os
 import shlex
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,79 +43,367 @@ from conformal_arbitrage.scorelog.parts import Engine, ScoreParts, as_engine, sc
 from conformal_arbitrage.scorelog.spark import SparkTable
 from conformal_arbitrage.scorelog.tables import write_table, write_text
 
-# --- What commands do with cascades ---
+CERTIFICATE = "certificate.json"
+_UNSIGNED = "It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one."
 
 
-def calibrate_path_command(alpha: str, loss: Any, secret: ProjectSecret | None) -> None:
-    """Calibrate a cascade as the command line says, sign and write its certificate, and show it."""
-    parameters = click.get_current_context().params
-    scores = options.read_cascade(parameters["log"], parameters["guardian_column"], parameters["models"])
+@click.command("calibrate")
+@click.argument("log")
+@options.alpha
+@options.rule
+@click.option(
+    "--config", metavar="FILE", help="Source of alpha and guardian_sees if not given.  [default: arbitrage.toml]"
+)
+@options.cluster
+@options.confident
+@options.path_options
+@click.option("--margins", is_flag=True, help="Keep the quantiles of the margins, which a policy with a guard needs.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="K",
+    help="With --path: seed for drawing the tuning rows.",
+)
+@options.learned
+@options.fixed_before
+@options.columns
+@options.engine_options
+@click.option("-o", "--output", metavar="FILE", help="Write the certificate to this file.  [default: do not write it]")
+@options.as_json
+def calibrate_command(
+    log: str,
+    *,
+    alpha: str | None,
+    config: str | None,
+    guardian_sees: Any,
+    boundary: Any,
+    loss: Any,
+    binarize: bool,
+    confidence: str | None,
+    zero_one: bool,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    output: str | None,
+    as_json: bool,
+    **further: Any,
+) -> None:
+    """Find the threshold that keeps a risk budget, and certify it.
+
+    \b
+    arbitrage calibrate log.parquet --alpha 0.05 -o certificate.json
+    arbitrage calibrate log.parquet -o certificate.json          alpha from arbitrage.toml
+    arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95    of this one certificate
+    arbitrage calibrate cascade.parquet --path --alpha 0.05           of a cascade of several models
+    arbitrage calibrate log.parquet --alpha 0.05 --score auto         a score learned from these rows
+    arbitrage calibrate 's3://lake/scores/*.parquet' --alpha 0.05     a log in parts, of any size
+    """
+    options.refuse_same(log, output)
+    secret = options.project_secret(config, Path(), Path(output or log).parent)
+    alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
+    del further["fixed_before"]  # `_finish` reads it
+    learned = options.learned_options(further)
+    loss, boundary = options.loss_and_boundary(loss, boundary, learned["score"])
+    if options.take_options(further, "seed"):
+        path_scores, path_certificate = _calibrate_cascade(alpha, loss, secret)
+        path_certificate = _finish(path_certificate, path_scores, secret)
+        return _show_certificate(path_certificate, None, alpha, output, as_json=as_json)
+    scores = options.open_log(log, primary_column, guardian_column, outcomes, further["engine"], binarized=binarize)
+    place = options.place_of(scores, further.pop("engine"), further.pop("jobs"))
+    drawing = _drawing(loss, boundary, learned["score"], None if zero_one or binarize else confidence)
+    certificate = calibrate(
+        scores,
+        alpha,
+        guardian_sees=guardian_sees,
+        boundary=boundary,
+        loss=loss,
+        confidence=confidence,
+        zero_one=zero_one,
+        key=_key(secret, drawing) if drawing else None,
+        engine=place,
+        progress=tell_pass,
+        **learned,
+        **further,
+    )
+    _warn_of_rows(scores, config, clustered=further["cluster"] is not None)
+    certificate = _finish(certificate, scores, secret)
+    _show_certificate(certificate, _use(certificate, scores, place), alpha, output, as_json=as_json)
+
+
+def _calibrate_cascade(alpha: str, loss: Any, secret: ProjectSecret | None) -> tuple[CascadeLog, PathCertificate]:
+    """Calibrate a cascade as the command line says."""
+    given = click.get_current_context().params
+    scores = options.read_cascade(given["log"], given["guardian_column"], given["models"])
     certificate = calibrate_cascade(
         scores,
         alpha,
-        key=path_key(secret),
+        key=_key(secret, "--path"),
         loss=loss,
-        chain=options.named(parameters["chain"]),
-        tuning_share=parameters["tuning_share"],
-        seed=parameters["seed"],
-        missing_guardian=parameters["missing_guardian"],
+        chain=options.named(given["chain"]),
+        tuning_share=given["tuning_share"],
+        seed=given["seed"],
+        missing_guardian=given["missing_guardian"],
     )
-    looks = options.describe_looks(
-        scores, parameters["log"], parameters["config"], fixed_before=parameters["fixed_before"]
-    )
+    return scores, certificate
+
+
+def _finish(certificate: options.Certified, scores: options.AnyLog, secret: ProjectSecret | None) -> options.Certified:
+    """Say in a certificate that its rows were looked at before, sign it and save it, as far as there is reason to.
+
+    What comes out is shown, so it is noted as a look: another alpha for the same rows would be chosen by it.
+    """
+    given = click.get_current_context().params
+    log, config, output = given["log"], given["config"], given["output"]
+    terms = calibration_terms(certificate) if isinstance(certificate, Certificate) else None
+    looks = options.describe_looks(scores, log, config, fixed_before=given["fixed_before"], terms=terms)
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate if secret is None else certificate.sign(secret)
-    if parameters["output"] is not None:
-        certificate.save(parameters["output"])
-    _show_path_certificate(certificate, parameters["output"], as_json=parameters["as_json"])
+    if output is not None:
+        certificate.save(output)
+    if isinstance(scores, ScoreLog):
+        options.remember_look(scores, log, "calibrate", config=config, terms=terms)
+    return certificate
 
 
-def path_key(secret: ProjectSecret | None) -> bytes:
-    """Return the key behind the draws.
+def _drawing(loss: str | None, boundary: str, score: str, confidence: str | None) -> str | None:
+    """Return the option that takes draws, as a user knows it; None if none does."""
+    if score != "margin":
+        return f"--score {score}"
+    if boundary == "random":
+        return "--boundary random" if loss is None else "--loss net"
+    return None if confidence is None else "--confidence"
 
-    Raises:
-        ConfigError: there is no secret.
-    """
+
+def _key(secret: ProjectSecret | None, drawing: str) -> bytes:
+    """Return the key behind the draws."""
     if secret is None:
+        cheaper = "; if every loss is 0 or the bound, --zero-one needs none" if drawing == "--confidence" else ""
         raise ConfigError(
-            "--path draws with the project's secret, and there is none here: run `arbitrage init`, which writes one, or set "
-            "ARBITRAGE_SECRET to a long random text"
+            f"{drawing} draws with the project's secret, and there is none here: run `arbitrage init`, which writes one, or "
+            f"set ARBITRAGE_SECRET to a long random text{cheaper}"
         )
     return secret.boundary_key
 
 
-def _show_path_certificate(certificate: PathCertificate, output: str | None, *, as_json: bool) -> None:
-    """Print a certificate of a cascade."""
+def _warn_of_rows(scores: options.PairLog, config: str | None, *, clustered: bool) -> None:
+    """Say if rows repeat each other, or their grades were made by a grader that has changed since, or by several."""
+    if isinstance(scores, SparkTable):
+        return
+    for problem in () if clustered or not isinstance(scores, ScoreLog) else repeats(scores).problems():
+        warn(problem)
+    _warn_of_grader(scores, config)
+
+
+def _warn_of_grader(scores: ScoreLog | ScoreParts, config: str | None) -> None:
+    if "grader" not in (scores.identities or {}):
+        return
+    with suppress(ConfigError):  # without a configuration there is nothing to compare with
+        changed = grader_change(read_config(config or FILE), scores.identities)
+        if changed is not None:
+            warn(f"{changed}: the guarantee is about the grades in this log")
+
+
+def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) -> tuple[str, Any]:
+    """Return alpha and guardian_sees as given on the command line, otherwise as configured in arbitrage.toml."""
+    source = click.get_current_context().get_parameter_source("guardian_sees")
+    explicit = source is not click.core.ParameterSource.DEFAULT
+    absent = config is None and not Path(FILE).exists()
+    if alpha is not None and (absent or (explicit and config is None)):
+        return alpha, guardian_sees
+    configuration = options.read_configured(config)
+    return alpha or repr(configuration.alpha), guardian_sees if explicit else configuration.guardian_sees
+
+
+def _show_certificate(
+    certificate: options.AnyCertificate, use: dict[str, Any] | None, alpha: str, output: str | None, *, as_json: bool
+) -> None:
     if certificate.status == "always_defer":
         warn(
-            f"{certificate.n} rows cannot certify alpha {certificate.alpha:g}, so every query is deferred; at least "
-            f"{rows_needed(certificate.alpha, 1)} rows are needed besides those that the chain is tuned on"
+            f"{certificate.n} rows cannot certify alpha {alpha}, so every query is deferred; at least "
+            f"{_rows_needed(certificate)}"
         )
     if as_json:
-        print_json(certificate.to_dict())
+        print_json(certificate.to_dict() | ({} if use is None else {ON_THIS_LOG: use}))
         return
-    print_facts(certificate.facts())
+    print_facts([*_facts(certificate), *([] if use is None else [_describe_use(**use)])])
     click.echo(f"\n{wrapped(certificate.summary)}\n")
     if output is None:
         click.echo(wrapped(certificate.guarantee))
         return
-    click.echo(f"Written: {output}, with the whole guarantee and its conditions.")
+    learned = isinstance(certificate, Certificate) and certificate.fit is not None
+    beside = f" (its arrays: {sidecar_path(output)})" if learned else ""
+    click.echo(f"Written: {output}, with the whole guarantee and its conditions{beside}.")
     if not certificate.signed:
-        click.echo("It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one.")
+        click.echo(_UNSIGNED)
 
 
-def verify_path_certificate(certificate: PathCertificate, source: str, log: str) -> Verification:
-    """Recompute a certificate of a cascade from its log; exit 1 if it cannot have been made from it."""
+def _facts(certificate: options.AnyCertificate) -> list[tuple[str, str]]:
+    if isinstance(certificate, PathCertificate):
+        return certificate.facts()
+    return [*certificate.facts(), ("many decisions", luck_words(certificate))]
+
+
+def _rows_needed(certificate: options.AnyCertificate) -> str:
+    alpha = certificate.alpha
+    if isinstance(certificate, PathCertificate):
+        return f"{rows_needed(alpha, 1)} rows are needed besides those that the chain is tuned on"
+    if certificate.confidence is None:
+        rows = rows_needed(alpha, certificate.loss_bound) * (certificate.max_cluster_size or 1)
+    else:
+        dial = certificate.dial is not None
+        rows = sure_rows_needed(alpha, certificate.loss_bound, confidence=certificate.confidence, dial=dial)
+    return f"{rows} rows are needed"
+
+
+def _use(certificate: Certificate, scores: options.PairLog, engine: Engine | None) -> dict[str, Any]:
+    """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost."""
+    cost = guardian = None
+    if certificate.learned is not None:  # each row decided by the others, not also by its own loss
+        deferred = certificate.learned.deferred
+    elif isinstance(scores, ScoreLog):
+        decisions, costs = certificate.apply(scores), costs_of(scores)
+        deferred = float(decisions.deferred.mean())
+        if costs is not None:
+            cost = routed_cost_per_1000(costs, decisions, certificate.guardian_sees)
+            guardian = costs.per_1000["guardian"]
+    else:  # costs are not added up over parts
+        counts = _decide_parts(certificate, scores, as_engine(engine), None)
+        deferred = counts.deferred / counts.rows
+    return {"deferred": deferred, "cost_per_1000": cost, "guardian_cost_per_1000": guardian}
+
+
+def _describe_use(
+    *, deferred: float, cost_per_1000: float | None, guardian_cost_per_1000: float | None
+) -> tuple[str, str]:
+    use = f"in {100 * deferred:.1f} % of the queries on this log"
+    if cost_per_1000 is not None:
+        use += f", ${cost_per_1000:.4g} per 1000 queries (the Guardian alone: ${guardian_cost_per_1000:.4g})"
+    return "Guardian is asked", use
+
+
+# --- verify and apply ---
+
+
+@click.command("verify")
+@click.argument("certificate")
+@click.argument("log")
+@options.columns
+@options.engine_options
+@options.as_json
+def verify_command(
+    certificate: str,
+    log: str,
+    *,
+    engine: str | None,
+    jobs: int | None,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Recompute a certificate from its log, to the bit; exit 1 if anything differs.
+
+    \b
+    arbitrage verify certificate.json log.parquet
+    """
+    loaded = options.load_certificate(certificate)
+    if isinstance(loaded, PathCertificate):
+        recompute = partial(_verify_cascade, loaded, log)
+    else:
+        columns = options.columns_of(loaded, primary_column, guardian_column)
+        scores = options.open_log(log, *columns, outcomes, engine, digest=loaded.log_sha256)
+        recompute = partial(verify, loaded, scores, engine=options.place_of(scores, engine, jobs), progress=tell_pass)
     try:
-        return verify_cascade(
-            certificate, CascadeLog.read(log, guardian=certificate.guardian, models=certificate.models)
-        )
+        verification = recompute()
     except ScoreLogError as error:
-        click.echo(f"arbitrage: {source} cannot have been made from {log}: {error}", err=True)
+        click.echo(f"arbitrage: {certificate} cannot have been made from {log}: {error}", err=True)
         raise SystemExit(1) from error
+    _show_verification(verification, certificate, log, as_json=as_json)
+    if set(verification.differences) == {"log_sha256"} and not as_json and isinstance(loaded, Certificate):
+        click.echo("arbitrage: other files, same figures: were they rewritten, as by a compaction?", err=True)
+    if not verification.ok:
+        raise SystemExit(1)
 
 
-def apply_path_certificate(certificate: PathCertificate, log: str, output: str | None, *, as_json: bool) -> None:
+def _verify_cascade(certificate: PathCertificate, log: str) -> Verification:
+    return verify_cascade(certificate, CascadeLog.read(log, guardian=certificate.guardian, models=certificate.models))
+
+
+def _show_verification(verification: Verification, certificate: str, log: str, *, as_json: bool) -> None:
+    differences = verification.differences
+    if as_json:
+        documents = {name: {"certificate": a, "recomputed": b} for name, (a, b) in differences.items()}
+        print_json({"ok": verification.ok, "differences": documents})
+    elif verification.ok:
+        click.echo(f"{certificate} holds: recomputed from {log}, nothing differs.")
+    for name, (stored, recomputed) in differences.items():
+        text = f"{stored!r} in {certificate}, {recomputed!r} recomputed" if name != "guarantee" else "the wording"
+        click.echo(f"arbitrage: {name} differs: {text}", err=True)
+
+
+@click.command("apply")
+@click.argument("certificate")
+@click.argument("log")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Write every decision to this file: Parquet if its name ends in .parquet, else JSON Lines. For a log in parts, "
+    "write to this folder.",
+)
+@options.columns
+@options.engine_options
+@options.as_json
+def apply_command(
+    certificate: str,
+    log: str,
+    *,
+    engine: str | None,
+    jobs: int | None,
+    output: str | None,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Decide every row of a log with a certificate; the log may lack the Guardian's column.
+
+    \b
+    arbitrage apply certificate.json log.parquet -o decisions.jsonl
+    """
+    options.refuse_same(log, output)
+    options.refuse_same(certificate, output)
+    loaded = options.load_certificate(certificate)
+    if isinstance(loaded, PathCertificate):
+        return _apply_cascade(loaded, log, output, as_json=as_json)
+    columns = options.columns_of(loaded, primary_column, guardian_column)
+    into_file = output is not None and Path(output).suffix in (".jsonl", ".parquet")
+    scores = options.read_scores(log, *columns, outcomes, guardian_optional=guardian_column is None, whole=into_file)
+    if _identities_differ(loaded, scores):
+        warn("the log was not made by the models this certificate was made with, so the guarantee may not hold for it")
+    counts = _decide(loaded, scores, options.place_of(scores, engine, jobs), output)
+    if counts.outside:
+        warn(f"rows without a guarantee: {counts.outside}; in the first, {counts.reason}")
+    summary = {
+        "rows": counts.rows,
+        "deferred": counts.deferred,
+        "candidates": counts.candidates / counts.rows,
+        "undecided": counts.undecided,
+    }
+    if as_json:
+        print_json(summary)
+        return
+    share = 100 * summary["deferred"] / summary["rows"]
+    click.echo(f"{summary['rows']} rows: {summary['deferred']} go to the Guardian ({share:.1f} %).")
+    if summary["undecided"]:
+        click.echo(f"{summary['undecided']} of them have no Guardian score yet: ask it about the candidates listed.")
+    if output is not None:
+        click.echo(f"Written: {output}")
+
+
+def _apply_cascade(certificate: PathCertificate, log: str, output: str | None, *, as_json: bool) -> None:
     """Decide every row of a log with a cascade, and show who answers how often."""
     scores = CascadeLog.read(log, guardian=certificate.guardian, models=certificate.chain.models)
     decisions = certificate.apply(scores)
@@ -121,8 +411,7 @@ def apply_path_certificate(certificate: PathCertificate, log: str, output: str |
     answered: list[str] = [names[place] for place in decisions.answered_by.tolist()]
     if output is not None:
         rows = zip(scores.id.tolist(), answered, decisions.cost.tolist(), strict=True)
-        lines = [json.dumps({"id": id, "answered_by": who, "cost": cost}, ensure_ascii=False) for id, who, cost in rows]
-        write_text(output, "".join(f"{line}\n" for line in lines))
+        _write_lines(output, ({"id": id, "answered_by": name, "cost": cost} for id, name, cost in rows))
     counts = {name: answered.count(name) for name in names}
     if as_json:
         print_json({"rows": len(scores), "answered_by": counts, "cost": float(decisions.cost.mean())})
@@ -133,25 +422,7 @@ def apply_path_certificate(certificate: PathCertificate, log: str, output: str |
         click.echo(f"Written: {output}")
 
 
-# --- Commands on a log in parts ---
-
-
-def tell_pass(line: str) -> None:
-    """Print what was done to stderr."""
-    click.echo(f"arbitrage: {line}", err=True)
-
-
-def use_of_parts(certificate: Certificate, log: ScoreParts | SparkTable, engine: Engine | None) -> dict[str, Any]:
-    """Return how often the Guardian is asked on a log in parts; costs are not added up."""
-    if certificate.learned is not None:
-        deferred = certificate.learned.deferred
-    else:
-        counts = _decided(certificate, log, as_engine(engine), None)
-        deferred = counts.deferred / counts.rows
-    return {"deferred": deferred, "cost_per_1000": None, "guardian_cost_per_1000": None}
-
-
-def decide_scores(
+def _decide(
     certificate: Certificate, scores: ScoreLog | ScoreParts, engine: Engine | None, output: str | None
 ) -> DecisionCounts:
     """Decide every row of a log: one in parts into a folder, one in memory into a file, if one is named."""
@@ -161,7 +432,7 @@ def decide_scores(
         return count_decisions(certificate, decisions)
     if output is not None and Path(output).is_file():
         raise click.UsageError(f"{output} is a file; a log in parts is decided into a folder, one file per part")
-    return _decided(certificate, scores, as_engine(engine), output)
+    return _decide_parts(certificate, scores, as_engine(engine), output)
 
 
 def _write_decisions(decisions: Decisions, output: str | None) -> None:
@@ -169,111 +440,110 @@ def _write_decisions(decisions: Decisions, output: str | None) -> None:
     if output is not None and output.endswith(".parquet"):
         write_table(output, decisions_table(decisions))
     elif output is not None:
-        write_text(output, "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in decisions.to_dicts()))
+        _write_lines(output, decisions.to_dicts())
 
 
-def _decided(
+def _write_lines(output: str, rows: Iterable[dict[str, Any]]) -> None:
+    write_text(output, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _decide_parts(
     certificate: Certificate, log: ScoreParts | SparkTable, engine: Engine, folder: str | None
 ) -> DecisionCounts:
-
     counts = decide_parts(certificate, log, engine, folder)
     tell_pass(f"decided: {counts.rows:,} rows")
     return counts
 
 
-# --- The command plan ---
+def _identities_differ(certificate: Certificate, scores: ScoreLog | ScoreParts) -> bool:
+    """Tell whether a log names other models than a bound certificate; an absent Guardian is not compared."""
+    if not isinstance(certificate.identities, dict):
+        return False
+    roles = ("primary",) if options.lacks_guardian(scores) else ("primary", "guardian")
+    known = scores.identities or {}
+    pairs = zip(roles, scores.columns, strict=False)
+    return any(known.get(column) != certificate.identities.get(role) for role, column in pairs)
 
 
-@click.command("plan")
-@click.option("--alpha", metavar="A", help="The risk budget.  [default: as configured]")
-@click.option("--config", metavar="FILE", help="Source of alpha if not given.  [default: arbitrage.toml]")
-@click.option("--loss-bound", default="1", show_default=True, metavar="B", help="Largest possible loss.")
-@click.option("--rows", multiple=True, type=int, metavar="N", help="Report on this number of rows; may be repeated.")
-@click.option("--audit-rate", type=float, metavar="Q", help="Report on audits: the share of decisions to audit.")
-@click.option("--decisions-per-day", type=float, metavar="N", help="The traffic; with --audit-rate.")
-@click.option(
-    "--primary-share", type=float, default=1.0, show_default=True, metavar="P",
-    help="Share of decisions that the Primary makes; audits of the others call nobody.",
-)  # fmt: skip
-@click.option("--guardian-cost", type=float, metavar="$", help="Dollars per query of the Guardian.")
-@options.as_json
-def plan_command(
-    *,
-    alpha: str | None,
-    config: str | None,
-    loss_bound: str,
-    rows: tuple[int, ...],
-    audit_rate: float | None,
-    decisions_per_day: float | None,
-    primary_share: float,
-    guardian_cost: float | None,
-    as_json: bool,
-) -> None:
-    """Show how many rows a budget needs, and how soon audits would see it broken.
+def tell_pass(line: str) -> None:
+    """Print what was done to stderr."""
+    click.echo(f"arbitrage: {line}", err=True)
+
+
+# --- certificate show and choose ---
+
+
+@click.group("certificate", cls=options.WrappingGroup)
+def certificate_command() -> None:
+    """Show an existing certificate, or change it within what it promises.
 
     \b
-    arbitrage plan --alpha 0.02 --loss-bound 3
-    arbitrage plan --alpha 0.05 --audit-rate 0.05 --decisions-per-day 10000
+    arbitrage certificate show certificate.json
+    arbitrage certificate choose certificate.json --alpha 0.03
     """
-    alpha = alpha or repr(options.read_configured(config).alpha)
-    sizes, audits = plan(alpha, loss_bound=loss_bound, rows=rows), None
-    if (audit_rate is None) != (decisions_per_day is None):
-        raise click.UsageError("--audit-rate and --decisions-per-day belong together; give both or neither")
-    if audit_rate is not None and decisions_per_day is not None:
-        audits = plan_audits(
-            alpha,
-            loss_bound=loss_bound,
-            audit_rate=audit_rate,
-            decisions_per_day=decisions_per_day,
-            primary_share=primary_share,
-            guardian_cost=guardian_cost,
-        )
+
+
+@certificate_command.command("show")
+@click.argument("certificate")
+@click.option(
+    "--with-arrays", is_flag=True, help="With --json: put the arrays of a learned score in, as a gateway takes them."
+)
+@options.as_json
+def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
+    """Show what a certificate holds and promises; the arrays of a learned score are checked by their digest.
+
+    \b
+    arbitrage certificate show certificate.json
+    """
+    loaded = options.load_certificate(certificate)
     if as_json:
-        print_json(asdict(sizes) | ({} if audits is None else {"audits": asdict(audits)}))
+        cascade = isinstance(loaded, PathCertificate)
+        print_json(loaded.to_dict() if cascade else loaded.to_dict(with_arrays=with_arrays))
         return
-    _show_rows(sizes)
-    if audits is not None:
-        _show_audits(audits)
+    print_facts(_facts(loaded))
+    click.echo(f"\n{wrapped(loaded.summary)}\n\n{wrapped(loaded.guarantee)}")
 
 
-def _show_rows(sizes: Plan) -> None:
-    click.echo(f"At least {sizes.fewest_rows} rows: with fewer, every query is deferred.")
-    click.echo(f"About {sizes.suggested_rows} rows: then the finite sample costs a tenth of the budget.")
-    spendable = ["all deferred" if r.spendable is None else f"{r.spendable:.5f}" for r in sizes.rows]
-    lines = [[f"{r.n}", text, f"± {r.spread:.5f}"] for r, text in zip(sizes.rows, spendable, strict=True)]
-    print_table(["rows", "mean loss on the log, at most", "long-run loss: alpha ± one standard deviation"], lines)
+@certificate_command.command("choose")
+@click.argument("certificate")
+@click.option(
+    "--alpha", required=True, type=float, metavar="A", help="The risk budget; between stops the lower one is taken."
+)
+@click.option("-o", "--output", metavar="FILE", help="Write the certificate to this file.  [default: in place]")
+@options.as_json
+def choose_command(certificate: str, *, alpha: float, output: str | None, as_json: bool) -> None:
+    """Set a dial to another budget, after looking at whatever you like.
+
+    \b
+    arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95 --dial -o certificate.json
+    arbitrage certificate choose certificate.json --alpha 0.03
+    """
+    loaded = options.load_pair_certificate(certificate)
+    secret = options.project_secret(None, Path(certificate).parent, Path())
+    if loaded.signed and secret is None:
+        raise ConfigError(
+            f"{certificate} is signed, and the project's secret that would sign the choice is not here; run this where "
+            "ARBITRAGE_SECRET or arbitrage.secret is"
+        )
+    chosen = loaded.choose(alpha)
+    chosen = chosen.sign(secret) if loaded.signed and secret is not None else chosen
+    chosen.save(output or certificate)
+    if chosen.alpha != alpha:
+        stops = ", ".join(f"{stop.alpha:g}" for stop in loaded.dial or ())
+        click.echo(f"arbitrage: {alpha:g} is not a stop of this dial ({stops}); set to {chosen.alpha:g}", err=True)
+    if as_json:
+        print_json(chosen.to_dict())
+        return
+    print_facts(chosen.facts())
+    click.echo(f"\n{wrapped(chosen.summary)}\n\nWritten: {output or certificate}")
 
 
-def _show_audits(audits: AuditPlan) -> None:
-    money = "" if audits.cost_per_day is None else f", ${audits.cost_per_day:.4g}"
-    calls = f"{audits.guardian_calls_per_day:,.0f} calls of the Guardian{money}"
-    doubled = f"after {audits.fresh_after_days:.2g} days they would show a doubled loss in 9 of 10 cases"
-    click.echo(wrapped(f"{audits.audits_per_day:,.0f} audits a day take up to {calls}; {doubled}."))
-    lines = [
-        [
-            f"{row.ratio:g} x",
-            f"{row.audits:,}",
-            f"{row.decisions:,}",
-            f"{row.days:.2g} to {2 * row.days:.2g}",
-            f"{row.excess:,.0f}",
-        ]
-        for row in audits.delays
-    ]
-    header = ["true loss / line", "audits, median", "decisions", "days, median to 9 of 10", "excess losses"]
-    print_table(header, lines, title="How soon a loss above the line turns the monitor red")
-    line = "The line is alpha with --confidence; without it, it lies above alpha by what bad luck may explain."
-    click.echo(wrapped(f"Red is the monitor's alarm: audits show that the loss is above the line. {line}"))
-
-
-# --- The command recommend ---
-
-
-CERTIFICATE = "certificate.json"
+# --- recommend ---
 
 
 @click.command("recommend")
 @click.argument("log", required=False)
-@click.option("--alpha", metavar="A", help="The risk budget, a limit on the expected loss.  [default: as configured]")
+@options.alpha
 @click.option(
     "--loss", type=click.Choice(["regret", "net"]), default="regret", show_default=True,
     help="What is promised: regret gives no credit for answers that beat the Guardian's, net does.",
@@ -297,20 +567,15 @@ CERTIFICATE = "certificate.json"
 @click.option("--outcome", "outcomes", multiple=True, metavar="NAME", help="List column that is not a model's scores.")
 @options.sample
 @options.binarize
-@click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1].")
-@click.option(
-    "--missing-guardian", type=click.Choice(["worst_case"]),
-    help="Count rows without a Guardian score as the largest loss.",
-)  # fmt: skip
+@options.loss_bound
+@options.missing_guardian
 @click.option(
     "--text", is_flag=True, help="Also try a score learned from the texts of the queries; needs the extra `text`."
 )
 @options.costs
 @click.option("--from", "plan_file", metavar="FILE", help="Repeat the recommendation of this route plan, and compare.")
 @click.option("--config", metavar="FILE", help="Source of alpha if not given.  [default: arbitrage.toml]")
-@click.option(
-    "--fixed-before", is_flag=True, help="State that alpha and loss were fixed before these rows were looked at."
-)
+@options.fixed_before
 @click.option(
     "-o", "--output", metavar="FILE",
     help=f"Write the route plan to this file, and {CERTIFICATE} beside it.  [default: write nothing]",
@@ -406,8 +671,7 @@ def _show(recommendation: Recommendation, plan: RoutePlan, folder: Path, output:
         files = _written(recommendation, output, certificate)
         click.echo(wrapped(f"Written: {files}, with the whole guarantee and its conditions."))
         if not recommendation.certificate.signed:
-            unsigned = "It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one."
-            click.echo(wrapped(unsigned))
+            click.echo(wrapped(_UNSIGNED))
     click.echo("\n".join(["By hand:", *map(_wrapped_command, commands)]))
 
 
@@ -432,421 +696,85 @@ def _left_out(recommendation: Recommendation) -> list[str]:
     return [f"Left out: {name}, since {reason}." for name, reason in recommendation.left_out.items()]
 
 
-# --- The commands about certificates ---
+# --- plan ---
 
 
-@click.command("calibrate")
-@click.argument("log")
-@click.option("--alpha", metavar="A", help="The risk budget, a limit on the expected loss.  [default: as configured]")
-@options.rule
+@click.command("plan")
+@click.option("--alpha", metavar="A", help="The risk budget.  [default: as configured]")
+@click.option("--config", metavar="FILE", help="Source of alpha if not given.  [default: arbitrage.toml]")
+@click.option("--loss-bound", default="1", show_default=True, metavar="B", help="Largest possible loss.")
+@click.option("--rows", multiple=True, type=int, metavar="N", help="Report on this number of rows; may be repeated.")
+@click.option("--audit-rate", type=float, metavar="Q", help="Report on audits: the share of decisions to audit.")
+@click.option("--decisions-per-day", type=float, metavar="N", help="The traffic; with --audit-rate.")
 @click.option(
-    "--config", metavar="FILE", help="Source of alpha and guardian_sees if not given.  [default: arbitrage.toml]"
-)
-@options.cluster
-@options.sure
-@options.path_options
-@click.option("--margins", is_flag=True, help="Keep the quantiles of the margins, which a policy with a guard needs.")
-@click.option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    metavar="K",
-    help="With --path: seed for drawing the tuning rows.",
-)
-@options.learned
-@click.option(
-    "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
-)
-@options.columns
-@options.engine_options
-@click.option("-o", "--output", metavar="FILE", help="Write the certificate to this file.  [default: do not write it]")
+    "--primary-share", type=float, default=1.0, show_default=True, metavar="P",
+    help="Share of decisions that the Primary makes; audits of the others call nobody.",
+)  # fmt: skip
+@options.guardian_cost
 @options.as_json
-def calibrate_command(
-    log: str,
+def plan_command(
     *,
     alpha: str | None,
     config: str | None,
-    guardian_sees: Any,
-    boundary: Any,
-    loss: Any,
-    binarize: bool,
-    confidence: str | None,
-    zero_one: bool,
-    fixed_before: bool,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
-    output: str | None,
-    as_json: bool,
-    **further: Any,
-) -> None:
-    """Find the threshold that keeps a risk budget, and certify it.
-
-    \b
-    arbitrage calibrate log.parquet --alpha 0.05 -o certificate.json
-    arbitrage calibrate log.parquet -o certificate.json          alpha from arbitrage.toml
-    arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95    of this one certificate
-    arbitrage calibrate cascade.parquet --path --alpha 0.05           of a cascade of several models
-    arbitrage calibrate log.parquet --alpha 0.05 --score auto         a score learned from these rows
-    arbitrage calibrate 's3://lake/scores/*.parquet' --alpha 0.05     a log in parts, of any size
-    """
-    options.refuse_same(log, output)
-    secret = options.project_secret(config, Path(), Path(output or log).parent)
-    alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
-    learned = options.learned_options(further)
-    loss, boundary = options.loss_and_boundary(loss, boundary, learned["score"])
-    if options.take_options(further, "seed"):
-        return calibrate_path_command(alpha, loss, secret)
-    scores = options.find_scores(log, primary_column, guardian_column, outcomes, further["engine"], binarized=binarize)
-    place = options.place_of(scores, further.pop("engine"), further.pop("jobs"))
-    drawing = _drawing(loss, boundary, learned["score"], None if zero_one or binarize else confidence)
-    certificate = calibrate(
-        scores,
-        alpha,
-        guardian_sees=guardian_sees,
-        boundary=boundary,
-        loss=loss,
-        confidence=confidence,
-        zero_one=zero_one,
-        key=_key(secret, drawing) if drawing else None,
-        engine=place,
-        progress=tell_pass,
-        **learned,
-        **further,
-    )
-    _warn_of_rows(scores, config, clustered=further["cluster"] is not None)
-    certificate = _finished(certificate, scores, log, config, secret, output, fixed_before=fixed_before)
-    _show_certificate(certificate, _use(certificate, scores, place), alpha, output, as_json=as_json)
-
-
-def _finished(
-    certificate: Certificate,
-    scores: options.AnyLog,
-    log: str,
-    config: str | None,
-    secret: ProjectSecret | None,
-    output: str | None,
-    *,
-    fixed_before: bool,
-) -> Certificate:
-    """Say in a certificate that its rows were looked at before, sign it and save it, as far as there is reason to.
-
-    What comes out is shown, so it is noted as a look: another alpha for the same rows would be chosen by it.
-    """
-    terms = calibration_terms(certificate)
-    looks = options.describe_looks(scores, log, config, fixed_before=fixed_before, terms=terms)
-    certificate = certificate if looks is None else certificate.with_looks(looks)
-    certificate = certificate if secret is None else certificate.sign(secret)
-    if output is not None:
-        certificate.save(output)
-    if isinstance(scores, ScoreLog):
-        options.remember_look(scores, log, "calibrate", config=config, terms=terms)
-    return certificate
-
-
-def _drawing(loss: str | None, boundary: str, score: str, confidence: str | None) -> str | None:
-    """Return the option that takes draws, as a user knows it; None if none does."""
-    if score != "margin":
-        return f"--score {score}"
-    if boundary == "random":
-        return "--boundary random" if loss is None else "--loss net"
-    return None if confidence is None else "--confidence"
-
-
-def _key(secret: ProjectSecret | None, drawing: str) -> bytes:
-    """Return the key behind the draws."""
-    if secret is None:
-        cheaper = "; if every loss is 0 or the bound, --zero-one needs none" if drawing == "--confidence" else ""
-        raise ConfigError(
-            f"{drawing} draws with the project's secret, and there is none here: run `arbitrage init`, which writes one, or "
-            f"set ARBITRAGE_SECRET to a long random text{cheaper}"
-        )
-    return secret.boundary_key
-
-
-def _warn_of_rows(scores: options.AnyLog, config: str | None, *, clustered: bool) -> None:
-    """Say if rows repeat each other, or their grades were made by a grader that has changed since, or by several."""
-    if isinstance(scores, SparkTable):
-        return
-    for problem in () if clustered or not isinstance(scores, ScoreLog) else repeats(scores).problems():
-        warn(problem)
-    _warn_of_grader(scores, config)
-
-
-def _warn_of_grader(scores: ScoreLog | ScoreParts, config: str | None) -> None:
-
-    if "grader" not in (scores.identities or {}):
-        return
-    with suppress(ConfigError):  # without a configuration there is nothing to compare with
-        changed = grader_change(read_config(config or FILE), scores.identities)
-        if changed is not None:
-            warn(f"{changed}: the guarantee is about the grades in this log")
-
-
-def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) -> tuple[str, Any]:
-    """Return alpha and guardian_sees as given on the command line, otherwise as configured in arbitrage.toml."""
-    source = click.get_current_context().get_parameter_source("guardian_sees")
-    explicit = source is not click.core.ParameterSource.DEFAULT
-    absent = config is None and not Path(FILE).exists()
-    if alpha is not None and (absent or (explicit and config is None)):
-        return alpha, guardian_sees
-    configuration = options.read_configured(config)
-    return alpha or repr(configuration.alpha), guardian_sees if explicit else configuration.guardian_sees
-
-
-def _show_certificate(
-    certificate: Certificate, use: dict[str, Any], alpha: str, output: str | None, *, as_json: bool
-) -> None:
-
-    if certificate.status == "always_defer":
-        needed = _rows_needed(certificate)
-        warn(
-            f"{certificate.n} rows cannot certify alpha {alpha}, so every query is deferred; at least {needed} rows are "
-            "needed"
-        )
-    if as_json:
-        print_json({**certificate.to_dict(), ON_THIS_LOG: use})
-        return
-    luck = ("many decisions", luck_words(certificate))
-    print_facts([*certificate.facts(), luck, _describe_use(**use)])
-    click.echo(f"\n{wrapped(certificate.summary)}\n")
-    if output is not None:
-        beside = "" if certificate.fit is None else f" (its arrays: {sidecar_path(output)})"
-        click.echo(f"Written: {output}, with the whole guarantee and its conditions{beside}.")
-        if not certificate.signed:
-            click.echo(
-                "It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one."
-            )
-    else:
-        click.echo(wrapped(certificate.guarantee))
-
-
-def _rows_needed(certificate: Certificate) -> int:
-
-    alpha, bound = certificate.alpha, certificate.loss_bound
-    if certificate.confidence is None:
-        return rows_needed(alpha, bound) * (certificate.max_cluster_size or 1)
-    return sure_rows_needed(alpha, bound, confidence=certificate.confidence, dial=certificate.dial is not None)
-
-
-def _use(certificate: Certificate, scores: options.AnyLog, engine: Engine | None) -> dict[str, Any]:
-    """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost."""
-    if not isinstance(scores, ScoreLog):
-        return use_of_parts(certificate, scores, engine)
-    if certificate.learned is not None:  # each row decided by the others, not also by its own loss
-        return {"deferred": certificate.learned.deferred, "cost_per_1000": None, "guardian_cost_per_1000": None}
-    decisions, costs = certificate.apply(scores), costs_of(scores)
-    cost = None if costs is None else routed_cost_per_1000(costs, decisions, certificate.guardian_sees)
-    guardian = None if costs is None else costs.per_1000["guardian"]
-    deferred = float(decisions.deferred.mean())
-    return {"deferred": deferred, "cost_per_1000": cost, "guardian_cost_per_1000": guardian}
-
-
-def _describe_use(
-    *, deferred: float, cost_per_1000: float | None, guardian_cost_per_1000: float | None
-) -> tuple[str, str]:
-    use = f"in {100 * deferred:.1f} % of the queries on this log"
-    if cost_per_1000 is not None:
-        use += f", ${cost_per_1000:.4g} per 1000 queries (the Guardian alone: ${guardian_cost_per_1000:.4g})"
-    return "Guardian is asked", use
-
-
-@click.command("verify")
-@click.argument("certificate")
-@click.argument("log")
-@options.columns
-@options.engine_options
-@options.as_json
-def verify_command(
-    certificate: str,
-    log: str,
-    *,
-    engine: str | None,
-    jobs: int | None,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
+    loss_bound: str,
+    rows: tuple[int, ...],
+    audit_rate: float | None,
+    decisions_per_day: float | None,
+    primary_share: float,
+    guardian_cost: float | None,
     as_json: bool,
 ) -> None:
-    """Recompute a certificate from its log, to the bit; exit 1 if anything differs.
+    """Show how many rows a budget needs, and how soon audits would see it broken.
 
     \b
-    arbitrage verify certificate.json log.parquet
+    arbitrage plan --alpha 0.02 --loss-bound 3
+    arbitrage plan --alpha 0.05 --audit-rate 0.05 --decisions-per-day 10000
     """
-    cascade = options.load_path_certificate(certificate)
-    if cascade is not None:
-        verification = verify_path_certificate(cascade, certificate, log)
-        _show_verification(verification, certificate, log, as_json=as_json)
-        raise SystemExit(0 if verification.ok else 1)
-    loaded = options.load_certificate(certificate)
-    columns = options.columns_of(loaded, primary_column, guardian_column)
-    scores = options.find_scores(log, *columns, outcomes, engine, digest=loaded.log_sha256)
-    try:
-        verification = verify(loaded, scores, engine=options.place_of(scores, engine, jobs), progress=tell_pass)
-    except ScoreLogError as error:
-        click.echo(f"arbitrage: {certificate} cannot have been made from {log}: {error}", err=True)
-        raise SystemExit(1) from error
-    _show_verification(verification, certificate, log, as_json=as_json)
-    if set(verification.differences) == {"log_sha256"} and not as_json:
-        click.echo("arbitrage: other files, same figures: were they rewritten, as by a compaction?", err=True)
-    if not verification.ok:
-        raise SystemExit(1)
-
-
-def _show_verification(verification: Verification, certificate: str, log: str, *, as_json: bool) -> None:
-    differences = verification.differences
-    if as_json:
-        documents = {name: {"certificate": a, "recomputed": b} for name, (a, b) in differences.items()}
-        print_json({"ok": verification.ok, "differences": documents})
-    elif verification.ok:
-        click.echo(f"{certificate} holds: recomputed from {log}, nothing differs.")
-    for name, (stored, recomputed) in differences.items():
-        text = f"{stored!r} in {certificate}, {recomputed!r} recomputed" if name != "guarantee" else "the wording"
-        click.echo(f"arbitrage: {name} differs: {text}", err=True)
-
-
-@click.command("apply")
-@click.argument("certificate")
-@click.argument("log")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Write every decision to this file: Parquet if its name ends in .parquet, else JSON Lines. For a log in parts, "
-    "write to this folder.",
-)
-@options.columns
-@options.engine_options
-@options.as_json
-def apply_command(
-    certificate: str,
-    log: str,
-    *,
-    engine: str | None,
-    jobs: int | None,
-    output: str | None,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Decide every row of a log with a certificate; the log may lack the Guardian's column.
-
-    \b
-    arbitrage apply certificate.json log.parquet -o decisions.jsonl
-    """
-    options.refuse_same(log, output)
-    options.refuse_same(certificate, output)
-    cascade = options.load_path_certificate(certificate)
-    if cascade is not None:
-        apply_path_certificate(cascade, log, output, as_json=as_json)
-        return
-    loaded = options.load_certificate(certificate)
-    columns = options.columns_of(loaded, primary_column, guardian_column)
-    into_file = output is not None and Path(output).suffix in (".jsonl", ".parquet")
-    scores = options.read_scores(log, *columns, outcomes, guardian_optional=guardian_column is None, whole=into_file)
-    if _identities_differ(loaded, scores):
-        warn("the log was not made by the models this certificate was made with, so the guarantee may not hold for it")
-    counts = decide_scores(loaded, scores, options.place_of(scores, engine, jobs), output)
-    if counts.outside:
-        warn(f"rows without a guarantee: {counts.outside}; in the first, {counts.reason}")
-    summary = {
-        "rows": counts.rows,
-        "deferred": counts.deferred,
-        "candidates": counts.candidates / counts.rows,
-        "undecided": counts.undecided,
-    }
-    if as_json:
-        print_json(summary)
-        return
-    share = 100 * summary["deferred"] / summary["rows"]
-    click.echo(f"{summary['rows']} rows: {summary['deferred']} go to the Guardian ({share:.1f} %).")
-    if summary["undecided"]:
-        click.echo(f"{summary['undecided']} of them have no Guardian score yet: ask it about the candidates listed.")
-    if output is not None:
-        click.echo(f"Written: {output}")
-
-
-def _identities_differ(certificate: Certificate, scores: ScoreLog | ScoreParts) -> bool:
-    """Tell whether a log names other models than a bound certificate; an absent Guardian is not compared."""
-    if not isinstance(certificate.identities, dict):
-        return False
-    roles = ("primary",) if options.lacks_guardian(scores) else ("primary", "guardian")
-    known = scores.identities or {}
-    pairs = zip(roles, scores.columns, strict=False)
-    return any(known.get(column) != certificate.identities.get(role) for role, column in pairs)
-
-
-# --- The commands about an existing certificate ---
-
-
-@click.group("certificate", cls=options.WrappingGroup)
-def certificate_command() -> None:
-    """Show an existing certificate, or change it within what it promises.
-
-    \b
-    arbitrage certificate show certificate.json
-    arbitrage certificate choose certificate.json --alpha 0.03
-    """
-
-
-@certificate_command.command("show")
-@click.argument("certificate")
-@click.option(
-    "--with-arrays", is_flag=True, help="With --json: put the arrays of a learned score in, as a gateway takes them."
-)
-@options.as_json
-def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
-    """Show what a certificate holds and promises; the arrays of a learned score are checked by their digest.
-
-    \b
-    arbitrage certificate show certificate.json
-    """
-    path = options.load_path_certificate(certificate)
-    loaded = path or options.load_certificate(certificate)
-    if as_json:
-        one = (
-            path.to_dict()
-            if path is not None
-            else options.load_certificate(certificate).to_dict(with_arrays=with_arrays)
+    alpha = alpha or repr(options.read_configured(config).alpha)
+    sizes, audits = plan(alpha, loss_bound=loss_bound, rows=rows), None
+    if (audit_rate is None) != (decisions_per_day is None):
+        raise click.UsageError("--audit-rate and --decisions-per-day belong together; give both or neither")
+    if audit_rate is not None and decisions_per_day is not None:
+        audits = plan_audits(
+            alpha,
+            loss_bound=loss_bound,
+            audit_rate=audit_rate,
+            decisions_per_day=decisions_per_day,
+            primary_share=primary_share,
+            guardian_cost=guardian_cost,
         )
-        print_json(one)
-        return
-    luck = [] if path is not None else [("many decisions", luck_words(options.load_certificate(certificate)))]
-    print_facts([*loaded.facts(), *luck])
-    click.echo(f"\n{wrapped(loaded.summary)}\n\n{wrapped(loaded.guarantee)}")
-
-
-@certificate_command.command("choose")
-@click.argument("certificate")
-@click.option(
-    "--alpha", required=True, type=float, metavar="A", help="The risk budget; between stops the lower one is taken."
-)
-@click.option("-o", "--output", metavar="FILE", help="Write the certificate to this file.  [default: in place]")
-@options.as_json
-def choose_command(certificate: str, *, alpha: float, output: str | None, as_json: bool) -> None:
-    """Set a dial to another budget, after looking at whatever you like.
-
-    \b
-    arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95 --dial -o certificate.json
-    arbitrage certificate choose certificate.json --alpha 0.03
-    """
-    loaded = options.load_certificate(certificate)
-    secret = options.project_secret(None, Path(certificate).parent, Path())
-    if loaded.signed and secret is None:
-        raise ConfigError(
-            f"{certificate} is signed, and the project's secret that would sign the choice is not here; run this where "
-            "ARBITRAGE_SECRET or arbitrage.secret is"
-        )
-    chosen = loaded.choose(alpha)
-    chosen = chosen.sign(secret) if loaded.signed and secret is not None else chosen
-    chosen.save(output or certificate)
-    if chosen.alpha != alpha:
-        stops = ", ".join(f"{stop.alpha:g}" for stop in loaded.dial or ())
-        click.echo(f"arbitrage: {alpha:g} is not a stop of this dial ({stops}); set to {chosen.alpha:g}", err=True)
     if as_json:
-        print_json(chosen.to_dict())
+        print_json(asdict(sizes) | ({} if audits is None else {"audits": asdict(audits)}))
         return
-    print_facts(chosen.facts())
-    click.echo(f"\n{wrapped(chosen.summary)}\n\nWritten: {output or certificate}")
+    _show_rows(sizes)
+    if audits is not None:
+        _show_audits(audits)
+
+
+def _show_rows(sizes: Plan) -> None:
+    click.echo(f"At least {sizes.fewest_rows} rows: with fewer, every query is deferred.")
+    click.echo(f"About {sizes.suggested_rows} rows: then the finite sample costs a tenth of the budget.")
+    spendable = ["all deferred" if r.spendable is None else f"{r.spendable:.5f}" for r in sizes.rows]
+    lines = [[f"{r.n}", text, f"± {r.spread:.5f}"] for r, text in zip(sizes.rows, spendable, strict=True)]
+    print_table(["rows", "mean loss on the log, at most", "long-run loss: alpha ± one standard deviation"], lines)
+
+
+def _show_audits(audits: AuditPlan) -> None:
+    money = "" if audits.cost_per_day is None else f", ${audits.cost_per_day:.4g}"
+    calls = f"{audits.guardian_calls_per_day:,.0f} calls of the Guardian{money}"
+    doubled = f"after {audits.fresh_after_days:.2g} days they would show a doubled loss in 9 of 10 cases"
+    click.echo(wrapped(f"{audits.audits_per_day:,.0f} audits a day take up to {calls}; {doubled}."))
+    lines = [
+        [
+            f"{row.ratio:g} x",
+            f"{row.audits:,}",
+            f"{row.decisions:,}",
+            f"{row.days:.2g} to {2 * row.days:.2g}",
+            f"{row.excess:,.0f}",
+        ]
+        for row in audits.delays
+    ]
+    header = ["true loss / line", "audits, median", "decisions", "days, median to 9 of 10", "excess losses"]
+    print_table(header, lines, title="How soon a loss above the line turns the monitor red")
+    line = "The line is alpha with --confidence; without it, it lies above alpha by what bad luck may explain."
+    click.echo(wrapped(f"Red is the monitor's alarm: audits show that the loss is above the line. {line}"))

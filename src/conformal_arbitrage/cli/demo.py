@@ -34,9 +34,6 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_bytes, write_text
 from conformal_arbitrage.types import COST_DIGITS
 
-# --- The demo ---
-
-
 ALPHA = 0.05
 CALIBRATION, QUESTIONS, TRIALS = 1000, 300, 2000
 ALPHAS = (0.02, 0.05, 0.1, 0.15, 0.2)
@@ -130,7 +127,6 @@ def demo_command(*, out: str, console: bool, as_json: bool) -> None:
 
 
 def _describe_served(served: Served | None) -> str:
-
     if served is None:
         return (
             "Skipped: the gateway needs its extra, which is not installed; run `pip install '.[gateway]'` in a clone of the "
@@ -221,9 +217,9 @@ def _serve(folder: Path, log: ScoreLog) -> Served:
     decisions = [answer["arbitrage"] for answer in answers]
     return Served(
         questions=len(rest),
-        deferred=sum(one["decided_by"] == "guardian" for one in decisions),
+        deferred=sum(decision["decided_by"] == "guardian" for decision in decisions),
         loss=0.0 if log.label is None else float((chosen != log.label[rest]).mean()),
-        cost=round(sum(leg["cost"] for one in decisions for leg in one["legs"]), COST_DIGITS),
+        cost=round(sum(leg["cost"] for decision in decisions for leg in decision["legs"]), COST_DIGITS),
         always=GUARDIAN_COST * len(rest),
     )
 

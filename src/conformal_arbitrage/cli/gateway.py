@@ -1,4 +1,4 @@
-"""Commands of the gateway: serve, keys, records, policies, webhooks."""
+"""Commands of the gateway: serve, keys, records, policies, webhooks, renew."""
 
 import asyncio
 import base64
@@ -47,7 +47,7 @@ from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.integrity import Head
 
-# --- The commands of the gateway ---
+# --- serve, keys and records ---
 
 
 @click.command("serve")
@@ -280,7 +280,6 @@ def _verified(config: str, copy: Head | None) -> tuple[bool, list[str]]:
 
 
 def _read_head(path: str) -> Head:
-
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Head)
     except (OSError, msgspec.DecodeError, UnicodeError) as error:
@@ -324,7 +323,7 @@ def when(seconds: float | None) -> str:
     return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-# --- The command that writes decision records as a score log ---
+# --- records export ---
 
 
 _ROWS_PER_FILE = 1_000_000
@@ -474,7 +473,6 @@ class _Export:
             ) from error
 
     def _warn_of_grader(self, identities: Mapping[str, Any] | None) -> None:
-
         changed = grader_change(self._configuration, identities)
         if changed is not None:
             warn(changed)
@@ -500,7 +498,7 @@ def _export_cascade(
         )
 
 
-# --- The command that grades stored answers ---
+# --- records grade ---
 
 
 @records_command.command("grade")
@@ -563,7 +561,6 @@ def _show_backlog(counts: dict[str, int]) -> None:
 
 
 def _show_result(counts: dict[str, int], result: GradingResult | None, *, as_json: bool) -> None:
-
     failed, problem = (0, None) if result is None else (result.failed, result.first_problem)
     new, cost = (0, 0.0) if result is None else (result.graded, result.spent.cost)
     if as_json:
@@ -575,7 +572,7 @@ def _show_result(counts: dict[str, int], result: GradingResult | None, *, as_jso
         warn(f"{failed} rows have no grades yet ({problem}); run the same command again to retry them")
 
 
-# --- The command that brings a database to a release and a configuration ---
+# --- records migrate ---
 
 
 @records_command.command("migrate")
@@ -607,10 +604,14 @@ def records_migrate_command(*, config: str, as_json: bool) -> None:
 
 def _document(done: Preparation) -> dict[str, object]:
     schema = {"before": done.schema.before, "version": done.schema.version, "readable_by": done.schema.readable_by}
-    return {"schema": schema, "key": done.key, "installed": {one.name: one.version for one in done.installed}}
+    return {
+        "schema": schema,
+        "key": done.key,
+        "installed": {version.name: version.version for version in done.installed},
+    }
 
 
-# --- The commands of policies in service ---
+# --- policies ---
 
 
 @click.group("policies", cls=options.WrappingGroup)
@@ -659,7 +660,7 @@ def policies_lift_command(policy: str, *, reason: str, version: int | None, conf
         )
 
 
-# --- The commands for webhooks ---
+# --- webhooks ---
 
 
 @click.group("webhooks", cls=options.WrappingGroup)
@@ -705,19 +706,23 @@ def webhooks_test_command(names: tuple[str, ...], *, config: str, as_json: bool)
     chosen = [webhook for webhook in webhooks if not names or webhook.name in names]
     attempts = asyncio.run(_send_tests(chosen))
     if as_json:
-        print_json({"ok": all(one["problem"] is None for one in attempts), "webhooks": attempts})
+        print_json({"ok": all(attempt["problem"] is None for attempt in attempts), "webhooks": attempts})
     else:
         rows = [
-            [one["webhook"], str(one["status"] or ""), f"{one['seconds']:.2f}", one["problem"] or "accepted"]
-            for one in attempts
+            [
+                attempt["webhook"],
+                str(attempt["status"] or ""),
+                f"{attempt['seconds']:.2f}",
+                attempt["problem"] or "accepted",
+            ]
+            for attempt in attempts
         ]
         print_table(["webhook", "status", "seconds", "result"], rows)
-    if any(one["problem"] is not None for one in attempts):
+    if any(attempt["problem"] is not None for attempt in attempts):
         raise SystemExit(1)
 
 
 async def _send_tests(webhooks: list[WebhookEndpoint]) -> list[dict[str, Any]]:
-
     try:
         attempts = await asyncio.gather(*map(send_test, webhooks))
     finally:
@@ -745,7 +750,7 @@ def webhooks_list_command(*, limit: int, config: str, as_json: bool) -> None:
     print_table(["id", "webhook", "event", "created", "attempts", "done", "last problem"], rows)
 
 
-# --- The command renew ---
+# --- renew ---
 
 
 @click.command("renew")
@@ -788,7 +793,6 @@ def renew_command(
         return
 
     async def renew(store: Store) -> tuple[Outlook, Successor | None, PolicyVersion | None]:
-
         ahead = await renewal.outlook(store, target, now=time.time())
         if tighten:
             next = await renewal.tighter(store, target, ahead, now=time.time())
@@ -826,7 +830,6 @@ def _target(config: str, policy: str) -> RenewablePolicy:
 
 
 async def _outlook(store: Store, target: RenewablePolicy) -> Outlook:
-
     return await outlook(store, target, now=time.time())
 
 

@@ -1,4 +1,4 @@
-"""Commands on score logs: router-log, split, import, learn, inspect, evaluate, compare."""
+"""Commands on score logs: make one, look into it, and run experiments on it."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -56,89 +56,76 @@ from conformal_arbitrage.models.wrappers import dollars
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import file_format, write_text
 
-# --- The commands about score logs, router-log and split, and the demo ---
+_WIDTH_WITH_SPREAD = 160
+"""Columns of a terminal from which each mean has its standard error beside it."""
 
 
-@click.command("router-log")
-@click.argument("outcomes")
-@click.option(
-    "--confidence",
-    required=True,
-    metavar="COL",
-    help="Column of the router's score, 0 or more; higher trusts the Primary.",
-)
-@click.option("--primary-grade", required=True, metavar="COL", help="Column of the Primary's grade, in [0, 1].")
-@click.option("--guardian-grade", required=True, metavar="COL", help="Column of the Guardian's grade, in [0, 1].")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The score log to write.")
+# --- quickstart ---
+
+
+_ASK = """What do you have?
+  csv        a table with scores of both models, recorded earlier (CSV, Parquet, JSON Lines)
+  endpoints  two models to ask, and questions
+  eval       two runs of an evaluation tool (lm-eval, inspect, a batch of the OpenAI API)"""
+_FILES = {
+    "csv": "Which table?",
+    "endpoints": "Which file has the questions? (- if there is none yet)",
+    "eval": "Which two runs? (the Primary's, then the Guardian's)",
+}
+
+
+@click.command("quickstart")
+@click.argument("files", nargs=-1)
+@click.option("--have", type=click.Choice(["csv", "endpoints", "eval"]), help="What you have; asked if not given.")
+@click.option("--alpha", type=float, default=0.05, show_default=True, help="The risk budget.")
+@click.option("--yes", is_flag=True, help="Ask nothing: FILES and --have say it all.  [default of --have: csv]")
+@click.option("-o", "--output", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration.")
+@click.option("--force", is_flag=True, help="Overwrite an existing configuration.")
 @options.as_json
-def router_log_command(
-    outcomes: str, *, confidence: str, primary_grade: str, guardian_grade: str, output: str, as_json: bool
+def quickstart_command(
+    *, files: tuple[str, ...], have: str | None, alpha: float, yes: bool, output: str, force: bool, as_json: bool
 ) -> None:
-    """Turn any table of router scores and outcomes into a score log.
-
-    The columns id, group, context, primary_cost and guardian_cost are kept.
+    """Ask what you have, write a configuration, and say what to run next.
 
     \b
-    arbitrage router-log runs.csv --confidence score --primary-grade small_ok \\
-        --guardian-grade big_ok -o log.parquet
+    arbitrage quickstart
+    arbitrage quickstart --yes scores.csv
+    arbitrage quickstart --yes --have eval runs/small runs/large
     """
-    log = ScoreLog.read_router(
-        outcomes, confidence=confidence, primary_grade=primary_grade, guardian_grade=guardian_grade
+    if Path(output).exists() and not force:
+        raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
+    kind: Any = have or ("csv" if yes else _ask_kind())
+    named = files or (() if yes else _ask_files(kind))
+    start = quick_start(kind, named, alpha=alpha, config=output)
+    write_text(output, start.configuration)
+    ProjectSecret.create(Path(output).parent)
+    _show_start(start, output, as_json=as_json)
+
+
+def _ask_kind() -> str:
+    click.echo(_ASK)
+    return click.prompt("", type=click.Choice(["csv", "endpoints", "eval"]), default="csv", prompt_suffix="> ")
+
+
+def _ask_files(kind: str) -> tuple[str, ...]:
+    text: str = click.prompt(_FILES[kind], prompt_suffix="\n> ")
+    return () if text.strip() == "-" else tuple(text.split()) if kind == "eval" else (text.strip(),)
+
+
+def _show_start(start: QuickStart, output: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"found": start.found, "configuration": output, "commands": list(start.commands)})
+        return
+    click.echo(wrapped(f"Found: {start.found}."))
+    click.echo(
+        wrapped(
+            f"Written: {output}, and the project's secret beside it: keep that out of version control, and back it up."
+        )
     )
-    log.write(output)
-    summary = {
-        "rows": len(log),
-        "no_confidence_rows": int(log.no_opinion.sum()),
-        "ungraded_rows": int(log.missing.sum()),
-        "output": output,
-    }
-    if as_json:
-        print_json(summary)
-    else:
-        click.echo(f"Written: {output}, {len(log)} rows ({summary['ungraded_rows']} lack a grade)")
+    click.echo("Next:\n  " + "\n  ".join(start.commands))
 
 
-@click.command("split")
-@click.argument("log")
-@click.argument("explore")
-@click.argument("certify")
-@click.option("--share", type=float, default=0.3, show_default=True, help="Share of the rows that goes to EXPLORE.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random split.")
-@options.columns
-@options.sample
-@options.as_json
-def split_command(
-    log: str,
-    explore: str,
-    certify: str,
-    *,
-    share: float,
-    seed: int,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
-    sample: int | None,
-    as_json: bool,
-) -> None:
-    """Split a log at random: choose alpha and options on EXPLORE, calibrate on CERTIFY.
-
-    \b
-    arbitrage split log.parquet explore.parquet certify.parquet --share 0.3
-    """
-    for one, other in ((log, explore), (log, certify), (explore, certify)):
-        options.refuse_same(one, other)
-        file_format(Path(other))
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, sample=sample)
-    parts = split(scores, share=share, seed=seed)
-    for part, path in zip(parts, (explore, certify), strict=True):
-        part.write(path)
-    if as_json:
-        print_json({"explore": len(parts[0]), "certify": len(parts[1])})
-    else:
-        click.echo(f"Written: {explore} ({len(parts[0])} rows) and {certify} ({len(parts[1])} rows)")
-
-
-# --- The command import ---
+# --- import and router-log ---
 
 
 _output = options.chained(
@@ -315,14 +302,143 @@ def _report(imported: Imported, output: str, *, as_json: bool) -> None:
         print_json({**imported.to_dict(), "output": output})
         return
     click.echo(f"Written: {output}, {len(imported.log)} rows of {imported.models[0]} and {imported.models[1]}")
-    for one in imported.unused.to_list():
-        click.echo(f"  not used: {one['count']} {one['reason']}, such as {', '.join(one['examples'])}")
+    for kind in imported.unused.to_list():
+        click.echo(f"  not used: {kind['count']} {kind['reason']}, such as {', '.join(kind['examples'])}")
     for note in imported.notes:
         click.echo(f"  note: {note}")
     click.echo(f"Next: arbitrage inspect {output}")
 
 
-# --- The command learn ---
+@click.command("router-log")
+@click.argument("outcomes")
+@click.option(
+    "--confidence",
+    required=True,
+    metavar="COL",
+    help="Column of the router's score, 0 or more; higher trusts the Primary.",
+)
+@click.option("--primary-grade", required=True, metavar="COL", help="Column of the Primary's grade, in [0, 1].")
+@click.option("--guardian-grade", required=True, metavar="COL", help="Column of the Guardian's grade, in [0, 1].")
+@_output
+def router_log_command(
+    outcomes: str, *, confidence: str, primary_grade: str, guardian_grade: str, output: str, as_json: bool
+) -> None:
+    """Turn any table of router scores and outcomes into a score log.
+
+    The columns id, group, context, primary_cost and guardian_cost are kept.
+
+    \b
+    arbitrage router-log runs.csv --confidence score --primary-grade small_ok \\
+        --guardian-grade big_ok -o log.parquet
+    """
+    log = ScoreLog.read_router(
+        outcomes, confidence=confidence, primary_grade=primary_grade, guardian_grade=guardian_grade
+    )
+    log.write(output)
+    summary = {
+        "rows": len(log),
+        "no_confidence_rows": int(log.no_opinion.sum()),
+        "ungraded_rows": int(log.missing.sum()),
+        "output": output,
+    }
+    if as_json:
+        print_json(summary)
+    else:
+        click.echo(f"Written: {output}, {len(log)} rows ({summary['ungraded_rows']} lack a grade)")
+
+
+# --- inspect, split, learn and assess ---
+
+
+@click.command("inspect")
+@click.argument("log")
+@options.loss_bound
+@options.binarize
+@options.columns
+@options.sample
+@options.costs
+@options.as_json
+def inspect_command(
+    log: str,
+    *,
+    loss_bound: str | None,
+    binarize: bool,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    sample: int | None,
+    as_json: bool,
+    **costs: Any,
+) -> None:
+    """Show what a log contains, and whether its pair of models is worth routing.
+
+    \b
+    arbitrage inspect log.parquet --primary-column qwen15b --guardian-column expert
+    """
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    inspection = inspect(scores, loss_bound=loss_bound, **costs)
+    if options.in_parts(log):
+        inspection = inspection.with_counts(
+            options.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
+        )
+    options.remember_look(scores, log, "inspect")
+    if as_json:
+        print_json(inspection.to_dict())
+    else:
+        show_inspection(inspection)
+
+
+def show_inspection(inspection: Inspection) -> None:
+    """Print an inspection for people."""
+    print_facts(inspection.facts())
+    if inspection.budgets:
+        header, rows = inspection.budget_table()
+        print_table(header, rows, title="What a budget buys on this log (the Guardian sees all)")
+    click.echo(wrapped(inspection.verdict))
+    for problem in inspection.problems:
+        click.echo(f"  note: {problem}")
+    for step in inspection.next_steps:
+        click.echo(wrapped(step))
+
+
+@click.command("split")
+@click.argument("log")
+@click.argument("explore")
+@click.argument("certify")
+@click.option("--share", type=float, default=0.3, show_default=True, help="Share of the rows that goes to EXPLORE.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random split.")
+@options.columns
+@options.sample
+@options.as_json
+def split_command(
+    log: str,
+    explore: str,
+    certify: str,
+    *,
+    share: float,
+    seed: int,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: tuple[str, ...],
+    sample: int | None,
+    as_json: bool,
+) -> None:
+    """Split a log at random: choose alpha and options on EXPLORE, calibrate on CERTIFY.
+
+    \b
+    arbitrage split log.parquet explore.parquet certify.parquet --share 0.3
+    """
+    for one, other in ((log, explore), (log, certify), (explore, certify)):
+        options.refuse_same(one, other)
+        file_format(Path(other))
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, sample=sample)
+    parts = split(scores, share=share, seed=seed)
+    for part, path in zip(parts, (explore, certify), strict=True):
+        part.write(path)
+    if as_json:
+        print_json({"explore": len(parts[0]), "certify": len(parts[1])})
+    else:
+        click.echo(f"Written: {explore} ({len(parts[0])} rows) and {certify} ({len(parts[1])} rows)")
 
 
 @click.command("learn")
@@ -380,26 +496,19 @@ def learn_command(
     )
 
 
-# --- The commands inspect, evaluate and assess ---
-
-
-_WIDTH_WITH_SPREAD = 160
-"""Columns of a terminal from which each mean has its standard error beside it."""
-
-
-@click.command("inspect")
+@click.command("assess")
+@click.argument("certificate")
 @click.argument("log")
-@click.option("--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1].")
-@options.binarize
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the interval.")
 @options.columns
 @options.sample
 @options.costs
 @options.as_json
-def inspect_command(
+def assess_command(
+    certificate: str,
     log: str,
     *,
-    loss_bound: str | None,
-    binarize: bool,
+    confidence: float,
     primary_column: str | None,
     guardian_column: str | None,
     outcomes: tuple[str, ...],
@@ -407,40 +516,39 @@ def inspect_command(
     as_json: bool,
     **costs: Any,
 ) -> None:
-    """Show what a log contains, and whether its pair of models is worth routing.
+    """Measure the realised loss of a certificate on new rows, with an exact confidence interval.
 
     \b
-    arbitrage inspect log.parquet --primary-column qwen15b --guardian-column expert
+    arbitrage assess certificate.json new-rows.parquet
     """
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
-    inspection = inspect(scores, loss_bound=loss_bound, **costs)
-    if options.in_parts(log):
-        inspection = inspection.with_counts(
-            options.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
-        )
-    options.remember_look(scores, log, "inspect")
+    loaded = options.load_pair_certificate(certificate)
+    scores = options.read_log(
+        log, *options.columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample
+    )
+    assessment = assess(loaded, scores, confidence=confidence, **costs)
+    if options.made_from(loaded, log, primary_column, guardian_column):
+        assessment = without_verdict(assessment)
+    options.remember_look(scores, log, "assess")
     if as_json:
-        print_json(inspection.to_dict())
+        print_json(assessment.to_dict())
     else:
-        show_inspection(inspection)
+        show_assessment(assessment)
 
 
-def show_inspection(inspection: Inspection) -> None:
-    """Print an inspection for people."""
-    print_facts(inspection.facts())
-    if inspection.budgets:
-        header, rows = inspection.budget_table()
-        print_table(header, rows, title="What a budget buys on this log (the Guardian sees all)")
-    click.echo(wrapped(inspection.verdict))
-    for problem in inspection.problems:
-        click.echo(f"  note: {problem}")
-    for step in inspection.next_steps:
-        click.echo(wrapped(step))
+def show_assessment(assessment: Assessment) -> None:
+    """Print an assessment for people; its problems are warnings."""
+    print_facts(assessment.facts())
+    click.echo(wrapped(assessment.verdict))
+    for problem in assessment.problems:
+        warn(problem)
+
+
+# --- evaluate and compare ---
 
 
 @click.command("evaluate")
 @click.argument("log")
-@click.option("--alpha", "alphas", multiple=True, required=True, metavar="A", help="A risk budget; may be repeated.")
+@options.alphas
 @click.option("--calibration-size", type=int, required=True, metavar="N", help="Rows to calibrate on in each trial.")
 @click.option("--test-size", type=int, metavar="N", help="Rows to test on in each trial.  [default: the rest]")
 @click.option("--trials", type=int, default=30, show_default=True, help="Random splits; `compare` calls them --splits.")
@@ -452,7 +560,7 @@ def show_inspection(inspection: Inspection) -> None:
     help="Add random routing with this probability of using the Guardian; may be repeated.",
 )  # fmt: skip
 @options.rule
-@options.sure
+@options.confident
 @options.path_options
 @options.learned
 @options.columns
@@ -500,7 +608,7 @@ def evaluate_command(
     learned = options.learned_options(sweep)
     kind, at_boundary = options.loss_and_boundary(loss, boundary, learned["score"])
     if options.take_options(sweep):
-        return evaluate_path_command(kind)
+        return _evaluate_cascade(kind)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **learned, **sweep)
     if figure is not None:
@@ -514,28 +622,26 @@ def evaluate_command(
         click.echo(f"Written: {figure}")
 
 
-def evaluate_path_command(loss: Any) -> None:
+def _evaluate_cascade(loss: Any) -> None:
     """Run held-out trials of a cascade as the command line says, and show what they cost and lose."""
-    parameters = click.get_current_context().params
-    if parameters["form"] not in (None, "json"):
-        raise click.UsageError(
-            f"trials of a cascade are printed as a table or with --json, not with --{parameters['form']}"
-        )
-    scores = options.read_cascade(parameters["log"], parameters["guardian_column"], parameters["models"])
+    given = click.get_current_context().params
+    if given["form"] not in (None, "json"):
+        raise click.UsageError(f"trials of a cascade are printed as a table or with --json, not with --{given['form']}")
+    scores = options.read_cascade(given["log"], given["guardian_column"], given["models"])
     evaluation = evaluate_cascade(
         scores,
-        parameters["alphas"],
-        calibration_size=parameters["calibration_size"],
-        test_size=parameters["test_size"],
-        trials=parameters["trials"],
-        seed=parameters["seed"],
+        given["alphas"],
+        calibration_size=given["calibration_size"],
+        test_size=given["test_size"],
+        trials=given["trials"],
+        seed=given["seed"],
         loss=loss,
-        chain=options.named(parameters["chain"]),
-        tuning_share=parameters["tuning_share"],
-        missing_guardian=parameters["missing_guardian"],
+        chain=options.named(given["chain"]),
+        tuning_share=given["tuning_share"],
+        missing_guardian=given["missing_guardian"],
     )
-    options.remember_look(scores, parameters["log"], "evaluate")
-    if parameters["form"] == "json":
+    options.remember_look(scores, given["log"], "evaluate")
+    if given["form"] == "json":
         print_json(evaluation.to_dict())
         return
     header = ["alpha", "loss", "trials over alpha", "cost / Guardian alone", "Guardian answers", "chains chosen"]
@@ -554,9 +660,36 @@ def evaluate_path_command(loss: Any) -> None:
     click.echo("The promise is an average, so single trials may lie above alpha, about half of them.")
 
 
+def show_frontier(frontier: Frontier, form: str | None = None) -> None:
+    """Print a frontier as a table for people, or as text in a format."""
+    if form is not None:
+        to_text = {"csv": show.to_csv, "markdown": show.to_markdown, "latex": show.to_latex}[form]
+        click.echo(to_text(frontier), nl=False)
+        return
+    spread = screen_width() >= _WIDTH_WITH_SPREAD
+    header, rows = show.cells(frontier, spread=spread, standard_error=True)
+    title = f"{frontier.trials} trials: {frontier.calibration_size} rows to calibrate, {frontier.test_size} to test"
+    left_out = print_fitted(header, rows, show.expendable(header), title=title)
+    footnote = "±: standard error over trials of this log. " if spread and frontier.trials > 1 else ""
+    click.echo(wrapped(f"{footnote}{_standard_error(frontier)}"))
+    name_left_out(left_out)
+    if frontier.points[0].values("cost_per_1000") is None:
+        remedy = "give --primary-cost and --guardian-cost"
+        click.echo(wrapped(f"No costs, so no random routing at the same cost and no delta: {remedy}."))
+
+
+def _standard_error(frontier: Frontier) -> str:
+    """Describe how exactly the trials determine the mean loss."""
+    spreads = [point.summary("loss").get("std") for point in frontier.of("conformal")]
+    errors = [spread / frontier.trials**0.5 for spread in spreads if spread is not None]
+    if not errors:
+        return "One trial has no standard error."
+    return f"Standard error of the mean loss: {max(errors):.4f} or less."
+
+
 @click.command("compare")
 @click.argument("log")
-@click.option("--alpha", "alphas", multiple=True, required=True, metavar="A", help="A risk budget; may be repeated.")
+@options.alphas
 @click.option("--calibration-size", type=int, default=400, show_default=True, metavar="N", help="Rows to calibrate on.")
 @click.option(
     "--test-size", type=int, metavar="N", help="Rows to test on in each split.  [default: the rest, 2000 at most]"
@@ -611,146 +744,7 @@ def compare_command(
         click.echo(f"Written: {figure}")
 
 
-def show_frontier(frontier: Frontier, form: str | None = None) -> None:
-    """Print a frontier as a table for people, or as text in a format."""
-    if form is not None:
-        to_text = {"csv": show.to_csv, "markdown": show.to_markdown, "latex": show.to_latex}[form]
-        click.echo(to_text(frontier), nl=False)
-        return
-    spread = screen_width() >= _WIDTH_WITH_SPREAD
-    header, rows = show.cells(frontier, spread=spread, standard_error=True)
-    title = f"{frontier.trials} trials: {frontier.calibration_size} rows to calibrate, {frontier.test_size} to test"
-    left_out = print_fitted(header, rows, show.expendable(header), title=title)
-    footnote = "±: standard error over trials of this log. " if spread and frontier.trials > 1 else ""
-    click.echo(wrapped(f"{footnote}{_standard_error(frontier)}"))
-    name_left_out(left_out)
-    if frontier.points[0].values("cost_per_1000") is None:
-        remedy = "give --primary-cost and --guardian-cost"
-        click.echo(wrapped(f"No costs, so no random routing at the same cost and no delta: {remedy}."))
-
-
-def _standard_error(frontier: Frontier) -> str:
-    """Describe how exactly the trials determine the mean loss."""
-    spreads = [point.summary("loss").get("std") for point in frontier.of("conformal")]
-    errors = [spread / frontier.trials**0.5 for spread in spreads if spread is not None]
-    if not errors:
-        return "One trial has no standard error."
-    return f"Standard error of the mean loss: {max(errors):.4f} or less."
-
-
-@click.command("assess")
-@click.argument("certificate")
-@click.argument("log")
-@click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the interval.")
-@options.columns
-@options.sample
-@options.costs
-@options.as_json
-def assess_command(
-    certificate: str,
-    log: str,
-    *,
-    confidence: float,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
-    sample: int | None,
-    as_json: bool,
-    **costs: Any,
-) -> None:
-    """Measure the realised loss of a certificate on new rows, with an exact confidence interval.
-
-    \b
-    arbitrage assess certificate.json new-rows.parquet
-    """
-    loaded = options.load_certificate(certificate)
-    scores = options.read_log(
-        log, *options.columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample
-    )
-    assessment = assess(loaded, scores, confidence=confidence, **costs)
-    if options.made_from(loaded, log, primary_column, guardian_column):
-        assessment = without_verdict(assessment)
-    options.remember_look(scores, log, "assess")
-    if as_json:
-        print_json(assessment.to_dict())
-    else:
-        show_assessment(assessment)
-
-
-def show_assessment(assessment: Assessment) -> None:
-    """Print an assessment for people; its problems are warnings."""
-    print_facts(assessment.facts())
-    click.echo(wrapped(assessment.verdict))
-    for problem in assessment.problems:
-        warn(problem)
-
-
-# --- The command quickstart ---
-
-
-_ASK = """What do you have?
-  csv        a table with scores of both models, recorded earlier (CSV, Parquet, JSON Lines)
-  endpoints  two models to ask, and questions
-  eval       two runs of an evaluation tool (lm-eval, inspect, a batch of the OpenAI API)"""
-_FILES = {
-    "csv": "Which table?",
-    "endpoints": "Which file has the questions? (- if there is none yet)",
-    "eval": "Which two runs? (the Primary's, then the Guardian's)",
-}
-
-
-@click.command("quickstart")
-@click.argument("files", nargs=-1)
-@click.option("--have", type=click.Choice(["csv", "endpoints", "eval"]), help="What you have; asked if not given.")
-@click.option("--alpha", type=float, default=0.05, show_default=True, help="The risk budget.")
-@click.option("--yes", is_flag=True, help="Ask nothing: FILES and --have say it all.  [default of --have: csv]")
-@click.option("-o", "--output", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration.")
-@click.option("--force", is_flag=True, help="Overwrite an existing configuration.")
-@options.as_json
-def quickstart_command(
-    *, files: tuple[str, ...], have: str | None, alpha: float, yes: bool, output: str, force: bool, as_json: bool
-) -> None:
-    """Ask what you have, write a configuration, and say what to run next.
-
-    \b
-    arbitrage quickstart
-    arbitrage quickstart --yes scores.csv
-    arbitrage quickstart --yes --have eval runs/small runs/large
-    """
-    if Path(output).exists() and not force:
-        raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
-    kind: Any = have or ("csv" if yes else _ask_kind())
-    named = files or (() if yes else _ask_files(kind))
-    start = quick_start(kind, named, alpha=alpha, config=output)
-    write_text(output, start.configuration)
-    ProjectSecret.create(Path(output).parent)
-    _show_start(start, output, as_json=as_json)
-
-
-def _ask_kind() -> str:
-    click.echo(_ASK)
-    return click.prompt("", type=click.Choice(["csv", "endpoints", "eval"]), default="csv", prompt_suffix="> ")
-
-
-def _ask_files(kind: str) -> tuple[str, ...]:
-    text: str = click.prompt(_FILES[kind], prompt_suffix="\n> ")
-    return () if text.strip() == "-" else tuple(text.split()) if kind == "eval" else (text.strip(),)
-
-
-def _show_start(start: QuickStart, output: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"found": start.found, "configuration": output, "commands": list(start.commands)})
-        return
-    click.echo(wrapped(f"Found: {start.found}."))
-    click.echo(
-        wrapped(
-            f"Written: {output}, and the project's secret beside it: keep that out of version control, and back it up."
-        )
-    )
-    click.echo("Next:\n  " + "\n  ".join(start.commands))
-
-
-# --- The command simulate ---
+# --- simulate and reproduce ---
 
 
 @click.command("simulate")
@@ -851,15 +845,11 @@ def show_simulation(simulation: Simulation) -> None:
     click.echo(wrapped(simulation_report.CAVEAT))
 
 
-# --- The command reproduce ---
-
-
 @click.command("reproduce")
 @click.argument("name")
 @click.option("--out", default="reproduction", show_default=True, metavar="DIR", help="Folder for the reports.")
 @click.option("--log", metavar="FILE", help="A recorded score log.  [default: the bundled one]")
-@click.option("--primary-column", metavar="NAME", help="Column of the Primary's scores.  [default: primary]")
-@click.option("--guardian-column", metavar="NAME", help="Column of the Guardian's scores.  [default: guardian]")
+@options.roles
 @click.option("--stronger-column", metavar="NAME", help="Column of a second, stronger Primary, for truthfulqa-mini.")
 @click.option("--live", is_flag=True, help="Score the paper's own datasets with the models of arbitrage.toml.")
 @click.option("--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="With --live: the models.")
@@ -873,8 +863,8 @@ def show_simulation(simulation: Simulation) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="With --live: send nothing; estimate the cost.")
 @click.option("--yes", is_flag=True, help="With --live: do not ask for confirmation.")
-@click.option("--primary-cost", type=float, metavar="$", help="Dollars per query of the Primary.")
-@click.option("--guardian-cost", type=float, metavar="$", help="Dollars per query of the Guardian.")
+@options.primary_cost
+@options.guardian_cost
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of splits and simulations.")
 @options.as_json
 def reproduce_command(
@@ -941,7 +931,7 @@ def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_jso
         max_cost=live["max_cost"],
         on_progress=_show_progress,
     )
-    estimates = [one for part in parts_of(name, scores.config) for one in scores.estimate(part)]
+    estimates = [estimate for part in parts_of(name, scores.config) for estimate in scores.estimate(part)]
     if live["dry_run"]:
         show_estimate(estimates, as_json=as_json)
         return None

@@ -42,6 +42,7 @@ from conformal_arbitrage.live.check import (
 )
 from conformal_arbitrage.live.config import Config, read_config, template, with_task, write_pinned
 from conformal_arbitrage.live.database import database_exists, database_of
+from conformal_arbitrage.live.rule import CascadeChooser, CascadeRouter, ConformalArbitrage, ConformalRouter
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, checked_settings
 from conformal_arbitrage.models.kinds import Form, has_terminal
@@ -96,9 +97,9 @@ def check_command(*, config: str, yes: bool, repeats: int | None, as_json: bool)
     """
     configuration = read_config(config)
     results = asyncio.run(check_models(configuration, repeats=repeats or 0))
-    problems = {one.role: one.problem for one in results if one.problem is not None}
-    working = [one for one in results if one.problem is None]
-    pinned = {one.role: one.pinned for one in working if one.pinned is not None}
+    problems = {result.role: result.problem for result in results if result.problem is not None}
+    working = [result for result in results if result.problem is None]
+    pinned = {result.role: result.pinned for result in working if result.pinned is not None}
     writing = bool(pinned) and problems.keys() <= {"judge"}  # the other models can be used without a grader
     certificates = certificates_at_hand(configuration, _installed(configuration))
     if writing:
@@ -154,25 +155,24 @@ def _confirm_changes(
 
 
 def _show_checks(results: list[ProbeResult]) -> None:
-
     header = ["model", "kind", "answers", "served", "seconds", "cost", "mode", "logprobs"]
     rows = [
         [
-            role_name(one.role),
-            one.kind,
-            "no" if one.problem else "yes" if one.tested else "not asked",
-            one.served or one.model or "",
-            f"{one.seconds:.2f}",
-            dollars(one.spent.cost) if one.priced else "unknown",
-            "" if one.pinned is None else one.pinned.mode,
-            {None: "", True: "yes", False: "no"}[one.logprobs],
+            role_name(result.role),
+            result.kind,
+            "no" if result.problem else "yes" if result.tested else "not asked",
+            result.served or result.model or "",
+            f"{result.seconds:.2f}",
+            dollars(result.spent.cost) if result.priced else "unknown",
+            "" if result.pinned is None else result.pinned.mode,
+            {None: "", True: "yes", False: "no"}[result.logprobs],
         ]
-        for one in results
+        for result in results
     ]
     print_table(header, rows)
-    for one in results:
-        for note in one.notes:
-            click.echo(f"  {role_name(one.role)}: {note}")
+    for result in results:
+        for note in result.notes:
+            click.echo(f"  {role_name(result.role)}: {note}")
 
 
 @click.command("collect")
@@ -255,7 +255,6 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
 def _collect_cascade(
     models: Config, rows: Menus | Requests, output: str, limits: dict[str, Any], *, dry_run: bool, as_json: bool
 ) -> None:
-
     collection = Collection(config=models, rows=rows.first(limits.pop("limit")), output=output, **limits)
     if dry_run:
         return show_estimate(asyncio.run(collection.estimate(cascade=True)), as_json=as_json)
@@ -272,7 +271,6 @@ def _with_settings(config: Config, path: str, settings: dict[str, Any]) -> Confi
 
 
 def _read_rows(questions: str, settings: dict[str, Any]) -> Menus | Requests:
-
     names = ("question_column", "choices_column", "answer_column", "answer_is", "id_column", "group_column")
     columns = {name: settings[name] for name in names}
     choice_columns, choices = _listed(settings["choice_columns"]), _listed(settings["choices"])
@@ -285,7 +283,6 @@ def _listed(text: str | None) -> tuple[str, ...]:
 
 
 def _show_collected(log: ScoreLog, output: str, *, as_json: bool) -> None:
-
     totals = summary(log)
     known, unknown = stored_cost(replies_path(output))
     totals["cost"] = None if unknown else known
@@ -349,42 +346,56 @@ def ask_command(
     arbitrage ask certificate.json "Which planet is the largest?" --action Jupiter --action Saturn
     arbitrage ask certificate.json "Summarise: ..."          text form
     """
-    cascade = options.load_path_certificate(certificate, Path(config).parent)
-    if cascade is not None:
-        settings = _read_settings(given)
-        return ask_path(cascade, question, actions, settings, name, config, policy, allow, as_json=as_json)
     loaded = options.load_certificate(certificate, Path(config).parent)
     configuration = options.read_pair(config, policy)
-    form = _form_of(loaded)
+    form = _form_of(loaded, actions)
     if bool(actions) != (form == "menu"):
         remedy = "drop --action" if actions else "give --action for each option"
         raise click.UsageError(f"{certificate} is in {form} form: {remedy}")
     if actions and given:
         raise click.UsageError(f"{certificate} is in menu form, where a request has no settings: drop --setting")
     settings = _read_settings(given)
-    configuration = with_task(configuration, config, form=form)
+    body = {"messages": [{"role": "user", "content": question}], **settings}
 
     async def decide() -> Decision:
-        async with Models(configuration) as models:
+        async with Models(with_task(configuration, config, form=form)) as models:
             if actions:
-                return await models.policy(loaded, allow).decide(Query(question, actions, id=name, group=group))
-            body = {"messages": [{"role": "user", "content": question}], **settings}
-            return await models.router(loaded, allow).decide(ChatRequest(body, id=name, group=group))
+                query = Query(question, actions, id=name, group=group)
+                return await _menu_rule(models, loaded, allow).decide(query)
+            return await _text_rule(models, loaded, allow).decide(ChatRequest(body, id=name, group=group))
 
     decision = asyncio.run(decide())
     if as_json:
         print_json(decision_json(decision))
+    elif isinstance(loaded, PathCertificate):
+        _show_path_decision(decision, loaded)
     else:
         _show_decision(decision, loaded.alpha)
+
+
+def _menu_rule(
+    models: Models, certificate: options.AnyCertificate, allow: tuple[str, ...]
+) -> ConformalArbitrage | CascadeChooser:
+    if isinstance(certificate, PathCertificate):
+        return models.cascade_chooser(certificate, allow)
+    return models.policy(certificate, allow)
+
+
+def _text_rule(
+    models: Models, certificate: options.AnyCertificate, allow: tuple[str, ...]
+) -> ConformalRouter | CascadeRouter:
+    if isinstance(certificate, PathCertificate):
+        return models.cascade_router(certificate, allow)
+    return models.router(certificate, allow)
 
 
 def _read_settings(given: tuple[str, ...]) -> dict[str, Any]:
     """Return settings from NAME=VALUE, where a value is JSON or a bare text."""
     values: dict[str, Any] = {}
-    for one in given:
-        name, equals, text = one.partition("=")
+    for setting in given:
+        name, equals, text = setting.partition("=")
         if not equals or name not in SETTINGS:
-            raise click.UsageError(f"--setting {one!r:.60} is not NAME=VALUE with a name of {', '.join(SETTINGS)}")
+            raise click.UsageError(f"--setting {setting!r:.60} is not NAME=VALUE with a name of {', '.join(SETTINGS)}")
         try:
             values[name] = json.loads(text)
         except ValueError:
@@ -395,8 +406,13 @@ def _read_settings(given: tuple[str, ...]) -> dict[str, Any]:
         raise click.UsageError(f"--setting {error}") from error
 
 
-def _form_of(certificate: Certificate) -> Form:
-    """Return the form of a certificate: by the models that made it or, if it names none, by the form of its log."""
+def _form_of(certificate: options.AnyCertificate, actions: tuple[str, ...]) -> Form:
+    """Return the form of a certificate: by the models that made it or, if it names none, by the form of its log.
+
+    A cascade decides in both forms.
+    """
+    if isinstance(certificate, PathCertificate):
+        return "menu" if actions else "text"
     if certificate.identities == "unbound":
         return "text" if certificate.router else "menu"
     answers = certificate.identities["primary"].get("kind") == "answer"
@@ -410,16 +426,11 @@ def decision_json(decision: Decision) -> dict[str, Any]:
 
 
 def _show_decision(decision: Decision, alpha: float) -> None:
-
-    answer = answer_text(decision.answer) if isinstance(decision.answer, Mapping) else str(decision.answer)
     facts = [
-        ("answer", answer),
+        ("answer", _answer(decision)),
         ("decided by", role_name(decision.decided_by)),
         ("why", _why(decision)),
-        (
-            "guarantee",
-            f"expected loss at most {alpha:g}" if decision.no_guarantee is None else f"none: {decision.no_guarantee}",
-        ),
+        ("guarantee", _promise(decision, alpha)),
         ("cost", dollars(decision.spent.cost)),
     ]
     facts += [
@@ -482,42 +493,22 @@ def show_collected_cascade(log: CascadeLog, output: str, *, as_json: bool) -> No
     )
 
 
-def ask_path(
-    certificate: PathCertificate,
-    question: str,
-    actions: tuple[str, ...],
-    settings: dict[str, Any],
-    name: str | None,
-    config: str,
-    policy: str | None,
-    allow: tuple[str, ...],
-    *,
-    as_json: bool,
-) -> None:
-    """Make one live decision with a cascade, from a menu if actions are given, and show it."""
-    form = "menu" if actions else "text"
-    configuration = with_task(options.read_pair(config, policy), config, form=form)
-
-    async def decide() -> Any:
-        async with Models(configuration) as models:
-            if actions:
-                return await models.cascade_chooser(certificate, allow).decide(Query(question, actions, id=name))
-            body = {"messages": [{"role": "user", "content": question}], **settings}
-            return await models.cascade_router(certificate, allow).decide(ChatRequest(body, id=name))
-
-    decision = asyncio.run(decide())
-    if as_json:
-        print_json(decision_json(decision))
-        return
-    chain = [*certificate.chain.models, certificate.guardian][: len(decision.legs)]
-    promise = f"expected loss at most {certificate.alpha:g}" if decision.no_guarantee is None else "none: "
-    answer = decision.answer if isinstance(decision.answer, str) else str(decision.answer.get("content"))
+def _show_path_decision(decision: Decision, certificate: PathCertificate) -> None:
+    asked = [*certificate.chain.models, certificate.guardian][: len(decision.legs)]
     print_facts(
         [
-            ("answer", answer),
-            ("answered by", chain[-1] if decision.decided_by != "fallback" else "the safe answer"),
-            ("asked", ", ".join(chain)),
-            ("guarantee", promise + (decision.no_guarantee or "")),
+            ("answer", _answer(decision)),
+            ("answered by", asked[-1] if decision.decided_by != "fallback" else "the safe answer"),
+            ("asked", ", ".join(asked)),
+            ("guarantee", _promise(decision, certificate.alpha)),
             ("id", str(decision.id)),
         ]
     )
+
+
+def _answer(decision: Decision) -> str:
+    return answer_text(decision.answer) if isinstance(decision.answer, Mapping) else str(decision.answer)
+
+
+def _promise(decision: Decision, alpha: float) -> str:
+    return f"expected loss at most {alpha:g}" if decision.no_guarantee is None else f"none: {decision.no_guarantee}"

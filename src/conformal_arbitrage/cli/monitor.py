@@ -1,4 +1,4 @@
-"""Commands on what runs: monitor, renew, report, simulate."""
+"""Commands that show how policies fare: monitor and report."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ from conformal_arbitrage.live.report import Month, read_month, report_page
 from conformal_arbitrage.scorelog.tables import write_text
 from conformal_arbitrage.store import Store
 
-# --- The command monitor ---
+# --- monitor ---
 
 
 _STYLES = {"red": "bold red", "amber": "yellow", "kept": "green", "within calibration luck": "green"}
@@ -76,7 +76,7 @@ def monitor_command(
     if figure is not None and policy is not None:
         _save(config, policy, figure, _drawn_group(standings))
     if as_json:
-        print_json([one.to_dict() for one in standings])
+        print_json([entry.to_dict() for entry in standings])
         return
     if policy is None:
         console().print(_table(standings))
@@ -85,14 +85,13 @@ def monitor_command(
         for line in _reasons(standings):
             click.echo(line)
     else:
-        for one in standings:
-            print_facts(_facts(one))
+        for entry in standings:
+            print_facts(_facts(entry))
     if figure is not None:
         click.echo(f"Written: {figure}")
 
 
 def _read(config: str, policy: str | None) -> list[PolicyStanding]:
-
     configuration = read_config(config)
     return options.with_store(
         config, lambda store: read_standings(store, configuration, policy=policy, now=time.time()), only_existing=True
@@ -105,16 +104,18 @@ def _of_group(standings: list[PolicyStanding], group: str | None) -> list[Policy
     Raises:
         UsageError: there is no ledger of that name.
     """
-    own = [one for one in standings if group is None or one.ledger.key.group == group]
+    own = [entry for entry in standings if group is None or entry.ledger.key.group == group]
     if standings and not own:
-        names = ", ".join(dict.fromkeys(one.ledger.key.group for one in standings if one.ledger.key.group)) or "none"
+        names = (
+            ", ".join(dict.fromkeys(entry.ledger.key.group for entry in standings if entry.ledger.key.group)) or "none"
+        )
         raise click.UsageError(f"there is no ledger of a group {group!r:.80}; there are {names}")
     return own
 
 
 def _drawn_group(standings: list[PolicyStanding]) -> str:
     """Return the group to draw, empty without groups; a figure has room for one."""
-    names = list(dict.fromkeys(one.ledger.key.group for one in standings))
+    names = list(dict.fromkeys(entry.ledger.key.group for entry in standings))
     if len(names) > 1:
         raise click.UsageError(f"--plot draws one group; add --group with one of {', '.join(names)}")
     return names[0] if names else ""
@@ -143,7 +144,6 @@ def _watch(config: str, policy: str | None, seconds: float, group: str | None) -
 
 
 def _save(config: str, policy: str, figure: str, group: str) -> None:
-
     configuration = read_config(config)
     history: PolicyHistory = options.with_store(config, lambda store: read_history(store, configuration, policy))
     now = time.time()
@@ -152,26 +152,24 @@ def _save(config: str, policy: str, figure: str, group: str) -> None:
 
 
 def _table(standings: list[PolicyStanding], *, at: float | None = None) -> Table:
-
     title = None if at is None else f"{_time(at)} UTC"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="dim", pad_edge=False)
     table.add_column("policy", no_wrap=True)
     table.add_column("state")
     for name in ("loss", "limits", "alpha, red", "evidence", "audits", "last audit"):
         table.add_column(name, justify="right")
-    for one in standings:
-        table.add_row(_name(one), f"[{_STYLES.get(one.state, 'none')}]{one.state}[/]", *_standing_figures(one))
+    for entry in standings:
+        table.add_row(_name(entry), f"[{_STYLES.get(entry.state, 'none')}]{entry.state}[/]", *_standing_figures(entry))
     return table
 
 
-def _name(one: PolicyStanding) -> str:
+def _name(entry: PolicyStanding) -> str:
+    group = f" {entry.ledger.key.group}" if entry.ledger.key.group else ""
+    return escape(f"{entry.ledger.key.policy}{group} v{entry.ledger.key.version}")
 
-    group = f" {one.ledger.key.group}" if one.ledger.key.group else ""
-    return escape(f"{one.ledger.key.policy}{group} v{one.ledger.key.version}")
 
-
-def _standing_figures(one: PolicyStanding) -> list[str]:
-    standing, certificate = one.standing, one.ledger.certificate
+def _standing_figures(entry: PolicyStanding) -> list[str]:
+    standing, certificate = entry.standing, entry.ledger.certificate
     if standing is None or certificate is None:
         return [""] * 6
     bound, figures = certificate.loss_bound, standing.figures
@@ -183,53 +181,52 @@ def _standing_figures(one: PolicyStanding) -> list[str]:
         "" if standing.mean is None else f"{bound * standing.mean:.4f}",
         f"{bound * standing.limits[0]:.4f} to {bound * standing.limits[1]:.4f}",
         f"{certificate.alpha:g}, {red}",
-        _evidence(one),
+        _evidence(entry),
         audits,
-        "" if one.ledger.last_audit is None else _time(one.ledger.last_audit),
+        "" if entry.ledger.last_audit is None else _time(entry.ledger.last_audit),
     ]
 
 
-def _evidence(one: PolicyStanding) -> str:
-
-    if one.standing is None:
+def _evidence(entry: PolicyStanding) -> str:
+    if entry.standing is None:
         return ""
-    logs = one.standing.figures.log_evidence
+    logs = entry.standing.figures.log_evidence
     return f"{as_evidence(logs[0] if logs[1] is None else logs[1]):.3g}"
 
 
 def _reasons(standings: list[PolicyStanding]) -> list[str]:
     lines: list[str] = []
-    for one in standings:
-        reasons = one.standing.reasons if one.standing is not None else (one.ledger.unwatched or "",)
-        reasons = reasons if one.void is None else (*reasons, f"there is no guarantee: {one.void}")
-        reasons = (*reasons, _allowed(one))
-        group = f", {one.ledger.key.group}" if one.ledger.key.group else ""
-        lines += [wrapped(f"{one.ledger.key.policy}{group}: {reason}") for reason in reasons if reason]
+    for entry in standings:
+        reasons = entry.standing.reasons if entry.standing is not None else (entry.ledger.unwatched or "",)
+        reasons = reasons if entry.void is None else (*reasons, f"there is no guarantee: {entry.void}")
+        reasons = (*reasons, _allowed(entry))
+        group = f", {entry.ledger.key.group}" if entry.ledger.key.group else ""
+        lines += [wrapped(f"{entry.ledger.key.policy}{group}: {reason}") for reason in reasons if reason]
     return lines
 
 
-def _allowed(one: PolicyStanding) -> str:
+def _allowed(entry: PolicyStanding) -> str:
     """Return what the configuration tolerates; whether models differ is known to a gateway only."""
-    allowed = ", ".join(one.allowed)
+    allowed = ", ".join(entry.allowed)
     return allowed and f"{allowed}: tolerated; decisions that need it have no guarantee"
 
 
-def _facts(one: PolicyStanding) -> list[tuple[str, str]]:
+def _facts(entry: PolicyStanding) -> list[tuple[str, str]]:
     """Return everything about one ledger, for people."""
-    ledger, standing = one.ledger, one.standing
+    ledger, standing = entry.ledger, entry.standing
     facts = [
-        ("policy", f"{ledger.key.policy}, version {ledger.key.version}, mode {one.mode}"),
+        ("policy", f"{ledger.key.policy}, version {ledger.key.version}, mode {entry.mode}"),
         ("installed", f"{_time(ledger.version.installed)} UTC by {ledger.version.installed_by}"),
-        ("state", one.state),
+        ("state", entry.state),
     ]
-    facts += [] if one.void is None else [("guarantee", f"none: {one.void}")]
-    facts += [("allowed", _allowed(one))] if one.allowed else []
+    facts += [] if entry.void is None else [("guarantee", f"none: {entry.void}")]
+    facts += [("allowed", _allowed(entry))] if entry.allowed else []
     facts += [("models", ledger.key.identities_sha256[:16])] if ledger.key.identities_sha256 else []
     facts += [("group", ledger.key.group)] if ledger.key.group else []
     if standing is None or ledger.certificate is None:
         return [*facts, ("why", ledger.unwatched or "")]
     facts += [("why", reason) for reason in standing.reasons]
-    mean, limits, lines, evidence, audits, last = _standing_figures(one)
+    mean, limits, lines, evidence, audits, last = _standing_figures(entry)
     note = standing.figures.lines.note
     facts += [
         ("mean loss", f"{mean or 'unknown'}, limits {limits}, each side failing ever with probability 0.025"),
@@ -237,30 +234,27 @@ def _facts(one: PolicyStanding) -> list[tuple[str, str]]:
         ("evidence", f"{evidence} now; amber from 20 against alpha, red from 40 against the red line"),
         ("audits", f"{audits}; last {last or 'none'}"),
     ]
-    if one.served is not None:
-        bound, served = ledger.certificate.loss_bound, one.served
+    if entry.served is not None:
+        bound, served = ledger.certificate.loss_bound, entry.served
         loss = "unknown" if served.mean is None else f"{bound * served.mean:.4f}"
         facts.append(("as served", f"loss {loss} over {served.answers:,} delivered answers, fallbacks included"))
-    facts.append(("blind decisions", _blind(one, signed=standing.figures.lines.signed)))
+    facts.append(("blind decisions", _blind(entry, signed=standing.figures.lines.signed)))
     return facts
 
 
-def _blind(one: PolicyStanding, *, signed: bool) -> str:
-    if one.audit_rate <= 0:
+def _blind(entry: PolicyStanding, *, signed: bool) -> str:
+    if entry.audit_rate <= 0:
         return "no decision is audited: a doubled loss never shows"
-    if signed or one.blind_decisions is None:
+    if signed or entry.blind_decisions is None:
         return "not known: until a doubled loss shows depends on how many gains hide it"
-    return f"{one.blind_decisions:,}: so many until a doubled loss shows in 9 of 10 cases"
+    return f"{entry.blind_decisions:,}: so many until a doubled loss shows in 9 of 10 cases"
 
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-# --- The command renew ---
-
-
-# --- The command report ---
+# --- report ---
 
 
 @click.command("report")
@@ -294,6 +288,3 @@ def report_command(policy: str, *, month: str, output: str, config: str, as_json
         warn(problem)
     if report.problems:
         raise SystemExit(1)
-
-
-# --- The command simulate ---

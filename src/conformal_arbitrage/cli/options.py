@@ -1,4 +1,4 @@
-"""Options that several commands share, and reading a log."""
+"""Options that several commands share, and the logs, certificates and configurations that they name."""
 
 import asyncio
 import os
@@ -38,9 +38,25 @@ from conformal_arbitrage.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
+Certified = TypeVar("Certified", Certificate, PathCertificate)
+AnyCertificate = Certificate | PathCertificate
+PairLog = ScoreLog | ScoreParts | SparkTable
+AnyLog = PairLog | CascadeLog
 
-
-AnyLog = ScoreLog | ScoreParts | SparkTable
+SAMPLE = 1_000_000
+"""Rows of a log in parts that commands look at which need them all at once."""
+_WITH_PATH = frozenset(
+    {"log", "alpha", "config", "loss", "missing_guardian", "fixed_before", "guardian_column", "output", "as_json"}
+    | {"path", "chain", "models", "tuning_share", "seed"}
+    | {"alphas", "calibration_size", "test_size", "trials", "form"}
+)
+"""Options that a cascade takes."""
+_UNPROVED: Mapping[str, Any] = {
+    "confidence": "confidence", "zero_one": "confidence", "dial": "dial", "by": "groups", "margins": "guard",
+}  # fmt: skip
+"""Options that have no proof for a cascade, each with its name in the table of refusals."""
+_TABLE = "table:"
+_NO_TABLE = "table:NAME is for calibrate and verify, with the Spark that holds it: --engine sc://... or spark"
 
 
 class WrappingGroup(click.Group):
@@ -63,9 +79,21 @@ def chained(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return lambda command: reduce(lambda wrapped, decorate: decorate(wrapped), reversed(decorators), command)
 
 
-columns = chained(
+alpha = click.option(
+    "--alpha", metavar="A", help="The risk budget, a limit on the expected loss.  [default: as configured]"
+)
+alphas = click.option(
+    "--alpha", "alphas", multiple=True, required=True, metavar="A", help="A risk budget; may be repeated."
+)
+fixed_before = click.option(
+    "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
+)
+roles = chained(
     click.option("--primary-column", metavar="NAME", help="Column of the Primary's scores.  [default: primary]"),
     click.option("--guardian-column", metavar="NAME", help="Column of the Guardian's scores.  [default: guardian]"),
+)
+columns = chained(
+    roles,
     click.option(
         "--outcome",
         "outcomes",
@@ -91,7 +119,12 @@ _guardian_sees = click.option(
 _boundary = partial(
     click.option, "--boundary", type=click.Choice(["include", "random"]), default="include", show_default=True
 )
-_loss_bound = click.option(
+missing_guardian = click.option(
+    "--missing-guardian",
+    type=click.Choice(["worst_case"]),
+    help="Count rows without a Guardian score as the largest loss.",
+)
+loss_bound = click.option(
     "--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."
 )
 rule = chained(
@@ -108,18 +141,14 @@ rule = chained(
         help="Count what the Guardian does better (regret), or that minus what it does worse (net); net needs labels and "
         "the project's secret.",
     ),
-    _loss_bound,
+    loss_bound,
     binarize,
-    click.option(
-        "--missing-guardian",
-        type=click.Choice(["worst_case"]),
-        help="Count rows without a Guardian score as the largest loss.",
-    ),
+    missing_guardian,
 )
 threshold = chained(
     _guardian_sees,
     _boundary(help="Keep every action exactly at the threshold gap, or a random share of them."),
-    _loss_bound,
+    loss_bound,
     binarize,
     click.option(
         "--confidence",
@@ -128,9 +157,11 @@ threshold = chained(
     ),
     click.option("--zero-one", is_flag=True, help="Declare that every loss is 0 or the bound."),
 )
+primary_cost = click.option("--primary-cost", type=float, metavar="$", help="Dollars per query of the Primary.")
+guardian_cost = click.option("--guardian-cost", type=float, metavar="$", help="Dollars per query of the Guardian.")
 costs = chained(
-    click.option("--primary-cost", type=float, metavar="$", help="Dollars per query of the Primary."),
-    click.option("--guardian-cost", type=float, metavar="$", help="Dollars per query of the Guardian."),
+    primary_cost,
+    guardian_cost,
     click.option(
         "--primary-price",
         type=(float, float),
@@ -152,7 +183,7 @@ cluster = chained(
         help="The most rows that any cluster may ever have; with --cluster.",
     ),
 )
-sure = chained(
+confident = chained(
     click.option(
         "--confidence",
         metavar="C",
@@ -208,6 +239,35 @@ learned = chained(
     ),
     click.option("--text", is_flag=True, help="Learn from the texts of the queries as well; needs the extra `text`."),
 )
+path_options = chained(
+    click.option(
+        "--path",
+        is_flag=True,
+        help="Calibrate a cascade of several models; LOG has NAME_confidence, NAME_grade, NAME_cost, NAME_answer of each.",
+    ),
+    click.option("--chain", metavar="A,B", help="With --path: ask these models, in this order.  [default: chosen]"),
+    click.option("--models", metavar="A,B,...", help="With --path: choose the chain among these.  [default: all]"),
+    click.option(
+        "--tuning-share",
+        type=float,
+        default=0.4,
+        show_default=True,
+        metavar="S",
+        help="With --path: share of the rows to choose and fit the chain on.",
+    ),
+)
+engine_options = chained(
+    click.option(
+        "--engine",
+        metavar="NAME",
+        help="What reads a log in parts (a pattern, a folder, a URL, or one Parquet file of more than 10 million rows): "
+        "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., spark://..., local[N], or spark for what its "
+        "own settings say). For table:NAME, the Spark that holds the table.  [default: threads]",
+    ),
+    click.option(
+        "--jobs", type=click.IntRange(1, 10_000), metavar="N", help="Threads or processes.  [default: all cores]"
+    ),
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 config_file = click.option(
     "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration file."
@@ -231,21 +291,7 @@ def paid_run(*, limit: str, dry_run: str, max_cost: str) -> Callable[[Command], 
     )  # fmt: skip
 
 
-def read_pair(config: str, policy: str | None) -> Config:
-    """Read a configuration, and bring the pair of a policy into its short form if one is named."""
-    configuration = read_config(config)
-    return configuration if policy is None else configuration.for_policy(policy)
-
-
-def read_configured(config: str | None) -> Config:
-    """Read the configuration that alpha is taken from.
-
-    Raises:
-        UsageError: none is named, and there is none here.
-    """
-    if config is None and not Path(FILE).exists():
-        raise click.UsageError(f"give --alpha, the risk budget; there is no {FILE} here to take it from")
-    return read_config(config or FILE)
+# --- Options as the library takes them ---
 
 
 def loss_and_boundary(loss: str, boundary: str, score: str = "margin") -> tuple[Any, Any]:
@@ -278,160 +324,6 @@ def learned_options(further: dict[str, Any]) -> dict[str, Any]:
     groups, tokens = ("groups" not in without, "tokens" not in without)
     features = Features(groups=groups, tokens=tokens, menu_size=menu_size, group_source=group_source, text=text)
     return {"score": score, "features": features}
-
-
-def read_log(
-    path: str,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: Sequence[str] = (),
-    *,
-    binarized: bool = False,
-    guardian_optional: bool = False,
-    sample: int | None = None,
-    whole: bool = False,
-) -> ScoreLog:
-    """Read the log that an argument names, with the columns that the options name.
-
-    Args:
-        path: the argument.
-        primary_column: the Primary's column, if it was named.
-        guardian_column: the Guardian's column, if it was named.
-        outcomes: list columns to report besides `correct`.
-        binarized: measure the loss on the paper's 0/1 Guardian.
-        guardian_optional: whether the Guardian's column may be absent.
-        sample: how many rows of a log in parts to draw.
-        whole: read one file into memory however many rows it has.
-    """
-    guardian: str | None = guardian_column or "guardian"
-    rows = None if whole else sample_of(path, sample)
-    if rows is not None:
-        return _sampled(path, primary_column, guardian, outcomes, rows, binarized=binarized)
-    if guardian_optional:
-        with Table(path) as table:
-            guardian = guardian if guardian in table.types else None
-    log = ScoreLog.read(path, primary=primary_column or "primary", guardian=guardian, outcomes=outcomes)
-    return log.binarized() if binarized else log
-
-
-SAMPLE = 1_000_000
-"""Rows of a log in parts that commands look at which need them all at once."""
-
-
-def sample_of(path: str, sample: int | None) -> int | None:
-    """Return how many rows to draw from a log in parts; None for one that is read whole, which takes no --sample."""
-    if in_parts(path):
-        return sample or SAMPLE
-    if sample is not None:
-        raise click.UsageError(
-            "--sample is for a log in parts: a pattern, a folder, a URL, or one Parquet file of more than 10 million rows"
-        )
-    return None
-
-
-def in_parts(path: str) -> bool:
-    """Return whether a log is read in parts: a pattern, a folder, a URL, or one Parquet file with very many rows."""
-    return is_many(path) or is_large(path)
-
-
-def _sampled(
-    path: str, primary: str | None, guardian: str | None, outcomes: Sequence[str], rows: int, *, binarized: bool
-) -> ScoreLog:
-    """Return a uniform sample of a log in parts, and say so."""
-    log = ScoreParts.read(path, primary=primary or "primary", guardian=guardian, outcomes=outcomes)
-    if len(log) > rows:
-        warn(f"from a uniform sample of {rows:,} of {len(log):,} rows (seed 0)")
-    sample = log.sample(rows)
-    return sample.binarized() if binarized else sample
-
-
-def remember_look(
-    scores: ScoreLog | CascadeLog, path: str, command: str, *, config: str | None = None, terms: str | None = None
-) -> None:
-    """Note that a command looked at these rows; a folder that cannot be written gives a warning."""
-    try:
-        note_look(looks_path(config or FILE, path), scores, command, terms=terms)
-    except OutputError as error:
-        warn(f"this look was not noted, so calibrate cannot remind you of it: {error}")
-
-
-def describe_looks(
-    scores: ScoreLog | CascadeLog | ScoreParts | SparkTable, path: str, config: str | None, *,
-    fixed_before: bool, terms: str | None = None,
-) -> str | None:  # fmt: skip
-    """Return what a certificate says of earlier looks at these rows, but for calibrations with the same `terms`; or None."""
-    if isinstance(scores, SparkTable):
-        return None
-    rows = (part.load(["context"]) for part in scores.parts()) if isinstance(scores, ScoreParts) else [scores]
-    try:
-        seen = seen_in_parts(looks_path(config or FILE, path), rows, terms=terms)
-    except OutputError as error:
-        warn(str(error))
-        return None
-    if not seen.share:
-        return None
-    what = f"{100 * seen.share:.3g} % of these rows were looked at before ({', '.join(seen.commands)})"
-    if fixed_before:
-        return f"{what}; the user states that alpha and options had been fixed before"
-    warn(
-        f"{what}: alpha and options must have been fixed before; say so with --fixed-before, or calibrate on other rows"
-    )
-    return f"{what}; alpha and options must have been fixed before, or the guarantee does not hold"
-
-
-def project_secret(config: str | None, *folders: Path) -> ProjectSecret | None:
-    """Return the project's secret from the environment, the configuration's folder, or the first of others that has one."""
-    return ProjectSecret.search(*([] if config is None else [Path(config).parent]), *folders)
-
-
-def refuse_same(source: str, output: str | None) -> None:
-    """Refuse an output that would overwrite the input."""
-    if output is not None and os.path.realpath(source) == os.path.realpath(output):
-        raise click.UsageError(f"{output} would overwrite the input; give the output another name")
-
-
-# --- Signatures of certificates that commands load ---
-
-
-_WITH_PATH = frozenset(
-    {
-        "log",
-        "alpha",
-        "config",
-        "loss",
-        "missing_guardian",
-        "fixed_before",
-        "guardian_column",
-        "output",
-        "as_json",
-    }
-    | {"path", "chain", "models", "tuning_share", "seed"}
-    | {"alphas", "calibration_size", "test_size", "trials", "form"}
-)
-
-
-_UNPROVED: Mapping[str, Any] = {
-    "confidence": "confidence", "zero_one": "confidence", "dial": "dial", "by": "groups", "margins": "guard",
-}  # fmt: skip
-
-
-path_options = chained(
-    click.option(
-        "--path",
-        is_flag=True,
-        help="Calibrate a cascade of several models; LOG has NAME_confidence, NAME_grade, NAME_cost, NAME_answer of each.",
-    ),
-    click.option("--chain", metavar="A,B", help="With --path: ask these models, in this order.  [default: chosen]"),
-    click.option("--models", metavar="A,B,...", help="With --path: choose the chain among these.  [default: all]"),
-    click.option(
-        "--tuning-share",
-        type=float,
-        default=0.4,
-        show_default=True,
-        metavar="S",
-        help="With --path: share of the rows to choose and fit the chain on.",
-    ),
-)
 
 
 def take_options(further: dict[str, Any], *also: str) -> bool:
@@ -476,38 +368,89 @@ def named(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-_TABLE = "table:"
+def refuse_same(source: str, output: str | None) -> None:
+    """Refuse an output that would overwrite the input."""
+    if output is not None and os.path.realpath(source) == os.path.realpath(output):
+        raise click.UsageError(f"{output} would overwrite the input; give the output another name")
 
 
-_NO_TABLE = "table:NAME is for calibrate and verify, with the Spark that holds it: --engine sc://... or spark"
+# --- Logs ---
 
 
-engine_options = chained(
-    click.option(
-        "--engine",
-        metavar="NAME",
-        help="What reads a log in parts (a pattern, a folder, a URL, or one Parquet file of more than 10 million rows): "
-        "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., spark://..., local[N], or spark for what its "
-        "own settings say). For table:NAME, the Spark that holds the table.  [default: threads]",
-    ),
-    click.option(
-        "--jobs", type=click.IntRange(1, 10_000), metavar="N", help="Threads or processes.  [default: all cores]"
-    ),
-)
+def read_log(
+    path: str,
+    primary_column: str | None,
+    guardian_column: str | None,
+    outcomes: Sequence[str] = (),
+    *,
+    binarized: bool = False,
+    guardian_optional: bool = False,
+    sample: int | None = None,
+    whole: bool = False,
+) -> ScoreLog:
+    """Read the log that an argument names, with the columns that the options name.
+
+    Args:
+        path: the argument.
+        primary_column: the Primary's column, if it was named.
+        guardian_column: the Guardian's column, if it was named.
+        outcomes: list columns to report besides `correct`.
+        binarized: measure the loss on the paper's 0/1 Guardian.
+        guardian_optional: whether the Guardian's column may be absent.
+        sample: how many rows of a log in parts to draw.
+        whole: read one file into memory however many rows it has.
+    """
+    guardian: str | None = guardian_column or "guardian"
+    rows = None if whole else sample_of(path, sample)
+    if rows is not None:
+        return _sampled(path, primary_column, guardian, outcomes, rows, binarized=binarized)
+    if guardian_optional:
+        with Table(path) as table:
+            guardian = guardian if guardian in table.types else None
+    log = ScoreLog.read(path, primary=primary_column or "primary", guardian=guardian, outcomes=outcomes)
+    return log.binarized() if binarized else log
 
 
-def place_of(scores: AnyLog, engine: str | None, jobs: int | None) -> Engine | None:
-    """Return where the work on a log in parts is done; None for one in memory."""
-    if isinstance(scores, ScoreParts):
-        return as_engine(engine, jobs)
-    if isinstance(scores, SparkTable) and jobs is None:
-        return scores
-    if jobs is not None or engine is not None:
+def sample_of(path: str, sample: int | None) -> int | None:
+    """Return how many rows to draw from a log in parts; None for one that is read whole, which takes no --sample."""
+    if in_parts(path):
+        return sample or SAMPLE
+    if sample is not None:
         raise click.UsageError(
-            "--engine and --jobs are for a log in parts: give a pattern, a folder, a URL, or one Parquet file of more than "
-            "10 million rows"
+            "--sample is for a log in parts: a pattern, a folder, a URL, or one Parquet file of more than 10 million rows"
         )
     return None
+
+
+def in_parts(path: str) -> bool:
+    """Return whether a log is read in parts: a pattern, a folder, a URL, or one Parquet file with very many rows."""
+    return is_many(path) or is_large(path)
+
+
+def _sampled(
+    path: str, primary: str | None, guardian: str | None, outcomes: Sequence[str], rows: int, *, binarized: bool
+) -> ScoreLog:
+    """Return a uniform sample of a log in parts, and say so."""
+    log = ScoreParts.read(path, primary=primary or "primary", guardian=guardian, outcomes=outcomes)
+    if len(log) > rows:
+        warn(f"from a uniform sample of {rows:,} of {len(log):,} rows (seed 0)")
+    sample = log.sample(rows)
+    return sample.binarized() if binarized else sample
+
+
+def open_log(
+    log: str, primary: str | None, guardian: str | None, outcomes: tuple[str, ...], engine: str | None, **how: Any
+) -> PairLog:
+    """Return the table that table:NAME means in the Spark of --engine; any other log as `read_scores` does."""
+    if not (log.startswith(_TABLE) and engine):
+        return read_scores(log, primary, guardian, outcomes, **how)
+    table, columns = log.removeprefix(_TABLE), {"primary": primary or "primary", "guardian": guardian or "guardian"}
+    if not is_spark(engine):
+        raise click.UsageError(_NO_TABLE)
+    if outcomes:
+        raise click.UsageError("--outcome is not for a table; export it as Parquet files")
+    opened = SparkTable.open(engine, table, **columns)
+    return opened.binarized() if how.get("binarized") else opened
 
 
 def read_scores(
@@ -549,20 +492,18 @@ def read_scores(
     return parts.binarized() if binarized else parts
 
 
-def find_scores(
-    log: str, primary: str | None, guardian: str | None, outcomes: tuple[str, ...], engine: str | None, **how: Any
-) -> AnyLog:
-    """Return the table that table:NAME means in the Spark of --engine; any other log as `read_scores` does."""
-    if not (log.startswith(_TABLE) and engine):
-        return read_scores(log, primary, guardian, outcomes, **how)
-
-    table, columns = log.removeprefix(_TABLE), {"primary": primary or "primary", "guardian": guardian or "guardian"}
-    if not is_spark(engine):
-        raise click.UsageError(_NO_TABLE)
-    if outcomes:
-        raise click.UsageError("--outcome is not for a table; export it as Parquet files")
-    opened = SparkTable.open(engine, table, **columns)
-    return opened.binarized() if how.get("binarized") else opened
+def place_of(scores: PairLog, engine: str | None, jobs: int | None) -> Engine | None:
+    """Return where the work on a log in parts is done; None for one in memory."""
+    if isinstance(scores, ScoreParts):
+        return as_engine(engine, jobs)
+    if isinstance(scores, SparkTable) and jobs is None:
+        return scores
+    if jobs is not None or engine is not None:
+        raise click.UsageError(
+            "--engine and --jobs are for a log in parts: give a pattern, a folder, a URL, or one Parquet file of more than "
+            "10 million rows"
+        )
+    return None
 
 
 def read_cascade(path: str, guardian: str | None, models: str | None) -> CascadeLog:
@@ -591,23 +532,74 @@ def lacks_guardian(scores: ScoreLog | ScoreParts) -> bool:
     return scores.guardian is None if isinstance(scores, ScoreParts) else bool(scores.missing.all())
 
 
-def load_certificate(path: str, *folders: Path) -> Certificate:
-    """Load a certificate with its key; a signature is verified if the project's secret is at hand."""
-    certificate = Certificate.load(path)
-    secret = project_secret(None, *folders, Path(path).parent, Path())
-    check_signed(certificate, secret, path)
-    return certificate if secret is None else certificate.with_key_of(secret)
+def remember_look(
+    scores: ScoreLog | CascadeLog, path: str, command: str, *, config: str | None = None, terms: str | None = None
+) -> None:
+    """Note that a command looked at these rows; a folder that cannot be written gives a warning."""
+    try:
+        note_look(looks_path(config or FILE, path), scores, command, terms=terms)
+    except OutputError as error:
+        warn(f"this look was not noted, so calibrate cannot remind you of it: {error}")
 
 
-def load_path_certificate(path: str, *folders: Path) -> PathCertificate | None:
-    """Load a certificate of a cascade with its key; None if the file holds another kind."""
-    document = read_document(Path(path))
-    if not is_path_document(document):
+def describe_looks(
+    scores: AnyLog, path: str, config: str | None, *,
+    fixed_before: bool, terms: str | None = None,
+) -> str | None:  # fmt: skip
+    """Return what a certificate says of earlier looks at these rows, but for calibrations with the same `terms`; or None."""
+    if isinstance(scores, SparkTable):
         return None
-    certificate = PathCertificate.from_dict(document, source=path)
+    rows = (part.load(["context"]) for part in scores.parts()) if isinstance(scores, ScoreParts) else [scores]
+    try:
+        seen = seen_in_parts(looks_path(config or FILE, path), rows, terms=terms)
+    except OutputError as error:
+        warn(str(error))
+        return None
+    if not seen.share:
+        return None
+    what = f"{100 * seen.share:.3g} % of these rows were looked at before ({', '.join(seen.commands)})"
+    if fixed_before:
+        return f"{what}; the user states that alpha and options had been fixed before"
+    warn(
+        f"{what}: alpha and options must have been fixed before; say so with --fixed-before, or calibrate on other rows"
+    )
+    return f"{what}; alpha and options must have been fixed before, or the guarantee does not hold"
+
+
+# --- Certificates ---
+
+
+def load_certificate(path: str, *folders: Path) -> AnyCertificate:
+    """Load a certificate of a pair or of a cascade, with its key."""
+    if is_path_document(read_document(Path(path))):
+        return _checked(PathCertificate.load(path), path, folders)
+    return load_pair_certificate(path, *folders)
+
+
+def load_pair_certificate(path: str, *folders: Path) -> Certificate:
+    """Load a certificate of a pair, with its key."""
+    return _checked(Certificate.load(path), path, folders)
+
+
+def _checked(certificate: Certified, path: str, folders: Sequence[Path]) -> Certified:
+    """Return a certificate with its key if the project's secret is at hand, and verify its signature.
+
+    A certificate without a signature gives a warning: anybody may have edited it.
+
+    Raises:
+        CertificateError: it is not the project's, or something was changed.
+    """
     secret = project_secret(None, *folders, Path(path).parent, Path())
-    check_signed(certificate, secret, path)
-    return certificate if secret is None else certificate.with_key_of(secret)
+    if secret is None:
+        return certificate
+    if certificate.signed:
+        certificate.check_signature(secret, source=path)
+    else:
+        warn(
+            f"{path} is not signed, though this project has a secret: nothing shows that it is as it was calibrated; "
+            "`arbitrage verify` recomputes it from its log"
+        )
+    return certificate.with_key_of(secret)
 
 
 def columns_of(certificate: Certificate, primary: str | None, guardian: str | None) -> tuple[str, str]:
@@ -615,19 +607,29 @@ def columns_of(certificate: Certificate, primary: str | None, guardian: str | No
     return primary or certificate.columns["primary"], guardian or certificate.columns["guardian"]
 
 
-def check_signed(certificate: Certificate | PathCertificate, secret: ProjectSecret | None, path: str) -> None:
-    """Verify a signature if the project's secret is at hand, and warn if there is none: then anybody may have edited it.
+# --- Configurations, and the secret and the store beside them ---
+
+
+def read_pair(config: str, policy: str | None) -> Config:
+    """Read a configuration, and bring the pair of a policy into its short form if one is named."""
+    configuration = read_config(config)
+    return configuration if policy is None else configuration.for_policy(policy)
+
+
+def read_configured(config: str | None) -> Config:
+    """Read the configuration that alpha is taken from.
 
     Raises:
-        CertificateError: it is not the project's, or something was changed.
+        UsageError: none is named, and there is none here.
     """
-    if secret is not None and certificate.signed:
-        certificate.check_signature(secret, source=path)
-    elif secret is not None:
-        warn(
-            f"{path} is not signed, though this project has a secret: nothing shows that it is as it was calibrated; "
-            "`arbitrage verify` recomputes it from its log"
-        )
+    if config is None and not Path(FILE).exists():
+        raise click.UsageError(f"give --alpha, the risk budget; there is no {FILE} here to take it from")
+    return read_config(config or FILE)
+
+
+def project_secret(config: str | None, *folders: Path) -> ProjectSecret | None:
+    """Return the project's secret from the environment, the configuration's folder, or the first of others that has one."""
+    return ProjectSecret.search(*([] if config is None else [Path(config).parent]), *folders)
 
 
 def with_store(

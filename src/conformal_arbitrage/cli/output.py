@@ -68,24 +68,24 @@ def name_left_out(titles: Sequence[str]) -> None:
 
 def show_estimate(estimates: list[EndpointEstimate], *, as_json: bool, **counts: int) -> None:
     """Print the estimated calls, tokens and cost, per endpoint and in total; counts are part of the JSON document only."""
-    total = sum((one.spent for one in estimates), start=Spent()).cost
+    total = sum((estimate.spent for estimate in estimates), start=Spent()).cost
     if as_json:
         print_json({"models": msgspec.to_builtins(estimates), "cost": total, **counts})
         return
     header = ["role", "endpoint", "calls", "input tokens", "output tokens", "cost"]
     rows = [
         [
-            role_name(one.role),
-            one.origin,
-            f"{one.spent.calls}",
-            f"{one.spent.input_tokens}",
-            f"{one.spent.output_tokens}",
-            dollars(one.spent.cost),
+            role_name(estimate.role),
+            estimate.origin,
+            f"{estimate.spent.calls}",
+            f"{estimate.spent.input_tokens}",
+            f"{estimate.spent.output_tokens}",
+            dollars(estimate.spent.cost),
         ]
-        for one in estimates
+        for estimate in estimates
     ]
     print_table(header, rows, title="Estimate, at four characters per token and every reply at its limit")
-    unpriced = ", ".join(dict.fromkeys(f"[{one.role}]" for one in estimates if one.spent.cost is None))
+    unpriced = ", ".join(dict.fromkeys(f"[{estimate.role}]" for estimate in estimates if estimate.spent.cost is None))
     cost = f"unknown; set price = [IN, OUT] in {unpriced}" if unpriced else f"about {dollars(total)}"
     click.echo(f"Cost: {cost}. Nothing was sent; replies that are already stored are not counted.")
 
