@@ -227,7 +227,7 @@ def _show_certificate(
     if as_json:
         print_json(certificate.to_dict() | ({} if use is None else {ON_THIS_LOG: use}))
         return
-    print_facts([*_facts(certificate), *([] if use is None else [_describe_use(**use)])])
+    print_facts([*_facts_of(certificate), *([] if use is None else [_describe_use(**use)])])
     click.echo(f"\n{wrapped(certificate.summary)}\n")
     if output is None:
         click.echo(wrapped(certificate.guarantee))
@@ -239,7 +239,7 @@ def _show_certificate(
         click.echo(_UNSIGNED)
 
 
-def _facts(certificate: options.AnyCertificate) -> list[tuple[str, str]]:
+def _facts_of(certificate: options.AnyCertificate) -> list[tuple[str, str]]:
     if isinstance(certificate, PathCertificate):
         return certificate.facts()
     return [*certificate.facts(), ("many decisions", luck_words(certificate))]
@@ -500,7 +500,7 @@ def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
         cascade = isinstance(loaded, PathCertificate)
         print_json(loaded.to_dict() if cascade else loaded.to_dict(with_arrays=with_arrays))
         return
-    print_facts(_facts(loaded))
+    print_facts(_facts_of(loaded))
     click.echo(f"\n{wrapped(loaded.summary)}\n\n{wrapped(loaded.guarantee)}")
 
 
