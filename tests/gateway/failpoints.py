@@ -18,7 +18,7 @@ import aiohttp
 
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.gateway import server, webhooks  # noqa: F401 - imported once, for all children
-from conformal_arbitrage.gateway.people import Concluder
+from conformal_arbitrage.gateway.people import VoteCounter
 from conformal_arbitrage.gateway.requests import Attempt
 from conformal_arbitrage.gateway.webhooks import WebhookSender
 from conformal_arbitrage.store import Store, reviews
@@ -130,7 +130,7 @@ def _let_wait(fuse):
 
         return wrapped
 
-    _wrap(Concluder, "turn", waiting)
+    _wrap(VoteCounter, "turn", waiting)
     _wrap(WebhookSender, "send_due", waiting)
 
 

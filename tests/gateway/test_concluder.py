@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from conformal_arbitrage.gateway import people
-from conformal_arbitrage.gateway.people import Concluder, Desk
+from conformal_arbitrage.gateway.people import ReviewQueue, VoteCounter
 from conformal_arbitrage.live.config import TeamConfig
 from conformal_arbitrage.store import claims, events, pages, reviews
 from tests.store.facts import decision
@@ -23,8 +23,8 @@ class Loop:
 
     def restart(self, members=MEMBERS, leads=LEADS):
         """Go on as a gateway with these people on the team."""
-        desk = Desk(self.store, {"team": TeamConfig(members=members, leads=leads)}, b"secret")
-        self._concluder = Concluder(self.store, desk, self._complete)
+        queue = ReviewQueue(self.store, {"team": TeamConfig(members=members, leads=leads)}, b"secret")
+        self._counter = VoteCounter(self.store, queue, self._complete)
 
     async def _complete(self, request):
         self.completed.append(request.name)
@@ -32,7 +32,7 @@ class Loop:
             await asyncio.Event().wait()
 
     async def turn(self):
-        await self._concluder.turn()
+        await self._counter.turn()
         await asyncio.sleep(0)
 
     async def ask(self, **options):

@@ -28,17 +28,17 @@ def pair(house, request, monkeypatch):
 class Worker(threading.Thread):
     """A reviewer who answers letter k with option k modulo 3, until it is over."""
 
-    def __init__(self, seat, over):
+    def __init__(self, reviewer, over):
         super().__init__()
-        self.seat, self.over, self.votes = seat, over, []
+        self.reviewer, self.over, self.votes = reviewer, over, []
 
     def run(self):
         while not self.over.is_set():
-            if (held := self.seat.claim()) is None:
+            if (held := self.reviewer.claim()) is None:
                 self.over.wait(0.05)
                 continue
             place = int(held["context"].split("Letter ")[1].split(".")[0]) % 3
-            self.votes.append((held["token"], self.seat.vote(held, place).status_code))
+            self.votes.append((held["token"], self.reviewer.vote(held, place).status_code))
 
 
 def test_every_question_is_decided_once_whoever_asks_and_whoever_votes(pair):

@@ -21,7 +21,7 @@ from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.http import Incoming
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import Desk
+from conformal_arbitrage.gateway.people import ReviewQueue
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.gateway.requests import DecisionRoutes
 from conformal_arbitrage.live.config import GatewayConfig, PolicyConfig
@@ -110,8 +110,8 @@ def routes(store, name, world, rule, **settings):
         identities_sha256="", rule=bound, mode="enforce",
     )  # fmt: skip
     secret = world.rng.bytes(32)
-    desk = Desk(store, {}, secret)
-    return DecisionRoutes(GatewayConfig(), store, Table(policy), Decider(secret), Metrics(), desk)
+    queue = ReviewQueue(store, {}, secret)
+    return DecisionRoutes(GatewayConfig(), store, Table(policy), Decider(secret), Metrics(), queue)
 
 
 async def send(gateway, world, question, key=None):

@@ -15,7 +15,7 @@ from conformal_arbitrage.gateway.audits import yet_to_judge
 from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.chat import converted, decoded
 from conformal_arbitrage.gateway.http import Handler, Incoming, json_response
-from conformal_arbitrage.gateway.people import TICK, Assignment, Desk, Seat, own_figures, team_figures
+from conformal_arbitrage.gateway.people import TICK, Assignment, Reviewer, ReviewQueue, own_figures, team_figures
 from conformal_arbitrage.gateway.policies import PolicyTable
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import GatewayConfig
@@ -338,9 +338,9 @@ class Ballot(Struct, forbid_unknown_fields=True):
 class ReviewRoutes:
     """The review queue over HTTP."""
 
-    def __init__(self, store: Store, desk: Desk, config: GatewayConfig) -> None:
+    def __init__(self, store: Store, queue: ReviewQueue, config: GatewayConfig) -> None:
         self._store = store
-        self._desk = desk
+        self._queue = queue
         self._config = config
 
     def routes(self) -> list[tuple[str, str, Scope, Handler]]:
@@ -358,38 +358,38 @@ class ReviewRoutes:
 
     async def claim(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/reviews/claim: the question that the reviewer holds, or the next."""
-        assignment = await self._desk.take(self._desk.seat(request.caller))
+        assignment = await self._queue.take(self._queue.reviewer(request.caller))
         return Response(status_code=204) if assignment is None else _shown(assignment)
 
     async def renew(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/reviews/{token}/renew."""
-        seat, token = self._held(request)
-        if not await self._desk.renew(seat, token):
+        reviewer, token = self._held(request)
+        if not await self._queue.renew(reviewer, token):
             raise _lost()
         return Response(status_code=204)
 
     async def give_back(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/reviews/{token}/return."""
-        await self._desk.give_back(*self._held(request))
+        await self._queue.give_back(*self._held(request))
         return Response(status_code=204)
 
     async def skip(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/reviews/{token}/skip."""
-        seat, token = self._held(request)
-        if not await self._desk.skip(seat, token):
+        reviewer, token = self._held(request)
+        if not await self._queue.skip(reviewer, token):
             raise _lost()
         return Response(status_code=204)
 
     async def vote(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/reviews/{token}/vote."""
-        seat, token = self._held(request)
+        reviewer, token = self._held(request)
         ballot: Ballot = converted(decoded(request.content, self._config), Ballot)
         if ballot.active is not None and not (isfinite(ballot.active) and 0 <= ballot.active < 86400):
             raise RequestError("active must be a number of seconds, from 0 to a day", status=422, param="active")
         vote = ballot.choice if ballot.grades is None else ballot.grades
         if vote is None or (ballot.choice is not None and ballot.grades is not None):
             raise RequestError("a vote has a choice or, where answers are graded, grades", status=422, param="choice")
-        counts = await self._desk.vote(seat, token, vote, ballot.active)
+        counts = await self._queue.vote(reviewer, token, vote, ballot.active)
         if counts is None:
             raise RequestError(
                 "this question was given to someone else; claim another one", status=409, code="item_gone"
@@ -398,18 +398,18 @@ class ReviewRoutes:
 
     async def undo(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/reviews/{token}/undo."""
-        assignment = await self._desk.undo(*self._held(request))
+        assignment = await self._queue.undo(*self._held(request))
         if assignment is None:
             raise RequestError("this vote counts already, or there is none", status=409, code="vote_counts")
         return _shown(assignment)
 
-    def _held(self, request: Incoming) -> tuple[Seat, str]:
-        return self._desk.seat(request.caller), str(request.path_params["token"])[:64].replace("\0", "")
+    def _held(self, request: Incoming) -> tuple[Reviewer, str]:
+        return self._queue.reviewer(request.caller), str(request.path_params["token"])[:64].replace("\0", "")
 
     async def figures(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/reviews: backlog, times and agreement of every team; of people, only admins see all."""
         caller = request.caller
-        teams = await team_figures(self._store, self._desk, blind=caller.scope != "admin")
+        teams = await team_figures(self._store, self._queue, blind=caller.scope != "admin")
         if caller.scope != "admin":
             teams = [own_figures(team, caller.label or caller.id) for team in teams]
         return json_response({"object": "list", "data": [asdict(team) for team in teams]})

@@ -23,7 +23,7 @@ from conformal_arbitrage.errors import (
 )
 from conformal_arbitrage.gateway.decider import recorded_error
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import Desk
+from conformal_arbitrage.gateway.people import ReviewQueue
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair, PolicyTable
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.people import GradingTerms, grading_terms
@@ -179,17 +179,17 @@ class Auditor:
         policies: whose Guardians are asked.
         metrics: counts attempts and what they cost.
         deadline: seconds after which an audit that keeps failing is recorded as missing.
-        desk: where people are asked who are a Guardian.
+        queue: where people are asked who are a Guardian.
     """
 
     def __init__(
-        self, store: Store, policies: PolicyTable, metrics: Metrics, deadline: float, desk: Desk | None = None
+        self, store: Store, policies: PolicyTable, metrics: Metrics, deadline: float, queue: ReviewQueue | None = None
     ) -> None:
         self._store = store
         self._policies = policies
         self._metrics = metrics
         self._deadline = deadline
-        self._desk = desk
+        self._queue = queue
         self._rests: dict[str, tuple[int, float]] = {}  # by policy: failed batches in a row, and until when it rests
 
     async def run(self) -> None:
@@ -261,13 +261,13 @@ class Auditor:
         """Return what to put into the review queue in place of an audit; None if a model answers it."""
         policy = self._of_same_models(audit)
         terms, question = policy.pair.review, audit.question
-        if self._desk is None or terms is None or not isinstance(question, MenuQuestion):
+        if self._queue is None or terms is None or not isinstance(question, MenuQuestion):
             return None
         query = Query(question.context, question.actions, id=audit.id, ordered=question.ordered)
         record = await self._store.run(pages.record, audit.id) if terms.shows_primary else None
         if terms.shows_primary and record is None:  # without the Primary's choice people could tell it from a question
             raise RequestError("the record with the Primary's choice is gone", code="no_record")
-        return self._desk.items(
+        return self._queue.items(
             terms, "audit", query, size=len(question.actions), policy=policy.name,
             identities=policy.identities_sha256, drawn=True,
             primary=None if record is None else scores_of(record, "primary"),

@@ -43,7 +43,7 @@ from conformal_arbitrage.gateway.http import (
     json_response,
 )
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import Concluder, Desk
+from conformal_arbitrage.gateway.people import ReviewQueue, VoteCounter
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, certificate_file
 from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.requests import DecisionRoutes
@@ -219,7 +219,7 @@ class Parts:
     clock: Callable[[], float] = time.time
     traced: Callable[[ASGIApp, str], ASGIApp] | None = None
     webhooks: Sequence[WebhookEndpoint] = ()
-    desk: Desk
+    queue: ReviewQueue
     drain: Drain = field(default_factory=lambda: Drain(0.0))
 
 
@@ -237,7 +237,7 @@ def create_app(parts: Parts) -> ASGIApp:
                 "housekeeping": Housekeeper(parts.store, parts.config.gateway.retain_days).run,
                 "webhooks": WebhookSender(parts.store, parts.webhooks, parts.metrics).run,
                 "renewal": partial(parts.renewer.run, routes.watcher),
-                "reviews": Concluder(parts.store, parts.desk, routes.deciding.finish).run,
+                "reviews": VoteCounter(parts.store, parts.queue, routes.deciding.finish).run,
                 "grading": GradingFeed(parts.store, parts.config, parts.secret).run,
             }
         )
@@ -245,7 +245,7 @@ def create_app(parts: Parts) -> ASGIApp:
         await routes.background.stop()
 
     routes = _Routes(parts)
-    parts.drain.at_end(parts.desk.close)
+    parts.drain.at_end(parts.queue.close)
     served = routes.served()
     app = Starlette(
         routes=[
@@ -277,18 +277,18 @@ class _Routes:
         self._recording = Refresher(parts.store.writable, *subscribers)  # before a model is paid
         decider = Decider(parts.secret)
         self.deciding = DecisionRoutes(
-            parts.config.gateway, parts.store, parts.policies, decider, self._metrics, parts.desk
+            parts.config.gateway, parts.store, parts.policies, decider, self._metrics, parts.queue
         )
 
     def auditor(self) -> Auditor:
         """Return what runs audits, counted in the same metrics."""
         parts = self._parts
-        return Auditor(parts.store, parts.policies, self._metrics, parts.config.gateway.audit_deadline, parts.desk)
+        return Auditor(parts.store, parts.policies, self._metrics, parts.config.gateway.audit_deadline, parts.queue)
 
     def served(self) -> list[tuple[str, str, ASGIApp]]:
         """Return the routes that need a key: method, path, application."""
         parts, gateway = self._parts, self._parts.config.gateway
-        deciding, reviews = self.deciding, ReviewRoutes(parts.store, parts.desk, gateway)
+        deciding, reviews = self.deciding, ReviewRoutes(parts.store, parts.queue, gateway)
         records = RecordRoutes(parts.store, parts.policies, gateway)
         monitors = MonitorRoutes(parts.store, parts.policies, self.watcher, gateway)
         routes: list[tuple[str, str, Scope, Handler]] = [
@@ -336,7 +336,7 @@ class _Routes:
             ConsoleParts(
                 config=parts.config, store=parts.store, policies=parts.policies, watcher=self.watcher,
                 renewer=parts.renewer, background=self.background, breakers=parts.breakers, refresher=self._refresher,
-                doorkeeper=doorkeeper, pages=Pages(), clock=parts.clock, desk=parts.desk,
+                doorkeeper=doorkeeper, pages=Pages(), clock=parts.clock, queue=parts.queue,
                 webhooks=WebhookTests(parts.webhooks), secret=parts.secret,
             )
         )  # fmt: skip
@@ -370,9 +370,9 @@ class _Routes:
         with suppress(StoreError):  # the other figures matter all the more
             names = [policy.name for policy in self._parts.policies.all()]
             self._metrics.backlog(names, await self._parts.store.run(outbox.audit_backlog))
-            if self._parts.desk.teams:
+            if self._parts.queue.teams:
                 self._metrics.review_backlogs(
-                    await self._parts.store.run(stored_reviews.backlogs, self._parts.desk.people())
+                    await self._parts.store.run(stored_reviews.backlogs, self._parts.queue.people())
                 )
             if webhooks := [webhook.name for webhook in self._parts.webhooks]:
                 self._metrics.webhook_backlog(webhooks, await self._parts.store.run(outbox.delivery_backlog))

@@ -167,10 +167,10 @@ _OPEN = ReviewOutcome(state="open")
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A reviewer's place: whose questions they answer, and of which teams they are a lead."""
+class Reviewer:
+    """A reviewer: of which teams they are a member, and of which a lead."""
 
-    reviewer: str
+    name: str
     teams: tuple[str, ...]
     leads: tuple[str, ...]
 
@@ -208,8 +208,8 @@ class _Waiter:
     outcome: asyncio.Future[ReviewOutcome]
 
 
-class Desk:
-    """Where callers wait for people, and reviewers get their questions.
+class ReviewQueue:
+    """The queue of questions for people: callers wait on it, and reviewers take from it.
 
     Args:
         store: holds the queue.
@@ -319,39 +319,39 @@ class Desk:
         return bool(await self._store.run(reviews.present, self._people(team)))
 
     def _people(self, team: str) -> tuple[str, ...]:
-        one = self.teams[team]
-        return (*one.members, *one.leads, ANONYMOUS)
+        config = self.teams[team]
+        return (*config.members, *config.leads, ANONYMOUS)
 
     def people(self) -> dict[str, tuple[str, ...]]:
         """Return the names of everybody on each team."""
         return {team: self._people(team) for team in self.teams}
 
-    def seat(self, caller: Caller) -> Seat:
-        """Return the place of whoever calls; before there are keys, everybody on this machine sits on every team.
+    def reviewer(self, caller: Caller) -> Reviewer:
+        """Return who calls as a reviewer; before there are keys, everybody on this machine is on every team.
 
         Raises:
             RequestError: the key is bound to policies, or its label is on no team.
         """
         if caller.id == ANONYMOUS:
-            return Seat(ANONYMOUS, tuple(self.teams), tuple(self.teams))
+            return Reviewer(ANONYMOUS, tuple(self.teams), tuple(self.teams))
         if caller.policies is not None:
             raise RequestError(
                 f"this key is bound to {', '.join(caller.policies)}; to review, use one that is not", status=403,
                 code="insufficient_scope",
             )  # fmt: skip
-        reviewer = caller.label or caller.id
-        member = tuple(name for name, team in self.teams.items() if reviewer in team.members)
-        lead = tuple(name for name, team in self.teams.items() if reviewer in team.leads)
+        name = caller.label or caller.id
+        member = tuple(team_name for team_name, team in self.teams.items() if name in team.members)
+        lead = tuple(team_name for team_name, team in self.teams.items() if name in team.leads)
         if not member and not lead:
             raise RequestError(
-                f"the label {reviewer!r:.80} of this key is on no team; add it to members or leads of [teams.NAME]",
+                f"the label {name!r:.80} of this key is on no team; add it to members or leads of [teams.NAME]",
                 status=403, code="not_on_a_team",
             )  # fmt: skip
-        return Seat(reviewer, member, lead)
+        return Reviewer(name, member, lead)
 
-    async def take(self, seat: Seat) -> Assignment | None:
+    async def take(self, reviewer: Reviewer) -> Assignment | None:
         """Give a reviewer the question they hold already, or the next; None if there is none."""
-        held = await self._store.run(reviews.take, seat.reviewer, teams=seat.teams, leads=seat.leads)
+        held = await self._store.run(reviews.take, reviewer.name, teams=reviewer.teams, leads=reviewer.leads)
         return None if held is None else self._assignment(held)
 
     def _assignment(self, held: HeldReview) -> Assignment:
@@ -367,25 +367,25 @@ class Desk:
             primary_choice=held.question.primary,
         )
 
-    async def renew(self, seat: Seat, token: str) -> bool:
+    async def renew(self, reviewer: Reviewer, token: str) -> bool:
         """Hold a question longer; return False if it is no longer theirs."""
-        return await self._store.run(reviews.renew, token, seat.reviewer)
+        return await self._store.run(reviews.renew, token, reviewer.name)
 
-    async def give_back(self, seat: Seat, token: str) -> None:
+    async def give_back(self, reviewer: Reviewer, token: str) -> None:
         """Give a question back."""
-        await self._store.run(reviews.give_back, token, seat.reviewer)
+        await self._store.run(reviews.give_back, token, reviewer.name)
 
-    async def skip(self, seat: Seat, token: str) -> bool:
+    async def skip(self, reviewer: Reviewer, token: str) -> bool:
         """Leave a question to someone else; return False if it is no longer theirs."""
-        skipped = await self._store.run(reviews.skip, token, seat.reviewer)
+        skipped = await self._store.run(reviews.skip, token, reviewer.name)
         self.wake.set()
         return skipped
 
-    async def vote(self, seat: Seat, token: str, vote: Vote, active: float | None = None) -> float | None:
+    async def vote(self, reviewer: Reviewer, token: str, vote: Vote, active: float | None = None) -> float | None:
         """Vote for an option by its place as shown, or give every answer a grade, in the order shown.
 
         Args:
-            seat: who votes.
+            reviewer: who votes.
             token: of the question.
             vote: the option's place, or the grades.
             active: seconds that they were active.
@@ -396,16 +396,16 @@ class Desk:
         Raises:
             RequestError: there is no such option or grade, or the question takes the other kind of vote.
         """
-        question = await self._store.run(reviews.held_question, token, seat.reviewer)
+        question = await self._store.run(reviews.held_question, token, reviewer.name)
         place = place_of_vote(question, vote)
-        counts = await self._store.run(reviews.vote, token, seat.reviewer, place, active=active)
+        counts = await self._store.run(reviews.vote, token, reviewer.name, place, active=active)
         if counts is not None:
             asyncio.get_running_loop().call_later(counts, self.wake.set)
         return counts
 
-    async def undo(self, seat: Seat, token: str) -> Assignment | None:
+    async def undo(self, reviewer: Reviewer, token: str) -> Assignment | None:
         """Take a vote back and show its question again; None if the vote counts already."""
-        held = await self._store.run(reviews.undo, token, seat.reviewer)
+        held = await self._store.run(reviews.undo, token, reviewer.name)
         return None if held is None else self._assignment(held)
 
     async def pause(self) -> None:
@@ -428,12 +428,12 @@ class ReviewScorer:
 
     Args:
         terms: how they are asked.
-        desk: where to wait for them; None if only the identity is wanted.
+        queue: where to wait for them; None if only the identity is wanted.
     """
 
-    def __init__(self, terms: ReviewTerms, desk: Desk | None) -> None:
+    def __init__(self, terms: ReviewTerms, queue: ReviewQueue | None) -> None:
         self.terms = terms
-        self._desk = desk
+        self._queue = queue
 
     @property
     def identity(self) -> Identity:
@@ -448,12 +448,12 @@ class ReviewScorer:
             UpstreamError: nobody could tell.
             StillDecidingError: nobody has decided yet, and the caller is to come back.
         """
-        if self._desk is None:
+        if self._queue is None:
             raise UpstreamError(f"the team {self.terms.name!r} answers through a gateway only; start `arbitrage serve`")
         settings, id = self.terms.settings, str(query.id)
         late = settings.late == "fallback"
-        wait = 0.0 if late and not await self._desk.someone_is_there(self.terms.name) else settings.wait
-        outcome = await self._desk.outcome(id, wait=wait)
+        wait = 0.0 if late and not await self._queue.someone_is_there(self.terms.name) else settings.wait
+        outcome = await self._queue.outcome(id, wait=wait)
         if outcome.action is not None:
             return _scores(outcome, query)
         if outcome.state == "open" and not late:
@@ -471,18 +471,18 @@ def _scores(outcome: ReviewOutcome, query: Query) -> Scores:
     return Scores(values=values, spent=spent, served=outcome.team)
 
 
-class Concluder:
+class VoteCounter:
     """Counts votes, and completes requests whose callers are gone; every gateway has one, and any may do any of it.
 
     Args:
-        store: holds the queue.
-        desk: where callers wait.
+        store: holds the votes.
+        queue: tells callers.
         complete: finishes a stored request.
     """
 
-    def __init__(self, store: Store, desk: Desk, complete: Callable[[ReviewRequest], Awaitable[None]]) -> None:
+    def __init__(self, store: Store, queue: ReviewQueue, complete: Callable[[ReviewRequest], Awaitable[None]]) -> None:
         self._store = store
-        self._desk = desk
+        self._queue = queue
         self._complete = complete
         self._completing: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._called = 0.0
@@ -490,7 +490,7 @@ class Concluder:
 
     async def run(self) -> None:
         """Look at the queue four times a second until cancelled; return if there are no teams."""
-        if not self._desk.teams:
+        if not self._queue.teams:
             return
         try:
             while True:
@@ -498,7 +498,7 @@ class Concluder:
                     await self.turn()
                 except StoreError:
                     await asyncio.sleep(TICK)  # the database is unreachable; requests report that, votes wait
-                await self._desk.pause()
+                await self._queue.pause()
         finally:
             for task in self._completing.values():
                 task.cancel()
@@ -511,7 +511,7 @@ class Concluder:
             self._rechecked = time.monotonic()
         for item in await self._store.run(reviews.due):
             await self._settle(item)
-        await self._desk.look()
+        await self._queue.look()
         for request in await self._store.run(reviews.decided_requests, limit=_AT_ONCE + len(self._completing)):
             key = request.key_id, request.name
             if key not in self._completing:
@@ -523,9 +523,9 @@ class Concluder:
 
     async def _recheck_teams(self) -> None:
         """Look for items that nobody can answer, since who is on a team may have changed while they were open."""
-        for name, team in self._desk.teams.items():
+        for name, team in self._queue.teams.items():
             await self._store.run(reviews.mark_exhausted, name, members=team.members, leads=team.leads)
-        for name, count in (await self._store.run(reviews.stranded, self._desk.teams)).items():
+        for name, count in (await self._store.run(reviews.stranded, self._queue.teams)).items():
             _log.warning(
                 "%d open questions are for the team %r, which is not configured here; add [teams.%s] for people to answer",
                 *(count, name, name),
@@ -542,7 +542,7 @@ class Concluder:
 
     async def _call_someone(self) -> None:
         """Tell webhooks of questions that callers wait for while nobody is there."""
-        for backlog in await self._store.run(reviews.backlogs, self._desk.people()):
+        for backlog in await self._store.run(reviews.backlogs, self._queue.people()):
             if backlog.untaken and not backlog.present:
                 await self._store.run(reviews.call, backlog.team)
 
@@ -564,7 +564,7 @@ class Concluder:
 
     def _left(self, item: ReviewItem, level: int) -> set[str] | None:
         """Return who could still vote at a level: who has neither voted nor skipped it; None if the team is unknown here."""
-        team = self._desk.teams.get(item.team)
+        team = self._queue.teams.get(item.team)
         return None if team is None else set(team.leads if level else team.members) - item.seen
 
     async def _decide(self, item: ReviewItem, verdict: int) -> None:
@@ -625,9 +625,9 @@ class TeamFigures:
     reviewers: tuple[ReviewerFigures, ...]
 
 
-async def team_figures(store: Store, desk: Desk, *, blind: bool) -> list[TeamFigures]:
+async def team_figures(store: Store, queue: ReviewQueue, *, blind: bool) -> list[TeamFigures]:
     """Return the figures of every team; `blind` leaves out whether callers wait, which would tell audits from the rest."""
-    backlogs = await store.run(reviews.backlogs, desk.people())
+    backlogs = await store.run(reviews.backlogs, queue.people())
     if blind:
         backlogs = [replace(backlog, oldest=None, untaken=False) for backlog in backlogs]
     cast, pairs = await store.run(reviews.cast_votes), await store.run(reviews.second_opinions)

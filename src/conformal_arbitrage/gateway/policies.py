@@ -22,7 +22,7 @@ from conformal_arbitrage.errors import (
     StoreError,
 )
 from conformal_arbitrage.gateway.audit_rows import WatchedPolicy
-from conformal_arbitrage.gateway.people import Desk, ReviewScorer
+from conformal_arbitrage.gateway.people import ReviewQueue, ReviewScorer
 from conformal_arbitrage.live.binding import check_group_source
 from conformal_arbitrage.live.build import Models, bind_menu, bind_text
 from conformal_arbitrage.live.config import Config, Form, PolicyConfig
@@ -712,13 +712,13 @@ def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:
 # --- From the models of a configuration to the pair behind each policy ---
 
 
-def pairs_of(models: Models, quota: Quota | None = None, desk: Desk | None = None) -> dict[str, ModelPair]:
+def pairs_of(models: Models, quota: Quota | None = None, queue: ReviewQueue | None = None) -> dict[str, ModelPair]:
     """Return the two models of every policy; policies with the same models in the same form share them.
 
     Args:
         models: builds them.
         quota: limits how often Guardians are asked, if given; people limit themselves.
-        desk: where people are asked who are a Guardian; None if only identities are wanted.
+        queue: where people are asked who are a Guardian; None if only identities are wanted.
 
     Raises:
         ConfigError: a model cannot be used, or its cost cannot be limited as configured.
@@ -729,7 +729,7 @@ def pairs_of(models: Models, quota: Quota | None = None, desk: Desk | None = Non
     for name in config.policies:
         terms = review_terms(config, name)
         if terms is not None:
-            pairs[name] = _people(models, name, terms, desk)
+            pairs[name] = _people(models, name, terms, queue)
             continue
         if config.policies[name].cascade:
             pairs[name] = _cascade(models, config.form_of(name), quota)
@@ -741,13 +741,13 @@ def pairs_of(models: Models, quota: Quota | None = None, desk: Desk | None = Non
     return pairs
 
 
-def _people(models: Models, policy: str, terms: ReviewTerms, desk: Desk | None) -> MenuPair:
+def _people(models: Models, policy: str, terms: ReviewTerms, queue: ReviewQueue | None) -> MenuPair:
     """Return a model and the people behind it."""
     if models.config.policies[policy].cascade:
         raise ConfigError(
             f"[policies.{policy}] people answer as the Guardian of one Primary, not of a cascade; drop cascade = true"
         )
-    guardian = ReviewScorer(terms, None) if desk is None else desk.serve(policy, terms)
+    guardian = ReviewScorer(terms, None) if queue is None else queue.serve(policy, terms)
     primary = models.scorer("primary", models.config.section_of(policy, "primary"))
     return MenuPair(primary=primary, guardian=guardian, review=terms, fallback=models.config.task.safe_action)
 

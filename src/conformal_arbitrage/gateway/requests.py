@@ -42,7 +42,7 @@ from conformal_arbitrage.gateway.chat import (
 from conformal_arbitrage.gateway.decider import Decider, Outcome, awaits_guardian
 from conformal_arbitrage.gateway.http import DECISION_ID, POLICY, Incoming, caller_left, error_document
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import EXPIRED, PENDING, Desk, StillDecidingError
+from conformal_arbitrage.gateway.people import EXPIRED, PENDING, ReviewQueue, StillDecidingError
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, remedy_of
 from conformal_arbitrage.gateway.responses import ResponseShape, read_response
 from conformal_arbitrage.live.config import KEY_LABEL, GatewayConfig
@@ -529,15 +529,15 @@ class ReviewedRequests:
 
     Args:
         store: holds the queue.
-        desk: where callers wait.
+        queue: where callers wait.
         idempotency: gives a request without a key a name to come back under.
         decider: says what to record.
     """
 
-    def __init__(self, store: Store, desk: Desk, idempotency: Idempotency, decider: Decider) -> None:
+    def __init__(self, store: Store, queue: ReviewQueue, idempotency: Idempotency, decider: Decider) -> None:
         self._store = store
         self._decider = decider
-        self._desk = desk
+        self._queue = queue
         self._idempotency = idempotency
         self._claiming = asyncio.Lock()
 
@@ -552,7 +552,7 @@ class ReviewedRequests:
         if isinstance(rule, ConformalArbitrage) and policy.mode != "shadow":
             query = rule.menu(query, pending)
         whole = len(query.actions) == size  # then it is its own audit, whenever it is answered
-        items = self._desk.items(
+        items = self._queue.items(
             terms,
             "decide",
             query,
@@ -589,7 +589,7 @@ class ReviewedRequests:
         id = next(outcome.event.id for outcome in attempt.outcomes.values() if outcome.decision.answer is None)
         team = terms.name
         keyed = attempt.asked.key is not None
-        [backlog] = await self._store.run(stored_reviews.backlogs, {team: self._desk.people()[team]})
+        [backlog] = await self._store.run(stored_reviews.backlogs, {team: self._queue.people()[team]})
         votes = [
             vote.held
             for vote in await self._store.run(stored_reviews.cast_votes, days=_PACE_DAYS)
@@ -694,7 +694,13 @@ class DecisionRoutes:
     """
 
     def __init__(
-        self, config: GatewayConfig, store: Store, policies: PolicyTable, decider: Decider, metrics: Metrics, desk: Desk
+        self,
+        config: GatewayConfig,
+        store: Store,
+        policies: PolicyTable,
+        decider: Decider,
+        metrics: Metrics,
+        queue: ReviewQueue,
     ) -> None:
         self._config = config
         self._store = store
@@ -703,7 +709,7 @@ class DecisionRoutes:
         self._metrics = metrics
         self._idempotency = Idempotency(store, metrics)
         self._sessions = Sessions(store)
-        self._reviews = ReviewedRequests(store, desk, self._idempotency, decider)
+        self._reviews = ReviewedRequests(store, queue, self._idempotency, decider)
 
     async def decisions(self, request: Incoming) -> Response | EventStream:
         """Answer POST /v1/decisions."""

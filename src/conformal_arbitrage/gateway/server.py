@@ -31,7 +31,7 @@ from conformal_arbitrage.gateway.connections import Connections, ServerSettings
 from conformal_arbitrage.gateway.decider import calls_limit, spending_limit
 from conformal_arbitrage.gateway.gateway import Drain, Parts, create_app, start_notes
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import Desk
+from conformal_arbitrage.gateway.people import ReviewQueue
 from conformal_arbitrage.gateway.policies import (
     PolicyTable,
     check_policies,
@@ -253,8 +253,8 @@ async def application(
         extras = Extras(breaker=True, guardian_spending=spending, live_share=share, traced=traced)
         async with Models(config, extras) as models:
             await admit_first_key(store)
-            desk = Desk(store, config.teams, secret.keys[0])
-            policies = await _policies(config, store, models, secret, desk, installing=migrating)
+            queue = ReviewQueue(store, config.teams, secret.keys[0])
+            policies = await _policies(config, store, models, secret, queue, installing=migrating)
             renewer = Renewer(config, store, policies, secret, clock)
             await renewer.import_logs()
             check_binding(config.gateway.host, has_keys=bool(await store.run(keys.list_all)))
@@ -273,7 +273,7 @@ async def application(
                     traced=None if telemetry is None else telemetry.route,
                     webhooks=webhooks,
                     drain=drain or Drain.of(config.gateway),
-                    desk=desk,
+                    queue=queue,
                 )
             )
     finally:
@@ -285,10 +285,10 @@ async def application(
 
 
 async def _policies(
-    config: Config, store: Store, models: Models, secret: ProjectSecret, desk: Desk, *, installing: bool
+    config: Config, store: Store, models: Models, secret: ProjectSecret, queue: ReviewQueue, *, installing: bool
 ) -> PolicyTable:
     """Load a configuration's policies, once it is clear that their Guardians' limits can be kept."""
-    pairs = pairs_of(models, calls_limit(store, config.gateway), desk)
+    pairs = pairs_of(models, calls_limit(store, config.gateway), queue)
     check_spending(config, models)
     policies = PolicyTable(config, store, pairs, secret)
     await policies.load(installing=installing)

@@ -98,7 +98,7 @@ class KeysPage:
 
     def _teams(self, label: str) -> list[str]:
         """Return the teams that a key's label is on."""
-        teams = self._parts.desk.teams.items()
+        teams = self._parts.queue.teams.items()
         return [name for name, team in teams if label in (*team.members, *team.leads)]
 
 
@@ -154,7 +154,7 @@ class HealthPage:
 
     async def _teams(self, visitor: Visitor) -> list[TeamBacklog]:
         """Return the teams with something before them; reviewers see their own."""
-        people = self._parts.desk.people()
+        people = self._parts.queue.people()
         own = {team: names for team, names in people.items() if visitor.is_admin or visitor.name in names}
         return [one for one in await self._parts.store.run(reviews.backlogs, own) if one.open]
 

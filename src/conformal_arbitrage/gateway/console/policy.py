@@ -315,7 +315,7 @@ class OverviewPage:
 
     async def _waiting(self, live: LivePolicy) -> TeamBacklog | None:
         """Return what the team behind a policy has before it; None if no people answer."""
-        name, people = guardian_name(live), self._parts.desk.people()
+        name, people = guardian_name(live), self._parts.queue.people()
         if live.pair.guardian.identity.get("kind") != "human" or name not in people:
             return None
         [backlog] = await self._parts.store.run(reviews.backlogs, {name: people[name]})

@@ -20,7 +20,7 @@ from conformal_arbitrage.gateway.api import WebhookTests
 from conformal_arbitrage.gateway.auth import ANONYMOUS, Authenticator, check_own_host
 from conformal_arbitrage.gateway.background import Background
 from conformal_arbitrage.gateway.http import Refresher, caller_left
-from conformal_arbitrage.gateway.people import Desk
+from conformal_arbitrage.gateway.people import ReviewQueue
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable
 from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.watcher import Watcher
@@ -509,7 +509,7 @@ class ConsoleParts:
     refresher: Refresher
     doorkeeper: Doorkeeper
     pages: Pages
-    desk: Desk
+    queue: ReviewQueue
     webhooks: WebhookTests
     secret: bytes
     clock: Callable[[], float]

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.console.render import ConsoleParts, Visit, Visitor, sentence
-from conformal_arbitrage.gateway.people import Assignment, Seat, Vote, own_figures, team_figures
+from conformal_arbitrage.gateway.people import Assignment, Reviewer, Vote, own_figures, team_figures
 from conformal_arbitrage.store import reviews
 from conformal_arbitrage.types import DAY
 
@@ -39,54 +39,54 @@ class ReviewPage:
     async def review(self, visit: Visit) -> Response:
         """GET /console/review: a way in; taking a question is a form, since it changes who holds it."""
         try:
-            seat = self._seat(visit.who)
+            reviewer = self._reviewer(visit.who)
         except RequestError as error:
             return await self._page(visit, None, state="none", why=sentence(str(error)))
-        return await self._page(visit, seat, state="ready")
+        return await self._page(visit, reviewer, state="ready")
 
     async def act(self, visit: Visit) -> Response:
         """POST /console/review: vote, skip, undo, pause or begin; the reply is the next question."""
-        seat, token = self._seat(visit.who), visit.form.get("token", "")[:_LONGEST_TOKEN]
+        reviewer, token = self._reviewer(visit.who), visit.form.get("token", "")[:_LONGEST_TOKEN]
         act = visit.form.get("act", "next")
         if act == "undo":
-            item = await self._parts.desk.undo(seat, token)
+            item = await self._parts.queue.undo(reviewer, token)
             said = "Taken back." if item is not None else "That answer counts already."
-            return await self._page(visit, seat, item=item or await self._parts.desk.take(seat), said=said)
+            return await self._page(visit, reviewer, item=item or await self._parts.queue.take(reviewer), said=said)
         if act == "pause":
-            await self._parts.desk.give_back(seat, token)
-            return await self._page(visit, seat, state="paused")
+            await self._parts.queue.give_back(reviewer, token)
+            return await self._page(visit, reviewer, state="paused")
         said, undo = "", ""
         if act == "vote":
-            said, undo = await self._vote(visit, seat, token)
+            said, undo = await self._vote(visit, reviewer, token)
         elif act == "skip":
-            said = "Left to someone else." if await self._parts.desk.skip(seat, token) else _GONE
-        item = await self._parts.desk.take(seat)
-        return await self._page(visit, seat, item=item, state="empty", said=said, undo=undo)
+            said = "Left to someone else." if await self._parts.queue.skip(reviewer, token) else _GONE
+        item = await self._parts.queue.take(reviewer)
+        return await self._page(visit, reviewer, item=item, state="empty", said=said, undo=undo)
 
-    async def _vote(self, visit: Visit, seat: Seat, token: str) -> tuple[str, str]:
+    async def _vote(self, visit: Visit, reviewer: Reviewer, token: str) -> tuple[str, str]:
         """Vote; return what to say, and the token to take the vote back with."""
         active = _active(visit.form.get("active", ""))
-        counts = await self._parts.desk.vote(seat, token, vote_of(visit.form), active)
+        counts = await self._parts.queue.vote(reviewer, token, vote_of(visit.form), active)
         if counts is None:
             return _GONE, ""
         return "Recorded.", token if counts > 0 else ""
 
     async def renew(self, visit: Visit) -> Response:
         """POST /console/review/renew: the question is being worked on."""
-        seat = self._seat(visit.who)
-        held = await self._parts.desk.renew(seat, visit.form.get("token", "")[:_LONGEST_TOKEN])
+        reviewer = self._reviewer(visit.who)
+        held = await self._parts.queue.renew(reviewer, visit.form.get("token", "")[:_LONGEST_TOKEN])
         return Response(status_code=204 if held else 409)
 
     async def give_back(self, visit: Visit) -> Response:
         """POST /console/review/return: the page was left."""
-        await self._parts.desk.give_back(self._seat(visit.who), visit.form.get("token", "")[:_LONGEST_TOKEN])
+        await self._parts.queue.give_back(self._reviewer(visit.who), visit.form.get("token", "")[:_LONGEST_TOKEN])
         return Response(status_code=204)
 
     async def team(self, visit: Visit) -> Response:
         """GET /console/team: what every team has before it, and how it does."""
-        teams = await team_figures(self._parts.store, self._parts.desk, blind=not visit.who.is_admin)
+        teams = await team_figures(self._parts.store, self._parts.queue, blind=not visit.who.is_admin)
         if not visit.who.is_admin:
-            people = self._parts.desk.people()
+            people = self._parts.queue.people()
             teams = [own_figures(team, visit.who.name) for team in teams if visit.who.name in people[team.backlog.team]]
         since = await self._parts.changes(visit)
         answers = {team.backlog.team: await self._answered_in_time(team.backlog.team) for team in teams}
@@ -102,21 +102,21 @@ class ReviewPage:
                 answered, ended = answered + in_time, ended + total
         return answered, ended
 
-    def _seat(self, visitor: Visitor) -> Seat:
+    def _reviewer(self, visitor: Visitor) -> Reviewer:
         label = "" if visitor.keyless else visitor.name
         caller = Caller(visitor.key_id, visitor.scope, visitor.policies, label)
-        return self._parts.desk.seat(caller)
+        return self._parts.queue.reviewer(caller)
 
     async def _page(
-        self, visit: Visit, seat: Seat | None, *, item: Assignment | None = None, state: str = "empty", said: str = "",
-        undo: str = "", why: str = "",
+        self, visit: Visit, reviewer: Reviewer | None, *, item: Assignment | None = None, state: str = "empty",
+        said: str = "", undo: str = "", why: str = "",
     ) -> Response:  # fmt: skip
         values: dict[str, Any] = {"item": item, "state": state, "said": said, "undo": undo, "why": why}
         since = await self._parts.changes(visit)
         waiting, day = 0, ReviewerDay(done=0, median=None)
-        if seat is not None:
-            waiting = await self._parts.store.run(reviews.count_open, {*seat.teams, *seat.leads})
-            day = await self._day(seat.reviewer)
+        if reviewer is not None:
+            waiting = await self._parts.store.run(reviews.count_open, {*reviewer.teams, *reviewer.leads})
+            day = await self._day(reviewer.name)
         return self._parts.pages.page("review.html", visit, since=since, waiting=waiting, day=day, **values)
 
     async def _day(self, reviewer: str) -> ReviewerDay:
