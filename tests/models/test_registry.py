@@ -13,7 +13,7 @@ from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.kinds import ModelConfig
-from conformal_arbitrage.models.registry import BUILT_IN, ENTRY_POINT_GROUP, kind_named, kind_names
+from conformal_arbitrage.models.others import BUILT_IN, ENTRY_POINT_GROUP, kind_named, kind_names
 from conformal_arbitrage.models.rendering import RENDERING
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "scorer_kind"

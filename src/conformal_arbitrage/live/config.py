@@ -18,8 +18,7 @@ from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.models.chat import ChatConfig
 from conformal_arbitrage.models.completions import RequestSettings
 from conformal_arbitrage.models.kinds import ROLES, Form, ModelConfig, Pinned, Section
-from conformal_arbitrage.models.others import HumanConfig
-from conformal_arbitrage.models.registry import BUILT_IN, kind_named, kind_names
+from conformal_arbitrage.models.others import BUILT_IN, HumanConfig, kind_named, kind_names
 from conformal_arbitrage.models.webhook import url_mistake
 from conformal_arbitrage.monitoring.lines import AlarmLine
 from conformal_arbitrage.monitoring.people import PANELS

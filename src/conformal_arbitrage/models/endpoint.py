@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from conformal_arbitrage.errors import ConfigError, DeadlineError, UpstreamError
-from conformal_arbitrage.models.port import Call, Reply
+from conformal_arbitrage.models.port import UNKNOWN, Call, Reply, until
 from conformal_arbitrage.models.wrappers import Breaker
 from conformal_arbitrage.types import JSON, Chunk, Spent, as_object
 
@@ -255,7 +255,6 @@ _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _LOOKS_SECRET = re.compile(r"\b(?:sk|pk|key|Bearer)[-_ ][A-Za-z0-9_\-.]{8,}")
 _MOST_TOKENS = 10**9
 _SHORTEST_SECRET = 8  # a shorter key, as for a local server, may be an ordinary word in replies
-_UNKNOWN = Spent(calls=1, input_tokens=None, output_tokens=None, cost=None)
 _LONGEST_DRAIN = 0.5
 _Result = TypeVar("_Result")
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
@@ -327,9 +326,9 @@ class Endpoint:
         begun = False
         posting = self._post(call, body)
         try:
-            async with await _until(ends, posting) as response:
+            async with await until(ends, posting) as response:
                 if response.status != 200 or response.content_type != "text/event-stream":
-                    yield await _until(ends, self._whole(response))
+                    yield await until(ends, self._whole(response))
                     return
                 async with aclosing(assembled(self._chunks(response, ends))) as items:
                     async for item in items:
@@ -345,11 +344,11 @@ class Endpoint:
         """Return a transport error as an UpstreamError."""
         if isinstance(error, TimeoutError):
             return DeadlineError(
-                f"{self.origin}: no complete reply within {self._timeout:g} s", spent=_UNKNOWN, retryable=retryable
+                f"{self.origin}: no complete reply within {self._timeout:g} s", spent=UNKNOWN, retryable=retryable
             )
         reason = self._scrubbed(str(error) or type(error).__name__)
         return UpstreamError(
-            f"{self.origin}: the connection failed ({reason[:300]})", spent=_UNKNOWN, retryable=retryable
+            f"{self.origin}: the connection failed ({reason[:300]})", spent=UNKNOWN, retryable=retryable
         )
 
     async def _whole(self, response: "ClientResponse") -> Reply:
@@ -376,7 +375,7 @@ class Endpoint:
 
     async def _portions(self, response: "ClientResponse", ends: float) -> AsyncGenerator[bytes]:
         size = 0
-        while portion := await _until(ends, response.content.readany()):
+        while portion := await until(ends, response.content.readany()):
             size += len(portion)
             if size > LARGEST_STREAM:
                 raise self._too_large(LARGEST_STREAM)
@@ -388,13 +387,13 @@ class Endpoint:
         if chunk is None or chunk.get("error") or not isinstance(chunk.get("choices"), list):
             reason = self._scrubbed(str(_error_object(chunk).get("message") or bare[:200].decode(errors="replace")))
             raise UpstreamError(
-                f"{self.origin}: the stream contains an error ({reason[:300]})", spent=_UNKNOWN, retryable=True
+                f"{self.origin}: the stream contains an error ({reason[:300]})", spent=UNKNOWN, retryable=True
             )
         return chunk
 
     def _complete(self, completion: Assembly) -> Reply:
         if completion.finish is None:
-            raise UpstreamError(f"{self.origin}: the stream broke off", spent=_UNKNOWN, retryable=True)
+            raise UpstreamError(f"{self.origin}: the stream broke off", spent=UNKNOWN, retryable=True)
         document = completion.document()
         return Reply(document=document, spent=usage_of(document))
 
@@ -433,26 +432,26 @@ class Endpoint:
     def _decompressed(self, data: bytes, encoding: str) -> bytes:
         if encoding not in ("gzip", "deflate"):
             raise UpstreamError(
-                f"{self.origin}: the reply uses the encoding {encoding!r:.40}, which was not requested", spent=_UNKNOWN
+                f"{self.origin}: the reply uses the encoding {encoding!r:.40}, which was not requested", spent=UNKNOWN
             )
         inflate = zlib.decompressobj(wbits=47)
         try:
             plain = inflate.decompress(data, LARGEST_REPLY + 1)
         except zlib.error as error:
-            raise UpstreamError(f"{self.origin}: the reply is not {encoding} data", spent=_UNKNOWN) from error
+            raise UpstreamError(f"{self.origin}: the reply is not {encoding} data", spent=UNKNOWN) from error
         if len(plain) > LARGEST_REPLY:
             raise self._too_large(LARGEST_REPLY)
         return plain
 
     def _too_large(self, limit: int) -> UpstreamError:
-        return UpstreamError(f"{self.origin}: the reply is larger than {limit >> 20} MB", spent=_UNKNOWN)
+        return UpstreamError(f"{self.origin}: the reply is larger than {limit >> 20} MB", spent=UNKNOWN)
 
     def _reply(self, data: bytes) -> Reply:
         document = _decoded(data, _object)
         if document is None:
             start = self._scrubbed(data[:80].decode(errors="replace"))
             raise UpstreamError(
-                f"{self.origin}: the reply is not a JSON object but {start!r}", spent=_UNKNOWN, retryable=True
+                f"{self.origin}: the reply is not a JSON object but {start!r}", spent=UNKNOWN, retryable=True
             )
         spent = usage_of(document)
         if document.get("error"):  # whatever else it holds, the server says that it failed
@@ -493,12 +492,6 @@ async def _drain(response: "ClientResponse") -> None:
         async with asyncio.timeout(_LONGEST_DRAIN):
             while await response.content.readany():
                 pass
-
-
-async def _until(ends: float, step: Awaitable[_Result]) -> _Result:
-    """Wait for one step of a stream; a timeout must not span a yield, or it would cancel the consumer instead."""
-    async with asyncio.timeout_at(ends):
-        return await step
 
 
 def usage_of(document: Mapping[str, Any]) -> Spent:

@@ -21,6 +21,9 @@ from conformal_arbitrage.types import ChatRequest, Chunk, Query, Spent
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+UNKNOWN = Spent(calls=1, input_tokens=None, output_tokens=None, cost=None)
+"""What a call took that was sent and brought no usage."""
+
 IN_BACKGROUND: ContextVar[bool] = ContextVar("in_background", default=False)
 """Whether the current task's calls can wait, as an audit's can: a share of every limit is kept for those that cannot."""
 
@@ -178,6 +181,12 @@ async def work_through(items: Sequence[Item], work: Callable[[Item], Awaitable[N
                 raise
 
     await together([worker() for _ in range(min(at_once, len(items)))])
+
+
+async def until(ends: float, step: Awaitable[Result]) -> Result:
+    """Wait for one step of a stream; a timeout must not span a yield, or it would cancel the consumer instead."""
+    async with asyncio.timeout_at(ends):
+        return await step
 
 
 def _first(errors: BaseExceptionGroup[ArbitrageError]) -> ArbitrageError:

@@ -4,7 +4,7 @@ import asyncio
 import random
 import sqlite3
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,18 @@ from conformal_arbitrage.errors import (
     ReplyError,
     UpstreamError,
 )
-from conformal_arbitrage.models.port import IN_BACKGROUND, Call, Port, Reply, WholePort, Wrapper, fingerprint, spent_of
+from conformal_arbitrage.models.port import (
+    IN_BACKGROUND,
+    UNKNOWN,
+    Call,
+    Port,
+    Reply,
+    WholePort,
+    Wrapper,
+    fingerprint,
+    spent_of,
+    until,
+)
 from conformal_arbitrage.types import COST_DIGITS, Chunk, Spent
 
 # --- Price, ListPrice, Priced ---
@@ -595,7 +606,6 @@ class Limit(Wrapper):
 
 
 _LONGEST_PAUSE = 30.0
-_UNKNOWN = Spent(calls=1, input_tokens=None, output_tokens=None, cost=None)
 _Result = TypeVar("_Result")
 
 
@@ -644,7 +654,7 @@ class Retry(Wrapper):
             attempt += 1
             try:
                 async with aclosing(self.port.stream(call)) as items:
-                    while (item := await _until(ends, anext(items, None))) is not None:
+                    while (item := await until(ends, anext(items, None))) is not None:
                         begun = True
                         yield _with(item, spent) if attempt > 1 and isinstance(item, Reply) else item
             except TimeoutError as error:
@@ -668,14 +678,8 @@ class Retry(Wrapper):
         return max(error.retry_after or 0.0, backoff * random.uniform(0.5, 1.0))
 
     def _late(self, spent: Spent) -> DeadlineError:
-        return DeadlineError(f"{self.origin}: no reply within {self._deadline:g} s", spent=spent + _UNKNOWN)
+        return DeadlineError(f"{self.origin}: no reply within {self._deadline:g} s", spent=spent + UNKNOWN)
 
 
 def _with(reply: Reply, spent: Spent) -> Reply:
     return Reply(document=reply.document, spent=spent + reply.spent)
-
-
-async def _until(ends: float, step: Awaitable[_Result]) -> _Result:
-    """Wait for one step of a stream; a timeout must not span a yield, or it would cancel the consumer instead."""
-    async with asyncio.timeout_at(ends):
-        return await step
