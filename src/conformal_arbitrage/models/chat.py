@@ -76,7 +76,7 @@ _RATING = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ChatAnswerer:
     """Answers from a chat model.
 
@@ -100,8 +100,8 @@ class ChatAnswerer:
 
     def __post_init__(self) -> None:
         """Prepare the fields that go into every request, and the identity, which requests with settings look at."""
-        object.__setattr__(self, "_defaults", self.settings.body())
-        object.__setattr__(self, "_identity", self._identified())
+        self._defaults = self.settings.body()
+        self._identity = self._identified()
 
     @property
     def identity(self) -> Identity:

@@ -165,7 +165,7 @@ def named_option(text: str, actions: Sequence[str]) -> int | None:
     return place if 0 <= place < len(actions) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SamplingScorer:
     """Scores options by their shares of k samples.
 
@@ -190,7 +190,7 @@ class SamplingScorer:
     def __post_init__(self) -> None:
         """Pin the normaliser's source; the built-in one has a version instead."""
         own = {} if self.normaliser is named_option else source_identity(self.normaliser)
-        object.__setattr__(self, "_source", own)
+        self._source = own
 
     @property
     def identity(self) -> Identity:

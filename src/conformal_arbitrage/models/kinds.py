@@ -262,7 +262,7 @@ class Pinned(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     served: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class BuildContext:
     """What a kind gets to build its model with.
 
@@ -290,7 +290,7 @@ class BuildContext:
 
     def __post_init__(self) -> None:
         """Name the section after the role unless it has a name of its own."""
-        object.__setattr__(self, "section", self.section or self.role)
+        self.section = self.section or self.role
 
     def load(self, name: str) -> Any:
         """Return the Python object that MODULE:NAME refers to."""
